@@ -1,0 +1,1 @@
+"""From a process id to its container."""

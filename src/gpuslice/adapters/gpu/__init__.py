@@ -1,0 +1,1 @@
+"""Where cards are read from: NVML or a recording."""

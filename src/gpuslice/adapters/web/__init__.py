@@ -1,0 +1,1 @@
+"""HTTP serving, metrics exposition and logs of the processes."""

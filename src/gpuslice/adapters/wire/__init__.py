@@ -1,0 +1,1 @@
+"""The JSON of kube-scheduler's extender calls and of admission reviews."""

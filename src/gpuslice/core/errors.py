@@ -1,0 +1,24 @@
+"""One class for each reaction of a caller."""
+
+
+class GpusliceError(Exception):
+    """Base of every error that gpuslice raises itself."""
+
+
+class InvalidRequestError(GpusliceError):
+    """A pod asks for something that can never be given; tell its author.
+
+    The message names the field, its value and what would be right.
+    """
+
+    def __init__(self, field: str, value: object, wants: str) -> None:
+        super().__init__(f'{field} is "{value}", wants {wants}')
+        self.field = field
+
+
+class ContractError(GpusliceError):
+    """An annotation, ConfigMap or payload of the contract cannot be read; leave that object out and say so."""
+
+    def __init__(self, field: str, value: object, wants: str) -> None:
+        super().__init__(f'{field} is "{value}", wants {wants}')
+        self.field = field

@@ -1,0 +1,127 @@
+"""The values that everything speaks of: cards, nodes, requests, placements, refusals, pods.
+
+All are frozen; a change makes a new one. Units are steps of ``aliyun.com/gpu-mem`` (see `units`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical card. `index` is its minor number: gaps are allowed and it is the same number everywhere."""
+
+    index: int
+    uuid: str
+    memory_mib: int
+    units: int
+    model: str = ""
+
+
+class NodeMode(StrEnum):
+    """How the cards of a node are given out."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    SHARED_WITHOUT_ISOLATION = "shared-without-isolation"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as placement sees it: its cards in index order and what is not to be used of them."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+    unhealthy: frozenset[int] = frozenset()
+    placement: str = "binpack"
+    core_percent: int = 0  # of each card; 0 where the node does not divide compute
+
+
+class ContainerKind(StrEnum):
+    """kubelet counts the three differently, see `request`."""
+
+    APP = "app"
+    INIT = "init"
+    SIDECAR = "sidecar"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """What one container asks for. `index` is its place in its own list of the pod spec."""
+
+    name: str
+    index: int
+    units: int
+    core_percent: int = 0
+    kind: ContainerKind = ContainerKind.APP
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a pod holds at its peak: `units` in all, spread evenly over `gpu_count` cards of one node."""
+
+    units: int
+    gpu_count: int = 1
+    core_percent: int = 0
+    containers: tuple[ContainerRequest, ...] = ()
+
+    @property
+    def units_per_gpu(self) -> int:
+        return self.units // self.gpu_count
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of one card."""
+
+    gpu: int
+    units: int
+    core_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Cards chosen for one request on one node."""
+
+    node: str
+    shares: tuple[Share, ...]
+
+    @property
+    def units(self) -> int:
+        return sum(share.units for share in self.shares)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node cannot hold a request. `never`: not even after every pod there is gone."""
+
+    reason: str
+    never: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as the ledger sees it.
+
+    `placement` is what its annotations say, None when they say nothing; `problem` is why they cannot be read.
+    `finished`: phase Succeeded or Failed, so its containers are gone. `terminating` pods still hold memory.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str = ""
+    request: Request | None = None
+    placement: Placement | None = None
+    assigned: bool = False
+    assume_time_ns: int = 0
+    finished: bool = False
+    terminating: bool = False
+    problem: str = ""
+    labels: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"

@@ -1,0 +1,1 @@
+"""The outside world in memory, speaking the real wires."""
