@@ -1,0 +1,102 @@
+"""Settings come from flags over environment over file, and a wrong one is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gpuslice.apps.settings import Settings, SettingsError, about, describe, load, options, shown
+
+
+class Sample(Settings, frozen=True, kw_only=True):
+    port: Annotated[int, about("TCP port.", env=("PORT",), ge=0, le=65535)] = 12345
+    timeout_s: Annotated[float, about("How long to wait.", unit="s", ge=0)] = 2.5
+    explain: Annotated[bool, about("Say more.")] = False
+    policy: Annotated[Literal["binpack", "spread"], about("Which node.")] = "binpack"
+    names: Annotated[tuple[str, ...], about("Names.")] = ()
+    token: Annotated[str, about("Secret.", secret=True)] = ""
+
+    def __post_init__(self) -> None:
+        if self.policy == "spread" and self.explain:
+            raise SettingsError("--explain cannot be used with --policy spread")
+
+
+class Needy(Settings, frozen=True, kw_only=True):
+    node_name: Annotated[str, about("The node this process runs on.", env=("NODE_NAME",))]
+
+
+def read(environ: dict[str, str] | None = None, **flags: Any) -> Sample:
+    return load(Sample, flags, environ or {})
+
+
+def test_defaults_hold_when_nobody_says_anything() -> None:
+    assert read() == Sample()
+
+
+def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("port: 1\ntimeout-s: 7\npolicy: spread\n")
+    environ = {"PORT": "2", "GPUSLICE_POLICY": "binpack", "GPUSLICE_CONFIG": str(file)}
+    settings = read(environ, port="3")
+    assert (settings.port, settings.policy, settings.timeout_s) == (3, "binpack", 7.0)
+
+
+def test_the_vendors_environment_name_wins_over_ours() -> None:
+    assert read({"PORT": "8", "GPUSLICE_PORT": "9"}).port == 8
+
+
+def test_an_empty_environment_variable_is_not_set() -> None:
+    assert read({"PORT": ""}).port == 12345
+
+
+def test_lists_and_booleans_are_read_from_text() -> None:
+    settings = read({"GPUSLICE_NAMES": "a, b,", "GPUSLICE_EXPLAIN": "true"})
+    assert (settings.names, settings.explain) == (("a", "b"), True)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "text"),
+    [
+        ({"PORT": "many"}, {}, 'environment PORT is "many": Expected `int`, got `str` (TCP port.)'),
+        ({}, {"port": "70000"}, '--port is "70000": Expected `int` <= 65535 (TCP port.)'),
+        ({"GPUSLICE_TOKEN": "x", "GPUSLICE_POLICY": "best"}, {}, "environment GPUSLICE_POLICY"),
+        ({"GPUSLICE_POLICY": "spread"}, {"explain": True}, "--explain cannot be used with --policy spread"),
+        ({}, {"config": "/nowhere/x.yaml"}, "settings file /nowhere/x.yaml cannot be read"),
+    ],
+)
+def test_a_wrong_value_names_its_setting(environ: dict[str, str], flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(Sample, flags, environ)
+    assert text in str(caught.value)
+
+
+def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"prot": 1}')
+    with pytest.raises(SettingsError, match='no setting "prot"'):
+        read(config=str(file))
+
+
+def test_a_required_setting_says_what_it_is_for() -> None:
+    with pytest.raises(SettingsError, match=r"--node-name is not set, wants: The node this process runs on"):
+        load(Needy, {}, {})
+
+
+def test_a_command_gets_one_flag_for_each_setting() -> None:
+    @click.command()
+    @options(Sample)
+    def command(**flags: Any) -> None:
+        click.echo(load(Sample, flags, {}))
+
+    answer = CliRunner().invoke(command, ["--port", "7", "--no-explain", "--names", "a,b"])
+    assert "Sample(port=7, timeout_s=2.5, explain=False, policy='binpack', names=('a', 'b')" in answer.output
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert all(info.flag in text for info in describe(Sample))
+
+
+def test_secrets_are_not_shown() -> None:
+    assert shown(read(token="hush"))["token"] == "…"
