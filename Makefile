@@ -1,0 +1,69 @@
+# `make` alone explains the targets. Everything is installed into .venv and native/build of this checkout.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PYTHONDONTWRITEBYTECODE := 1
+
+help: ## this text
+	@echo "gpuslice: fractions of a GPU for containers on any Kubernetes cluster"
+	@echo
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14 | sed 's/^/  make /'
+
+setup: $(STAMP) native ## make .venv and the native library; the other targets do it themselves
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gpuslice needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu install the package python3-venv"; exit 1; }
+	@echo "installing the locked dependencies into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+native: ## build libgpuslice.so and the simulated driver into native/build
+	@$(MAKE) -C native
+
+demo: setup ## play the whole story on simulated hardware; ARGS="--keep" leaves it running
+	@$(BIN)/gpuslice demo $(ARGS)
+
+test: setup ## all tests that need neither a card nor a cluster
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+check: $(STAMP) ## format, lint, types, layers, house rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest tests/test_tidy.py
+
+fix: $(STAMP) ## repair what ruff can repair
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+bench: setup ## every benchmark, as tables
+	@$(BIN)/python -m bench $(ARGS)
+
+e2e: setup ## the story on a real control plane; KUBEBUILDER_ASSETS names the folder with its binaries
+	@$(BIN)/python -m pytest tests/e2e -m e2e -rs $(ARGS)
+
+test-gpu: ## the tests that need a real NVIDIA card; needs root, Python 3.11+, PyTorch, nvcc, no network
+	@$(MAKE) -C native
+	@$(PYTHON) tests/gpu/run.py $(ARGS)
+
+proto: $(STAMP) ## generate the protobuf messages again
+	@$(BIN)/python -m gpuslice.adapters.kubelet.proto.generate
+
+lock: ## resolve the dependencies again into requirements.lock
+	@$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet uv
+	@.tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-emit-index-url --no-emit-find-links --group dev --extra fast pyproject.toml -o requirements.lock
+
+clean: ## remove what was built; the virtual environment stays
+	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
+
+.PHONY: help setup native demo test check fix bench e2e test-gpu proto lock clean

@@ -1,0 +1,106 @@
+"""House rules that no linter knows. Each test says what to do when it fails."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_FILE_LINES = 420
+LONGEST_FUNCTION_LINES = 60
+LARGEST_FILE_BYTES = 500_000
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [ROOT / name for name in listed.stdout.splitlines()]
+    return [path for path in paths if path.is_file() and (not suffixes or path.suffix in suffixes)]
+
+
+def sources() -> list[Path]:
+    return [path for path in tracked(".py") if path.is_relative_to(ROOT / "src") and "_pb2" not in path.name]
+
+
+def names(paths: list[Path]) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in paths)
+
+
+def test_the_rules_see_the_sources() -> None:
+    assert len(sources()) > 20
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [path for path in sources() if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert names(silent) == []
+
+
+def test_files_hold_one_noun() -> None:
+    """Past the bound, look for the second noun in the file."""
+    code = [path for path in tracked(".py") if "_pb2" not in path.name]
+    long = [path for path in code if len(path.read_text().splitlines()) > LONGEST_FILE_LINES]
+    assert names(long) == []
+
+
+def test_functions_fit_on_a_screen() -> None:
+    """The caller decides, the helper computes: split by that."""
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno >= LONGEST_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_names_say_more_than_helper() -> None:
+    vague = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
+    assert [name for name in names(sources()) if Path(name).stem in vague] == []
+
+
+def test_nothing_large_is_tracked() -> None:
+    assert names([path for path in tracked() if path.stat().st_size > LARGEST_FILE_BYTES]) == []
+
+
+def test_nothing_is_left_for_later_in_the_code() -> None:
+    left = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")
+    assert names([path for path in sources() if left.search(path.read_text())]) == []
+
+
+def test_the_tests_do_not_replace_our_own_modules() -> None:
+    """Needing to patch means that a seam is missing: fake the wire instead."""
+    patching = re.compile(r"monkeypatch\.setattr\(|mock\.patch|MagicMock|AsyncMock")
+    tests = [path for path in tracked(".py") if path.is_relative_to(ROOT / "tests") and path != Path(__file__)]
+    assert names([path for path in tests if patching.search(path.read_text())]) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"])
+def test_the_papers_are_there(name: str) -> None:
+    assert (ROOT / name).read_text().strip()
+
+
+def test_every_make_target_explains_itself() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
+    explained = set(re.findall(r"^([a-z0-9-]+):.*## ", makefile, re.MULTILINE))
+    assert targets - explained == set()
+
+
+def test_relative_links_in_the_papers_lead_somewhere() -> None:
+    broken = [
+        f"{path.relative_to(ROOT)} -> {target}"
+        for path in tracked(".md")
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", path.read_text())
+        if not (path.parent / target).exists()
+    ]
+    assert broken == []
