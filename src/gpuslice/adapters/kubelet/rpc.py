@@ -1,0 +1,239 @@
+"""Both sides of kubelet's three services, over grpclib.
+
+A server class lists its methods in ``__mapping__`` (grpclib's way); a client class has one method for each.
+Handlers take and return whole messages and raise `grpclib.GRPCError` for a refusal. Service paths are
+kubelet's ("v1beta1", "v1") while the messages' package is ours: only the path is on the wire.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
+from grpclib.const import Cardinality, Handler
+
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
+
+API_VERSION = "v1beta1"
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+REGISTRATION = "/v1beta1.Registration"
+DEVICE_PLUGIN = "/v1beta1.DevicePlugin"
+POD_RESOURCES = "/v1.PodResourcesLister"
+
+
+# -- servers -----------------------------------------------------------------------------------------
+class RegistrationService(ABC):
+    """What kubelet serves at ``kubelet.sock``."""
+
+    @abstractmethod
+    async def register(self, request: dp.RegisterRequest) -> dp.Empty: ...
+
+    def __mapping__(self) -> dict[str, Any]:
+        return {f"{REGISTRATION}/Register": _unary(self.register, dp.RegisterRequest, dp.Empty)}
+
+
+class DevicePluginService(ABC):
+    """What a device plugin serves at its own socket."""
+
+    @abstractmethod
+    async def get_device_plugin_options(self, request: dp.Empty) -> dp.DevicePluginOptions: ...
+
+    @abstractmethod
+    def list_and_watch(self, request: dp.Empty) -> AsyncGenerator[dp.ListAndWatchResponse]:
+        """Yields the complete list at once and again after every change, until kubelet goes away."""
+
+    @abstractmethod
+    async def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest
+    ) -> dp.PreferredAllocationResponse: ...
+
+    @abstractmethod
+    async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse: ...
+
+    @abstractmethod
+    async def pre_start_container(
+        self, request: dp.PreStartContainerRequest
+    ) -> dp.PreStartContainerResponse: ...
+
+    def __mapping__(self) -> dict[str, Any]:
+        preferred = _unary(
+            self.get_preferred_allocation, dp.PreferredAllocationRequest, dp.PreferredAllocationResponse
+        )
+        pre_start = _unary(
+            self.pre_start_container, dp.PreStartContainerRequest, dp.PreStartContainerResponse
+        )
+        return {
+            f"{DEVICE_PLUGIN}/GetDevicePluginOptions": _unary(
+                self.get_device_plugin_options, dp.Empty, dp.DevicePluginOptions
+            ),
+            f"{DEVICE_PLUGIN}/ListAndWatch": _server_stream(
+                self.list_and_watch, dp.Empty, dp.ListAndWatchResponse
+            ),
+            f"{DEVICE_PLUGIN}/GetPreferredAllocation": preferred,
+            f"{DEVICE_PLUGIN}/Allocate": _unary(self.allocate, dp.AllocateRequest, dp.AllocateResponse),
+            f"{DEVICE_PLUGIN}/PreStartContainer": pre_start,
+        }
+
+
+class PodResourcesService(ABC):
+    """What kubelet serves at ``pod-resources/kubelet.sock``."""
+
+    @abstractmethod
+    async def list(self, request: pr.ListPodResourcesRequest) -> pr.ListPodResourcesResponse: ...
+
+    @abstractmethod
+    async def get(self, request: pr.GetPodResourcesRequest) -> pr.GetPodResourcesResponse: ...
+
+    @abstractmethod
+    async def get_allocatable_resources(
+        self, request: pr.AllocatableResourcesRequest
+    ) -> pr.AllocatableResourcesResponse: ...
+
+    def __mapping__(self) -> dict[str, Any]:
+        return {
+            f"{POD_RESOURCES}/List": _unary(
+                self.list, pr.ListPodResourcesRequest, pr.ListPodResourcesResponse
+            ),
+            f"{POD_RESOURCES}/Get": _unary(self.get, pr.GetPodResourcesRequest, pr.GetPodResourcesResponse),
+            f"{POD_RESOURCES}/GetAllocatableResources": _unary(
+                self.get_allocatable_resources,
+                pr.AllocatableResourcesRequest,
+                pr.AllocatableResourcesResponse,
+            ),
+        }
+
+
+def _unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type: type) -> Any:
+    async def handler(stream: Any) -> None:
+        request = await stream.recv_message()
+        await stream.send_message(await call(request))
+
+    return Handler(handler, Cardinality.UNARY_UNARY, request_type, reply_type)
+
+
+def _server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: type, reply_type: type) -> Any:
+    async def handler(stream: Any) -> None:
+        replies = call(await stream.recv_message())
+        try:
+            async for reply in replies:
+                await stream.send_message(reply)
+        finally:
+            await replies.aclose()
+
+    return Handler(handler, Cardinality.UNARY_STREAM, request_type, reply_type)
+
+
+# -- clients -----------------------------------------------------------------------------------------
+class RegistrationClient:
+    """A plugin's side of `RegistrationService`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._register = UnaryUnaryMethod(channel, f"{REGISTRATION}/Register", dp.RegisterRequest, dp.Empty)
+
+    async def register(self, request: dp.RegisterRequest, timeout_s: float) -> None:
+        await self._register(request, timeout=timeout_s)
+
+
+class DevicePluginClient:
+    """kubelet's side of `DevicePluginService`; each call but the stream may have a time limit in seconds."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._options = UnaryUnaryMethod(
+            channel, f"{DEVICE_PLUGIN}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions
+        )
+        self._watch = UnaryStreamMethod(
+            channel, f"{DEVICE_PLUGIN}/ListAndWatch", dp.Empty, dp.ListAndWatchResponse
+        )
+        self._preferred = UnaryUnaryMethod(
+            channel,
+            f"{DEVICE_PLUGIN}/GetPreferredAllocation",
+            dp.PreferredAllocationRequest,
+            dp.PreferredAllocationResponse,
+        )
+        self._allocate = UnaryUnaryMethod(
+            channel, f"{DEVICE_PLUGIN}/Allocate", dp.AllocateRequest, dp.AllocateResponse
+        )
+        self._pre_start = UnaryUnaryMethod(
+            channel,
+            f"{DEVICE_PLUGIN}/PreStartContainer",
+            dp.PreStartContainerRequest,
+            dp.PreStartContainerResponse,
+        )
+
+    async def get_device_plugin_options(self, timeout_s: float | None = None) -> dp.DevicePluginOptions:
+        reply: dp.DevicePluginOptions = await self._options(dp.Empty(), timeout=timeout_s)
+        return reply
+
+    async def list_and_watch(self) -> AsyncIterator[dp.ListAndWatchResponse]:
+        """Yields every list the plugin sends; ends when its stream does, raises when it breaks."""
+        async with self._watch.open() as stream:
+            await stream.send_message(dp.Empty(), end=True)
+            async for reply in stream:
+                yield reply
+
+    async def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest, timeout_s: float | None = None
+    ) -> dp.PreferredAllocationResponse:
+        reply: dp.PreferredAllocationResponse = await self._preferred(request, timeout=timeout_s)
+        return reply
+
+    async def allocate(
+        self, request: dp.AllocateRequest, timeout_s: float | None = None
+    ) -> dp.AllocateResponse:
+        reply: dp.AllocateResponse = await self._allocate(request, timeout=timeout_s)
+        return reply
+
+    async def pre_start_container(
+        self, request: dp.PreStartContainerRequest, timeout_s: float | None = None
+    ) -> dp.PreStartContainerResponse:
+        reply: dp.PreStartContainerResponse = await self._pre_start(request, timeout=timeout_s)
+        return reply
+
+
+class PodResourcesClient:
+    """A reader's side of `PodResourcesService`; `podresources` turns its messages into values."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._list = UnaryUnaryMethod(
+            channel, f"{POD_RESOURCES}/List", pr.ListPodResourcesRequest, pr.ListPodResourcesResponse
+        )
+        self._get = UnaryUnaryMethod(
+            channel, f"{POD_RESOURCES}/Get", pr.GetPodResourcesRequest, pr.GetPodResourcesResponse
+        )
+        self._allocatable = UnaryUnaryMethod(
+            channel,
+            f"{POD_RESOURCES}/GetAllocatableResources",
+            pr.AllocatableResourcesRequest,
+            pr.AllocatableResourcesResponse,
+        )
+
+    async def list(self, timeout_s: float) -> pr.ListPodResourcesResponse:
+        reply: pr.ListPodResourcesResponse = await self._list(pr.ListPodResourcesRequest(), timeout=timeout_s)
+        return reply
+
+    async def get(self, namespace: str, name: str, timeout_s: float) -> pr.GetPodResourcesResponse:
+        request = pr.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
+        reply: pr.GetPodResourcesResponse = await self._get(request, timeout=timeout_s)
+        return reply
+
+    async def get_allocatable_resources(self, timeout_s: float) -> pr.AllocatableResourcesResponse:
+        request = pr.AllocatableResourcesRequest()
+        reply: pr.AllocatableResourcesResponse = await self._allocatable(request, timeout=timeout_s)
+        return reply
+
+
+@asynccontextmanager
+async def unix_channel(path: Path) -> AsyncIterator[Channel]:
+    """A gRPC channel over the unix socket at `path`; it connects at the first call, closes at the end."""
+    channel = Channel(path=str(path))
+    try:
+        yield channel
+    finally:
+        channel.close()
