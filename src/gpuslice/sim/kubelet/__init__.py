@@ -1,0 +1,1 @@
+"""A kubelet: device manager, sockets, admission, containers as local processes."""
