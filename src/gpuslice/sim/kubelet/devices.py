@@ -226,11 +226,12 @@ class DeviceBook:
         if resources:
             self.forget_except(active_uids)
         for resource in resources:
-            needed = container.limits[resource]
+            held = self._holdings.get((pod_uid, container.name, resource))
+            if held is not None:
+                self._check_held(held, container.limits[resource], already_running)
+                continue
             mine = reusable.setdefault(resource, set())
-            yield from self._allocate_resource(
-                pod_uid, container.name, resource, needed, mine, already_running
-            )
+            yield from self._allocate_resource(pod_uid, container, resource, mine)
         self._settle_reusable(pod_uid, container, reusable)
 
     def _reusable(self, pod_uid: str) -> dict[str, set[str]]:
@@ -252,18 +253,8 @@ class DeviceBook:
         return resource in self._known or resource in self.allocated
 
     def _allocate_resource(
-        self,
-        pod_uid: str,
-        container: str,
-        resource: str,
-        needed: int,
-        reusable: set[str],
-        already_running: bool,
+        self, pod_uid: str, container: ContainerDemand, resource: str, reusable: set[str]
     ) -> Allocation:
-        held = self._holdings.get((pod_uid, container, resource))
-        if held is not None:
-            self._check_held(held, needed, already_running)
-            return
         try:
             ids = yield from self._choose(resource, container.limits[resource], reusable)
             if not ids:
