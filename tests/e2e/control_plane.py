@@ -1,0 +1,200 @@
+"""A real control plane from the binaries in ``KUBEBUILDER_ASSETS``: etcd, kube-apiserver, kube-scheduler.
+
+Each process gets a free port on 127.0.0.1 and a folder below the one given; leaving the context ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+NEEDED = ("kube-apiserver", "etcd", "kube-scheduler")
+TOKEN = "e2e-admin"
+START_TIMEOUT_S = 90.0
+
+
+def missing() -> str:
+    """Why there is no real control plane here, in one line; empty when there is one."""
+    folder = os.environ.get("KUBEBUILDER_ASSETS", "")
+    if not folder:
+        return f"KUBEBUILDER_ASSETS is not set: it names a folder with {', '.join(NEEDED)}"
+    absent = [name for name in NEEDED if not os.access(Path(folder) / name, os.X_OK)]
+    return f"KUBEBUILDER_ASSETS={folder} has no {', '.join(absent)}" if absent else ""
+
+
+def asset(name: str) -> str:
+    return str(Path(os.environ["KUBEBUILDER_ASSETS"]) / name)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True)
+class ControlPlane:
+    """Where the API server is. `kubeconfig` belongs to a member of system:masters."""
+
+    url: str
+    kubeconfig: Path
+    folder: Path
+
+
+@contextmanager
+def process(name: str, folder: Path, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program with its output in `folder`/`name`.log; it is ended, then killed, at the end."""
+    with (folder / f"{name}.log").open("wb") as log:
+        started = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield started
+        finally:
+            started.send_signal(signal.SIGTERM)
+            try:
+                started.wait(10)
+            except subprocess.TimeoutExpired:
+                started.kill()
+                started.wait()
+
+
+@contextmanager
+def api_server(folder: Path) -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver, ready to be asked."""
+    etcd_port, peer_port, port = free_port(), free_port(), free_port()
+    with ExitStack() as stack:
+        stack.enter_context(process("etcd", folder, _etcd(folder, etcd_port, peer_port)))
+        server = stack.enter_context(
+            process("kube-apiserver", folder, _apiserver(folder, f"http://127.0.0.1:{etcd_port}", port))
+        )
+        url = f"https://127.0.0.1:{port}"
+        wait_for(lambda: _ready(f"{url}/readyz"), "kube-apiserver", server, folder)
+        yield ControlPlane(url, _kubeconfig(folder, url), folder)
+
+
+@contextmanager
+def scheduler(plane: ControlPlane, extenders: list[dict[str, object]], **settings: object) -> Iterator[None]:
+    """kube-scheduler with these extenders; `settings` are further fields of its configuration."""
+    port = free_port()
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(plane.kubeconfig), "qps": 1000, "burst": 1000},
+        "leaderElection": {"leaderElect": False},
+        "extenders": extenders,
+        **settings,
+    }
+    file = plane.folder / "scheduler.yaml"
+    file.write_text(yaml.safe_dump(config))
+    command = [
+        asset("kube-scheduler"),
+        f"--config={file}",
+        f"--secure-port={port}",
+        "--bind-address=127.0.0.1",
+    ]
+    command += [
+        f"--authentication-kubeconfig={plane.kubeconfig}",
+        f"--authorization-kubeconfig={plane.kubeconfig}",
+    ]
+    with process("kube-scheduler", plane.folder, command) as started:
+        wait_for(lambda: _ready(f"https://127.0.0.1:{port}/healthz"), "kube-scheduler", started, plane.folder)
+        yield
+
+
+def wait_for(done: Callable[[], bool], what: str, started: subprocess.Popen[bytes], folder: Path) -> None:
+    """Until `done`, or fail with the end of the program's log."""
+    end = time.monotonic() + START_TIMEOUT_S
+    while not done():
+        if started.poll() is not None or time.monotonic() > end:
+            tail = (folder / f"{what}.log").read_text(errors="replace")[-2000:]
+            raise AssertionError(f"{what} did not become ready (exit {started.poll()}):\n{tail}")
+        time.sleep(0.1)
+
+
+def _etcd(folder: Path, port: int, peer_port: int) -> list[str]:
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    return [
+        asset("etcd"),
+        f"--data-dir={folder / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--unsafe-no-fsync",
+    ]
+
+
+def _apiserver(folder: Path, etcd: str, port: int) -> list[str]:
+    tokens = folder / "tokens.csv"
+    tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+    key = folder / "service-account.pem"
+    key.write_bytes(_private_key())
+    return [
+        asset("kube-apiserver"),
+        f"--etcd-servers={etcd}",
+        f"--secure-port={port}",
+        "--bind-address=127.0.0.1",
+        f"--cert-dir={folder / 'apiserver'}",
+        f"--token-auth-file={tokens}",
+        "--authorization-mode=RBAC",
+        "--service-cluster-ip-range=10.0.0.0/24",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--disable-admission-plugins=ServiceAccount",  # no controller-manager makes the default account
+        "--allow-privileged=true",
+        "--watch-cache=true",
+        "--max-requests-inflight=2000",
+        "--max-mutating-requests-inflight=1000",
+    ]
+
+
+def _private_key() -> bytes:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
+
+
+def _kubeconfig(folder: Path, url: str) -> Path:
+    file = folder / "kubeconfig"
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "e2e", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "admin", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": "admin"}}],
+        "current-context": "e2e",
+    }
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def _ready(url: str) -> bool:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
+    unverified = ssl.create_default_context()
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(request, timeout=2, context=unverified) as answer:
+            ready: bool = answer.status == 200
+            return ready
+    except (OSError, urllib.error.URLError):
+        return False
