@@ -1,7 +1,8 @@
 """The parts of Kubernetes objects that we read, as msgspec structs.
 
 Partial on purpose: what is not named here (managedFields above all) is skipped while decoding, which keeps
-10,000 pods at 28 MB. ``gc=False`` is safe because the structs hold no cycles, and keeps full collections short.
+10,000 pods at 28 MB. ``gc=False`` is safe because the structs hold no cycles, and keeps full collections
+short.
 """
 
 from __future__ import annotations
@@ -129,3 +130,43 @@ class Node(_Object):
 class ConfigMap(_Object):
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     data: dict[str, str] | None = None
+
+
+class EventSource(_Object):
+    component: str = ""
+    host: str = ""
+
+
+class ObjectReference(_Object):
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    field_path: str = ""
+
+
+class Event(_Object):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    involved_object: ObjectReference = msgspec.field(default_factory=ObjectReference)
+    reason: str = ""
+    message: str = ""
+    type: str = ""
+    count: int = 0
+    source: EventSource = msgspec.field(default_factory=EventSource)
+    first_timestamp: str | None = None
+    last_timestamp: str | None = None
+
+
+class LeaseSpec(_Object):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class Lease(_Object):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)

@@ -1,0 +1,237 @@
+"""The Kubernetes API for the daemons: one method for each verb, each answer decoded or raised.
+
+Nothing is retried here: whether a repeat is right is for the caller to know (see `errors`). Objects are
+addressed by a `Resource`, which also says what they are decoded to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpuslice.adapters.kube import requests
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError, KubeError
+from gpuslice.adapters.kube.http import Request
+from gpuslice.adapters.kube.requests import Listing, ListMetadata
+from gpuslice.adapters.kube.resources import Resource
+from gpuslice.adapters.kube.transport import Transport
+
+T = TypeVar("T")
+
+
+class WatchLine(msgspec.Struct, gc=False):
+    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, with the object still as JSON."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class KubeClient:
+    """Speaks to one API server. `manager` names us in managedFields."""
+
+    def __init__(self, transport: Transport, *, manager: str = "gpuslice") -> None:
+        self._transport = transport
+        self._manager = manager
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+        return await self._decoded(resource.type, Request("GET", resource.path(namespace, name)))
+
+    async def list(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        page: int = requests.PAGE,
+    ) -> Listing[T]:
+        """All objects, fetched in pages. `labels` and `fields` are selectors as kubectl takes them.
+
+        GoneError when the list changed so long ago that its pages expired; start again, without pages.
+        """
+        items: list[T] = []
+        token = ""
+        while True:
+            request = requests.list_page(resource, namespace, labels, fields, limit=page, token=token)
+            answer = await self._decoded(Listing[resource.type], request)  # type: ignore[name-defined]
+            items += answer.items or []
+            token = answer.metadata.continue_
+            if not token:
+                return Listing(ListMetadata(answer.metadata.resource_version), items)
+
+    async def watch(
+        self,
+        resource: Resource[Any],
+        resource_version: str,
+        namespace: str = "",
+        *,
+        labels: str = "",
+        fields: str = "",
+        timeout_s: int = 300,
+    ) -> AsyncIterator[WatchLine]:
+        """What changed since `resource_version`, until the server ends it after `timeout_s`.
+
+        Use `watch.Reflector` unless every line matters as it came.
+        """
+        query = requests.watch_query(resource_version, labels, fields, timeout_s)
+        lines = self._transport.stream("GET", resource.path(namespace), query=query)
+        read = requests.decoder(WatchLine)
+        async with contextlib.aclosing(lines) as open_lines:  # type: ignore[type-var]
+            async for line in open_lines:
+                try:
+                    yield read.decode(line)
+                except msgspec.DecodeError as error:
+                    raise InvalidError(f"watch of {resource.plural}: a line is not JSON: {error}") from error
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    async def create(self, resource: Resource[T], document: Any, namespace: str = "") -> T:
+        """Create it; AlreadyExistsError when the name is taken. `document` is a struct or a dict."""
+        own_namespace, _, whole = requests.named(resource, document)
+        path = resource.path(namespace or own_namespace)
+        return await self._decoded(resource.type, requests.write("POST", path, whole))
+
+    async def replace(
+        self, resource: Resource[T], document: Any, namespace: str = "", *, subresource: str = ""
+    ) -> T:
+        """Write the whole object; ConflictError when the resourceVersion in it is not the current one."""
+        own_namespace, name, whole = requests.named(resource, document)
+        path = resource.path(namespace or own_namespace, name, subresource)
+        return await self._decoded(resource.type, requests.write("PUT", path, whole))
+
+    async def merge_patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        patch: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        subresource: str = "",
+    ) -> T:
+        """Change the fields in `patch`; None deletes one.
+
+        ConflictError when the object has another `uid` or `resource_version` than given.
+        """
+        document = requests.with_preconditions(patch, uid, resource_version)
+        path = resource.path(namespace, name, subresource)
+        return await self._guarded(
+            resource.type, requests.write("PATCH", path, document, requests.MERGE_PATCH)
+        )
+
+    async def json_patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        operations: Sequence[Mapping[str, Any]],
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        subresource: str = "",
+    ) -> T:
+        """Apply RFC 6902 `operations`; ConflictError when `uid` or `resource_version` differ."""
+        document = requests.guarded_operations(operations, uid, resource_version)
+        path = resource.path(namespace, name, subresource)
+        return await self._guarded(
+            resource.type, requests.write("PATCH", path, document, requests.JSON_PATCH)
+        )
+
+    async def patch_status(
+        self,
+        resource: Resource[T],
+        name: str,
+        status: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        uid: str = "",
+    ) -> T:
+        """Merge `status` into the object's status."""
+        patch = {"status": status}
+        return await self.merge_patch(resource, name, patch, namespace, uid=uid, subresource="status")
+
+    async def apply(
+        self,
+        resource: Resource[T],
+        document: Any,
+        namespace: str = "",
+        *,
+        force: bool = False,
+        subresource: str = "",
+    ) -> T:
+        """Server-side apply: we own what is in `document`, and what we left out since is removed.
+
+        ConflictError when somebody else owns a field, unless `force`.
+        """
+        own_namespace, name, whole = requests.named(resource, document)
+        path = resource.path(namespace or own_namespace, name, subresource)
+        query = {"fieldManager": self._manager, "force": "true" if force else "false"}
+        request = requests.write("PATCH", path, whole, requests.APPLY_PATCH, query)
+        return await self._guarded(resource.type, request)
+
+    async def delete(
+        self,
+        resource: Resource[Any],
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        grace_s: int | None = None,
+        propagation: str = "",
+        dry_run: bool = False,
+    ) -> None:
+        """Delete it; ConflictError when it is not the object with `uid` and `resource_version` any more."""
+        path = resource.path(namespace, name)
+        await self._call(
+            requests.deletion(
+                path, uid, resource_version, grace_s=grace_s, propagation=propagation, dry_run=dry_run
+            )
+        )
+
+    async def bind(self, namespace: str, name: str, node: str, *, uid: str = "") -> None:
+        """Bind a pod to a node.
+
+        AlreadyExistsError when it has a node already, ConflictError when it is another pod than `uid` or is
+        being deleted: the two look alike on the wire but call for different reactions.
+        """
+        try:
+            await self._call(requests.binding(namespace, name, uid, node))
+        except ConflictError as error:
+            if "already assigned" in error.status.message:
+                raise AlreadyExistsError(str(error), error.status) from error
+            raise
+
+    # -- the wire -------------------------------------------------------------------------------------
+
+    async def _call(self, request: Request) -> Any:
+        query = request.query
+        if request.method in ("POST", "PUT", "PATCH"):
+            query = {"fieldManager": self._manager, **query}
+        response = await self._transport.request(
+            request.method,
+            request.path,
+            query=query,
+            headers={"Accept": requests.JSON, **request.headers},
+            body=request.body,
+        )
+        requests.expect_success(response, request)
+        return response
+
+    async def _decoded(self, kind: type[T], request: Request) -> T:
+        return requests.decode(kind, await self._call(request), request)
+
+    async def _guarded(self, kind: type[T], request: Request) -> T:
+        try:
+            return await self._decoded(kind, request)
+        except KubeError as error:
+            refined = requests.as_conflict(error)
+            if refined is error:
+                raise
+            raise refined from error

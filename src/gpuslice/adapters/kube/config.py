@@ -1,0 +1,412 @@
+"""Which API server, and how to reach it: kubeconfig files as kubectl reads them, or the pod we run in.
+
+Sources: the kubeconfig v1 format and merge order of client-go; nothing here needs an event loop.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gpuslice.adapters.kube.credentials import (
+    EXEC_VERSIONS,
+    Credentials,
+    Exec,
+    ExecPlugin,
+    Fixed,
+    Secret,
+    Tls,
+    TokenFile,
+)
+from gpuslice.adapters.kube.errors import ConfigError
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One API server and us. `source` says where this came from, for messages."""
+
+    server: str
+    namespace: str = "default"
+    tls: Tls = field(default_factory=Tls)
+    credentials: Credentials = field(default_factory=Fixed)
+    proxy_url: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+
+
+class MissingConfigError(ConfigError):
+    """There is no kubeconfig where one was expected. `path` and `reason` for a message of one's own."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"kubeconfig {path} cannot be read: {reason}; set KUBECONFIG or give --kubeconfig")
+        self.path = path
+        self.reason = reason
+
+
+class _Part(msgspec.Struct, rename="kebab"):
+    pass
+
+
+class _Extension(_Part):
+    name: str = ""
+    extension: Any = None
+
+
+class _Cluster(_Part):
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+    extensions: list[_Extension] | None = None
+
+
+class _Variable(_Part):
+    name: str
+    value: str
+
+
+class _ExecSection(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+    command: str = ""
+    args: list[str] | None = None
+    env: list[_Variable] | None = None
+    install_hint: str = ""
+    interactive_mode: str = ""
+    provide_cluster_info: bool = False
+
+
+class _User(_Part):
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    token: str = ""
+    token_file: str = msgspec.field(default="", name="tokenFile")
+    username: str = ""
+    password: str = ""
+    exec: _ExecSection | None = None
+    auth_provider: Any = None
+    impersonate: str = msgspec.field(default="", name="as")
+    impersonate_uid: str = msgspec.field(default="", name="as-uid")
+    impersonate_groups: list[str] | None = msgspec.field(default=None, name="as-groups")
+
+
+class _Context(_Part):
+    cluster: str = ""
+    user: str = ""
+    namespace: str = ""
+
+
+class _NamedCluster(_Part):
+    name: str
+    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
+
+
+class _NamedUser(_Part):
+    name: str
+    user: _User | None = None
+
+
+class _NamedContext(_Part):
+    name: str
+    context: _Context = msgspec.field(default_factory=_Context)
+
+
+class _File(_Part):
+    current_context: str | None = None
+    clusters: list[_NamedCluster] | None = None
+    users: list[_NamedUser] | None = None
+    contexts: list[_NamedContext] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Several files as one; each cluster and user with the folder that its relative paths start from."""
+
+    source: str
+    current_context: str
+    clusters: Mapping[str, tuple[_Cluster, Path]]
+    users: Mapping[str, tuple[_User, Path]]
+    contexts: Mapping[str, _Context]
+
+
+def connect(
+    environ: Mapping[str, str],
+    *,
+    kubeconfig: str = "",
+    context: str = "",
+    namespace: str = "",
+    interactive: bool = False,
+    service_account: str = SERVICE_ACCOUNT,
+) -> Connection:
+    """The connection that flags and environment mean, looked for in kubectl's order.
+
+    `kubeconfig` if given, else the files of $KUBECONFIG, else ~/.kube/config, else the pod we run in.
+    `interactive`: a credential plugin may ask questions. ConfigError says what is wrong and where.
+    """
+    paths = kubeconfig_paths(environ, kubeconfig)
+    if not kubeconfig and not any(path.exists() for path in paths) and _in_pod(environ, service_account):
+        found = in_cluster(environ, service_account)
+    else:
+        merged = _merge(paths)
+        found = _connection(merged, context, interactive)
+    found = replace(found, proxy_url=found.proxy_url or proxy_for(found.server, environ))
+    return replace(found, namespace=namespace) if namespace else found
+
+
+def kubeconfig_paths(environ: Mapping[str, str], kubeconfig: str = "") -> list[Path]:
+    """The files that make up the configuration, first one strongest."""
+    if kubeconfig:
+        return [Path(kubeconfig)]
+    listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return listed or [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
+
+
+def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Connection:
+    """The API server of the cluster we run in, with the pod's own service account."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise ConfigError("KUBERNETES_SERVICE_HOST is not set: this process does not run in a pod")
+    address = f"[{host}]" if ":" in host else host
+    namespace = Path(folder, "namespace")
+    return Connection(
+        server=f"https://{address}:{port}",
+        namespace=namespace.read_text().strip() if namespace.exists() else "default",
+        tls=Tls(authority=_read(Path(folder, "ca.crt"), "certificate authority")),
+        credentials=TokenFile(str(Path(folder, "token"))),
+        source=folder,
+    )
+
+
+def _in_pod(environ: Mapping[str, str], folder: str) -> bool:
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and Path(folder, "token").exists()
+
+
+# -- files -------------------------------------------------------------------------------------------
+
+
+def _merge(paths: Sequence[Path]) -> _Merged:
+    present = [path for path in paths if path.exists()]
+    if not present:
+        raise MissingConfigError(str(paths[0]), "no such file or directory")
+    files = [(_load(path), path.parent) for path in present]
+    return _Merged(
+        source=os.pathsep.join(map(str, present)),
+        current_context=next((f.current_context for f, _ in files if f.current_context), ""),
+        clusters=_first_wins(
+            [(c.name, (c.cluster, folder)) for f, folder in files for c in f.clusters or []]
+        ),
+        users=_first_wins(
+            [(u.name, (u.user or _User(), folder)) for f, folder in files for u in f.users or []]
+        ),
+        contexts=_first_wins([(c.name, c.context) for f, _ in files for c in f.contexts or []]),
+    )
+
+
+V = TypeVar("V")
+
+
+def _first_wins(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
+    return dict(reversed(pairs))
+
+
+def _load(path: Path) -> _File:
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        document = yaml.load(path.read_bytes(), Loader=loader)
+        return msgspec.convert(document or {}, _File)
+    except OSError as error:
+        raise MissingConfigError(str(path), error.strerror or str(error)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"kubeconfig {path} is not YAML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"kubeconfig {path}: {error}") from error
+
+
+def _connection(merged: _Merged, wanted: str, interactive: bool) -> Connection:
+    name = wanted or merged.current_context
+    context = merged.contexts.get(name)
+    if context is None:
+        known = ", ".join(sorted(merged.contexts)) or "none"
+        problem = f'there is no context "{name}"' if name else "it has no current-context"
+        raise ConfigError(f"kubeconfig {merged.source}: {problem}; its contexts are: {known}")
+    if context.cluster not in merged.clusters:
+        raise ConfigError(
+            f'kubeconfig {merged.source}: context "{name}" names cluster "{context.cluster}", '
+            f"which is not among its clusters: {', '.join(sorted(merged.clusters)) or 'none'}"
+        )
+    cluster, cluster_folder = merged.clusters[context.cluster]
+    if context.user and context.user not in merged.users:
+        raise ConfigError(
+            f'kubeconfig {merged.source}: context "{name}" names user "{context.user}", which is missing'
+        )
+    user, user_folder = merged.users.get(context.user, (_User(), Path()))
+    tls = _tls(cluster, cluster_folder)
+    return Connection(
+        server=_server(cluster, context.cluster),
+        namespace=context.namespace or "default",
+        tls=tls,
+        credentials=_credentials(user, user_folder, cluster, tls, interactive),
+        proxy_url=_proxy(cluster),
+        headers=_impersonation(user),
+        source=merged.source,
+    )
+
+
+def _server(cluster: _Cluster, name: str) -> str:
+    server = cluster.server.rstrip("/")
+    if not server:
+        raise ConfigError(f'cluster "{name}" has no server')
+    server = server if "://" in server else f"http://{server}"
+    if urlsplit(server).scheme not in ("http", "https"):
+        raise ConfigError(f'cluster "{name}": server is "{server}", wants an http or https URL')
+    return server
+
+
+def _tls(cluster: _Cluster, folder: Path) -> Tls:
+    return Tls(
+        authority=_data_or_file(
+            cluster.certificate_authority_data, cluster.certificate_authority, folder, "certificate-authority"
+        ),
+        server_name=cluster.tls_server_name,
+        insecure=cluster.insecure_skip_tls_verify,
+    )
+
+
+def _credentials(user: _User, folder: Path, cluster: _Cluster, tls: Tls, interactive: bool) -> Credentials:
+    if user.auth_provider is not None:
+        raise ConfigError("auth-provider was removed from Kubernetes; use an exec plugin instead")
+    secret = Secret(
+        token=user.token,
+        username=user.username,
+        password=user.password,
+        certificate=_data_or_file(
+            user.client_certificate_data, user.client_certificate, folder, "client-certificate"
+        ),
+        key=_data_or_file(user.client_key_data, user.client_key, folder, "client-key"),
+    )
+    if user.exec is not None:
+        return Exec(_plugin(user.exec, folder, cluster, tls), secret, interactive)
+    if user.token_file:  # kubectl lets the file win over a token given inline
+        return TokenFile(str(folder / user.token_file), secret)
+    return Fixed(secret)
+
+
+def _plugin(section: _ExecSection, folder: Path, cluster: _Cluster, tls: Tls) -> ExecPlugin:
+    if section.api_version not in EXEC_VERSIONS:
+        raise ConfigError(
+            f'exec plugin {section.command}: apiVersion is "{section.api_version}", wants one of '
+            + ", ".join(EXEC_VERSIONS)
+        )
+    if not section.command:
+        raise ConfigError("exec plugin: command is missing")
+    relative = os.sep in section.command and not os.path.isabs(section.command)
+    return ExecPlugin(
+        api_version=section.api_version,
+        command=str((folder / section.command).absolute()) if relative else section.command,
+        args=tuple(section.args or ()),
+        env={variable.name: variable.value for variable in section.env or ()},
+        install_hint=section.install_hint,
+        interactive_mode=section.interactive_mode or "IfAvailable",
+        cluster=_cluster_info(cluster, tls) if section.provide_cluster_info else None,
+    )
+
+
+def _cluster_info(cluster: _Cluster, tls: Tls) -> dict[str, Any]:
+    """What EXEC_INFO says of the cluster: absent where the kubeconfig says nothing."""
+    extensions = {extension.name: extension.extension for extension in cluster.extensions or ()}
+    info = {
+        "server": cluster.server,
+        "tls-server-name": cluster.tls_server_name,
+        "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+        "certificate-authority-data": base64.b64encode(tls.authority.encode()).decode(),
+        "proxy-url": cluster.proxy_url,
+        "config": extensions.get(_EXEC_EXTENSION),
+    }
+    return {name: value for name, value in info.items() if value}
+
+
+def _impersonation(user: _User) -> dict[str, str]:
+    groups = user.impersonate_groups or []
+    if len(groups) > 1:
+        raise ConfigError("as-groups with several groups is not supported, wants one")
+    headers = {
+        "Impersonate-User": user.impersonate,
+        "Impersonate-Uid": user.impersonate_uid,
+        "Impersonate-Group": groups[0] if groups else "",
+    }
+    return {name: value for name, value in headers.items() if value}
+
+
+def _data_or_file(data: str, path: str, folder: Path, what: str) -> str:
+    if data:
+        try:
+            return base64.b64decode(data, validate=False).decode("ascii")
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise ConfigError(f"{what}-data is not base64 of a PEM text") from error
+    return _read(folder / path, what) if path else ""
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}") from error
+
+
+# -- proxies -----------------------------------------------------------------------------------------
+
+
+def _proxy(cluster: _Cluster) -> str:
+    if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in ("http", "https"):
+        raise ConfigError(f'proxy-url is "{cluster.proxy_url}", wants an http or https URL')
+    return cluster.proxy_url
+
+
+def proxy_for(server: str, environ: Mapping[str, str]) -> str:
+    """The proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY mean for `server`; empty for none."""
+    url = urlsplit(server)
+    host = url.hostname or ""
+    name = f"{url.scheme}_proxy"
+    proxy = environ.get(name.upper()) or environ.get(name) or ""
+    if not proxy or _is_loopback(host):
+        return ""
+    exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    if any(_exempts(entry.strip(), host) for entry in exempt.split(",")):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _exempts(entry: str, host: str) -> bool:
+    if not entry:
+        return False
+    if entry == "*":
+        return True
+    try:
+        return ip_address(host) in ip_network(entry, strict=False)
+    except ValueError:
+        suffix = entry.removeprefix("*").removeprefix(".")
+        return host == suffix or host.endswith("." + suffix)

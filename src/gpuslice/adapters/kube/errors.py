@@ -1,0 +1,162 @@
+"""What the API server can answer besides yes: one class for each reaction of a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gpuslice.core.errors import GpusliceError
+
+
+class StatusCause(msgspec.Struct, gc=False):
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class StatusDetails(msgspec.Struct, gc=False, rename="camel"):
+    name: str = ""
+    kind: str = ""
+    causes: list[StatusCause] | None = None
+    retry_after_seconds: float = 0
+
+
+class Status(msgspec.Struct, gc=False):
+    """The `Status` object that Kubernetes answers instead of what was asked for."""
+
+    status: str = ""
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: StatusDetails | None = None
+
+    def names_field(self, path: str) -> bool:
+        """Whether one of the causes is about the field `path`, as in ``metadata.uid``."""
+        causes = self.details.causes if self.details is not None else None
+        return any(cause.field == path for cause in causes or ())
+
+
+class KubeError(GpusliceError):
+    """The API server did not do what was asked. `status` holds its own words."""
+
+    def __init__(self, message: str, status: Status | None = None) -> None:
+        super().__init__(message)
+        self.status = status or Status()
+
+
+class NotFoundError(KubeError):
+    """The object, or the whole resource, is not there."""
+
+
+class ConflictError(KubeError):
+    """Somebody was first: the object changed, or is another one of the same name. Read and decide again."""
+
+
+class AlreadyExistsError(KubeError):
+    """What should be created is there already, or the pod to be bound has its node."""
+
+
+class GoneError(KubeError):
+    """The resourceVersion or continue token is too old: list again."""
+
+
+class ForbiddenError(KubeError):
+    """We may not do this: no retry helps, an operator must grant it."""
+
+
+class UnauthorizedError(ForbiddenError):
+    """The API server does not know who we are: the credentials are missing, wrong or expired."""
+
+
+class InvalidError(KubeError):
+    """The request itself is wrong; repeating it unchanged cannot help."""
+
+
+class UnavailableError(KubeError):
+    """No answer, or a "not now". Try again later.
+
+    A timeout is not a no: with `outcome_unknown` the server may have done it all the same, so read before
+    concluding anything. It is False only where the request surely was not carried out (connection refused,
+    429). `retry_after_s` is what the server asked for, 0 where it did not say.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: Status | None = None,
+        *,
+        outcome_unknown: bool = True,
+        retry_after_s: float = 0,
+    ) -> None:
+        super().__init__(message, status)
+        self.outcome_unknown = outcome_unknown
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(GpusliceError):
+    """A kubeconfig, in-cluster file or exec plugin that cannot be used; the message says which and why."""
+
+
+_STATUS = msgspec.json.Decoder(Status)
+
+_BY_REASON: dict[str, type[KubeError]] = {
+    "AlreadyExists": AlreadyExistsError,
+    "Conflict": ConflictError,
+    "Expired": GoneError,
+    "Gone": GoneError,
+}
+_BY_CODE: dict[int, type[KubeError]] = {
+    401: UnauthorizedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+    412: ConflictError,
+}
+
+
+def decode_status(body: bytes) -> Status:
+    """The Status in `body`; whatever else a proxy or webhook put there becomes its message."""
+    try:
+        return _STATUS.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return Status(message=body[:500].decode(errors="replace").strip())
+
+
+def error_of(
+    code: int, body: bytes, headers: Mapping[str, str] | None = None, *, what: str = ""
+) -> KubeError:
+    """The exception for a non-2xx answer; `what` is the request in words, as in ``PATCH /api/v1/…``."""
+    return error_of_status(decode_status(body), code, headers, what=what)
+
+
+def error_of_status(
+    status: Status, code: int = 0, headers: Mapping[str, str] | None = None, *, what: str = ""
+) -> KubeError:
+    """The exception for a Status object, also one that came as an ERROR line of a watch."""
+    code = code or status.code
+    message = _sentence(status, code, what)
+    if code == 429 or code >= 500:
+        return _unavailable(status, code, headers, message)
+    kind = _BY_REASON.get(status.reason) or _BY_CODE.get(code, InvalidError)
+    return kind(message, status)
+
+
+def _sentence(status: Status, code: int, what: str) -> str:
+    text = status.message or status.reason or "no explanation"
+    return f"{what}: {text} (HTTP {code})" if what else f"{text} (HTTP {code})"
+
+
+def _unavailable(
+    status: Status, code: int, headers: Mapping[str, str] | None, message: str
+) -> UnavailableError:
+    from_details: Any = status.details.retry_after_seconds if status.details is not None else 0
+    retry_after = (headers or {}).get("retry-after", "")
+    return UnavailableError(
+        message,
+        status,
+        outcome_unknown=code != 429,
+        retry_after_s=float(retry_after) if retry_after.isdecimal() else float(from_details),
+    )

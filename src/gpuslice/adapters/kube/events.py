@@ -1,0 +1,153 @@
+"""Events on objects: what a user must know, in `kubectl describe`.
+
+The same event again only raises the count of the first, as client-go does it, and an object that says too
+much is cut off: a pod that fails in a loop must not fill etcd.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.objects import Event, EventSource, Metadata, Node, ObjectReference, Pod
+from gpuslice.adapters.kube.resources import EVENTS
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """At most `burst` events of one object at once, then one each `refill_s`, for `remembered` objects."""
+
+    burst: int = 25
+    refill_s: float = 300.0
+    remembered: int = 4096
+
+
+@dataclass(slots=True)
+class _Sent:
+    name: str
+    namespace: str
+    count: int
+    first: str
+
+
+@dataclass(slots=True)
+class _Bucket:
+    tokens: float
+    at: float
+
+
+class EventRecorder:
+    """Writes events as `component`. Never raises for an event that could not be written: it logs instead."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        component: str,
+        *,
+        host: str = "",
+        quota: Quota = Quota(),
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._source = EventSource(component=component, host=host)
+        self._quota = quota
+        self._clock = clock
+        self._now = now
+        self._sent: OrderedDict[tuple[str, ...], _Sent] = OrderedDict()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    async def create_event(
+        self, about: ObjectReference, reason: str, message: str, *, type: str = "Normal"
+    ) -> None:
+        """Tell `message` about an object. `type` is Normal or Warning, `reason` one CamelCase word."""
+        if not self._allowed(about):
+            return
+        key = (about.kind, about.namespace, about.name, about.uid, type, reason, message)
+        try:
+            await self._repeat_or_create(key, about, reason, message, type)
+        except KubeError as error:
+            _log.warning(
+                "event not written",
+                extra={"about": f"{about.kind}/{about.name}", "reason": reason, "error": str(error)},
+            )
+
+    async def _repeat_or_create(
+        self, key: tuple[str, ...], about: ObjectReference, reason: str, message: str, kind: str
+    ) -> None:
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        sent = self._sent.get(key)
+        if sent is not None and await self._repeat(sent, now):
+            self._sent.move_to_end(key)
+            return
+        event = self._event(about, reason, message, kind, now)
+        await self._client.create(EVENTS, event)
+        self._sent[key] = _Sent(event.metadata.name, event.metadata.namespace, 1, now)
+        _trim(self._sent, self._quota.remembered)
+
+    async def _repeat(self, sent: _Sent, now: str) -> bool:
+        """Count the event once more; False when the server has forgotten it (they live an hour)."""
+        sent.count += 1
+        patch = {"count": sent.count, "lastTimestamp": now}
+        try:
+            await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
+        except NotFoundError:
+            return False
+        return True
+
+    def _event(self, about: ObjectReference, reason: str, message: str, kind: str, now: str) -> Event:
+        namespace = about.namespace or "default"  # where events of nodes live
+        suffix = f"{int(self._now().timestamp() * 1e9):x}"
+        return Event(
+            metadata=Metadata(name=f"{about.name}.{suffix}", namespace=namespace),
+            involved_object=about,
+            reason=reason,
+            message=message[:1024],
+            type=kind,
+            count=1,
+            source=self._source,
+            first_timestamp=now,
+            last_timestamp=now,
+        )
+
+    def _allowed(self, about: ObjectReference) -> bool:
+        key = f"{about.kind}/{about.namespace}/{about.name}/{about.uid}"
+        now = self._clock()
+        bucket = self._buckets.setdefault(key, _Bucket(self._quota.burst, now))
+        self._buckets.move_to_end(key)
+        _trim(self._buckets, self._quota.remembered)
+        bucket.tokens = min(self._quota.burst, bucket.tokens + (now - bucket.at) / self._quota.refill_s)
+        bucket.at = now
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+
+def _trim(cache: OrderedDict[Any, Any], size: int) -> None:
+    while len(cache) > size:
+        cache.popitem(last=False)
+
+
+def pod_reference(pod: Pod) -> ObjectReference:
+    return ObjectReference(
+        api_version="v1",
+        kind="Pod",
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        uid=pod.metadata.uid,
+    )
+
+
+def node_reference(node: Node) -> ObjectReference:
+    """kubelet and kubectl look events of a node up by its *name* in the uid field."""
+    return ObjectReference(api_version="v1", kind="Node", name=node.metadata.name, uid=node.metadata.name)

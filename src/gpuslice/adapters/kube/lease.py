@@ -1,0 +1,173 @@
+"""Leader election with a Lease of coordination.k8s.io/v1, as client-go does it.
+
+Clocks of different machines are never compared: a lease is expired when *we* have seen it unchanged for its
+whole duration. The leader stops leading before anybody else may start: `leading` turns False by our own clock
+after `renew_deadline_s` without a renewal, even while the event loop hangs in a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
+from gpuslice.adapters.kube.objects import Lease, LeaseSpec, Metadata
+from gpuslice.adapters.kube.resources import LEASES
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Which lease, and its times in seconds: duration > renew deadline > retry, as client-go demands."""
+
+    name: str
+    namespace: str
+    identity: str
+    duration_s: float = 15.0
+    renew_deadline_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.duration_s > self.renew_deadline_s > self.retry_s > 0:
+            raise ValueError(
+                f"lease {self.name}: duration {self.duration_s:g} s, renew deadline "
+                f"{self.renew_deadline_s:g} s and retry {self.retry_s:g} s must each be longer than the next"
+            )
+        if not self.identity:
+            raise ValueError(f"lease {self.name}: identity is empty, wants a name that no other replica has")
+
+
+class LeaseElector:
+    """Tries to hold one lease while `run` runs; `changed` hears True and False as it comes and goes."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: LeaseSettings,
+        *,
+        changed: Callable[[bool], None] = lambda _: None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        rng: random.Random | None = None,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._changed = changed
+        self._sleep = sleep
+        self._clock = clock
+        self._now = now
+        self._rng = rng or random.Random()
+        self._held_until = float("-inf")
+        self._seen: LeaseSpec | None = None
+        self._seen_at = float("-inf")
+        self._reported = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether we hold the lease at this instant; ask right before each act that needs it."""
+        return self._clock() < self._held_until
+
+    @property
+    def holder(self) -> str:
+        """Who held the lease when last seen; empty when nobody or unknown."""
+        return (self._seen.holder_identity or "") if self._seen is not None else ""
+
+    async def run(self) -> None:
+        """Acquire and renew until cancelled, then give the lease back so that another can start at once."""
+        try:
+            while True:
+                await self._attempt()
+                self._report()
+                await self._sleep(self._settings.retry_s * self._rng.uniform(1, 1.2))
+        finally:
+            await asyncio.shield(self._release())
+
+    async def _attempt(self) -> None:
+        """One try. An error is not the loss of the lease: only time is."""
+        began = self._clock()
+        try:
+            if await self._acquire_or_renew():
+                self._held_until = began + self._settings.renew_deadline_s
+            else:
+                self._held_until = float("-inf")
+        except KubeError as error:
+            _log.warning("lease not renewed", extra={"lease": self._settings.name, "error": str(error)})
+
+    def _report(self) -> None:
+        if self.leading != self._reported:
+            self._reported = self.leading
+            _log.info("leading" if self._reported else "not leading", extra={"lease": self._settings.name})
+            self._changed(self._reported)
+
+    async def _acquire_or_renew(self) -> bool:
+        try:
+            lease = await self._client.get(LEASES, self._settings.name, self._settings.namespace)
+        except NotFoundError:
+            return await self._create()
+        self._observe(lease.spec)
+        if lease.spec.holder_identity not in ("", None, self._settings.identity) and not self._expired():
+            return False
+        return await self._take(lease)
+
+    def _observe(self, spec: LeaseSpec) -> None:
+        if spec != self._seen:
+            self._seen, self._seen_at = spec, self._clock()
+
+    def _expired(self) -> bool:
+        duration_s = (self._seen.lease_duration_seconds if self._seen else None) or self._settings.duration_s
+        return self._clock() - self._seen_at >= duration_s
+
+    async def _create(self) -> bool:
+        metadata = Metadata(name=self._settings.name, namespace=self._settings.namespace)
+        try:
+            created = await self._client.create(
+                LEASES, Lease(metadata=metadata, spec=self._spec(LeaseSpec()))
+            )
+        except AlreadyExistsError:
+            return False
+        self._observe(created.spec)
+        return True
+
+    async def _take(self, lease: Lease) -> bool:
+        taken = msgspec.structs.replace(lease, spec=self._spec(lease.spec))
+        try:
+            written = await self._client.replace(LEASES, taken)
+        except ConflictError:
+            return False
+        self._observe(written.spec)
+        return True
+
+    def _spec(self, before: LeaseSpec) -> LeaseSpec:
+        ours = before.holder_identity == self._settings.identity
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return LeaseSpec(
+            holder_identity=self._settings.identity,
+            lease_duration_seconds=round(self._settings.duration_s),
+            acquire_time=before.acquire_time if ours else now,
+            renew_time=now,
+            lease_transitions=(before.lease_transitions or 0) + (0 if ours or before == LeaseSpec() else 1),
+        )
+
+    async def _release(self) -> None:
+        """Best effort: without it the next leader only has to wait for the lease to expire."""
+        if not self.leading:
+            return
+        self._held_until = float("-inf")
+        self._report()
+        try:
+            lease = await self._client.get(LEASES, self._settings.name, self._settings.namespace)
+            if lease.spec.holder_identity == self._settings.identity:
+                spec = msgspec.structs.replace(lease.spec, holder_identity="", lease_duration_seconds=1)
+                await self._client.replace(LEASES, msgspec.structs.replace(lease, spec=spec))
+        except KubeError as error:
+            _log.warning("lease not released", extra={"lease": self._settings.name, "error": str(error)})

@@ -1,0 +1,154 @@
+"""Requests to the API and the meaning of their answers, without the wire.
+
+Shared by the asynchronous and the blocking client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from gpuslice.adapters.kube.errors import ConflictError, InvalidError, KubeError, error_of
+from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.resources import PODS, Resource
+
+T = TypeVar("T")
+
+PAGE = 500
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+
+class ListMetadata(msgspec.Struct, gc=False, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(default="", name="continue")
+
+
+class Listing(msgspec.Struct, Generic[T]):
+    """A list answer: all items, or one page of them when `metadata.continue_` is not empty."""
+
+    metadata: ListMetadata = msgspec.field(default_factory=ListMetadata)
+    items: list[T] | None = None
+
+
+@lru_cache(maxsize=256)
+def decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
+    """One decoder for each type: making one costs more than a small decode."""
+    return msgspec.json.Decoder(cast(Any, kind))
+
+
+def decode(kind: type[T], response: Response, request: Request) -> T:
+    """The answer as a `kind`; the KubeError it means when it is not a 2xx."""
+    expect_success(response, request)
+    try:
+        return cast(T, decoder(cast(Hashable, kind)).decode(response.body))
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise InvalidError(f"{request}: the answer is not what the API promises: {error}") from error
+
+
+def expect_success(response: Response, request: Request) -> None:
+    if not 200 <= response.status < 300:
+        raise error_of(response.status, response.body, response.headers, what=str(request))
+
+
+def list_page(
+    resource: Resource[Any], namespace: str, labels: str, fields: str, *, limit: int, token: str
+) -> Request:
+    """One page of a list; `limit` 0 asks for all at once."""
+    query = {
+        "labelSelector": labels,
+        "fieldSelector": fields,
+        "limit": str(limit) if limit else "",
+        "continue": token,
+    }
+    return Request("GET", resource.path(namespace), _given(query))
+
+
+def watch_query(resource_version: str, labels: str, fields: str, timeout_s: int) -> dict[str, str]:
+    query = {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": resource_version,
+        "labelSelector": labels,
+        "fieldSelector": fields,
+        "timeoutSeconds": str(timeout_s),
+    }
+    return _given(query)
+
+
+def write(
+    method: str, path: str, document: Any, content_type: str = JSON, query: Mapping[str, str] | None = None
+) -> Request:
+    return Request(method, path, query or {}, {"Content-Type": content_type}, msgspec.json.encode(document))
+
+
+def deletion(
+    path: str, uid: str, resource_version: str, *, grace_s: int | None, propagation: str, dry_run: bool
+) -> Request:
+    preconditions = _given({"uid": uid, "resourceVersion": resource_version})
+    options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+    if preconditions:
+        options["preconditions"] = preconditions
+    if grace_s is not None:
+        options["gracePeriodSeconds"] = grace_s
+    if propagation:
+        options["propagationPolicy"] = propagation
+    return write("DELETE", path, options, query={"dryRun": "All"} if dry_run else None)
+
+
+def with_preconditions(patch: Mapping[str, Any], uid: str, resource_version: str) -> dict[str, Any]:
+    """A merge patch that applies only to the object meant: the server compares what no patch may change."""
+    guards = _given({"uid": uid, "resourceVersion": resource_version})
+    if not guards:
+        return dict(patch)
+    return {**patch, "metadata": {**patch.get("metadata", {}), **guards}}
+
+
+def guarded_operations(
+    operations: Sequence[Mapping[str, Any]], uid: str, resource_version: str
+) -> list[Mapping[str, Any]]:
+    """A JSON patch that applies only to the object meant.
+
+    By `replace`, not `test`: the server answers a failed test with a 422 that does not say what failed, while
+    another uid or version gets its own answer.
+    """
+    guards = _given({"uid": uid, "resourceVersion": resource_version})
+    checks = [
+        {"op": "replace", "path": f"/metadata/{name}", "value": value} for name, value in guards.items()
+    ]
+    return [*checks, *operations]
+
+
+def as_conflict(error: KubeError) -> KubeError:
+    """A uid that differs in a patch: kube-apiserver answers that metadata.uid cannot be changed."""
+    if isinstance(error, InvalidError) and error.status.names_field("metadata.uid"):
+        return ConflictError(str(error), error.status)
+    return error
+
+
+def binding(namespace: str, name: str, uid: str, node: str) -> Request:
+    document = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": _given({"name": name, "namespace": namespace, "uid": uid}),
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    return write("POST", PODS.path(namespace, name, "binding"), document)
+
+
+def named(resource: Resource[Any], document: Any) -> tuple[str, str, Any]:
+    """(namespace, name, document with apiVersion and kind) of a struct or dict to be written."""
+    document = msgspec.to_builtins(document)
+    metadata = document.get("metadata", {})
+    whole = {"apiVersion": resource.api_version, "kind": resource.kind, **document}
+    return metadata.get("namespace", ""), metadata.get("name", ""), whole
+
+
+def _given(query: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in query.items() if value}

@@ -1,0 +1,64 @@
+"""Where the kinds of objects live in the API, and how each is decoded.
+
+A kind needs one line here only if several modules speak of it; any other is ``Resource("group/v1", "things",
+"Thing", dict)`` on the spot, custom resources included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+from gpuslice.adapters.kube import objects
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[T]):
+    """One resource of the API. `type` is what its objects are decoded to: a struct of `objects`, or dict."""
+
+    api_version: str
+    plural: str
+    kind: str
+    type: type[T]
+    namespaced: bool = True
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """The URL path of the collection, or of one object, or of its subresource.
+
+        `namespace` is left empty for all namespaces. ValueError when one object of a namespaced resource is
+        meant without saying in which namespace: the server would answer a 404 that explains nothing.
+        """
+        if self.namespaced and name and not namespace:
+            raise ValueError(f"{self.plural} {name}: which namespace?")
+        root = "/api/" if "/" not in self.api_version else "/apis/"
+        parts = [root + self.api_version]
+        if self.namespaced and namespace:
+            parts += ["namespaces", quote(namespace, safe="")]
+        parts.append(self.plural)
+        parts += [quote(part, safe="/") for part in (name, subresource) if part]
+        return "/".join(parts)
+
+    def as_dict(self) -> Resource[dict[str, Any]]:
+        """The same resource with objects as plain dicts, for what must be written back whole."""
+        return Resource(self.api_version, self.plural, self.kind, dict, self.namespaced)
+
+
+PODS = Resource("v1", "pods", "Pod", objects.Pod)
+NODES = Resource("v1", "nodes", "Node", objects.Node, namespaced=False)
+CONFIG_MAPS = Resource("v1", "configmaps", "ConfigMap", objects.ConfigMap)
+EVENTS = Resource("v1", "events", "Event", objects.Event)
+LEASES = Resource("coordination.k8s.io/v1", "leases", "Lease", objects.Lease)
+
+DICT: type[dict[str, Any]] = dict
+NAMESPACES = Resource("v1", "namespaces", "Namespace", DICT, namespaced=False)
+SERVICES = Resource("v1", "services", "Service", DICT)
+SECRETS = Resource("v1", "secrets", "Secret", DICT)
+DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment", DICT)
+STATEFUL_SETS = Resource("apps/v1", "statefulsets", "StatefulSet", DICT)
+DAEMON_SETS = Resource("apps/v1", "daemonsets", "DaemonSet", DICT)
+REPLICA_SETS = Resource("apps/v1", "replicasets", "ReplicaSet", DICT)
+CONTROLLER_REVISIONS = Resource("apps/v1", "controllerrevisions", "ControllerRevision", DICT)
+JOBS = Resource("batch/v1", "jobs", "Job", DICT)

@@ -1,0 +1,158 @@
+"""The blocking client of the command line: it must start at once, so it knows neither asyncio nor aiohttp."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from gpuslice.adapters.kube import requests
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
+from gpuslice.adapters.kube.errors import UnavailableError
+from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.requests import Listing
+from gpuslice.adapters.kube.resources import Resource
+
+T = TypeVar("T")
+
+
+class SyncTransport:
+    """One connection at a time, kept open between requests. Not for several threads."""
+
+    def __init__(self, connection: Connection, *, timeout_s: float = 30) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._open: tuple[Secret, http.client.HTTPConnection] | None = None
+
+    def __enter__(self) -> SyncTransport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def request(self, request: Request) -> Response:
+        """The answer, whatever its status; UnavailableError when there was none."""
+        secret = self._connection.credentials.current()
+        answer = self._once(request, secret)
+        if answer.status == 401:
+            self._connection.credentials.forget()
+            renewed = self._connection.credentials.current()
+            if renewed != secret:
+                return self._once(request, renewed)
+        return answer
+
+    def _once(self, request: Request, secret: Secret) -> Response:
+        reused = self._open is not None
+        try:
+            return self._exchange(request, secret)
+        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
+            self.close()
+            if reused and request.method == "GET":  # the server closed an idle connection: not an answer
+                return self._exchange(request, secret)
+            raise UnavailableError(f"{request}: connection lost: {error}") from error
+        except TimeoutError as error:
+            self.close()
+            raise UnavailableError(f"{request}: no answer within {self._timeout_s:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            refused = isinstance(error, (ConnectionRefusedError, socket.gaierror, ssl.SSLError))
+            self.close()
+            message = f"{request}: {self._connection.server}: {_words(error)}"
+            raise UnavailableError(message, outcome_unknown=not refused) from error
+
+    def _exchange(self, request: Request, secret: Secret) -> Response:
+        line = self._connected(secret)
+        headers = {
+            "Accept": requests.JSON,
+            **self._connection.headers,
+            **authorization(secret),
+            **request.headers,
+        }
+        line.request(request.method, self._target(request), request.body or None, headers)
+        answer = line.getresponse()
+        lower = {name.lower(): value for name, value in answer.getheaders()}
+        return Response(answer.status, lower, answer.read())
+
+    def _target(self, request: Request) -> str:
+        server = urlsplit(self._connection.server)
+        target = server.path + request.path + (f"?{urlencode(request.query)}" if request.query else "")
+        through_proxy = self._connection.proxy_url and server.scheme == "http"
+        return f"{server.scheme}://{server.netloc}{target}" if through_proxy else target
+
+    def _connected(self, secret: Secret) -> http.client.HTTPConnection:
+        if self._open is None or self._open[0].certificate != secret.certificate:
+            self.close()
+            self._open = (secret, self._new(secret))
+        return self._open[1]
+
+    def _new(self, secret: Secret) -> http.client.HTTPConnection:
+        server, proxy = urlsplit(self._connection.server), urlsplit(self._connection.proxy_url)
+        first = proxy if proxy.hostname else server
+        if server.scheme == "http":
+            return _plain(first, self._timeout_s)
+        tls = self._connection.tls
+        context = tls_context(tls, secret)
+        line = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
+        if proxy.hostname:
+            line.set_tunnel(server.hostname or "", server.port or 443)
+        return line
+
+
+def _plain(url: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=timeout_s)
+
+
+class _NamedServer(http.client.HTTPSConnection):
+    """HTTPS that expects a certificate for `server_name`, wherever it connects to."""
+
+    def __init__(self, url: SplitResult, context: ssl.SSLContext, server_name: str, timeout_s: float) -> None:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        super().__init__(url.hostname or "", port, timeout=timeout_s, context=context)
+        self._server_name = server_name
+        self._tls = context
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name)
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+class SyncClient:
+    """What the command line asks of the API: to read."""
+
+    def __init__(self, transport: SyncTransport) -> None:
+        self._transport = transport
+
+    def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
+        request = Request("GET", resource.path(namespace, name))
+        return requests.decode(resource.type, self._transport.request(request), request)
+
+    def list(
+        self, resource: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
+    ) -> list[T]:
+        """All objects, fetched in pages."""
+        items: list[T] = []
+        token = ""
+        while True:
+            request = requests.list_page(
+                resource, namespace, labels, fields, limit=requests.PAGE, token=token
+            )
+            kind: Any = Listing[resource.type]  # type: ignore[name-defined]
+            answer = requests.decode(kind, self._transport.request(request), request)
+            items += answer.items or []
+            token = answer.metadata.continue_
+            if not token:
+                return items

@@ -1,0 +1,225 @@
+"""A collection of the API kept in step: list, watch, resume, and list again when the server forgot too much.
+
+The consumer sees one stream of changes that is true whatever happened to the connection: an object that
+vanished while nobody watched is reported as deleted, and one that was deleted and made anew under its name
+as both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from gpuslice.adapters.kube.client import KubeClient, WatchLine
+from gpuslice.adapters.kube.errors import (
+    GoneError,
+    KubeError,
+    UnavailableError,
+    decode_status,
+    error_of_status,
+)
+from gpuslice.adapters.kube.requests import PAGE, decoder
+from gpuslice.adapters.kube.resources import Resource
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+    SYNCED = "synced"  # everything that was there at the start has been reported
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """One change. `object` is the object as last known, also when DELETED; None when SYNCED.
+
+    `old` is what was known before, for MODIFIED only.
+    """
+
+    kind: ChangeKind
+    object: T | None = None
+    old: T | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How patient a reflector is. Each wait is jittered so that many clients do not return at once."""
+
+    watch_timeout_s: int = 300
+    first_delay_s: float = 0.5
+    longest_delay_s: float = 30.0
+    page: int = PAGE
+
+
+class _Bookmark(msgspec.Struct, gc=False):
+    metadata: Mapping[str, Any] = {}
+
+
+class Reflector(Generic[T]):
+    """Calls `handle` for each change of a collection until cancelled; `synced` is set after the first list.
+
+    `handle` is called on the event loop and must return soon: what takes time goes to a queue of its own. An
+    exception from it ends `run`. `objects` is the collection as reported so far, by (namespace, name).
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        resource: Resource[T],
+        handle: Callable[[Change[T]], None],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        fields: str = "",
+        pace: Pace = Pace(),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.objects: dict[tuple[str, str], T] = {}
+        self.synced = asyncio.Event()
+        self._client = client
+        self._resource = resource
+        self._handle = handle
+        self._scope = {"namespace": namespace, "labels": labels, "fields": fields}
+        self._pace = pace
+        self._sleep = sleep
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._version = ""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Follow the collection for ever."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except GoneError:
+                self._version = ""
+            except KubeError as error:
+                await self._back_off(error)
+
+    # -- list -----------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        listing = await self._fetch()
+        found = {_key(item): item for item in listing.items or []}
+        for key in [key for key in self.objects if key not in found]:
+            self._delete(key, self.objects[key])
+        for key, item in found.items():
+            self._put(key, item)
+        self._version = listing.metadata.resource_version
+        self._failures = 0
+        if not self.synced.is_set():
+            self.synced.set()
+            self._handle(Change(ChangeKind.SYNCED))
+
+    async def _fetch(self) -> Any:
+        try:
+            return await self._client.list(self._resource, page=self._pace.page, **self._scope)
+        except GoneError:  # a slow reader in a busy cluster: pages expire, one whole answer cannot
+            return await self._client.list(self._resource, page=0, **self._scope)
+
+    # -- watch ----------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """One watch to its end. An end that comes at once is a failure: a proxy may do that for ever."""
+        began = self._clock()
+        timeout_s = int(self._pace.watch_timeout_s * self._rng.uniform(1, 1.5))
+        lines = self._client.watch(self._resource, self._version, timeout_s=timeout_s, **self._scope)
+        seen = 0
+        async with contextlib.aclosing(lines) as open_lines:  # type: ignore[type-var]
+            async for line in open_lines:
+                self._take(line)
+                seen += 1
+                self._failures = 0
+        if not seen and self._clock() - began < 1:
+            raise UnavailableError(f"watch of {self._resource.plural} ended at once, without a word")
+
+    def _take(self, line: WatchLine) -> None:
+        match line.type:
+            case "ADDED" | "MODIFIED":
+                item = self._decode(line)
+                self._put(_key(item), item)
+            case "DELETED":
+                item = self._decode(line)
+                self._delete(_key(item), item)
+            case "BOOKMARK":
+                bookmark = msgspec.json.decode(line.object, type=_Bookmark)
+                self._version = str(bookmark.metadata.get("resourceVersion", self._version))
+                return
+            case _:
+                raise error_of_status(
+                    decode_status(bytes(line.object)), what=f"watch of {self._resource.plural}"
+                )
+        self._version = _metadata(item)[2] or self._version
+
+    def _decode(self, line: WatchLine) -> T:
+        kind: Any = self._resource.type
+        item: T = decoder(kind).decode(line.object)
+        return item
+
+    # -- changes --------------------------------------------------------------------------------------
+
+    def _put(self, key: tuple[str, str], item: T) -> None:
+        old = self.objects.get(key)
+        if old is not None and _uid(old) != _uid(item):
+            self._delete(key, old)  # deleted and made anew while nobody watched
+            old = None
+        self.objects[key] = item
+        if old is None:
+            self._handle(Change(ChangeKind.ADDED, item))
+        elif _metadata(old)[2] != _metadata(item)[2]:
+            self._handle(Change(ChangeKind.MODIFIED, item, old))
+
+    def _delete(self, key: tuple[str, str], item: T) -> None:
+        known = self.objects.get(key)
+        if known is None or _uid(known) != _uid(item):
+            return
+        del self.objects[key]
+        self._handle(Change(ChangeKind.DELETED, item))
+
+    async def _back_off(self, error: KubeError) -> None:
+        longest = min(self._pace.longest_delay_s, self._pace.first_delay_s * 2 ** min(self._failures, 16))
+        delay_s = longest * self._rng.uniform(0.5, 1)
+        if isinstance(error, UnavailableError):
+            delay_s = max(delay_s, min(error.retry_after_s, self._pace.longest_delay_s))
+        else:
+            self._version = ""  # not a passing trouble: what we know may not be true any more
+        self._failures += 1
+        _log.warning(
+            "watch interrupted",
+            extra={"resource": self._resource.plural, "error": str(error), "retry_in_s": round(delay_s, 2)},
+        )
+        await self._sleep(delay_s)
+
+
+def _metadata(item: Any) -> tuple[str, str, str]:
+    """(namespace, name, resourceVersion) of a struct or a dict."""
+    if isinstance(item, dict):
+        metadata = item.get("metadata", {})
+        return metadata.get("namespace", ""), metadata.get("name", ""), metadata.get("resourceVersion", "")
+    return item.metadata.namespace, item.metadata.name, item.metadata.resource_version
+
+
+def _key(item: Any) -> tuple[str, str]:
+    return _metadata(item)[:2]
+
+
+def _uid(item: Any) -> str:
+    uid = item.get("metadata", {}).get("uid", "") if isinstance(item, dict) else item.metadata.uid
+    return str(uid)
