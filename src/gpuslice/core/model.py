@@ -11,7 +11,10 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical card. `index` is its minor number: gaps are allowed and it is the same number everywhere."""
+    """One physical card. `index` is its minor number: gaps are allowed and it is the same number everywhere.
+
+    Where only node status tells of the cards, `uuid` is "" and `memory_mib` 0: not known.
+    """
 
     index: int
     uuid: str
@@ -30,13 +33,18 @@ class NodeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as placement sees it: its cards in index order and what is not to be used of them."""
+    """A node as placement sees it: its cards in index order and what is not to be used of them.
+
+    `problem`: what of the node could not be read, in words; its cards are then what could be.
+    """
 
     name: str
     gpus: tuple[Gpu, ...]
     unhealthy: frozenset[int] = frozenset()
     placement: str = "binpack"
     core_percent: int = 0  # of each card; 0 where the node does not divide compute
+    core_required: bool = False  # every pod here has to ask for compute as well as memory
+    problem: str = ""
 
 
 class ContainerKind(StrEnum):
@@ -65,7 +73,8 @@ class Request:
     units: int
     gpu_count: int = 1
     core_percent: int = 0
-    containers: tuple[ContainerRequest, ...] = ()
+    containers: tuple[ContainerRequest, ...] = ()  # those that ask for units, in the order they start
+    app_containers: int = 1  # how many app containers the pod has, asking or not
 
     @property
     def units_per_gpu(self) -> int:
@@ -107,6 +116,7 @@ class Pod:
 
     `placement` is what its annotations say, None when they say nothing; `problem` is why they cannot be read.
     `finished`: phase Succeeded or Failed, so its containers are gone. `terminating` pods still hold memory.
+    `request` is None for a pod that asks for nothing of ours, and for one whose request is wrong (`problem`).
     """
 
     uid: str
@@ -120,6 +130,7 @@ class Pod:
     finished: bool = False
     terminating: bool = False
     problem: str = ""
+    version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
     labels: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -1,0 +1,246 @@
+"""The contract's annotations and ConfigMap, written and read.
+
+Written: the vendor's first protocol (``ALIYUN_COM_GPU_MEM_*``) and beside it
+``scheduler.framework.gpushare.allocation``, which the public command-line tools prefer and which alone can
+show a pod whose containers sit on different cards.
+
+Read: where the two disagree in amount, the first protocol wins, because it is what every extender and device
+plugin writes; where they agree in amount, the allocation wins, because it is more exact.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from gpuslice.core.contract import (
+    ANN_ALLOCATION,
+    ANN_ASSIGNED,
+    ANN_ASSUME_TIME,
+    ANN_CARD_UNITS,
+    ANN_CORE,
+    ANN_INDEX,
+    ANN_POD_UNITS,
+    NODE_GPUS,
+    UNHEALTHY_CONFIGMAP_PREFIX,
+)
+from gpuslice.core.errors import ContractError
+from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Request, Share
+from gpuslice.core.request import held_at_peak
+
+PLACEMENT_ANNOTATIONS = (
+    ANN_INDEX,
+    ANN_POD_UNITS,
+    ANN_CARD_UNITS,
+    ANN_ASSUME_TIME,
+    ANN_ASSIGNED,
+    ANN_ALLOCATION,
+    ANN_CORE,
+)
+"""Every pod annotation that a placement writes and that a withdrawn one removes."""
+
+Table = dict[str, dict[str, int]]
+"""{"<container>": {"<card>": amount}}, the shape of the allocation and of the core annotation."""
+
+_TABLE = msgspec.json.Decoder(dict[str, dict[str, int]])
+_MOST_CARDS = 1024
+
+
+class _GpuRecord(msgspec.Struct, frozen=True):
+    index: int
+    uuid: str
+    memory_mib: int
+    units: int
+    model: str = ""
+
+
+_GPUS = msgspec.json.Decoder(list[_GpuRecord])
+
+
+def placement_annotations(placement: Placement, request: Request, node: Node, now_ns: int) -> dict[str, str]:
+    """The annotations that tell everybody where a pod was placed; `now_ns` since the epoch.
+
+    ``_DEV`` is the size of the (first) chosen card, not the node's average, so that a container's share of
+    *its* card comes out right on nodes with different cards.
+    """
+    card_units = {gpu.index: gpu.units for gpu in node.gpus}
+    written = {
+        ANN_INDEX: ",".join(str(share.gpu) for share in placement.shares),
+        ANN_POD_UNITS: str(placement.units),
+        ANN_CARD_UNITS: str(card_units[placement.shares[0].gpu]),
+        ANN_ASSUME_TIME: str(now_ns),
+        ANN_ASSIGNED: "false",
+        ANN_ALLOCATION: encode_table(_allocation(placement, request)),
+    }
+    if request.core_percent:
+        written[ANN_CORE] = encode_table(_core(placement, request))
+    return written
+
+
+def container_key(container: ContainerRequest, app_containers: int) -> str:
+    """A container's key in the allocation: app containers by index, init containers counted after them."""
+    return str(container.index if container.kind is ContainerKind.APP else app_containers + container.index)
+
+
+def encode_table(table: Mapping[str, Mapping[str, int]]) -> str:
+    return msgspec.json.encode(table).decode()
+
+
+def decode_table(name: str, text: str) -> Table:
+    """The allocation or core annotation `name`. Raises `ContractError` when it has another shape."""
+    try:
+        table = _TABLE.decode(text)
+    except msgspec.DecodeError as error:
+        raise ContractError(f'annotation "{name}"', text, '{"<container>":{"<card>":amount}}') from error
+    for cards in table.values():
+        for card, amount in cards.items():
+            if not _is_card(card) or amount < 0:
+                raise ContractError(f'annotation "{name}"', text, "card indices and amounts of 0 or more")
+    return table
+
+
+def decode_placement(
+    annotations: Mapping[str, str], node_name: str, request: Request | None = None
+) -> Placement | None:
+    """Where the annotations say that a pod sits on `node_name`; None when they do not say.
+
+    Without ``_POD`` the amount is the request's, as the vendor's inspect command counts. Raises
+    `ContractError` naming the annotation that cannot be read.
+    """
+    if ANN_INDEX not in annotations:
+        return _placement_from_allocation(annotations, node_name)
+    cards = _cards(annotations[ANN_INDEX])
+    units = _pod_units(annotations, request)
+    exact = _exact_allocation(annotations, units)
+    per_card = exact or _evenly(units, cards)
+    return _placement(node_name, per_card, _core_per_card(annotations))
+
+
+def decode_assume_time(annotations: Mapping[str, str]) -> int:
+    """Nanoseconds since the epoch at which the pod was placed; 0 when absent or unreadable."""
+    text = annotations.get(ANN_ASSUME_TIME, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+
+
+def encode_gpus(gpus: tuple[Gpu, ...]) -> str:
+    """The node annotation ``gpuslice.io/gpus``."""
+    records = [_GpuRecord(gpu.index, gpu.uuid, gpu.memory_mib, gpu.units, gpu.model) for gpu in gpus]
+    return msgspec.json.encode(records).decode()
+
+
+def decode_gpus(text: str) -> tuple[Gpu, ...]:
+    """The cards of the node annotation in index order. Raises `ContractError`."""
+    try:
+        records = _GPUS.decode(text)
+    except msgspec.DecodeError as error:
+        raise ContractError(
+            f'annotation "{NODE_GPUS}"', text, f"a list of index, uuid, memory_mib, units ({error})"
+        ) from error
+    indices = {record.index for record in records}
+    sane = all(0 <= record.index < _MOST_CARDS and record.units >= 0 for record in records)
+    if not sane or len(indices) != len(records):
+        raise ContractError(
+            f'annotation "{NODE_GPUS}"', text, "cards with different indices and units of 0 or more"
+        )
+    cards = (Gpu(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
+    return tuple(sorted(cards, key=lambda gpu: gpu.index))
+
+
+def decode_unhealthy(data: Mapping[str, str] | None) -> tuple[frozenset[int], str]:
+    """The cards that ConfigMap ``unhealthy-gpu-<node>`` takes out of use, and what could not be read of it.
+
+    An empty or unreadable entry takes no card away: a typing error must not stop card 0.
+    """
+    parts = [part.strip() for part in (data or {}).get("gpus", "").split(",")]
+    cards = frozenset(int(part) for part in parts if _is_card(part))
+    unreadable = [part for part in parts if part and not _is_card(part)]
+    if not unreadable:
+        return cards, ""
+    problem = f'ConfigMap {UNHEALTHY_CONFIGMAP_PREFIX}<node>: data.gpus has "{", ".join(unreadable)[:80]}"'
+    return cards, f'{problem}, wants card indices such as "0,2"; left out'
+
+
+def _allocation(placement: Placement, request: Request) -> Table:
+    return {
+        container_key(container, request.app_containers): {
+            str(share.gpu): amount // len(placement.shares) for share in placement.shares
+        }
+        for container, amount in held_at_peak(request)
+    }
+
+
+def _core(placement: Placement, request: Request) -> Table:
+    card = str(placement.shares[0].gpu)
+    return {
+        container_key(container, request.app_containers): {card: container.core_percent}
+        for container, _ in held_at_peak(request)
+        if container.core_percent
+    }
+
+
+def _cards(text: str) -> list[int]:
+    parts = text.split(",")
+    cards = [int(part) for part in parts if _is_card(part)]
+    if len(cards) != len(parts) or len(set(cards)) != len(cards):
+        raise ContractError(f'annotation "{ANN_INDEX}"', text, 'card indices such as "0" or "0,2"')
+    return cards
+
+
+def _is_card(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _MOST_CARDS
+
+
+def _pod_units(annotations: Mapping[str, str], request: Request | None) -> int:
+    text = annotations.get(ANN_POD_UNITS)
+    if text is None and request is not None:
+        return request.units
+    if text is None or not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9):
+        raise ContractError(f'annotation "{ANN_POD_UNITS}"', text or "absent", "a whole number of units")
+    return int(text)
+
+
+def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, int] | None:
+    """Units per card by the allocation, if it can be read and says the same amount."""
+    if ANN_ALLOCATION not in annotations:
+        return None
+    try:
+        per_card = _per_card(decode_table(ANN_ALLOCATION, annotations[ANN_ALLOCATION]))
+    except ContractError:
+        return None  # the first protocol stands on its own
+    return per_card if sum(per_card.values()) == units else None
+
+
+def _placement_from_allocation(annotations: Mapping[str, str], node_name: str) -> Placement | None:
+    text = annotations.get(ANN_ALLOCATION)
+    if not text:
+        return None
+    per_card = _per_card(decode_table(ANN_ALLOCATION, text))
+    return _placement(node_name, per_card, _core_per_card(annotations)) if per_card else None
+
+
+def _evenly(units: int, cards: list[int]) -> dict[int, int]:
+    each, rest = divmod(units, len(cards))
+    if rest:
+        wants = f"a multiple of {len(cards)}, the number of cards in {ANN_INDEX}"
+        raise ContractError(f'annotation "{ANN_POD_UNITS}"', units, wants)
+    return dict.fromkeys(cards, each)
+
+
+def _per_card(table: Table) -> dict[int, int]:
+    sums: dict[int, int] = defaultdict(int)
+    for cards in table.values():
+        for card, amount in cards.items():
+            sums[int(card)] += amount
+    return dict(sums)
+
+
+def _core_per_card(annotations: Mapping[str, str]) -> dict[int, int]:
+    text = annotations.get(ANN_CORE)
+    return _per_card(decode_table(ANN_CORE, text)) if text else {}
+
+
+def _placement(node_name: str, units: Mapping[int, int], core: Mapping[int, int]) -> Placement:
+    shares = (Share(card, amount, core.get(card, 0)) for card, amount in sorted(units.items()))
+    return Placement(node_name, tuple(shares))

@@ -1,0 +1,119 @@
+"""What a container gets for the device ids that kubelet gave it: environment and limits per card.
+
+The ids carry the card (``<uuid>-_-<n>``), so kubelet's own book is the truth about which card a container
+sits on; nothing is guessed from amounts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpuslice.core.contract import (
+    ENV_CARD_UNITS,
+    ENV_CONTAINER_UNITS,
+    ENV_INDEX,
+    ENV_NO_ISOLATION,
+    ENV_POD_UNITS,
+    ENV_VISIBLE,
+    card_of_device_id,
+)
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.model import Gpu, Node, Placement, Share
+from gpuslice.core.units import limit_mib
+
+
+class GrantError(GpusliceError):
+    """kubelet offers device ids that cannot be granted; the container must not start."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardLimit:
+    """The most that a container may hold of one card. `core_percent` 0: compute is not limited."""
+
+    gpu: Gpu
+    units: int
+    memory_mib: int
+    core_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Everything a container gets. `limits` are in card index order and empty only without devices."""
+
+    environment: dict[str, str]
+    limits: tuple[CardLimit, ...]
+
+    @property
+    def units(self) -> int:
+        return sum(limit.units for limit in self.limits)
+
+
+def units_per_card(device_ids: Iterable[str]) -> dict[str, int]:
+    """How many units of each card uuid the ids stand for. Raises `GrantError` for an id that is not ours."""
+    try:
+        return dict(Counter(card_of_device_id(identifier) for identifier in device_ids))
+    except ValueError as error:
+        raise GrantError(str(error)) from error
+
+
+def container_grant(
+    device_ids: Iterable[str],
+    node: Node,
+    *,
+    pod_units: int | None = None,
+    core_percent: int = 0,
+    isolation: bool = True,
+) -> Grant:
+    """What a container with these device ids gets on `node`.
+
+    `pod_units` is what the whole pod holds where it is known, else the container's own amount stands in.
+    Raises `GrantError` when there are no ids or one names a card that the node does not have.
+    """
+    limits = tuple(_limits(units_per_card(device_ids), node, core_percent))
+    if not limits:
+        raise GrantError(f"node {node.name}: no device ids to grant, wants at least one")
+    return Grant(_environment(limits, pod_units, isolation), limits)
+
+
+def placement_of_devices(device_ids: Iterable[str], node: Node, core_percent: int = 0) -> Placement:
+    """Where device ids sit on `node`: what a reconciler compares the annotations with."""
+    limits = _limits(units_per_card(device_ids), node, core_percent)
+    return Placement(
+        node.name, tuple(Share(each.gpu.index, each.units, each.core_percent) for each in limits)
+    )
+
+
+def _limits(units: dict[str, int], node: Node, core_percent: int) -> list[CardLimit]:
+    cards = {gpu.uuid: gpu for gpu in node.gpus}
+    missing = sorted(set(units) - set(cards))
+    if missing:
+        known = ", ".join(sorted(cards)) or "none"
+        raise GrantError(f"node {node.name} has no card {missing[0]} (it has: {known})")
+    held = sorted((cards[uuid] for uuid in units), key=lambda gpu: gpu.index)
+    return [_limit(gpu, units[gpu.uuid], core_percent) for gpu in held]
+
+
+def _limit(gpu: Gpu, units: int, core_percent: int) -> CardLimit:
+    try:
+        return CardLimit(gpu, units, limit_mib(gpu.memory_mib, units, gpu.units), core_percent)
+    except ValueError as error:
+        raise GrantError(f"card {gpu.index} ({gpu.uuid}): {error}") from error
+
+
+def _environment(limits: tuple[CardLimit, ...], pod_units: int | None, isolation: bool) -> dict[str, str]:
+    """The vendor's variables: plain integers in one unit, since applications divide one by the other.
+
+    With several cards ``_CONTAINER`` is the amount on *one* card, as the vendor does; should kubelet have
+    spread the units unevenly it is the smallest, which holds on each of them.
+    """
+    held = sum(limit.units for limit in limits)
+    environment = {
+        ENV_VISIBLE: ",".join(limit.gpu.uuid for limit in limits),
+        ENV_INDEX: ",".join(str(limit.gpu.index) for limit in limits),
+        ENV_POD_UNITS: str(held if pod_units is None else pod_units),
+        ENV_CONTAINER_UNITS: str(min(limit.units for limit in limits)),
+        ENV_CARD_UNITS: str(limits[0].gpu.units),
+    }
+    return environment if isolation else {**environment, ENV_NO_ISOLATION: "true"}

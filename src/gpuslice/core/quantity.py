@@ -1,0 +1,46 @@
+"""Kubernetes quantities that must be whole numbers: "4", "4k", 4 and "4000m" are, "4.5" and "abc" are not."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_QUANTITY = re.compile(
+    r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20}))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?"
+)
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+
+
+def whole_number(value: object) -> int | None:
+    """The whole number that a quantity of the API stands for, None when it stands for none.
+
+    The rules are those of apimachinery's ``resource.Quantity``; a bool or a structure is no quantity.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if not isinstance(value, str):
+        return None
+    if len(value) < 16 and value.isascii() and value.isdecimal():  # nearly every quantity we meet
+        return int(value)
+    return _parse(value)
+
+
+def _parse(text: str) -> int | None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    number = Fraction(match[1]) * _factor(match[2] or "")
+    return int(number) if number.denominator == 1 else None
+
+
+def _factor(suffix: str) -> Fraction:
+    if suffix in _BINARY:
+        return Fraction(2) ** _BINARY[suffix]
+    if suffix in _DECIMAL:
+        return Fraction(10) ** _DECIMAL[suffix]
+    return Fraction(10) ** int(suffix[1:]) if suffix else Fraction(1)

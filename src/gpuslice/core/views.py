@@ -1,0 +1,120 @@
+"""From the plain values of an API object to the values that everything here speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gpuslice.core.annotations import decode_assume_time, decode_gpus, decode_placement
+from gpuslice.core.contract import (
+    ANN_ASSIGNED,
+    GPU_CORE,
+    GPU_COUNT,
+    GPU_MEM,
+    LABEL_PLACEMENT,
+    LABEL_SCHEDULE,
+    NODE_GPUS,
+)
+from gpuslice.core.errors import ContractError, InvalidRequestError
+from gpuslice.core.model import Gpu, Node, Placement, Pod, Request
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
+
+FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
+_NOTHING: Mapping[str, str] = {}
+
+
+def pod_of(
+    *,
+    uid: str,
+    namespace: str,
+    name: str,
+    node: str,
+    phase: str,
+    terminating: bool,
+    version: str,
+    specs: Sequence[ContainerSpec],
+    labels: Mapping[str, str] | None,
+    annotations: Mapping[str, str] | None,
+) -> Pod:
+    """A pod of the API. What cannot be read is told by its `problem`, not raised: one bad pod stops nobody."""
+    labels, annotations = labels or _NOTHING, annotations or _NOTHING
+    request, problem = _request(specs, labels)
+    placement, misread = _placement(annotations, node, request)
+    return Pod(
+        uid=uid,
+        namespace=namespace,
+        name=name,
+        node=node,
+        request=request,
+        placement=placement,
+        assigned=annotations.get(ANN_ASSIGNED) == "true",
+        assume_time_ns=decode_assume_time(annotations),
+        finished=phase in FINISHED_PHASES,
+        terminating=terminating,
+        problem=problem or misread,
+        version=version_number(version),
+        labels=dict(labels),
+    )
+
+
+def node_of(
+    *,
+    name: str,
+    labels: Mapping[str, str] | None,
+    annotations: Mapping[str, str] | None,
+    capacity: Mapping[str, object] | None,
+    unhealthy: frozenset[int] = frozenset(),
+) -> Node:
+    """A node of the API: no cards when it shares none (capacity without ``aliyun.com/gpu-mem``)."""
+    labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
+    gpus, problem = _gpus(annotations, capacity)
+    return Node(
+        name=name,
+        gpus=gpus,
+        unhealthy=unhealthy,
+        placement="spread" if labels.get(LABEL_PLACEMENT) == "spread" else "binpack",
+        core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
+        core_required=labels.get(LABEL_SCHEDULE) == "core_mem",
+        problem=problem,
+    )
+
+
+def version_number(resource_version: str) -> int:
+    """A resourceVersion as a number, 0 when it is none. They grow by age (KEP-5504, and always did in etcd)."""
+    return int(resource_version) if resource_version.isascii() and resource_version.isdecimal() else 0
+
+
+def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Gpu, ...]:
+    """Equal cards by node status alone, total divided by count, as the open-source gpushare reads it."""
+    units = whole_number(capacity.get(GPU_MEM)) or 0
+    count = whole_number(capacity.get(GPU_COUNT)) or 0
+    if units <= 0 or not 0 < count <= 1024:
+        return ()
+    return tuple(Gpu(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
+
+
+def _request(specs: Sequence[ContainerSpec], labels: Mapping[str, str]) -> tuple[Request | None, str]:
+    try:
+        return pod_request(specs, labels), ""
+    except InvalidRequestError as error:
+        return None, str(error)
+
+
+def _placement(
+    annotations: Mapping[str, str], node: str, request: Request | None
+) -> tuple[Placement | None, str]:
+    try:
+        return decode_placement(annotations, node, request), ""
+    except ContractError as error:
+        return None, str(error)
+
+
+def _gpus(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tuple[tuple[Gpu, ...], str]:
+    if not whole_number(capacity.get(GPU_MEM)):
+        return (), ""
+    if NODE_GPUS not in annotations:
+        return cards_of_capacity(capacity), ""
+    try:
+        return decode_gpus(annotations[NODE_GPUS]), ""
+    except ContractError as error:
+        return cards_of_capacity(capacity), str(error)
