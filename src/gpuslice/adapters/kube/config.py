@@ -8,14 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
-
-import msgspec
 
 from gpuslice.adapters.kube.credentials import (
     EXEC_VERSIONS,
@@ -28,6 +26,13 @@ from gpuslice.adapters.kube.credentials import (
     TokenFile,
 )
 from gpuslice.adapters.kube.errors import ConfigError
+from gpuslice.adapters.kube.kubeconfig import (
+    Cluster,
+    ExecSection,
+    Merged,
+    User,
+    merge,
+)
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
@@ -44,104 +49,6 @@ class Connection:
     proxy_url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
-
-
-class MissingConfigError(ConfigError):
-    """There is no kubeconfig where one was expected. `path` and `reason` for a message of one's own."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"kubeconfig {path} cannot be read: {reason}; set KUBECONFIG or give --kubeconfig")
-        self.path = path
-        self.reason = reason
-
-
-class _Part(msgspec.Struct, rename="kebab"):
-    pass
-
-
-class _Extension(_Part):
-    name: str = ""
-    extension: Any = None
-
-
-class _Cluster(_Part):
-    server: str = ""
-    certificate_authority: str = ""
-    certificate_authority_data: str = ""
-    insecure_skip_tls_verify: bool = False
-    tls_server_name: str = ""
-    proxy_url: str = ""
-    extensions: list[_Extension] | None = None
-
-
-class _Variable(_Part):
-    name: str
-    value: str
-
-
-class _ExecSection(msgspec.Struct, rename="camel"):
-    api_version: str = ""
-    command: str = ""
-    args: list[str] | None = None
-    env: list[_Variable] | None = None
-    install_hint: str = ""
-    interactive_mode: str = ""
-    provide_cluster_info: bool = False
-
-
-class _User(_Part):
-    client_certificate: str = ""
-    client_certificate_data: str = ""
-    client_key: str = ""
-    client_key_data: str = ""
-    token: str = ""
-    token_file: str = msgspec.field(default="", name="tokenFile")
-    username: str = ""
-    password: str = ""
-    exec: _ExecSection | None = None
-    auth_provider: Any = None
-    impersonate: str = msgspec.field(default="", name="as")
-    impersonate_uid: str = msgspec.field(default="", name="as-uid")
-    impersonate_groups: list[str] | None = msgspec.field(default=None, name="as-groups")
-
-
-class _Context(_Part):
-    cluster: str = ""
-    user: str = ""
-    namespace: str = ""
-
-
-class _NamedCluster(_Part):
-    name: str
-    cluster: _Cluster = msgspec.field(default_factory=_Cluster)
-
-
-class _NamedUser(_Part):
-    name: str
-    user: _User | None = None
-
-
-class _NamedContext(_Part):
-    name: str
-    context: _Context = msgspec.field(default_factory=_Context)
-
-
-class _File(_Part):
-    current_context: str | None = None
-    clusters: list[_NamedCluster] | None = None
-    users: list[_NamedUser] | None = None
-    contexts: list[_NamedContext] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Merged:
-    """Several files as one; each cluster and user with the folder that its relative paths start from."""
-
-    source: str
-    current_context: str
-    clusters: Mapping[str, tuple[_Cluster, Path]]
-    users: Mapping[str, tuple[_User, Path]]
-    contexts: Mapping[str, _Context]
 
 
 def connect(
@@ -162,7 +69,7 @@ def connect(
     if not kubeconfig and not any(path.exists() for path in paths) and _in_pod(environ, service_account):
         found = in_cluster(environ, service_account)
     else:
-        merged = _merge(paths)
+        merged = merge(paths)
         found = _connection(merged, context, interactive)
     found = replace(found, proxy_url=found.proxy_url or proxy_for(found.server, environ))
     return replace(found, namespace=namespace) if namespace else found
@@ -196,50 +103,7 @@ def _in_pod(environ: Mapping[str, str], folder: str) -> bool:
     return bool(environ.get("KUBERNETES_SERVICE_HOST")) and Path(folder, "token").exists()
 
 
-# -- files -------------------------------------------------------------------------------------------
-
-
-def _merge(paths: Sequence[Path]) -> _Merged:
-    present = [path for path in paths if path.exists()]
-    if not present:
-        raise MissingConfigError(str(paths[0]), "no such file or directory")
-    files = [(_load(path), path.parent) for path in present]
-    return _Merged(
-        source=os.pathsep.join(map(str, present)),
-        current_context=next((f.current_context for f, _ in files if f.current_context), ""),
-        clusters=_first_wins(
-            [(c.name, (c.cluster, folder)) for f, folder in files for c in f.clusters or []]
-        ),
-        users=_first_wins(
-            [(u.name, (u.user or _User(), folder)) for f, folder in files for u in f.users or []]
-        ),
-        contexts=_first_wins([(c.name, c.context) for f, _ in files for c in f.contexts or []]),
-    )
-
-
-V = TypeVar("V")
-
-
-def _first_wins(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
-    return dict(reversed(pairs))
-
-
-def _load(path: Path) -> _File:
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        document = yaml.load(path.read_bytes(), Loader=loader)
-        return msgspec.convert(document or {}, _File)
-    except OSError as error:
-        raise MissingConfigError(str(path), error.strerror or str(error)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"kubeconfig {path} is not YAML: {error}") from error
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"kubeconfig {path}: {error}") from error
-
-
-def _connection(merged: _Merged, wanted: str, interactive: bool) -> Connection:
+def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
     name = wanted or merged.current_context
     context = merged.contexts.get(name)
     if context is None:
@@ -256,7 +120,7 @@ def _connection(merged: _Merged, wanted: str, interactive: bool) -> Connection:
         raise ConfigError(
             f'kubeconfig {merged.source}: context "{name}" names user "{context.user}", which is missing'
         )
-    user, user_folder = merged.users.get(context.user, (_User(), Path()))
+    user, user_folder = merged.users.get(context.user, (User(), Path()))
     tls = _tls(cluster, cluster_folder)
     return Connection(
         server=_server(cluster, context.cluster),
@@ -269,7 +133,7 @@ def _connection(merged: _Merged, wanted: str, interactive: bool) -> Connection:
     )
 
 
-def _server(cluster: _Cluster, name: str) -> str:
+def _server(cluster: Cluster, name: str) -> str:
     server = cluster.server.rstrip("/")
     if not server:
         raise ConfigError(f'cluster "{name}" has no server')
@@ -279,7 +143,7 @@ def _server(cluster: _Cluster, name: str) -> str:
     return server
 
 
-def _tls(cluster: _Cluster, folder: Path) -> Tls:
+def _tls(cluster: Cluster, folder: Path) -> Tls:
     return Tls(
         authority=_data_or_file(
             cluster.certificate_authority_data, cluster.certificate_authority, folder, "certificate-authority"
@@ -289,7 +153,7 @@ def _tls(cluster: _Cluster, folder: Path) -> Tls:
     )
 
 
-def _credentials(user: _User, folder: Path, cluster: _Cluster, tls: Tls, interactive: bool) -> Credentials:
+def _credentials(user: User, folder: Path, cluster: Cluster, tls: Tls, interactive: bool) -> Credentials:
     if user.auth_provider is not None:
         raise ConfigError("auth-provider was removed from Kubernetes; use an exec plugin instead")
     secret = Secret(
@@ -308,7 +172,7 @@ def _credentials(user: _User, folder: Path, cluster: _Cluster, tls: Tls, interac
     return Fixed(secret)
 
 
-def _plugin(section: _ExecSection, folder: Path, cluster: _Cluster, tls: Tls) -> ExecPlugin:
+def _plugin(section: ExecSection, folder: Path, cluster: Cluster, tls: Tls) -> ExecPlugin:
     if section.api_version not in EXEC_VERSIONS:
         raise ConfigError(
             f'exec plugin {section.command}: apiVersion is "{section.api_version}", wants one of '
@@ -328,7 +192,7 @@ def _plugin(section: _ExecSection, folder: Path, cluster: _Cluster, tls: Tls) ->
     )
 
 
-def _cluster_info(cluster: _Cluster, tls: Tls) -> dict[str, Any]:
+def _cluster_info(cluster: Cluster, tls: Tls) -> dict[str, Any]:
     """What EXEC_INFO says of the cluster: absent where the kubeconfig says nothing."""
     extensions = {extension.name: extension.extension for extension in cluster.extensions or ()}
     info = {
@@ -342,7 +206,7 @@ def _cluster_info(cluster: _Cluster, tls: Tls) -> dict[str, Any]:
     return {name: value for name, value in info.items() if value}
 
 
-def _impersonation(user: _User) -> dict[str, str]:
+def _impersonation(user: User) -> dict[str, str]:
     groups = user.impersonate_groups or []
     if len(groups) > 1:
         raise ConfigError("as-groups with several groups is not supported, wants one")
@@ -373,7 +237,7 @@ def _read(path: Path, what: str) -> str:
 # -- proxies -----------------------------------------------------------------------------------------
 
 
-def _proxy(cluster: _Cluster) -> str:
+def _proxy(cluster: Cluster) -> str:
     if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in ("http", "https"):
         raise ConfigError(f'proxy-url is "{cluster.proxy_url}", wants an http or https URL')
     return cluster.proxy_url
