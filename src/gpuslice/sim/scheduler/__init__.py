@@ -1,0 +1,1 @@
+"""kube-scheduler's loop: the real order, the real failure handling, the real words, over real HTTP."""

@@ -1,0 +1,113 @@
+"""One scheduling cycle: in-tree filters, then extenders one after another, then the scores of both."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuslice.sim.scheduler import filters, scores
+from gpuslice.sim.scheduler.amounts import Object
+from gpuslice.sim.scheduler.extender import ExtenderError, HttpExtender
+from gpuslice.sim.scheduler.filters import Failure
+from gpuslice.sim.scheduler.nodes import NodeCache, NodeInfo
+from gpuslice.sim.scheduler.words import fit_error
+
+SMALL_CLUSTER = 100  # up to here every node is looked at
+LEAST_PERCENTAGE = 5
+
+
+class FitError(Exception):
+    """No node does; the text is the event's message."""
+
+
+@dataclass(slots=True)
+class Decider:
+    """Chooses nodes. `start` rotates so that a sample of a large cluster is another one each time."""
+
+    cache: NodeCache
+    extenders: Sequence[HttpExtender]
+    percentage_of_nodes: int = 0
+    rng: random.Random = field(default_factory=random.Random)
+    _start: int = 0
+
+    async def choose(self, pod: Object) -> str:
+        """The node for the pod. Raises FitError, or ExtenderError when a needed extender failed."""
+        failures: dict[str, Failure] = {}
+        feasible = self._filter(pod, failures)
+        feasible = await self._filter_by_extenders(pod, feasible, failures)
+        if not feasible:
+            raise FitError(fit_error(len(self.cache), failures))
+        if len(feasible) == 1:
+            return feasible[0].name
+        return self._best(await self._score(pod, feasible))
+
+    def _filter(self, pod: Object, failures: dict[str, Failure]) -> list[NodeInfo]:
+        """In-tree filters over nodes in rotating order until enough of them do."""
+        nodes = list(self.cache)
+        wanted = nodes_to_find(len(nodes), self.percentage_of_nodes)
+        ignored = frozenset(name for one in self.extenders for name in one.config.ignored_by_scheduler)
+        feasible: list[NodeInfo] = []
+        looked = 0
+        for looked in range(1, len(nodes) + 1):
+            node = nodes[(self._start + looked - 1) % len(nodes)]
+            failure = filters.check(pod, node, ignored)
+            if failure is not None:
+                failures[node.name] = failure
+                continue
+            feasible.append(node)
+            if len(feasible) >= wanted:
+                break
+        self._start = (self._start + looked) % len(nodes) if nodes else 0
+        return feasible
+
+    async def _filter_by_extenders(
+        self, pod: Object, feasible: list[NodeInfo], failures: dict[str, Failure]
+    ) -> list[NodeInfo]:
+        for extender in self.extenders:
+            if not feasible:
+                break
+            if not extender.is_interested(pod):
+                continue
+            try:
+                answer = await extender.filter(pod, feasible)
+            except ExtenderError:
+                if extender.config.ignorable:
+                    continue
+                raise
+            failures.update({name: Failure((why,)) for name, why in answer.failed.items()})
+            failures.update({name: Failure((why,), unresolvable=True) for name, why in answer.never.items()})
+            kept = set(answer.nodes)
+            feasible = [node for node in feasible if node.name in kept]
+        return feasible
+
+    async def _score(self, pod: Object, feasible: list[NodeInfo]) -> dict[str, int]:
+        """In-tree and extenders' scores added up; an extender that fails here simply has no say."""
+        result = scores.scores(pod, feasible)
+        interested = [one for one in self.extenders if one.is_interested(pod)]
+        answers = await asyncio.gather(*(self._prioritize(one, pod, feasible) for one in interested))
+        for answer in answers:
+            for name in result.keys() & answer.keys():
+                result[name] += answer[name]
+        return result
+
+    async def _prioritize(
+        self, extender: HttpExtender, pod: Object, feasible: list[NodeInfo]
+    ) -> dict[str, int]:
+        try:
+            return await extender.prioritize(pod, feasible)
+        except ExtenderError:
+            return {}
+
+    def _best(self, by_node: dict[str, int]) -> str:
+        highest = max(by_node.values())
+        return self.rng.choice(sorted(name for name, score in by_node.items() if score == highest))
+
+
+def nodes_to_find(nodes: int, percentage: int = 0) -> int:
+    """How many feasible nodes are enough: all of a small cluster, a shrinking share of a large one."""
+    if nodes < SMALL_CLUSTER or percentage >= 100:
+        return nodes
+    share = percentage or max(LEAST_PERCENTAGE, 50 - nodes // 125)
+    return max(SMALL_CLUSTER, nodes * share // 100)
