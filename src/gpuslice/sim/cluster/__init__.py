@@ -1,0 +1,1 @@
+"""A Kubernetes API server in memory: pure, synchronous, with the clock and the dice handed in."""

@@ -1,0 +1,7 @@
+from __future__ import annotations
+from .errors import unsupported_media_type
+
+
+def apply(cluster, target, request):
+    raise unsupported_media_type("x")
+    yield

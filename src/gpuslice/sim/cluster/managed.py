@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from .metadata import same_content as same
+
+
+def record(*args, **kw):
+    pass
