@@ -221,7 +221,7 @@ def _impersonation(user: User) -> dict[str, str]:
 def _data_or_file(data: str, path: str, folder: Path, what: str) -> str:
     if data:
         try:
-            return base64.b64decode(data, validate=False).decode("ascii")
+            return base64.b64decode("".join(data.split()), validate=True).decode("ascii")
         except (binascii.Error, UnicodeDecodeError) as error:
             raise ConfigError(f"{what}-data is not base64 of a PEM text") from error
     return _read(folder / path, what) if path else ""

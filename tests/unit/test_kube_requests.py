@@ -1,0 +1,143 @@
+"""What the client sends: paths, preconditions, content types; and how answers to them are told apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError
+from gpuslice.adapters.kube.resources import DEPLOYMENTS, NODES, PODS, Resource
+from tests.unit.kube_wire import ScriptedTransport, answer, failure, pod
+
+WIDGETS = Resource("example.com/v1", "widgets", "Widget", dict)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        (PODS.path(), "/api/v1/pods"),
+        (PODS.path("ns"), "/api/v1/namespaces/ns/pods"),
+        (PODS.path("ns", "a", "binding"), "/api/v1/namespaces/ns/pods/a/binding"),
+        (NODES.path("", "n", "status"), "/api/v1/nodes/n/status"),
+        (NODES.path("ignored", "n"), "/api/v1/nodes/n"),
+        (DEPLOYMENTS.path("ns", "d", "scale"), "/apis/apps/v1/namespaces/ns/deployments/d/scale"),
+        (WIDGETS.path("ns", "a b"), "/apis/example.com/v1/namespaces/ns/widgets/a%20b"),
+    ],
+)
+def test_paths(path: str, wanted: str) -> None:
+    assert path == wanted
+
+
+def test_one_object_of_a_namespace_needs_the_namespace() -> None:
+    with pytest.raises(ValueError, match="which namespace"):
+        PODS.path("", "a")
+
+
+async def sent(act: Any, reply: Any = None) -> tuple[str, str, dict[str, str], dict[str, str], Any]:
+    """What `act` puts on the wire: method, path, query, headers, document."""
+    transport = ScriptedTransport(reply or answer(pod("a", "1")))
+    await act(KubeClient(transport))
+    (request,) = transport.requests
+    headers = {name: value for name, value in request.headers.items() if name != "Accept"}
+    document = json.loads(request.body) if request.body else None
+    return request.method, request.path, dict(request.query), headers, document
+
+
+async def test_a_merge_patch_names_the_object_it_means() -> None:
+    method, path, query, headers, document = await sent(
+        lambda c: c.merge_patch(PODS, "a", {"metadata": {"annotations": {"x": None}}}, "ns", uid="u-1")
+    )
+    assert (method, path) == ("PATCH", "/api/v1/namespaces/ns/pods/a")
+    assert headers == {"Content-Type": "application/merge-patch+json"}
+    assert query == {"fieldManager": "gpuslice"}
+    assert document == {"metadata": {"annotations": {"x": None}, "uid": "u-1"}}
+
+
+async def test_a_json_patch_checks_first() -> None:
+    operation = {"op": "add", "path": "/spec/x", "value": 1}
+    *_, headers, document = await sent(
+        lambda c: c.json_patch(PODS, "a", [operation], "ns", uid="u", resource_version="5")
+    )
+    assert headers == {"Content-Type": "application/json-patch+json"}
+    assert document == [
+        {"op": "replace", "path": "/metadata/uid", "value": "u"},
+        {"op": "replace", "path": "/metadata/resourceVersion", "value": "5"},
+        operation,
+    ]
+
+
+async def test_status_has_its_own_path() -> None:
+    reply = answer({"metadata": {"name": "n"}})
+    _, path, _, _, document = await sent(
+        lambda c: c.patch_status(NODES, "n", {"capacity": {"x": "1"}}), reply
+    )
+    assert path == "/api/v1/nodes/n/status"
+    assert document == {"status": {"capacity": {"x": "1"}}}
+
+
+async def test_apply_says_who_we_are() -> None:
+    method, path, query, headers, document = await sent(
+        lambda c: c.apply(WIDGETS, {"metadata": {"name": "w", "namespace": "ns"}}, force=True)
+    )
+    assert (method, path) == ("PATCH", "/apis/example.com/v1/namespaces/ns/widgets/w")
+    assert headers == {"Content-Type": "application/apply-patch+yaml"}
+    assert query == {"fieldManager": "gpuslice", "force": "true"}
+    assert document["kind"] == "Widget"
+    assert document["apiVersion"] == "example.com/v1"
+
+
+async def test_delete_carries_preconditions_and_grace() -> None:
+    method, _, _, _, document = await sent(
+        lambda c: c.delete(PODS, "a", "ns", uid="u", grace_s=0, propagation="Background")
+    )
+    assert method == "DELETE"
+    assert document == {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "preconditions": {"uid": "u"},
+        "gracePeriodSeconds": 0,
+        "propagationPolicy": "Background",
+    }
+
+
+async def test_a_binding_names_pod_uid_and_node() -> None:
+    _, path, _, _, document = await sent(lambda c: c.bind("ns", "a", "node-1", uid="u"))
+    assert path == "/api/v1/namespaces/ns/pods/a/binding"
+    assert document["target"] == {"apiVersion": "v1", "kind": "Node", "name": "node-1"}
+    assert document["metadata"] == {"name": "a", "namespace": "ns", "uid": "u"}
+
+
+async def test_a_pod_that_has_its_node_is_told_apart_from_a_conflict() -> None:
+    taken = failure(409, "Conflict", 'Operation cannot be fulfilled: pod a is already assigned to node "n"')
+    stale = failure(409, "Conflict", "Precondition failed: UID in precondition: u, UID in object meta: v")
+    with pytest.raises(AlreadyExistsError):
+        await KubeClient(ScriptedTransport(taken)).bind("ns", "a", "n")
+    with pytest.raises(ConflictError):
+        await KubeClient(ScriptedTransport(stale)).bind("ns", "a", "n", uid="u")
+
+
+async def test_another_uid_is_a_conflict_also_where_the_server_says_invalid() -> None:
+    immutable = [{"reason": "FieldValueInvalid", "message": "field is immutable", "field": "metadata.uid"}]
+    refused = failure(422, "Invalid", "Pod is invalid", causes=immutable)
+    with pytest.raises(ConflictError):
+        await KubeClient(ScriptedTransport(refused)).merge_patch(PODS, "a", {}, "ns", uid="u")
+
+
+async def test_another_invalid_field_stays_invalid() -> None:
+    refused = failure(422, "Invalid", "Pod is invalid", causes=[{"message": "no", "field": "spec.nodeName"}])
+    with pytest.raises(InvalidError):
+        await KubeClient(ScriptedTransport(refused)).merge_patch(PODS, "a", {}, "ns", uid="u")
+
+
+async def test_an_answer_of_another_shape_is_told_with_its_place() -> None:
+    odd = answer({"metadata": {"name": 5}})
+    with pytest.raises(InvalidError, match=r"Expected `str`, got `int` - at `\$.metadata.name`"):
+        await KubeClient(ScriptedTransport(odd)).get(PODS, "a", "ns")
+
+
+async def test_a_null_list_is_an_empty_list() -> None:
+    listing = await KubeClient(ScriptedTransport(answer({"metadata": {}, "items": None}))).list(PODS)
+    assert listing.items == []

@@ -1,0 +1,215 @@
+"""The reflector tells the truth about a collection, whatever happens to its connection."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import UnavailableError
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
+from tests.unit.kube_wire import (
+    EndOfScriptError,
+    ScriptedTransport,
+    VirtualTime,
+    failure,
+    line,
+    page,
+    pod,
+)
+
+
+class Followed:
+    """A reflector run to the end of its script."""
+
+    def __init__(self, *script: Any, **options: Any) -> None:
+        self.time = VirtualTime()
+        self.transport = ScriptedTransport(*script)
+        self.changes: list[Change[Any]] = []
+        self.reflector = Reflector(
+            KubeClient(self.transport),
+            PODS,
+            self.changes.append,
+            sleep=self.time.sleep,
+            clock=self.time.clock,
+            rng=random.Random(1),
+            **options,
+        )
+
+    async def run(self) -> Followed:
+        with pytest.raises(EndOfScriptError):
+            await self.reflector.run()
+        return self
+
+    def told(self) -> list[str]:
+        return [
+            f"{change.kind} {change.object.metadata.name if change.object else ''}".strip()
+            for change in self.changes
+        ]
+
+    def last(self, place: int) -> Any:
+        """The object of one change."""
+        return self.changes[place].object
+
+    def versions(self) -> list[str]:
+        """The resourceVersion of each request; "" for a list."""
+        return [request.query.get("resourceVersion", "") for request in self.transport.requests]
+
+
+async def test_what_is_there_at_the_start_is_added_and_then_synced() -> None:
+    followed = await Followed(page("7", pod("a", "3"), pod("b", "4"))).run()
+    assert followed.told() == ["added a", "added b", "synced"]
+    assert followed.reflector.synced.is_set()
+    assert followed.versions() == ["", "7"]
+
+
+async def test_a_list_is_read_in_pages() -> None:
+    followed = await Followed(page("7", pod("a", "3"), more="next"), page("7", pod("b", "4"))).run()
+    assert followed.told() == ["added a", "added b", "synced"]
+    first, second, watch = followed.transport.requests
+    assert first.query == {"limit": "500"}
+    assert second.query == {"limit": "500", "continue": "next"}
+    assert watch.query["allowWatchBookmarks"] == "true"
+
+
+async def test_pages_that_expire_are_replaced_by_one_whole_answer() -> None:
+    followed = await Followed(
+        page("7", pod("a", "3"), more="next"), failure(410, "Expired"), page("9", pod("b", "8"))
+    ).run()
+    assert followed.told() == ["added b", "synced"]
+    assert "limit" not in followed.transport.requests[2].query
+
+
+async def test_changes_come_with_what_was_known_before() -> None:
+    followed = await Followed(
+        page("7", pod("a", "3")),
+        [line("MODIFIED", pod("a", "8")), line("ADDED", pod("b", "9")), line("DELETED", pod("a", "10"))],
+    ).run()
+    assert followed.told() == ["added a", "synced", "modified a", "added b", "deleted a"]
+    modified = followed.changes[2]
+    assert modified.old is not None
+    assert modified.old.metadata.resource_version == "3"
+    assert followed.last(-1).metadata.resource_version == "10"
+
+
+async def test_a_watch_that_ends_resumes_where_it_was() -> None:
+    followed = await Followed(
+        page("7"), [line("ADDED", pod("a", "8"))], [line("ADDED", pod("b", "12"))]
+    ).run()
+    assert followed.versions() == ["", "7", "8", "12"]
+    assert followed.time.slept == []
+
+
+async def test_a_bookmark_moves_the_place_to_resume_from() -> None:
+    followed = await Followed(page("7"), [line("BOOKMARK", {"metadata": {"resourceVersion": "40"}})]).run()
+    assert followed.versions() == ["", "7", "40"]
+    assert followed.told() == ["synced"]
+
+
+@pytest.mark.parametrize(
+    "expired",
+    [
+        [line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})],
+        failure(410, "Expired"),
+    ],
+    ids=["as a line", "as the answer"],
+)
+async def test_after_410_a_new_list_reports_what_was_missed(expired: Any) -> None:
+    followed = await Followed(
+        page("7", pod("gone", "3"), pod("changed", "4"), pod("same", "5")),
+        expired,
+        page("90", pod("changed", "80"), pod("same", "5"), pod("new", "81")),
+    ).run()
+    assert followed.told()[4:] == ["deleted gone", "modified changed", "added new"]
+    assert followed.versions() == ["", "7", "", "90"]
+    assert followed.time.slept == []
+
+
+async def test_an_object_made_anew_under_its_name_is_deleted_first() -> None:
+    followed = await Followed(
+        page("7", pod("a-0", "3", uid="old")),
+        failure(410, "Expired"),
+        page("20", pod("a-0", "15", uid="new")),
+        [line("MODIFIED", pod("a-0", "25", uid="newest"))],
+    ).run()
+    assert followed.told()[2:] == ["deleted a-0", "added a-0", "deleted a-0", "added a-0"]
+    assert [followed.last(place).metadata.uid for place in (2, 3, 4, 5)] == ["old", "new", "new", "newest"]
+
+
+async def test_a_late_delete_of_an_earlier_namesake_leaves_the_new_one() -> None:
+    followed = await Followed(
+        page("7", pod("a-0", "3", uid="new")), [line("DELETED", pod("a-0", "8", uid="old"))]
+    ).run()
+    assert followed.told() == ["added a-0", "synced"]
+    assert ("default", "a-0") in followed.reflector.objects
+
+
+async def test_an_event_told_twice_is_passed_on_once() -> None:
+    again = line("ADDED", pod("a", "8"))
+    followed = await Followed(page("7"), [again, again]).run()
+    assert followed.told() == ["synced", "added a"]
+
+
+async def test_waits_grow_to_a_limit_and_start_anew_after_success() -> None:
+    down = UnavailableError("down")
+    followed = await Followed(
+        *[down] * 9,
+        page("7"),
+        down,
+        pace=Pace(first_delay_s=1, longest_delay_s=30),
+    ).run()
+    waits = followed.time.slept
+    for wait, longest in zip(waits, [1, 2, 4, 8, 16, 30, 30, 30, 30, 1], strict=True):
+        assert longest / 2 <= wait <= longest
+
+
+async def test_a_lost_connection_resumes_and_does_not_list_again() -> None:
+    lost = UnavailableError("connection lost")
+    followed = await Followed(page("7"), [line("ADDED", pod("a", "8")), lost], []).run()
+    assert followed.versions()[:3] == ["", "7", "8"]
+
+
+async def test_the_server_may_ask_for_a_longer_wait() -> None:
+    followed = await Followed(UnavailableError("busy", retry_after_s=12), page("7")).run()
+    assert followed.time.slept == [12]
+
+
+async def test_a_refusal_is_retried_with_a_new_list() -> None:
+    followed = await Followed(page("7"), failure(403, "Forbidden", "no"), page("9")).run()
+    assert followed.versions() == ["", "7", "", "9"]
+    assert len(followed.time.slept) == 1
+
+
+async def test_a_watch_that_ends_at_once_and_empty_is_not_hammered() -> None:
+    followed = await Followed(page("7"), [], [], []).run()
+    assert len(followed.time.slept) == 3
+
+
+async def test_a_quiet_watch_that_lasted_is_no_failure() -> None:
+    time = VirtualTime()
+    followed = Followed(page("7"), [lambda: setattr(time, "now_s", time.now_s + 60)])
+    followed.reflector._clock = time.clock
+    await followed.run()
+    assert followed.time.slept == []
+
+
+async def test_an_error_of_the_consumer_ends_the_run() -> None:
+    def refuse(_: Change[Any]) -> None:
+        raise ZeroDivisionError
+
+    reflector = Reflector(KubeClient(ScriptedTransport(page("7", pod("a", "3")))), PODS, refuse)
+    with pytest.raises(ZeroDivisionError):
+        await reflector.run()
+
+
+async def test_plain_dicts_can_be_followed_too() -> None:
+    seen: list[Any] = []
+    transport = ScriptedTransport(page("7", pod("a", "3")), [line("DELETED", pod("a", "8"))])
+    reflector = Reflector(KubeClient(transport), PODS.as_dict(), seen.append, namespace="default")
+    with pytest.raises(EndOfScriptError):
+        await reflector.run()
+    assert [change.kind for change in seen] == [ChangeKind.ADDED, ChangeKind.SYNCED, ChangeKind.DELETED]
+    assert transport.requests[0].path == "/api/v1/namespaces/default/pods"
