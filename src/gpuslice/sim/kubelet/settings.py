@@ -1,0 +1,43 @@
+"""What one simulated kubelet is started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSettings:
+    """One node. `root` plays /var/lib/kubelet; everything the kubelet writes is under it.
+
+    `speed_up` divides the waits of crash and image back-off, so that a demo need not take minutes.
+    `node_status_s` is how often the node status is compared with what was reported (10 s).
+    `driver` is the folder of the simulated driver and `gpu_state` its state file; None on a node without cards.
+    """
+
+    name: str
+    root: Path
+    internal_ip: str = "127.0.0.1"
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()
+    capacity: Mapping[str, str] = field(
+        default_factory=lambda: {"cpu": "12", "memory": "94Gi", "pods": "110", "ephemeral-storage": "100Gi"}
+    )
+    version: str = "v1.36.2"
+    pod_subnet: str = "172.20.64"
+    driver: Path | None = None
+    gpu_state: Path | None = None
+    speed_up: float = 1.0
+    node_status_s: float = 10.0
+    lease_s: float = 10.0
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    @property
+    def plugin_folder(self) -> Path:
+        return self.root / "device-plugins"
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        return self.root / "pod-resources" / "kubelet.sock"
