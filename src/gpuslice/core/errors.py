@@ -17,7 +17,7 @@ class InvalidRequestError(GpusliceError):
 
 
 class ContractError(GpusliceError):
-    """An annotation, ConfigMap or payload of the contract cannot be read; leave that object out and say so."""
+    """An annotation, ConfigMap or payload of the contract cannot be read; leave it out and say so."""
 
     def __init__(self, field: str, value: object, wants: str) -> None:
         super().__init__(f'{field} is "{value}", wants {wants}')

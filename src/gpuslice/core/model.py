@@ -41,7 +41,7 @@ class Node:
     name: str
     gpus: tuple[Gpu, ...]
     unhealthy: frozenset[int] = frozenset()
-    placement: str = "binpack"
+    placement: str = ""  # binpack or spread where the node's label says so, else the policy decides
     core_percent: int = 0  # of each card; 0 where the node does not divide compute
     core_required: bool = False  # every pod here has to ask for compute as well as memory
     problem: str = ""
@@ -104,10 +104,18 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node cannot hold a request. `never`: not even after every pod there is gone."""
+    """Why a node cannot hold a request.
+
+    `reason` is the vendor's short text, equal on all nodes so that kube-scheduler can count them; `detail`
+    tells what was asked of this node and the most that would fit. `never`: not even an empty node holds it.
+    """
 
     reason: str
     never: bool = False
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
 @dataclass(frozen=True, slots=True)

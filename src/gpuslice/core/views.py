@@ -36,9 +36,9 @@ def pod_of(
     labels: Mapping[str, str] | None,
     annotations: Mapping[str, str] | None,
 ) -> Pod:
-    """A pod of the API. What cannot be read is told by its `problem`, not raised: one bad pod stops nobody."""
+    """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody."""
     labels, annotations = labels or _NOTHING, annotations or _NOTHING
-    request, problem = _request(specs, labels)
+    request, problem = _request(specs, labels, bound=bool(node))
     placement, misread = _placement(annotations, node, request)
     return Pod(
         uid=uid,
@@ -72,7 +72,7 @@ def node_of(
         name=name,
         gpus=gpus,
         unhealthy=unhealthy,
-        placement="spread" if labels.get(LABEL_PLACEMENT) == "spread" else "binpack",
+        placement=labels.get(LABEL_PLACEMENT, ""),
         core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
         core_required=labels.get(LABEL_SCHEDULE) == "core_mem",
         problem=problem,
@@ -80,7 +80,7 @@ def node_of(
 
 
 def version_number(resource_version: str) -> int:
-    """A resourceVersion as a number, 0 when it is none. They grow by age (KEP-5504, and always did in etcd)."""
+    """A resourceVersion as a number, 0 when it is none; the larger is the newer (KEP-5504)."""
     return int(resource_version) if resource_version.isascii() and resource_version.isdecimal() else 0
 
 
@@ -93,11 +93,21 @@ def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Gpu, ...]:
     return tuple(Gpu(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
 
 
-def _request(specs: Sequence[ContainerSpec], labels: Mapping[str, str]) -> tuple[Request | None, str]:
+def _request(
+    specs: Sequence[ContainerSpec], labels: Mapping[str, str], bound: bool
+) -> tuple[Request | None, str]:
     try:
         return pod_request(specs, labels), ""
     except InvalidRequestError as error:
-        return None, str(error)
+        return _amount_held(specs) if bound else None, str(error)
+
+
+def _amount_held(specs: Sequence[ContainerSpec]) -> Request | None:
+    """What a wrongly labelled pod holds that is bound all the same: the memory is gone either way."""
+    try:
+        return pod_request(specs)
+    except InvalidRequestError:
+        return None
 
 
 def _placement(

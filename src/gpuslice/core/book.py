@@ -1,0 +1,65 @@
+"""One node's page of the ledger: who holds what on its cards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpuslice.core.model import Node, Placement, Pod, Share
+from gpuslice.core.placement import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A pod in the book. `placement` is None when it is not known where on its node it sits.
+
+    `assumed`: we decided so and the API server has not shown it yet.
+    """
+
+    pod: Pod
+    node: str
+    placement: Placement | None
+    assumed: bool = False
+
+    @property
+    def unplaced_units(self) -> int:
+        if self.placement is not None or self.pod.request is None:
+            return 0
+        return self.pod.request.units
+
+
+@dataclass(slots=True)
+class NodeBook:
+    """A node and who is on it. `node` is None while only its pods are known."""
+
+    name: str
+    node: Node | None = None
+    holdings: dict[str, Holding] = field(default_factory=dict)  # by uid
+
+    def used(self) -> dict[int, int]:
+        """Units promised per card index, also of cards that are not there (any more)."""
+        return self._sum(lambda share: share.units)
+
+    def core_used(self) -> dict[int, int]:
+        return self._sum(lambda share: share.core_percent)
+
+    def unplaced_units(self) -> int:
+        return sum(holding.unplaced_units for holding in self.holdings.values())
+
+    def state(self) -> NodeState:
+        """What is free now; never less than nothing, whatever the book says."""
+        node = self.node or Node(self.name, ())
+        used, core, unplaced = self.used(), self.core_used(), self.unplaced_units()
+        left = tuple(
+            0 if gpu.index in node.unhealthy else max(0, gpu.units - used.get(gpu.index, 0) - unplaced)
+            for gpu in node.gpus
+        )
+        core_left = tuple(max(0, node.core_percent - core.get(gpu.index, 0)) for gpu in node.gpus)
+        return NodeState(node, left, core_left)
+
+    def _sum(self, amount: Callable[[Share], int]) -> dict[int, int]:
+        sums: dict[int, int] = {}
+        for holding in self.holdings.values():
+            for share in holding.placement.shares if holding.placement else ():
+                sums[share.gpu] = sums.get(share.gpu, 0) + amount(share)
+        return sums

@@ -1,0 +1,108 @@
+"""Which cards of one node hold a request, and if none do, why not.
+
+The short texts are the vendor's, so that dashboards and habits keep working: checked letter by letter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuslice.core.contract import GPU_CORE
+from gpuslice.core.model import Node, Placement, Refusal, Request, Share
+
+NO_ROOM = "Insufficient GPU Memory in one device"
+NO_ROOM_IN_SEVERAL = "Insufficient GPU Memory in {count} devices"
+NO_CORE = f"Insufficient {GPU_CORE} in one device"
+CORE_REQUIRED = f"The node takes only pods that ask for {GPU_CORE} too"
+SPREAD = "spread"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node as it stands: its cards and, in the same order, what is free of each.
+
+    A card that must not be used (unhealthy) has nothing free. `left` in units, `core_left` in percent.
+    """
+
+    node: Node
+    left: tuple[int, ...]
+    core_left: tuple[int, ...]
+
+
+def not_shared(node_name: str) -> Refusal:
+    """The refusal of a node without shared cards, known to us or not."""
+    return Refusal(f"The node {node_name} is not for GPU share, need skip", never=True)
+
+
+def place(state: NodeState, request: Request, slots: Sequence[int] | None = None) -> Placement | Refusal:
+    """Put `request` on `state`, on the cards at `slots` if a policy has chosen them.
+
+    Without `slots`, and where the node's label asks for one way of packing, the node's rule decides: the
+    cards with least free among those that fit, or with most free for ``spread``; the lowest index on ties.
+    """
+    if slots is None or state.node.placement:
+        slots = choose_slots(state, request)
+    if not slots or not all(_fits(state, request, slot) for slot in slots):
+        return refuse(state, request)
+    if request.core_percent == 0 and state.node.core_required:
+        return refuse(state, request)
+    cards = sorted(state.node.gpus[slot].index for slot in slots)
+    shares = (Share(card, request.units_per_gpu, request.core_percent) for card in cards)
+    return Placement(state.node.name, tuple(shares))
+
+
+def choose_slots(state: NodeState, request: Request) -> tuple[int, ...]:
+    """Positions in ``node.gpus`` of the cards to take; empty when there are not enough that fit."""
+    sign = -1 if state.node.placement == SPREAD else 1
+    fitting = [slot for slot in range(len(state.left)) if _fits(state, request, slot)]
+    if len(fitting) < request.gpu_count:
+        return ()
+    return tuple(sorted(fitting, key=lambda slot: (sign * state.left[slot], slot))[: request.gpu_count])
+
+
+def refuse(state: NodeState, request: Request) -> Refusal:
+    """Why `state` does not hold `request`: what was asked, what is missing, the most that would fit."""
+    node = state.node
+    if not node.gpus:
+        return not_shared(node.name)
+    if request.core_percent == 0 and node.core_required:
+        return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
+    roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_gpu]
+    if request.core_percent and roomy:
+        return _refuse_core(state, request, roomy)
+    return _refuse_memory(state, request, roomy)
+
+
+def _refuse_core(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
+    most = max(state.core_left[slot] for slot in roomy)
+    detail = (
+        f"asked for {request.core_percent} % of the compute of one card that has {request.units} units free; "
+        f"the most left on such a card of {state.node.name} is {most} %"
+    )
+    return Refusal(NO_CORE, never=state.node.core_percent < request.core_percent, detail=detail)
+
+
+def _refuse_memory(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
+    node, each = state.node, request.units_per_gpu
+    large_enough = sum(gpu.units >= each for gpu in node.gpus)
+    never = large_enough < request.gpu_count
+    if request.gpu_count > 1:
+        detail = (
+            f"asked for {each} units on each of {request.gpu_count} cards; {node.name} has that much free "
+            f"on {len(roomy)} of {len(node.gpus)} cards"
+        )
+        return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.gpu_count), never, detail)
+    return Refusal(NO_ROOM, never, f"asked for {each} units on one card; {_most_free(state)}")
+
+
+def _most_free(state: NodeState) -> str:
+    slot = max(range(len(state.left)), key=lambda slot: state.left[slot])
+    gpu = state.node.gpus[slot]
+    largest = max(card.units for card in state.node.gpus)
+    most = f"{state.left[slot]} of {gpu.units} (card {gpu.index})"
+    return f"the most free on one card of {state.node.name} is {most}, its largest card has {largest}"
+
+
+def _fits(state: NodeState, request: Request, slot: int) -> bool:
+    return state.left[slot] >= request.units_per_gpu and state.core_left[slot] >= request.core_percent
