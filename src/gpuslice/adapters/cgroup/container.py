@@ -1,0 +1,85 @@
+"""From a process to the container it runs in, by its cgroup path.
+
+Understood are cgroup v1 and v2, the systemd and the cgroupfs driver, containerd, CRI-O, Docker and Podman,
+and clusters that run inside a container themselves (kind): of nested containers the one that the node's own
+kubelet started counts, which is the first below a pod.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRef:
+    """A container as a cgroup path names it. `pod_uid` is "" for one that belongs to no pod.
+
+    The uid of a static pod is the hash of its manifest (annotation ``kubernetes.io/config.hash``), not the
+    uid that the API server gave to its mirror.
+    """
+
+    container_id: str
+    pod_uid: str = ""
+    runtime: str = ""
+
+
+_UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+_POD = re.compile(rf"(?:^|-)pod({_UID})(?:\.slice)?$")
+_CONTAINER = re.compile(
+    r"^(?:(cri-containerd|crio|docker|libpod|containerd)[-:])?([0-9a-f]{64})(?:\.scope)?$"
+)
+_RUNTIMES = {"cri-containerd": "containerd", "crio": "cri-o", "libpod": "podman"}
+_HELPERS = ("crio-conmon-", "libpod-conmon-")  # the monitor beside a container, not the container
+
+
+def parse_cgroup(text: str) -> ContainerRef | None:
+    """The container that ``/proc/<pid>/cgroup`` names; None for a process of the host.
+
+    With cgroup v1 each controller has its line; one that names a pod counts more than one that does not.
+    """
+    found = [ref for path in _paths(text) if (ref := parse_path(path)) is not None]
+    return max(found, key=lambda ref: bool(ref.pod_uid), default=None)
+
+
+def parse_path(path: str) -> ContainerRef | None:
+    """The container of one cgroup path, absolute or as seen from another cgroup namespace (``/../…``)."""
+    parts = [part for each in path.split("/") for part in _split_unit(each)]
+    for place, part in enumerate(parts):
+        if pod := _POD.search(part):
+            return _first_container(parts[place + 1 :], pod[1].replace("_", "-"))
+    return _first_container(parts, "")
+
+
+def _first_container(parts: Iterable[str], pod_uid: str) -> ContainerRef | None:
+    for part in parts:
+        if part.startswith(_HELPERS):
+            return None
+        if match := _CONTAINER.match(part):
+            prefix = match[1] or ""
+            return ContainerRef(match[2], pod_uid, _RUNTIMES.get(prefix, prefix))
+    return None
+
+
+def _split_unit(part: str) -> list[str]:
+    """containerd under a systemd slice without its systemd driver: ``<pod>.slice:cri-containerd:<id>``."""
+    slice_name, separator, rest = part.partition(".slice:")
+    return [slice_name, rest] if separator else [part]
+
+
+def _paths(text: str) -> Iterator[str]:
+    """``hierarchy:controllers:path``; a path may hold colons itself."""
+    for line in text.splitlines():
+        fields = line.split(":", 2)
+        if len(fields) == 3:
+            yield fields[2]
+
+
+def container_of(pid: int, proc: Path = Path("/proc")) -> ContainerRef | None:
+    """The container of a running process; None when it is of the host, or gone. `proc` may be the host's."""
+    try:
+        return parse_cgroup((proc / str(pid) / "cgroup").read_text(errors="replace"))
+    except (FileNotFoundError, ProcessLookupError):
+        return None

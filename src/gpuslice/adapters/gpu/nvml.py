@@ -1,0 +1,173 @@
+"""Cards as NVML tells of them, over NVIDIA's own binding.
+
+NVML's calls block and may hang with the driver, so they run in two threads: one for questions, one that waits
+for events. A card that fails alone is reported as lost and leaves the others readable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import pynvml
+
+from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.worker import BlockingWorker
+from gpuslice.core.units import MIB
+
+T = TypeVar("T")
+
+EVENT_WAIT_MS = 1000
+NO_NUMA_NODE = 0xFFFFFFFF
+
+
+class NvmlSource:
+    """`GpuSource` over ``libnvidia-ml.so.1``; `library` names the file where the loader would not find it."""
+
+    def __init__(self, *, library: str = "", timeout_s: float = 10.0) -> None:
+        self._driver = _Driver(library)
+        self._timeout_s = timeout_s
+        self._questions = BlockingWorker("NVML")
+        self._waiting = BlockingWorker("NVML events")
+
+    async def inventory(self) -> Inventory:
+        return await self._questions.call(_translated(self._driver.inventory), self._timeout_s)
+
+    async def events(self) -> AsyncIterator[XidEvent]:
+        """Xid events of all cards that can report them; nothing is lost between two questions."""
+        events = await self._questions.call(_translated(self._driver.subscribe), self._timeout_s)
+        wait = _translated(lambda: self._driver.wait(events))
+        try:
+            while True:
+                event = await self._waiting.call(wait, EVENT_WAIT_MS / 1000 + self._timeout_s)
+                if event is not None:
+                    yield event
+        finally:
+            with contextlib.suppress(GpuUnavailableError):
+                await self._waiting.call(_translated(lambda: pynvml.nvmlEventSetFree(events)), 1.0)
+
+    async def close(self) -> None:
+        with contextlib.suppress(GpuUnavailableError):
+            await self._questions.call(_translated(self._driver.shutdown), 1.0)
+
+
+def _translated(function: Callable[[], T]) -> Callable[[], T]:
+    def call() -> T:
+        try:
+            return function()
+        except pynvml.NVMLError as error:
+            raise GpuUnavailableError(f"NVML: {error}") from error
+
+    return call
+
+
+class _Driver:
+    """The blocking side. Initialised at the first question, and again after the driver itself failed."""
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._initialised = False
+        self._uuids: dict[int, str] = {}  # by handle: an event of a dead card can still be attributed
+
+    def inventory(self) -> Inventory:
+        self._initialise()
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            version = _text(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError:
+            self.shutdown()  # e.g. after the driver was reloaded: start from the beginning next time
+            raise
+        found = [self._read(position) for position in range(count)]
+        cards = sorted((one for one in found if isinstance(one, Card)), key=lambda card: card.index)
+        lost = tuple(one for one in found if isinstance(one, LostCard))
+        return Inventory(tuple(cards), lost, version)
+
+    def subscribe(self) -> Any:
+        """An event set with every card in it that can report Xid errors."""
+        self.inventory()  # names the handles
+        events = pynvml.nvmlEventSetCreate()
+        for position in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # lost, or too old to report
+                handle = pynvml.nvmlDeviceGetHandleByIndex(position)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        return events
+
+    def wait(self, events: Any) -> XidEvent | None:
+        try:
+            data = pynvml.nvmlEventSetWait_v2(events, EVENT_WAIT_MS)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
+        if data.eventType != pynvml.nvmlEventTypeXidCriticalError:
+            return None
+        return XidEvent(int(data.eventData), self._uuid_of(data.device))
+
+    def shutdown(self) -> None:
+        if self._initialised:
+            self._initialised = False
+            pynvml.nvmlShutdown()
+
+    def _initialise(self) -> None:
+        if self._initialised:
+            return
+        if self._library:
+            # The binding opens the library by its soname; one that is loaded already answers to it.
+            try:
+                ctypes.CDLL(self._library, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise GpuUnavailableError(f"NVML library {self._library}: {error}") from error
+        pynvml.nvmlInit()
+        self._initialised = True
+
+    def _read(self, position: int) -> Card | LostCard:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(position)
+            card = _card(handle, position)
+        except pynvml.NVMLError as error:
+            return LostCard(position, str(error))
+        self._uuids[_address(handle)] = card.uuid
+        return card
+
+    def _uuid_of(self, handle: Any) -> str:
+        known = self._uuids.get(_address(handle), "")
+        if known or not _address(handle):
+            return known
+        try:
+            return _text(pynvml.nvmlDeviceGetUUID(handle))
+        except pynvml.NVMLError:
+            return ""
+
+
+def _card(handle: Any, position: int) -> Card:
+    return Card(
+        index=_optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), position),
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
+        model=_optional(lambda: _text(pynvml.nvmlDeviceGetName(handle)), ""),
+        pci_bus_id=_optional(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
+        numa_node=_optional(lambda: _numa_node(handle), None),
+    )
+
+
+def _numa_node(handle: Any) -> int | None:
+    node = int(pynvml.nvmlDeviceGetNumaNodeId(handle))
+    return None if node == NO_NUMA_NODE else node
+
+
+def _optional(read: Callable[[], T], fallback: T) -> T:
+    """What a card may be unable to tell without being lost. A lost card says so in the calls before."""
+    try:
+        return read()
+    except (pynvml.NVMLError, AttributeError):
+        return fallback
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

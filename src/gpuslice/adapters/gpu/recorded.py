@@ -1,0 +1,63 @@
+"""Cards from a recording: a user's machine as a fixture, or a machine without a card.
+
+The file is JSON: ``{"driver_version": "…", "cards": [{"index": 0, "uuid": "GPU-…", "memory_mib": 16130,
+"model": "…"}], "lost": [{"position": 1, "reason": "…"}], "events": [{"xid": 79, "uuid": "GPU-…"}]}``. It is
+read again for every question, so an edit of it is a card that comes or goes; events that are added at the end
+happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
+
+
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shape of the file."""
+
+    cards: list[Card] = []
+    lost: list[LostCard] = []
+    events: list[XidEvent] = []
+    driver_version: str = ""
+
+
+class RecordedSource:
+    """`GpuSource` over a recording; looks for new events each `poll_s` seconds."""
+
+    def __init__(self, path: Path, *, poll_s: float = 0.5) -> None:
+        self._path = path
+        self._poll_s = poll_s
+
+    async def inventory(self) -> Inventory:
+        recording = self._read()
+        cards = tuple(sorted(recording.cards, key=lambda card: card.index))
+        return Inventory(cards, tuple(recording.lost), recording.driver_version)
+
+    async def events(self) -> AsyncIterator[XidEvent]:
+        told = 0
+        while True:
+            events = self._read().events
+            for event in events[told:]:
+                yield event
+            told = len(events)
+            await asyncio.sleep(self._poll_s)
+
+    async def close(self) -> None:
+        return None
+
+    def _read(self) -> Recording:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=Recording)
+        except (OSError, msgspec.DecodeError) as error:
+            raise GpuUnavailableError(f"recording {self._path}: {error}") from error
+
+
+def record(inventory: Inventory, path: Path) -> None:
+    """Write what was read as a recording."""
+    recording = Recording(list(inventory.cards), list(inventory.lost), [], inventory.driver_version)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(recording)))

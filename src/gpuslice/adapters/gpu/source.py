@@ -1,0 +1,69 @@
+"""What a node's cards say of themselves: the one seam where something else than NVML may stand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuslice.core.errors import GpusliceError
+
+
+class GpuUnavailableError(GpusliceError):
+    """The driver cannot be asked now: not loaded, no library, or no answer in time. Try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One card as the driver describes it. `index` is its minor number (``/dev/nvidia<index>``).
+
+    `memory_mib` is what NVML's first memory call names as total, the figure that the vendor's tools divide.
+    """
+
+    index: int
+    uuid: str
+    memory_mib: int
+    model: str = ""
+    pci_bus_id: str = ""
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LostCard:
+    """A card that is there but does not answer. `position` is its place in the driver's enumeration."""
+
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All cards of the node at one moment, in index order, and those that could not be read."""
+
+    cards: tuple[Card, ...]
+    lost: tuple[LostCard, ...] = ()
+    driver_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """A fault that the driver reported. `uuid` is "" when it does not say which card."""
+
+    xid: int
+    uuid: str = ""
+
+
+class GpuSource(Protocol):
+    """Reads a node's cards. Every method returns in bounded time, whatever the driver does."""
+
+    async def inventory(self) -> Inventory:
+        """The cards now. Raises `GpuUnavailableError` when the driver itself cannot be asked."""
+        ...
+
+    def events(self) -> AsyncIterator[XidEvent]:
+        """Faults as they happen, until closed. Raises `GpuUnavailableError` when none can be told."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the driver."""
+        ...
