@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_QUANTITY = re.compile(
-    r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20}))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2})?"
-)
+_NUMBER = r"[+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})"
+_SUFFIX = r"[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}"
+_QUANTITY = re.compile(f"({_NUMBER})({_SUFFIX})?", re.ASCII)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 

@@ -1,0 +1,186 @@
+"""The contract written and read: annotations of pods and nodes, the ConfigMap of unhealthy cards."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.core.annotations import (
+    PLACEMENT_ANNOTATIONS,
+    decode_assume_time,
+    decode_gpus,
+    decode_placement,
+    decode_unhealthy,
+    encode_gpus,
+    placement_annotations,
+)
+from gpuslice.core.contract import (
+    ANN_ALLOCATION,
+    ANN_ASSIGNED,
+    ANN_ASSUME_TIME,
+    ANN_CARD_UNITS,
+    ANN_CORE,
+    ANN_INDEX,
+    ANN_POD_UNITS,
+)
+from gpuslice.core.errors import ContractError
+from gpuslice.core.model import ContainerKind, ContainerRequest, Placement, Request, Share
+from tests.builders import make_gpu, make_node, make_placement, make_request
+
+
+def test_a_placement_is_written_in_both_protocols() -> None:
+    node = make_node(cards=(15, 14))
+    written = placement_annotations(make_placement("n1", 4, 1), make_request(4), node, 1700000000123456789)
+    assert written == {
+        ANN_INDEX: "1",
+        ANN_POD_UNITS: "4",
+        ANN_CARD_UNITS: "14",
+        ANN_ASSUME_TIME: "1700000000123456789",
+        ANN_ASSIGNED: "false",
+        ANN_ALLOCATION: '{"0":{"1":4}}',
+    }
+    assert set(written) <= set(PLACEMENT_ANNOTATIONS)
+
+
+def test_several_cards_show_the_same_amount_on_each() -> None:
+    node = make_node(cards=(15, 15, 15, 15))
+    written = placement_annotations(make_placement("n1", 8, 0, 1, 2, 3), make_request(8, cards=4), node, 1)
+    assert written[ANN_INDEX] == "0,1,2,3"
+    assert written[ANN_ALLOCATION] == '{"0":{"0":2,"1":2,"2":2,"3":2}}'
+
+
+def test_a_share_of_compute_is_written_per_container_and_card() -> None:
+    written = placement_annotations(
+        make_placement("n1", 4, 0, core=20), make_request(4, core=20), make_node(), 1
+    )
+    assert written[ANN_CORE] == '{"0":{"0":20}}'
+
+
+def test_init_containers_come_after_the_app_containers_in_the_allocation() -> None:
+    containers = (
+        ContainerRequest("warm-up", 0, 9, kind=ContainerKind.INIT),
+        ContainerRequest("proxy", 1, 1, kind=ContainerKind.SIDECAR),
+        ContainerRequest("a", 0, 2),
+        ContainerRequest("b", 2, 3),
+    )
+    request = Request(9, containers=containers, app_containers=3)
+    written = placement_annotations(make_placement("n1", 9, 0), request, make_node(), 1)
+    assert written[ANN_ALLOCATION] == '{"4":{"0":1},"0":{"0":2},"2":{"0":3},"3":{"0":3}}'
+
+
+@pytest.mark.parametrize(
+    ("annotations", "placement"),
+    [
+        ({}, None),
+        ({"other": "x"}, None),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "4"}, make_placement("n1", 4, 0)),
+        ({ANN_INDEX: "2,0", ANN_POD_UNITS: "4"}, make_placement("n1", 4, 0, 2)),
+        (
+            {ANN_INDEX: "0,1", ANN_POD_UNITS: "5", ANN_ALLOCATION: '{"0":{"0":2},"1":{"1":3}}'},
+            Placement("n1", (Share(0, 2), Share(1, 3))),
+        ),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "5", ANN_ALLOCATION: '{"0":{"1":4}}'}, make_placement("n1", 5, 0)),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "5", ANN_ALLOCATION: "garbage"}, make_placement("n1", 5, 0)),
+        ({ANN_ALLOCATION: '{"0":{"1":4}}'}, make_placement("n1", 4, 1)),
+        ({ANN_ALLOCATION: "{}"}, None),
+        ({ANN_ALLOCATION: ""}, None),
+    ],
+)
+def test_a_placement_is_read_from_either_protocol(
+    annotations: dict[str, str], placement: Placement | None
+) -> None:
+    assert decode_placement(annotations, "n1") == placement
+
+
+def test_without_the_amount_the_request_says_it() -> None:
+    assert decode_placement({ANN_INDEX: "1"}, "n1", make_request(4)) == make_placement("n1", 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "named"),
+    [
+        ({ANN_INDEX: "", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "-1", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "abc", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "0,0", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "0,00", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "99999999999", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "0"}, ANN_POD_UNITS),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "-4"}, ANN_POD_UNITS),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "٤"}, ANN_POD_UNITS),
+        ({ANN_INDEX: "0,1", ANN_POD_UNITS: "5"}, ANN_POD_UNITS),
+        ({ANN_ALLOCATION: "[1]"}, ANN_ALLOCATION),
+        ({ANN_ALLOCATION: '{"0":{"x":4}}'}, ANN_ALLOCATION),
+        ({ANN_ALLOCATION: '{"0":{"0":-4}}'}, ANN_ALLOCATION),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "4", ANN_CORE: "x"}, ANN_CORE),
+    ],
+)
+def test_a_corrupt_annotation_is_named(annotations: dict[str, str], named: str) -> None:
+    with pytest.raises(ContractError, match=f'annotation "{named}"'):
+        decode_placement(annotations, "n1")
+
+
+@given(st.dictionaries(st.sampled_from(PLACEMENT_ANNOTATIONS), st.text(max_size=40)))
+def test_whatever_the_annotations_hold_only_a_contract_error_comes_of_it(annotations: dict[str, str]) -> None:
+    with contextlib.suppress(ContractError):
+        decode_placement(annotations, "n1")
+    assert decode_assume_time(annotations) >= 0
+
+
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=8, unique=True),
+    st.integers(1, 80),
+    st.sampled_from([0, 5, 100]),
+)
+def test_what_is_written_is_read_back(cards: list[int], each: int, core: int) -> None:
+    core = core if len(cards) == 1 else 0
+    request = make_request(each * len(cards), cards=len(cards), core=core)
+    placement = make_placement("n1", request.units, *sorted(cards), core=core)
+    node = make_node(cards=[80] * 16)
+    assert decode_placement(placement_annotations(placement, request, node, 7), "n1") == placement
+
+
+def test_the_cards_of_a_node_are_read_back_in_index_order() -> None:
+    cards = (make_gpu(2, 14, model="Tesla T4"), make_gpu(0, 15))
+    assert decode_gpus(encode_gpus(cards)) == (cards[1], cards[0])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        '{"index":0}',
+        '[{"index":0,"uuid":"a","memory_mib":1}]',
+        '[{"index":-1,"uuid":"a","memory_mib":1,"units":1}]',
+        '[{"index":0,"uuid":"a","memory_mib":1,"units":-1}]',
+        '[{"index":0,"uuid":"a","memory_mib":1,"units":1},{"index":0,"uuid":"b","memory_mib":1,"units":1}]',
+    ],
+)
+def test_a_corrupt_list_of_cards_is_named(text: str) -> None:
+    with pytest.raises(ContractError, match=r'annotation "gpuslice\.io/gpus"'):
+        decode_gpus(text)
+
+
+@pytest.mark.parametrize(
+    ("data", "cards", "problem"),
+    [
+        (None, set(), ""),
+        ({}, set(), ""),
+        ({"gpus": ""}, set(), ""),
+        ({"gpus": "1"}, {1}, ""),
+        ({"gpus": "0, 2"}, {0, 2}, ""),
+        ({"gpus": "garbage"}, set(), 'data.gpus has "garbage"'),
+        ({"gpus": "-1,3"}, {3}, 'data.gpus has "-1"'),
+    ],
+)
+def test_an_unreadable_list_of_unhealthy_cards_takes_none_away(
+    data: dict[str, str] | None, cards: set[int], problem: str
+) -> None:
+    found, text = decode_unhealthy(data)
+    assert found == cards
+    assert problem in text
+    assert bool(problem) == bool(text)
