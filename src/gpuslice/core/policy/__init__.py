@@ -1,0 +1,60 @@
+"""Placement policies: which node and which cards a pod gets.
+
+A policy ranks the rows of a `Fleet` for a `Shape`, and is told what happens to pods:
+
+    fleet.put(FleetNode(...))          nodes and what is free of them, whenever that changes
+    policy = make_policy(name, fleet)
+    policy.arrived(shape)              once for each pod, when it is first seen
+    policy.choose(shape, rows)         the best of these rows, or None; `policy.keys(shape)` ranks all
+    policy.slots(shape, row)           the cards on it
+    fleet.take(row, slots, shape)      the caller books it …
+    policy.placed(shape)               … and says so; `fleet.give_back` and `policy.departed` at its end
+    policy.refused(shape)              once for a pod that fits nowhere
+
+The same code serves the scheduler extender and the replays of traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuslice.core.policy.fgd import Fgd
+from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Shape
+from gpuslice.core.policy.opportunity import OpportunityCost
+from gpuslice.core.policy.packing import BestFit, Binpack, Spread
+from gpuslice.core.policy.ranking import NEVER, Policy, fitting_rows
+
+__all__ = [
+    "DEFAULT_POLICY",
+    "NEVER",
+    "POLICIES",
+    "UNLIMITED",
+    "BestFit",
+    "Binpack",
+    "Fgd",
+    "Fleet",
+    "FleetNode",
+    "OpportunityCost",
+    "Policy",
+    "Shape",
+    "Spread",
+    "fitting_rows",
+    "make_policy",
+]
+
+POLICIES: tuple[type[Policy], ...] = (Binpack, Spread, BestFit, Fgd, OpportunityCost)
+DEFAULT_POLICY = OpportunityCost.name
+
+
+def make_policy(name: str, fleet: Fleet, counts: Mapping[Shape, float] | None = None) -> Policy:
+    """The policy of this name for a fleet; ValueError names those there are.
+
+    `counts` tells a policy that looks at the workload how many pods of each shape to expect; without it
+    such a policy learns from the pods that arrive.
+    """
+    for policy in POLICIES:
+        if policy.name == name:
+            return policy(fleet, counts) if issubclass(policy, Fgd | OpportunityCost) else policy(fleet)
+    raise ValueError(
+        f'placement policy "{name}" is unknown, wants one of {", ".join(p.name for p in POLICIES)}'
+    )

@@ -1,0 +1,178 @@
+"""Fragmentation gradient descent, "Beware of Fragmentation" (USENIX ATC '23): the policy to beat.
+
+The fragmentation of a node is the free GPU that a typical pod cannot use, averaged over the typical pods:
+all of it where the pod does not fit (pods without GPU never use any), otherwise what lies on cards too
+full for it. A pod goes where this grows least; scores are whole numbers of 0…100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.mix import LearnedMix
+from gpuslice.core.policy.ranking import Policy, card_fits, keys_of
+
+POPULARITY = 0.95  # of all pods, that the typical ones stand for
+SCALE_MILLI = 1000.0  # the sigmoid's unit: one card
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """The typical pods that want GPU, one column each; equal (units, cards) share a piece.
+
+    `chance`: part of all typical pods. `allowed`: [model code, column]. `of_piece`: [column, piece], 1 where
+    the column asks for this piece. `units` and `cards`: of each piece.
+    """
+
+    chance: Floats
+    cpu_milli: Floats
+    allowed: Flags
+    of_piece: Floats
+    units: Ints
+    cards: Ints
+
+
+def typical_pods(counts: Mapping[Shape, float], fleet: Fleet) -> Typical:
+    """The most frequent shapes (memory left out) until 95 % of the pods are covered."""
+    merged: dict[Shape, float] = {}
+    for shape, count in counts.items():
+        plain = Shape(shape.units, shape.cards, shape.cpu_milli, 0, shape.models)
+        merged[plain] = merged.get(plain, 0.0) + count
+    ordered = sorted(merged.items(), key=lambda item: -item[1])
+    running = np.cumsum([0.0, *(count for _, count in ordered)])
+    kept = ordered[: int(np.searchsorted(running, POPULARITY * running[-1] - ROUNDING))]
+    total = sum(count for _, count in kept)
+    return _columns([(shape, count / total) for shape, count in kept if shape.cards], fleet)
+
+
+def _columns(kept: list[tuple[Shape, float]], fleet: Fleet) -> Typical:
+    pieces = sorted({(shape.units, shape.cards) for shape, _ in kept})
+    of_piece = np.zeros((len(kept), len(pieces)))
+    allowed = np.ones((len(fleet.models), len(kept)), dtype=np.bool_)
+    for column, (shape, _) in enumerate(kept):
+        of_piece[column, pieces.index((shape.units, shape.cards))] = 1.0
+        models = fleet.allowed(shape.models)
+        if models is not None:
+            allowed[:, column] = models
+    return Typical(
+        chance=np.array([chance for _, chance in kept]),
+        cpu_milli=np.array([float(shape.cpu_milli) for shape, _ in kept]),
+        allowed=allowed,
+        of_piece=of_piece,
+        units=np.array([units for units, _ in pieces], dtype=np.int64),
+        cards=np.array([cards for _, cards in pieces], dtype=np.int64),
+    )
+
+
+class Fgd(Policy):
+    """Least growth of fragmentation; of the cards of a node the one where it grows least, then the first."""
+
+    name: ClassVar[str] = "fgd"
+
+    def __init__(self, fleet: Fleet, counts: Mapping[Shape, float] | None = None) -> None:
+        """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned."""
+        super().__init__(fleet)
+        self._mix = LearnedMix() if counts is None else None
+        self._typical = typical_pods(counts or {}, fleet)
+        self._cards_version = fleet.cards_version
+        self._scale = 1.0
+
+    def prepare(self) -> None:
+        fleet = self.fleet
+        due = self._mix is not None and self._mix.due
+        if not due and self._cards_version == fleet.cards_version and self.version:
+            return
+        self._cards_version = fleet.cards_version
+        self._scale = SCALE_MILLI / max(1.0, mean_card_units(fleet))
+        if self._mix is not None:
+            self._typical = typical_pods(self._mix.renew(fleet), fleet)
+        self.version += 1
+
+    def arrived(self, shape: Shape) -> None:
+        if self._mix is not None:
+            self._mix.arrived(shape)
+
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        left = self.fleet.left[rows].astype(np.int64)
+        before = self._fragmentation(left, self._chances(rows, 0))
+        after_chances = self._chances(rows, shape.cpu_milli)
+        fits = card_fits(self.fleet, shape, rows)
+        if shape.cards != 1:
+            after = self._fragmentation(_without(left, shape, fits), after_chances)
+            return keys_of(-self._score(before - after), rows), np.full(len(rows), -1)
+        line, slot = np.nonzero(fits & ~_same_as_earlier(left))
+        after = self._after_one(left, line, slot, shape.units, after_chances)
+        score = np.full(left.shape, -1)
+        score[line, slot] = self._score(before[line] - after)
+        best = score.argmax(axis=1)
+        return keys_of(-score[np.arange(len(rows)), best], rows), best
+
+    def _score(self, gain: Floats) -> Ints:
+        score = 100.0 / (1.0 + np.exp(-gain * (self._scale / SCALE_MILLI)))
+        return np.floor(score + ROUNDING).astype(np.int64)
+
+    def _chances(self, rows: Rows, cpu_milli: int) -> Floats:
+        """[row, piece]: part of the typical pods that want this piece and find model and CPU."""
+        typical, fleet = self._typical, self.fleet
+        fits = typical.cpu_milli <= (fleet.cpu_left[rows] - cpu_milli)[:, None]
+        fits &= typical.allowed[fleet.model[rows]]
+        chances: Floats = (fits * typical.chance) @ typical.of_piece
+        return chances
+
+    def _fragmentation(self, left: Ints, chances: Floats) -> Floats:
+        """Free units that typical pods cannot use, of each row."""
+        total, below, count = self._pieces(left)
+        return _expected(total, below, count >= self._typical.cards, chances)
+
+    def _pieces(self, left: Ints) -> tuple[Ints, Ints, Ints]:
+        """Free units [row]; those on cards too full for a piece, and how many are not [row, piece]."""
+        small = left[:, :, None] < self._typical.units
+        below = (left[:, :, None] * small).sum(axis=1)
+        return left.sum(axis=1), below, left.shape[1] - small.sum(axis=1)
+
+    def _after_one(self, left: Ints, line: Rows, slot: Rows, units: int, chances: Floats) -> Floats:
+        """Fragmentation after `units` are taken from card `slot` of `line`, for each pair of these."""
+        total, below, count = self._pieces(left)
+        old = left[line, slot][:, None]
+        new = old - units
+        old_small, new_small = old < self._typical.units, new < self._typical.units
+        below = below[line] - old * old_small + new * new_small
+        count = count[line] + old_small - new_small.astype(np.int64)
+        return _expected(total[line] - units, below, count >= self._typical.cards, chances[line])
+
+
+def _expected(total: Ints, below: Ints, enough: Flags, chances: Floats) -> Floats:
+    usable = np.where(enough, total[:, None] - below, 0)
+    expected: Floats = total - (usable * chances).sum(axis=1)
+    return expected
+
+
+def _without(left: Ints, shape: Shape, fits: Flags) -> Ints:
+    """What is left after the pod took its cards, the fullest that fit first."""
+    if not shape.cards:
+        return left
+    order = np.argsort(np.where(fits, left, np.iinfo(np.int64).max), axis=1, kind="stable")
+    chosen = order[:, : shape.cards]
+    after = left.copy()
+    np.put_along_axis(after, chosen, np.take_along_axis(left, chosen, axis=1) - shape.units, axis=1)
+    return after
+
+
+def _same_as_earlier(left: Ints) -> Flags:
+    """Cards with as much left as a card before them in the same row: they would score the same."""
+    same = left[:, :, None] == left[:, None, :]
+    same &= np.tri(left.shape[1], k=-1, dtype=np.bool_)
+    flags: Flags = same.any(axis=2)
+    return flags
+
+
+def mean_card_units(fleet: Fleet) -> float:
+    """Size of the mean card; 1 when there is none."""
+    cards = int(fleet.cards.sum())
+    return float(fleet.size.sum()) / cards if cards else 1.0

@@ -1,0 +1,220 @@
+"""The cards of a whole cluster as arrays, one row a node, so that all nodes can be asked at once.
+
+The fleet holds what is free and knows which rows changed since a reader last looked; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Rows: TypeAlias = npt.NDArray[np.intp]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+AnyInts: TypeAlias = npt.NDArray[np.signedinteger]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+UNLIMITED = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What placement sees of a pod; pods of one shape are interchangeable.
+
+    `units` is asked of each of `cards` cards of one node; a pod with `cards` 0 wants no GPU. `models` empty
+    means any model. What is not known of a pod (CPU, memory) is 0: it then never keeps the pod from a node.
+    """
+
+    units: int
+    cards: int = 1
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    models: frozenset[str] = frozenset()
+    core_percent: int = 0
+
+    @property
+    def total_units(self) -> int:
+        return self.units * self.cards
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """A node to put into the fleet: for each card its size and what is free of it, in units.
+
+    A card that must not be used has size 0. CPU and memory that are not known are `UNLIMITED`, and
+    `cpu_milli` and `memory_mib` (what the node has in all) are then left out of every mean.
+    """
+
+    name: str
+    size: Sequence[int]
+    left: Sequence[int]
+    core_left: Sequence[int] = ()
+    model: str = ""
+    cpu_milli: float = UNLIMITED
+    memory_mib: float = UNLIMITED
+    cpu_left: float = UNLIMITED
+    memory_left: float = UNLIMITED
+
+
+def _empty_ints() -> Ints:
+    return np.zeros(0, dtype=np.int64)
+
+
+def _empty_floats() -> Floats:
+    return np.zeros(0, dtype=np.float64)
+
+
+def _no_cards() -> npt.NDArray[np.int32]:
+    return np.zeros((0, 0), dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Nodes × cards. Rows are never moved, a row that was dropped is used again by the next new node.
+
+    `left`, `size`, `core_left`: [row, slot]; a slot without a usable card has size 0 and nothing left.
+    `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts the changes of
+    which cards there are, as opposed to what is free of them.
+    """
+
+    left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
+    size: npt.NDArray[np.int32] = field(default_factory=_no_cards)
+    core_left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
+    cpu_left: Floats = field(default_factory=_empty_floats)
+    memory_left: Floats = field(default_factory=_empty_floats)
+    cpu_milli: Floats = field(default_factory=_empty_floats)
+    memory_mib: Floats = field(default_factory=_empty_floats)
+    cards: Ints = field(default_factory=_empty_ints)
+    model: Ints = field(default_factory=_empty_ints)
+    stamp: Ints = field(default_factory=_empty_ints)
+    clock: int = 0
+    cards_version: int = 0
+    models: list[str] = field(default_factory=list)
+    row_of: dict[str, int] = field(default_factory=dict)
+    _free_rows: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the arrays have, used or not."""
+        return len(self.stamp)
+
+    def put(self, node: FleetNode) -> int:
+        """Add a node or bring its row up to date; returns the row. Nothing changes when nothing differs."""
+        self._widen(len(node.size))
+        row = self.row_of.get(node.name)
+        if row is None:
+            row = self._new_row(node.name)
+        self._put_cards(row, node)
+        left, core = np.zeros((2, self.left.shape[1]), dtype=np.int32)
+        usable = np.asarray(node.size, dtype=np.int32) > 0
+        left[: len(node.left)] = np.where(usable, node.left, 0)
+        core[: len(node.core_left)] = node.core_left
+        self._put_free(row, left, core, node.cpu_left, node.memory_left)
+        return row
+
+    def drop(self, name: str) -> None:
+        """Forget a node; an unknown name is fine."""
+        row = self.row_of.pop(name, None)
+        if row is None:
+            return
+        self.left[row] = self.size[row] = self.core_left[row] = 0
+        self.cpu_left[row] = self.memory_left[row] = -1.0  # not even a pod without GPU fits
+        self.cards[row] = 0
+        self.cards_version += 1
+        self._free_rows.append(row)
+        self.touch(row)
+
+    def take(self, row: int, slots: Sequence[int], shape: Shape) -> None:
+        """Give what `shape` asks to a pod on these cards of this node."""
+        self._add(row, slots, shape, -1)
+
+    def give_back(self, row: int, slots: Sequence[int], shape: Shape) -> None:
+        """Undo `take`: the pod is gone."""
+        self._add(row, slots, shape, 1)
+
+    def touch(self, row: int) -> None:
+        """Tell readers that a row changed."""
+        self.clock += 1
+        self.stamp[row] = self.clock
+
+    def changed_since(self, clock: int) -> Rows:
+        """The rows that changed after `clock`, in order."""
+        return np.flatnonzero(self.stamp > clock)
+
+    def allowed(self, models: frozenset[str]) -> Flags | None:
+        """Per model code whether a pod with these models may use it; None when it may use all."""
+        if not models:
+            return None
+        return np.array([model in models for model in self.models], dtype=np.bool_)
+
+    def _add(self, row: int, slots: Sequence[int], shape: Shape, sign: int) -> None:
+        for slot in slots:
+            self.left[row, slot] += sign * shape.units
+            self.core_left[row, slot] += sign * shape.core_percent
+        self.cpu_left[row] += sign * shape.cpu_milli
+        self.memory_left[row] += sign * shape.memory_mib
+        self.touch(row)
+
+    def _put_cards(self, row: int, node: FleetNode) -> None:
+        size = np.zeros(self.size.shape[1], dtype=np.int32)
+        size[: len(node.size)] = node.size
+        model = self._model_code(node.model)
+        facts = (model, node.cpu_milli, node.memory_mib)
+        same = facts == (self.model[row], self.cpu_milli[row], self.memory_mib[row])
+        if same and np.array_equal(size, self.size[row]):
+            return
+        self.size[row] = size
+        self.model[row], self.cpu_milli[row], self.memory_mib[row] = facts
+        self.cards[row] = np.count_nonzero(size)
+        self.cards_version += 1
+        self.touch(row)
+
+    def _put_free(
+        self, row: int, left: npt.NDArray[np.int32], core: npt.NDArray[np.int32], cpu: float, memory: float
+    ) -> None:
+        if (
+            np.array_equal(left, self.left[row])
+            and np.array_equal(core, self.core_left[row])
+            and cpu == self.cpu_left[row]
+            and memory == self.memory_left[row]
+        ):
+            return
+        self.left[row], self.core_left[row] = left, core
+        self.cpu_left[row], self.memory_left[row] = cpu, memory
+        self.touch(row)
+
+    def _model_code(self, model: str) -> int:
+        if model not in self.models:
+            self.models.append(model)
+        return self.models.index(model)
+
+    def _new_row(self, name: str) -> int:
+        if not self._free_rows:
+            self._lengthen(max(16, self.rows))
+        row = self._free_rows.pop()
+        self.row_of[name] = row
+        return row
+
+    def _lengthen(self, more: int) -> None:
+        start = self.rows
+        for cards in ("left", "size", "core_left"):
+            array = getattr(self, cards)
+            setattr(self, cards, np.vstack([array, np.zeros((more, array.shape[1]), dtype=np.int32)]))
+        for name in ("cpu_left", "memory_left", "cpu_milli", "memory_mib"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.full(more, -1.0)]))
+        for name in ("cards", "model", "stamp"):
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, dtype=np.int64)]))
+        self._free_rows = list(range(start + more - 1, start - 1, -1))
+
+    def _widen(self, slots: int) -> None:
+        missing = slots - self.left.shape[1]
+        if missing <= 0:
+            return
+        for cards in ("left", "size", "core_left"):
+            setattr(self, cards, np.pad(getattr(self, cards), ((0, 0), (0, missing))))
+        self.cards_version += 1

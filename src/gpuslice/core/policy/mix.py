@@ -1,0 +1,79 @@
+"""The workload's mix, learned from the pods that arrive, and a prior for the time before.
+
+The prior is 30 pods, fading with them as old arrivals do: of 100, 45 want one whole card, 45 a share of
+10 … 90 % (five of each), four 2, three 4 and three 8 cards. Each asks for 0.7 × what the cluster has of
+CPU and memory a card: a cluster is usually bought so that cards run out before these do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import isfinite
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Fleet, Floats, Shape
+
+PRIOR_PODS = 30.0
+PRIOR_FEED = 0.7  # of the CPU and memory that the cluster has for a card
+PRIOR_CARDS = {1: 45.0, 2: 4.0, 4: 3.0, 8: 3.0}
+PRIOR_SHARE = 5.0  # for each tenth of a card
+HALF_LIFE_ARRIVALS = 20_000
+RENEW_FIRST, RENEW_PART, RENEW_LAST = 50, 0.1, 500
+
+
+class LearnedMix:
+    """Counts of the shapes that arrived, refused ones too, halved every 20,000 arrivals."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Shape, float] = {}
+        self._prior_pods = PRIOR_PODS
+        self._seen = 0
+        self._next = 0
+
+    @property
+    def due(self) -> bool:
+        """At the start, and after as many arrivals again as 10 % of those seen, within 50 and 500."""
+        return self._seen >= self._next
+
+    def arrived(self, shape: Shape) -> None:
+        """Count one pod."""
+        self._counts[shape] = self._counts.get(shape, 0.0) + 1.0
+        self._seen += 1
+        if self._seen % HALF_LIFE_ARRIVALS == 0:
+            self._fade()
+
+    def renew(self, fleet: Fleet) -> dict[Shape, float]:
+        """The counts with the prior for this fleet in them; the next renewal is due some arrivals later."""
+        self._next = self._seen + int(min(RENEW_LAST, max(RENEW_FIRST, RENEW_PART * self._seen)))
+        counts = defaultdict(float, self._counts)
+        for shape, part in prior(fleet).items():
+            counts[shape] += part * self._prior_pods
+        return dict(counts)
+
+    def _fade(self) -> None:
+        self._prior_pods /= 2
+        self._counts = {shape: count / 2 for shape, count in self._counts.items() if count >= 0.25}
+
+
+def prior(fleet: Fleet) -> dict[Shape, float]:
+    """The expected pods before any was seen, as parts of 1; for each size of card as many as there are."""
+    parts: dict[Shape, float] = defaultdict(float)
+    sizes, numbers = np.unique(fleet.size[fleet.size > 0], return_counts=True)
+    cpu, memory = _feed(fleet.cpu_milli, fleet), _feed(fleet.memory_mib, fleet)
+    for size, number in zip(sizes.tolist(), numbers.tolist(), strict=True):
+        part = number / int(numbers.sum()) / 100.0
+        for cards, count in PRIOR_CARDS.items():
+            parts[Shape(size, cards, round(cpu * cards), round(memory * cards))] += part * count
+        for tenth in range(1, 10):
+            units = max(1, round(size * tenth / 10))
+            shape = Shape(units, 1, round(cpu * tenth / 10), round(memory * tenth / 10))
+            parts[shape] += part * PRIOR_SHARE
+    return dict(parts)
+
+
+def _feed(amount: Floats, fleet: Fleet) -> float:
+    """What a pod of one card asks of a resource; 0 where the nodes' amounts are not known."""
+    known = fleet.cards > 0
+    total = float(amount[known].sum())
+    return PRIOR_FEED * total / int(fleet.cards.sum()) if isfinite(total) and known.any() else 0.0

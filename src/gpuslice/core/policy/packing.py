@@ -1,0 +1,103 @@
+"""The policies that look at the node alone: `binpack`, `spread`, `bestfit`.
+
+`binpack` and `bestfit` are GPU packing and best fit of "Beware of Fragmentation" (USENIX ATC '23), with
+scores cut to whole numbers of 0…100 as kube-scheduler does.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import AnyInts, Flags, Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.ranking import Policy, card_fits, keys_of
+
+FULL_SCORE = 100
+LARGEST = np.iinfo(np.int32).max
+
+
+class Binpack(Policy):
+    """Used cards before free cards of used nodes before free nodes; then what leaves least free."""
+
+    name: ClassVar[str] = "binpack"
+
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        if not shape.cards:
+            return keys_of(np.zeros(len(rows), dtype=np.int64), rows), np.full(len(rows), -1)
+        left, size = self.fleet.left[rows], self.fleet.size[rows]
+        fits = card_fits(self.fleet, shape, rows)
+        order = np.argsort(np.where(fits, left, LARGEST), axis=1, kind="stable")[:, : shape.cards]
+        percent = np.take_along_axis(left * 100 // np.maximum(size, 1), order, axis=1)
+        free = (left == size) & (size > 0)
+        score = _packing_score(percent, free.sum(axis=1), self.fleet.cards[rows])
+        return keys_of(-score, rows), order[:, 0].astype(np.int64)
+
+
+def _packing_score(percent: AnyInts, free: Ints, cards: Ints) -> Ints:
+    """`percent`: what is free of each card to be used; `free`, `cards`: of the node, wholly free and all."""
+    to_open = (percent == 100).sum(axis=1)
+    used = np.maximum(FULL_SCORE - percent.sum(axis=1) // 10, FULL_SCORE // 2)
+    opened = np.maximum(FULL_SCORE // 2 - to_open, FULL_SCORE // 3)
+    empty = np.maximum(FULL_SCORE // 3 - free, free)
+    score: Ints = np.where(free == cards, empty, np.where(to_open > 0, opened, used))
+    return score
+
+
+class Spread(Policy):
+    """The node with the largest part of its GPU free, and there the card with most left."""
+
+    name: ClassVar[str] = "spread"
+
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        left = self.fleet.left[rows]
+        total = np.maximum(self.fleet.size[rows].sum(axis=1), 1)
+        score = FULL_SCORE * left.sum(axis=1, dtype=np.int64) // total
+        slot = np.argmax(np.where(card_fits(self.fleet, shape, rows), left, -1), axis=1)
+        return keys_of(-score, rows), slot
+
+    def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
+        if shape.cards < 2:
+            return super().slots(shape, row)
+        fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
+        if len(fits) < shape.cards:
+            raise ValueError(f"{shape} does not fit on row {row}")
+        order = np.argsort(-self.fleet.left[row, fits], kind="stable")
+        return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
+
+
+class BestFit(Policy):
+    """The node with least CPU and GPU left after the pod, both as parts of the largest node."""
+
+    name: ClassVar[str] = "bestfit"
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._largest_version = -1
+        self._largest_cpu, self._largest_gpu = 1.0, 1.0
+
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        left = self.fleet.left[rows]
+        gpu = (left.sum(axis=1) - shape.total_units) / self._largest_gpu
+        cpu = (self.fleet.cpu_left[rows] - shape.cpu_milli) / self._largest_cpu
+        score = _whole((1.0 - 0.5 * np.where(np.isfinite(cpu), cpu, 0.0) - 0.5 * gpu) * FULL_SCORE)
+        return keys_of(-score, rows), fullest_card(left, card_fits(self.fleet, shape, rows))
+
+    def prepare(self) -> None:
+        if self._largest_version == self.fleet.cards_version:
+            return
+        self._largest_version = self.fleet.cards_version
+        cpu = self.fleet.cpu_milli[np.isfinite(self.fleet.cpu_milli)]
+        self._largest_cpu = max(1.0, float(cpu.max(initial=1.0)))
+        self._largest_gpu = max(1.0, float(self.fleet.size.sum(axis=1).max(initial=1)))
+        self.version += 1
+
+
+def fullest_card(left: AnyInts, fits: Flags) -> Ints:
+    """The card with least left among those that fit; the lowest index among equals."""
+    fullest: Ints = np.where(fits, left, LARGEST).argmin(axis=1)
+    return fullest
+
+
+def _whole(score: Floats) -> Ints:
+    return score.astype(np.int64)

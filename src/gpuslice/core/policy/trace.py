@@ -1,0 +1,86 @@
+"""Workload traces in the form of the public openb traces: a list of nodes and a list of pods, as CSV.
+
+Nodes: `sn,cpu_milli,memory_mib,gpu,model`. Pods: `name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec`; a
+card has 1000 milli, `gpu_spec` lists allowed models as `A|B`. Further columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuslice.core.errors import ContractError
+from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
+
+CARD_MILLI = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The pods of a trace in file order, as shapes; equal ones are one object. Units: milli of a card."""
+
+    name: str
+    shapes: tuple[Shape, ...]
+
+    @property
+    def units(self) -> int:
+        return sum(shape.total_units for shape in self.shapes)
+
+
+def read_pods(lines: Iterable[str], name: str) -> Trace:
+    """The pods of a CSV file; ContractError names the line and field that cannot be read."""
+    known: dict[Shape, Shape] = {}
+    shapes = []
+    for number, row in enumerate(csv.DictReader(lines), start=2):
+        where = f"{name}:{number}"
+        cards = _whole(row, "num_gpu", where)
+        shape = Shape(
+            units=_whole(row, "gpu_milli", where) if cards else 0,
+            cards=cards,
+            cpu_milli=_whole(row, "cpu_milli", where),
+            memory_mib=_whole(row, "memory_mib", where),
+            models=frozenset(model for model in (row.get("gpu_spec") or "").split("|") if model),
+        )
+        if cards and not 0 < shape.units <= CARD_MILLI:
+            raise ContractError(f"{where} gpu_milli", shape.units, f"1 to {CARD_MILLI}")
+        shapes.append(known.setdefault(shape, shape))
+    if not shapes:
+        raise ContractError(name, "", "a header and at least one pod")
+    return Trace(name, tuple(shapes))
+
+
+def read_nodes(lines: Iterable[str], name: str) -> list[FleetNode]:
+    """The nodes of a CSV file that have cards; ContractError names the line and field that cannot be read."""
+    nodes = []
+    for number, row in enumerate(csv.DictReader(lines), start=2):
+        where = f"{name}:{number}"
+        cards = _whole(row, "gpu", where)
+        cpu, memory = _whole(row, "cpu_milli", where), _whole(row, "memory_mib", where)
+        size = (CARD_MILLI,) * cards
+        model = row.get("model") or ""
+        node = FleetNode(row.get("sn") or where, size, size, (), model, cpu, memory, cpu, memory)
+        if cards:
+            nodes.append(node)
+    if not nodes:
+        raise ContractError(name, "", "a header and at least one node with cards")
+    return nodes
+
+
+def fleet_of(nodes: Sequence[FleetNode]) -> Fleet:
+    """A fleet of these nodes, rows in their order."""
+    fleet = Fleet()
+    for node in nodes:
+        fleet.put(node)
+    return fleet
+
+
+def _whole(row: dict[str, str], field: str, where: str) -> int:
+    value = row.get(field)
+    try:
+        number = int(float(value or ""))
+    except ValueError:
+        raise ContractError(f"{where} {field}", value, "a whole number") from None
+    if number < 0:
+        raise ContractError(f"{where} {field}", value, "a number that is not negative")
+    return number

@@ -1,0 +1,319 @@
+"""What a node is worth: the GPU that can still be sold on it, given the mix of pods to expect.
+
+    U(node) = Σ_j w_j · room_j
+
+over the shapes j of the mix, all amounts in cards (of mean size). `room_j` is what shape j finds: at most
+what its free cards are worth (V, where a part of a card counts by its price), at most what CPU and memory
+still feed, and in whole slots where it wants several cards. `w_j` is its part of the demand, more where
+few cards may serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.prices import CuttingStock, worth_of_space
+
+COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
+PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
+WHOLE_VALUE, WHOLE_FREE = 0.95, 0.05  # room for one whole card: by value and by wholly free cards
+FINEST_PARTS = 200  # cards of more units are looked at in hundredths
+COARSE_PARTS = 100
+MOST_SIZES = 12  # of cards that are priced apart; further ones are taken for the nearest
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class CardClass:
+    """Cards of one size: `parts` they are looked at in, where their values start in the table."""
+
+    size: int
+    parts: int
+    start: int
+
+    def pieces(self, units: int) -> int:
+        """Parts that a request takes, rounded up."""
+        return -(-units * self.parts // self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which cards there are, as arrays over [row, slot] and rows; changes only with `Fleet.cards_version`.
+
+    A card's value is found at `start + left · parts // size`. `weight` is its size in mean cards, 0 where
+    there is none. `kind` numbers the pairs (class, model); `kinds` says which they are and how many mean
+    cards each has.
+    """
+
+    classes: tuple[CardClass, ...]
+    start: Ints
+    parts: Ints
+    size: Ints
+    weight: Floats
+    kind: Ints
+    kinds: tuple[tuple[CardClass, str, float], ...]
+    mean_units: float
+    version: int
+
+    def place(self, at: Rows | tuple[Rows, Ints], left: Ints) -> Ints:
+        """Where in the table the value of `left` units is, on the cards `at`: rows, or rows and slots."""
+        place: Ints = self.start[at] + left * self.parts[at] // self.size[at]
+        return place
+
+
+def layout_of(fleet: Fleet) -> Layout:
+    """Sort the cards of a fleet into classes and its nodes into kinds."""
+    present = fleet.size > 0
+    sizes, numbers = np.unique(fleet.size[present], return_counts=True)
+    mean = float((sizes * numbers).sum() / numbers.sum()) if len(sizes) else 1.0
+    classes = _classes(sizes, numbers)
+    nearest = _nearest(classes, fleet.size)
+    kinds, kind = _kinds(fleet, classes, nearest, mean)
+    return Layout(
+        classes=classes,
+        start=np.array([card.start for card in classes])[nearest],
+        parts=np.array([card.parts for card in classes])[nearest],
+        size=np.maximum(fleet.size, 1).astype(np.int64),
+        weight=np.where(present, fleet.size / mean, 0.0),
+        kind=kind,
+        kinds=kinds,
+        mean_units=mean,
+        version=fleet.cards_version,
+    )
+
+
+def _classes(sizes: npt.NDArray[np.int32], numbers: Ints) -> tuple[CardClass, ...]:
+    common = np.sort(sizes[np.argsort(-numbers, kind="stable")[:MOST_SIZES]]).tolist() or [1]
+    classes, start = [], 0
+    for size in common:
+        parts = size if size <= FINEST_PARTS else COARSE_PARTS
+        classes.append(CardClass(size, parts, start))
+        start += parts + 1
+    return tuple(classes)
+
+
+def _nearest(classes: tuple[CardClass, ...], size: npt.NDArray[np.int32]) -> Ints:
+    known = np.array([card.size for card in classes])
+    edges = (known[1:] + known[:-1]) / 2
+    return np.searchsorted(edges, size, side="left").astype(np.int64)
+
+
+def _kinds(
+    fleet: Fleet, classes: tuple[CardClass, ...], nearest: Ints, mean: float
+) -> tuple[tuple[tuple[CardClass, str, float], ...], Ints]:
+    largest = nearest.max(axis=1, initial=0)
+    pairs = largest * (len(fleet.models) + 1) + fleet.model
+    names, kind = np.unique(pairs, return_inverse=True)
+    kinds = []
+    for number, pair in enumerate(names.tolist()):
+        card_class, model = divmod(pair, len(fleet.models) + 1)
+        cards = float(fleet.size[kind == number].sum()) / mean
+        kinds.append((classes[card_class], fleet.models[model] if fleet.models else "", cards))
+    return tuple(kinds), kind.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Shapes side by side. `weight`: [kind, shape]. A node with `cpu` CPU feeds `cpu · cards_per_cpu` cards.
+
+    For shares and single cards room is `by_value · V + by_free · F` at most, [kind, shape]. For several
+    cards it comes in slots of `cards` free cards that count `gpu` each.
+    """
+
+    weight: Floats
+    cards_per_cpu: Floats
+    cards_per_memory: Floats
+    by_value: Floats
+    by_free: Floats
+    cards: Floats
+    gpu: Floats
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Nodes in some state, one entry each: V, wholly free cards by weight and number, free CPU and memory."""
+
+    rows: Rows
+    value: Floats
+    whole: Floats
+    whole_cards: Floats
+    cpu_milli: Floats
+    memory_mib: Floats
+
+    def followed_by(self, others: States) -> States:
+        """These and then those, to be looked at in one go."""
+        return States(
+            np.concatenate([self.rows, others.rows]),
+            np.concatenate([self.value, others.value]),
+            np.concatenate([self.whole, others.whole]),
+            np.concatenate([self.whole_cards, others.whole_cards]),
+            np.concatenate([self.cpu_milli, others.cpu_milli]),
+            np.concatenate([self.memory_mib, others.memory_mib]),
+        )
+
+
+class Worth:
+    """Values of free parts of cards and of nodes under one mix; never changes."""
+
+    def __init__(self, layout: Layout, values: Floats, parts: Columns, slots: Columns) -> None:
+        self.layout = layout
+        self.values = values
+        self._parts = parts
+        self._slots = slots
+        self._alike = bool((parts.by_value == parts.by_value[:1]).all())
+
+    def of(self, states: States) -> Floats:
+        """U of nodes in a given state, in cards."""
+        kind = self.layout.kind[states.rows]
+        return self._of_parts(states, kind) + self._of_slots(states, kind)
+
+    def _of_parts(self, states: States, kind: Ints) -> Floats:
+        columns = self._parts
+        pick = slice(0, 1) if self._alike else kind
+        room = states.value[:, None] * columns.by_value[pick]
+        room += states.whole[:, None] * columns.by_free[pick]
+        np.minimum(room, _fed(states, columns), out=room)
+        worth: Floats = np.einsum("ij,ij->i", room, columns.weight[kind])
+        return worth
+
+    def _of_slots(self, states: States, kind: Ints) -> Floats:
+        columns = self._slots
+        if not len(columns):
+            return np.zeros(len(kind))
+        slots = np.minimum(states.whole_cards[:, None] / columns.cards, _fed(states, columns) / columns.gpu)
+        np.floor(slots + ROUNDING, out=slots)
+        worth: Floats = np.einsum("ij,ij->i", slots * columns.gpu, columns.weight[kind])
+        return worth
+
+
+def _fed(states: States, columns: Columns) -> Floats:
+    """Cards that free CPU and memory feed, for each shape."""
+    by_cpu = states.cpu_milli[:, None] * columns.cards_per_cpu
+    by_memory = states.memory_mib[:, None] * columns.cards_per_memory
+    return np.minimum(by_cpu, by_memory, out=by_cpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The mix as demand: shapes that cover most of it, largest first, with their part q of all GPU."""
+
+    counts: Mapping[Shape, float]
+    kept: tuple[tuple[Shape, float], ...]
+
+
+def demand_of(counts: Mapping[Shape, float]) -> Demand:
+    """Leave out pods without GPU, keep the shapes of largest demand until 98 % are covered."""
+    wanted = {shape: count for shape, count in counts.items() if shape.cards and count > 0}
+    total = sum(count * shape.total_units for shape, count in wanted.items())
+    parts = sorted(
+        ((shape, count * shape.total_units / total) for shape, count in wanted.items()), key=_by_part
+    )
+    covered, kept = 0.0, []
+    for shape, part in parts:
+        if covered >= COVERED_DEMAND:
+            break
+        kept.append((shape, part))
+        covered += part
+    return Demand(wanted, tuple(kept))
+
+
+def _by_part(item: tuple[Shape, float]) -> tuple[float, int, int, int, int]:
+    shape, part = item
+    return (-part, shape.units, shape.cards, shape.cpu_milli, shape.memory_mib)
+
+
+def card_values(layout: Layout, counts: Mapping[Shape, float], stock: dict[int, CuttingStock]) -> Floats:
+    """The table of what free parts of cards are worth, in mean cards, one stretch for each class."""
+    tables = []
+    for card in layout.classes:
+        share = {shape: count for shape, count in counts.items() if 0 < shape.units < card.size}
+        cutter = stock.setdefault(card.size, CuttingStock(card.parts))
+        tables.append(_values(card, share, cutter) * (card.size / layout.mean_units))
+    return np.concatenate(tables)
+
+
+def _values(card: CardClass, share: Mapping[Shape, float], cutter: CuttingStock) -> Floats:
+    """v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of it."""
+    pieces = np.zeros(card.parts + 1)
+    for shape, count in share.items():
+        pieces[card.pieces(shape.units)] += count * shape.cards
+    values = np.zeros(card.parts + 1)
+    if share:
+        prices = cutter.prices({int(size): float(pieces[size]) for size in np.flatnonzero(pieces)})
+        packed = np.minimum(1.0, worth_of_space(card.parts, prices))
+        served = np.cumsum(pieces) / pieces.sum()
+        values = PACKED_PART * packed + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
+    values[0], values[-1] = 0.0, 1.0
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Market:
+    """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced."""
+
+    layout: Layout
+    values: Floats
+    parts: Columns
+    slots: Columns
+    slot_demand: float  # S: weight of all shapes of several cards, each at its best kind
+
+    def worth(self, slot_price: float) -> Worth:
+        """Price the slots: W / S times their demand, at most `slot_price` in all."""
+        slots = self.slots
+        scaled = Columns(
+            slots.weight * slot_price,
+            slots.cards_per_cpu,
+            slots.cards_per_memory,
+            slots.by_value,
+            slots.by_free,
+            slots.cards,
+            slots.gpu,
+        )
+        return Worth(self.layout, self.values, self.parts, scaled)
+
+
+def market_of(layout: Layout, demand: Demand, stock: dict[int, CuttingStock]) -> Market:
+    """Weigh the kept shapes for each kind of node."""
+    shapes = [shape for shape, _ in demand.kept]
+    weight = np.zeros((len(layout.kinds), len(shapes)))
+    whole = np.zeros_like(weight, dtype=np.bool_)
+    for column, (shape, part) in enumerate(demand.kept):
+        usable = [_may_use(shape, card, model) for card, model, _ in layout.kinds]
+        cards = sum(kind[2] for kind, may in zip(layout.kinds, usable, strict=True) if may)
+        everything = sum(kind[2] for kind in layout.kinds)
+        if cards > 0:
+            weight[:, column] = np.array(usable) * (part / sqrt(cards / everything))
+        whole[:, column] = [shape.units >= card.size for card, _, _ in layout.kinds]
+    several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
+    values = card_values(layout, demand.counts, stock)
+    parts = _columns(shapes, weight * ~(whole & several), whole, layout.mean_units)
+    slots = _columns(shapes, weight * (whole & several), whole, layout.mean_units)
+    return Market(layout, values, parts, slots, float(slots.weight.max(axis=0, initial=0.0).sum()))
+
+
+def _may_use(shape: Shape, card: CardClass, model: str) -> bool:
+    return shape.units <= card.size and (not shape.models or model in shape.models)
+
+
+def _columns(shapes: list[Shape], weight: Floats, whole: npt.NDArray[np.bool_], mean_units: float) -> Columns:
+    used = np.flatnonzero(weight.any(axis=0))
+    chosen = [shapes[column] for column in used]
+    gpu = np.array([shape.total_units / mean_units for shape in chosen])
+    return Columns(
+        weight=weight[:, used],
+        cards_per_cpu=gpu / np.array([float(max(shape.cpu_milli, 1)) for shape in chosen]),
+        cards_per_memory=gpu / np.array([float(max(shape.memory_mib, 1)) for shape in chosen]),
+        by_value=np.where(whole[:, used], WHOLE_VALUE, 1.0),
+        by_free=np.where(whole[:, used], WHOLE_FREE, 0.0),
+        cards=np.array([float(shape.cards) for shape in chosen]),
+        gpu=gpu,
+    )
