@@ -1,0 +1,237 @@
+"""Keeps a device plugin served and registered, whatever kubelet does.
+
+kubelet deletes every socket of its plugin folder when it starts, forgets who was registered, and dials back
+while it answers Register. So the socket is served first, registered then, and both are looked after: the
+identity of ``kubelet.sock`` tells a new kubelet, the identity of our own socket that it was swept away. Files
+are asked each `poll_s` seconds; file events are missed too easily (bind mounts, a folder made anew).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpclib import GRPCError
+from grpclib.exceptions import StreamTerminatedError
+from grpclib.server import Server
+
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.adapters.kubelet.rpc import (
+    API_VERSION,
+    DevicePluginService,
+    RegistrationClient,
+    unix_channel,
+)
+
+KUBELET_SOCKET = "kubelet.sock"
+CALL_FAILED = (GRPCError, StreamTerminatedError, OSError, TimeoutError)
+"""What a call over a unix socket can raise: refused, broken off, not reachable, too late."""
+
+_log = logging.getLogger(__name__)
+Identity = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PluginAddress:
+    """Where a plugin lives: `endpoint` is its socket's file name in kubelet's plugin `folder`."""
+
+    folder: Path
+    endpoint: str
+    resource: str
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / self.endpoint
+
+    @property
+    def kubelet(self) -> Path:
+        return self.folder / KUBELET_SOCKET
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: between looks at the files, for Register, and without a stream before registering again."""
+
+    poll_s: float = 0.3
+    register_s: float = 15.0
+    stream_s: float = 5.0
+
+
+class PluginServer:
+    """Runs `service` at `address` until cancelled. One instance serves one resource."""
+
+    def __init__(
+        self, service: DevicePluginService, address: PluginAddress, patience: Patience = Patience()
+    ) -> None:
+        self.registrations = 0  # successful ones since the start
+        self._watched = _Watched(service)
+        self._address = address
+        self._patience = patience
+        self._again = asyncio.Event()
+        self._registered_with: Identity | None = None
+        self._waiting_for = ""
+
+    @property
+    def registered(self) -> bool:
+        """Whether the kubelet that is there now knows us and listens to our list."""
+        return self._registered_with is not None and self._watched.streams > 0
+
+    def register_again(self) -> None:
+        """Register once more even though nothing seems to have changed (SIGHUP)."""
+        self._again.set()
+
+    async def run(self) -> None:
+        """Serve and stay registered. Never returns; a failed step is logged and tried again."""
+        while True:
+            try:
+                await self._wait_for_free_socket()
+                async with self._served() as identity:
+                    await self._stay_registered(identity)
+            except OSError as error:
+                self._say_once(f"cannot serve {self._address.socket}: {error}")
+                await asyncio.sleep(self._patience.poll_s)
+
+    # -- our socket -------------------------------------------------------------------------------
+
+    async def _wait_for_free_socket(self) -> None:
+        """Until nobody else serves our socket: of two plugins that steal it from each other, none works."""
+        while await asyncio.to_thread(_somebody_listens, self._address.socket):
+            self._say_once(f"another plugin serves {self._address.socket}; waiting for it to end")
+            await asyncio.sleep(self._patience.poll_s)
+
+    @contextlib.asynccontextmanager
+    async def _served(self) -> AsyncIterator[Identity]:
+        path = self._address.socket
+        path.unlink(missing_ok=True)
+        server = Server([self._watched])
+        await server.start(path=str(path))
+        try:
+            identity = _identity(path)
+            if identity is None:
+                raise FileNotFoundError(f"{path} vanished at once")
+            yield identity
+        finally:
+            self._registered_with = None
+            if _identity(path) == identity:
+                path.unlink(missing_ok=True)
+            server.close()
+            await server.wait_closed()
+
+    async def _stay_registered(self, own: Identity) -> None:
+        """Returns when our own socket was deleted or replaced."""
+        while _identity(self._address.socket) == own:
+            kubelet = _identity(self._address.kubelet)
+            if kubelet is None:
+                self._registered_with = None
+                self._say_once(f"waiting for kubelet: {self._address.kubelet} is not there")
+            elif self._needs_registering(kubelet):
+                self._again.clear()
+                self._registered_with = kubelet if await self._register() else None
+            await self._pause()
+
+    def _needs_registering(self, kubelet: Identity) -> bool:
+        lonely_s = self._watched.lonely_s()
+        return self._again.is_set() or self._registered_with != kubelet or lonely_s > self._patience.stream_s
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._again.wait(), self._patience.poll_s)
+
+    # -- kubelet ----------------------------------------------------------------------------------
+
+    async def _register(self) -> bool:
+        try:
+            options = await self._watched.get_device_plugin_options(dp.Empty())
+            request = dp.RegisterRequest(
+                version=API_VERSION,
+                endpoint=self._address.endpoint,
+                resource_name=self._address.resource,
+                options=options,
+            )
+            async with unix_channel(self._address.kubelet) as channel:
+                await RegistrationClient(channel).register(request, self._patience.register_s)
+        except CALL_FAILED as error:
+            self._say_once(f"kubelet did not register {self._address.resource}: {call_error(error)}")
+            return False
+        self.registrations += 1
+        self._waiting_for = ""
+        self._watched.expect_stream()
+        _log.info("registered with kubelet", extra={"resource": self._address.resource})
+        return True
+
+    def _say_once(self, reason: str) -> None:
+        """Log why we wait, but not at every look."""
+        if reason != self._waiting_for:
+            self._waiting_for = reason
+            _log.warning(reason)
+
+
+class _Watched(DevicePluginService):
+    """The service with its open ListAndWatch streams counted: none for long means that kubelet lost us."""
+
+    def __init__(self, service: DevicePluginService) -> None:
+        self.streams = 0
+        self._service = service
+        self._lonely_since = time.monotonic()
+
+    def expect_stream(self) -> None:
+        self._lonely_since = time.monotonic()
+
+    def lonely_s(self) -> float:
+        return 0.0 if self.streams else time.monotonic() - self._lonely_since
+
+    async def list_and_watch(self, request: dp.Empty) -> AsyncGenerator[dp.ListAndWatchResponse]:
+        self.streams += 1
+        try:
+            async with contextlib.aclosing(self._service.list_and_watch(request)) as lists:
+                async for each in lists:
+                    yield each
+        finally:
+            self.streams -= 1
+            self._lonely_since = time.monotonic()
+
+    async def get_device_plugin_options(self, request: dp.Empty) -> dp.DevicePluginOptions:
+        return await self._service.get_device_plugin_options(request)
+
+    async def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest
+    ) -> dp.PreferredAllocationResponse:
+        return await self._service.get_preferred_allocation(request)
+
+    async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
+        return await self._service.allocate(request)
+
+    async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
+        return await self._service.pre_start_container(request)
+
+
+def call_error(error: BaseException) -> str:
+    """A failed call in words, as kubelet's own log would have it."""
+    if isinstance(error, GRPCError):
+        return f"{error.status.name}: {error.message}"
+    return str(error) or type(error).__name__
+
+
+def _identity(path: Path) -> Identity | None:
+    """What tells one socket from the next at the same path; inode numbers alone are used again at once."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def _somebody_listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

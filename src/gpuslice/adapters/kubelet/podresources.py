@@ -1,0 +1,50 @@
+"""Who holds which devices by kubelet's own book: pod-resources v1, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, call_error
+from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
+from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.holding import Holding
+
+
+class PodResourcesError(GpusliceError):
+    """kubelet's pod-resources socket does not answer; its book is unknown for now, not empty."""
+
+
+class PodResources:
+    """Reads kubelet's book at `path`. Each question opens its own connection: kubelet may be another one."""
+
+    def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+
+    async def holdings(self, resource: str) -> tuple[Holding, ...]:
+        """Every container that holds devices of `resource`. Raises `PodResourcesError`.
+
+        Not among them are ordinary init containers: kubelet does not list them.
+        """
+        try:
+            async with unix_channel(self._path) as channel:
+                answer = await PodResourcesClient(channel).list(self._timeout_s)
+        except CALL_FAILED as error:
+            raise PodResourcesError(f"pod-resources at {self._path}: {call_error(error)}") from error
+        return tuple(holdings_of(answer.pod_resources, resource))
+
+
+def holdings_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[Holding]:
+    """The ids of one resource by container; kubelet sends them one by one, they are joined here."""
+    for pod in pods:
+        for container in pod.containers:
+            ids = frozenset(
+                identifier
+                for devices in container.devices
+                if devices.resource_name == resource
+                for identifier in devices.device_ids
+            )
+            if ids:
+                yield Holding(pod.namespace, pod.name, container.name, ids)
