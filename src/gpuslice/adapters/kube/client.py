@@ -195,14 +195,27 @@ class KubeClient:
             )
         )
 
-    async def bind(self, namespace: str, name: str, node: str, *, uid: str = "") -> None:
-        """Bind a pod to a node.
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        node: str,
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
+        """Bind a pod to a node; `annotations` are set on the pod in the same step.
 
-        AlreadyExistsError when it has a node already, ConflictError when it is another pod than `uid` or is
-        being deleted: the two look alike on the wire but call for different reactions.
+        AlreadyExistsError when it has a node already, ConflictError when it is another pod than `uid`, has
+        changed since `resource_version` or is being deleted: they look alike on the wire but call for
+        different reactions.
         """
+        request = requests.binding(
+            namespace, name, uid, node, resource_version=resource_version, annotations=annotations
+        )
         try:
-            await self._call(requests.binding(namespace, name, uid, node))
+            await self._call(request)
         except ConflictError as error:
             if "already assigned" in error.status.message:
                 raise AlreadyExistsError(str(error), error.status) from error

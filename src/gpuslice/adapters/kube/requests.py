@@ -132,11 +132,24 @@ def as_conflict(error: KubeError) -> KubeError:
     return error
 
 
-def binding(namespace: str, name: str, uid: str, node: str) -> Request:
+def binding(
+    namespace: str,
+    name: str,
+    uid: str,
+    node: str,
+    *,
+    resource_version: str = "",
+    annotations: Mapping[str, str] | None = None,
+) -> Request:
+    metadata: dict[str, Any] = _given(
+        {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version}
+    )
+    if annotations:
+        metadata["annotations"] = dict(annotations)
     document = {
         "apiVersion": "v1",
         "kind": "Binding",
-        "metadata": _given({"name": name, "namespace": namespace, "uid": uid}),
+        "metadata": metadata,
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     }
     return write("POST", PODS.path(namespace, name, "binding"), document)
