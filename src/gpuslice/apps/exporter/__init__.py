@@ -1,0 +1,1 @@
+"""The exporter: what each card and each container uses, for Prometheus."""

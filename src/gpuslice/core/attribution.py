@@ -1,0 +1,117 @@
+"""Who holds a card's memory and time: processes to containers, and the rest that belongs to nobody.
+
+For every card the containers' memory and the unattributed rest add up to what the driver says is in use. A
+figure that could not be read is None and stays absent: it is never counted as 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerKey:
+    """A container of a pod. One pod may have several on one card."""
+
+    namespace: str
+    pod: str
+    container: str
+    pod_uid: str = ""
+
+
+class Stranger(StrEnum):
+    """Why a process belongs to no container that we know."""
+
+    HOST = "host"  # outside any container
+    UNKNOWN_CONTAINER = "unknown_container"  # in one that no pod of this node names
+    GONE = "gone"  # the driver lists it, the system does not any more
+    DRIVER = "driver"  # memory in use that no process holds: the driver's own
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process on one card. `memory_bytes` and `sm_ratio` (0…1) are None where the driver does not say."""
+
+    pid: int
+    uuid: str
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one container, or one kind of stranger, uses of one card."""
+
+    memory_bytes: int | None
+    sm_ratio: float | None
+    processes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """One card divided. `owners` has every container with a process there or an allocation of it."""
+
+    uuid: str
+    owners: dict[ContainerKey, Usage]
+    strangers: dict[Stranger, Usage]
+
+
+Owner = ContainerKey | Stranger
+
+
+def divide(
+    uuid: str,
+    used_bytes: int | None,
+    processes: Iterable[ProcessReading],
+    owner_of: Mapping[int, Owner],
+    allocated: Iterable[ContainerKey] = (),
+) -> CardUsage:
+    """Give each process on card `uuid` to its owner (a pid not in `owner_of` is gone).
+
+    `used_bytes` is the card's own figure. A container of `allocated` without a process uses 0, not nothing:
+    it could be asked, and it holds none.
+    """
+    groups: dict[Owner, list[ProcessReading]] = defaultdict(list)
+    for process in processes:
+        if process.uuid == uuid:
+            groups[owner_of.get(process.pid, Stranger.GONE)].append(process)
+    owners = {key: Usage(0, 0.0, 0) for key in allocated}
+    strangers: dict[Stranger, Usage] = {}
+    for owner, members in groups.items():
+        if isinstance(owner, Stranger):
+            strangers[owner] = _sum(members)
+        else:
+            owners[owner] = _sum(members)
+    _add_rest(used_bytes, owners, strangers)
+    return CardUsage(uuid, owners, strangers)
+
+
+def _sum(members: list[ProcessReading]) -> Usage:
+    """Unknown is contagious for memory: a partial sum would claim a container uses less than it does.
+
+    Time is not: the driver lists only the processes that were busy, so a missing figure means idle once
+    any process of the card has one.
+    """
+    memory = [member.memory_bytes for member in members]
+    known = [amount for amount in memory if amount is not None]
+    busy = [member.sm_ratio for member in members if member.sm_ratio is not None]
+    return Usage(
+        memory_bytes=sum(known) if len(known) == len(memory) else None,
+        sm_ratio=min(1.0, sum(busy)) if busy else None,
+        processes=len(members),
+    )
+
+
+def _add_rest(
+    used_bytes: int | None, owners: Mapping[ContainerKey, Usage], strangers: dict[Stranger, Usage]
+) -> None:
+    """What the card has in use beyond its processes; unknown when any part is."""
+    parts = [usage.memory_bytes for usage in (*owners.values(), *strangers.values())]
+    if used_bytes is None or None in parts:
+        strangers[Stranger.DRIVER] = Usage(None, None, 0)
+        return
+    rest = used_bytes - sum(part for part in parts if part is not None)
+    strangers[Stranger.DRIVER] = Usage(rest, None, 0)

@@ -1,0 +1,57 @@
+"""The counter file's grammar."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.apps.exporter import fields
+from gpuslice.apps.exporter.counters import CounterKind, parse
+
+CATALOGUE = fields.load()
+
+
+def test_both_spellings_lead_to_one_field_and_keep_their_name() -> None:
+    names = ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_GPU_UTIL_RATIO", "dcgm_gpu_utilization"]
+    file = parse("\n".join(f"{name}, gauge, Utilisation." for name in names), CATALOGUE)
+    assert [counter.name for counter in file.counters] == names
+    assert {counter.field.id for counter in file.counters if counter.field} == {203}
+    assert not file.problems
+
+
+def test_blanks_comments_and_quotes_are_read_as_upstream_reads_them() -> None:
+    text = '# a comment\n\nDCGM_FI_DEV_DEC_UTIL ,  gauge, "Decoder, in %."\n'
+    text += "DCGM_FI_DRIVER_VERSION, label, Driver"
+    file = parse(text, CATALOGUE)
+    assert [(counter.kind, counter.help) for counter in file.counters] == [
+        (CounterKind.GAUGE, "Decoder, in %."),
+        (CounterKind.LABEL, "Driver"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("DCGM_FI_DEV_NOPE, gauge, x", 'line 2: "DCGM_FI_DEV_NOPE" is no DCGM field'),
+        ("DCGM_FI_DEV_GPU_TEMP, histogram, x", 'type of DCGM_FI_DEV_GPU_TEMP is "histogram"'),
+        ("DCGM_FI_DEV_GPU_TEMP, gauge", "has 2 columns"),
+        ("DCGM_FI_DEV_GPU_TEMP, gauge, a, b", "has 4 columns"),
+        ("DCGM_FI_DEV_SM_CLOCK, gauge, again", "is there already"),
+        ('DCGM_FI_DEV_GPU_TEMP, gauge, "open', "not CSV"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_others_stay(line: str, sentence: str) -> None:
+    file = parse(f"DCGM_FI_DEV_SM_CLOCK, gauge, a\n{line}\nDCGM_FI_DEV_FB_USED, gauge, b", CATALOGUE)
+    assert [counter.name for counter in file.counters] == ["DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_FB_USED"]
+    assert sentence in file.problems[0]
+
+
+@given(st.text())
+def test_no_file_is_too_strange_to_be_read(text: str) -> None:
+    file = parse(text, CATALOGUE)
+    assert len(file.counters) + len(file.problems) <= len(text.splitlines())
+
+
+def test_every_field_of_dcgm_is_known() -> None:
+    assert len({field.id for field in CATALOGUE.values()}) == 591
