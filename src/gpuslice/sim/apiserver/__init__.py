@@ -1,5 +1,5 @@
 """The HTTP face of the simulated API server."""
 
-from .server import ApiServer
+from gpuslice.sim.apiserver.server import ApiServer
 
 __all__ = ["ApiServer"]

@@ -10,12 +10,12 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from ..cluster.cluster import Cluster
-from ..cluster.faults import Fault
-from ..cluster.request import Request, Response
-from .proxy import proxy_stream, proxy_websocket
-from .watching import stream_watch
-from .webhooks import ask_webhook
+from gpuslice.sim.apiserver.proxy import proxy_stream, proxy_websocket
+from gpuslice.sim.apiserver.watching import stream_watch
+from gpuslice.sim.apiserver.webhooks import ask_webhook
+from gpuslice.sim.cluster.cluster import Cluster
+from gpuslice.sim.cluster.faults import Fault
+from gpuslice.sim.cluster.request import Request, Response
 
 _BODY_LIMIT_BYTES = 32 * 1024 * 1024
 
@@ -109,7 +109,9 @@ class ApiServer:
             case "clear-faults":
                 self.cluster.faults.clear()
             case unknown:
-                return web.Response(status=404, text=f"{unknown}: wants compact, drop-watches, fault, clear-faults")
+                return web.Response(
+                    status=404, text=f"{unknown}: wants compact, drop-watches, fault, clear-faults"
+                )
         return web.Response(text="ok")
 
 

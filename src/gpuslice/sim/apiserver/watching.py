@@ -7,8 +7,8 @@ import contextlib
 
 from aiohttp import web
 
-from ..cluster.request import Response
-from ..cluster.watch import Watch
+from gpuslice.sim.cluster.request import Response
+from gpuslice.sim.cluster.watch import Watch
 
 _BOOKMARK_EVERY_S = 30.0
 _LONGEST_S = 3600.0

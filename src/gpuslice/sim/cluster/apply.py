@@ -1,5 +1,6 @@
 from __future__ import annotations
-from .errors import unsupported_media_type
+
+from gpuslice.sim.cluster.errors import unsupported_media_type
 
 
 def apply(cluster, target, request):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .body import parse_body
-from .errors import Cause, conflict, invalid
-from .moment import format_time
-from .reads import find
-from .request import Object, Request, Response, json_response
-from .route import Target
-from .store import Entry
+from gpuslice.sim.cluster.body import parse_body
+from gpuslice.sim.cluster.errors import Cause, conflict, invalid
+from gpuslice.sim.cluster.moment import format_time
+from gpuslice.sim.cluster.reads import find
+from gpuslice.sim.cluster.request import Object, Request, Response, json_response
+from gpuslice.sim.cluster.route import Target
+from gpuslice.sim.cluster.store import Entry
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _BOUND: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
@@ -39,7 +39,9 @@ def _check(entry: Entry, name: str, metadata: Object) -> None:
     held, spec = entry.obj["metadata"], entry.obj["spec"]
     why = ""
     if metadata.get("uid") and metadata["uid"] != held["uid"]:
-        why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {held['uid']}"
+        why = (
+            f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {held['uid']}"
+        )
     elif metadata.get("resourceVersion") and metadata["resourceVersion"] != held["resourceVersion"]:
         why = (
             f"Precondition failed: ResourceVersion in precondition: {metadata['resourceVersion']},"

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .decode import Decoder, parse_json
-from .errors import bad_request, unsupported_media_type
-from .events_view import to_core
-from .protobuf import PREFIX, decode_envelope
-from .request import JSON, Object, Request
-from .resources import Resource
+from gpuslice.sim.cluster.decode import Decoder, parse_json
+from gpuslice.sim.cluster.errors import bad_request, unsupported_media_type
+from gpuslice.sim.cluster.events_view import to_core
+from gpuslice.sim.cluster.protobuf import PREFIX, decode_envelope
+from gpuslice.sim.cluster.request import JSON, Object, Request
+from gpuslice.sim.cluster.resources import Resource
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _YAML = ("application/yaml", "text/yaml", "application/apply-patch+yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"

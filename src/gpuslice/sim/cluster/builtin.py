@@ -1,15 +1,15 @@
-"""Admission that is built into the API server: namespaces must live, pods get an account, priority, tolerations."""
+"""Admission built into the API server: namespaces must live, pods get account, priority and tolerations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import ApiError, Cause, forbidden, not_found
-from .request import Object
-from .resources import Resource
+from gpuslice.sim.cluster.errors import ApiError, Cause, forbidden, not_found
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.resources import Resource
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}

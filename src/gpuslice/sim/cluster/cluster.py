@@ -10,16 +10,16 @@ from typing import Any
 
 import msgspec
 
-from . import router
-from .admission import WebhookAnswer, WebhookCall
-from .errors import ApiError, bad_request
-from .faults import Fault, Faults, error_of
-from .request import Object, Request, Response
-from .resources import Catalog, standard_catalog
-from .schema import Schema, standard_schema
-from .store import Store
-from .watch import Watch
-from .writes import Steps
+from gpuslice.sim.cluster import router
+from gpuslice.sim.cluster.admission import WebhookAnswer, WebhookCall
+from gpuslice.sim.cluster.errors import ApiError, bad_request
+from gpuslice.sim.cluster.faults import Fault, Faults, error_of
+from gpuslice.sim.cluster.request import Object, Request, Response
+from gpuslice.sim.cluster.resources import Catalog, standard_catalog
+from gpuslice.sim.cluster.schema import Schema, standard_schema
+from gpuslice.sim.cluster.store import Store
+from gpuslice.sim.cluster.watch import Watch
+from gpuslice.sim.cluster.writes import Steps
 
 _SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _FIRST_NODE_PORT, _LAST_NODE_PORT = 30000, 32767
@@ -134,7 +134,10 @@ class Cluster:
         for name in NAMESPACES:
             self._create("/api/v1/namespaces", {"metadata": {"name": name}})
         service: Object = {
-            "metadata": {"name": "kubernetes", "labels": {"component": "apiserver", "provider": "kubernetes"}},
+            "metadata": {
+                "name": "kubernetes",
+                "labels": {"component": "apiserver", "provider": "kubernetes"},
+            },
             "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 6443}]},
         }
         self._create("/api/v1/namespaces/default/services", service)

@@ -1,7 +1,7 @@
 """Bodies into objects: known fields only, values of the right type, quantities canonical.
 
-What Go's decoder does is imitated where clients notice: unknown and duplicate fields are reported (strict), ``null``
-and empty lists vanish, a wrong type is an error that names the path.
+What Go's decoder does is imitated where clients notice: unknown fields are reported (strict), ``null`` and empty
+lists vanish, a wrong type is an error that names the path.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from .errors import bad_request
-from .quantity import canonical_quantity
-from .request import Object
-from .schema import Field, Message, Schema
+from gpuslice.sim.cluster.errors import bad_request
+from gpuslice.sim.cluster.quantity import canonical_quantity
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.schema import Field, Message, Schema
 
 # An empty string means something else than no string for these.
 _KEEPS_EMPTY = frozenset({"storageClassName", "operator"})
@@ -71,23 +71,23 @@ class Decoder:
         return decode_scalar(field.type, value, path)
 
 
-def decode_scalar(type_name: str, value: Any, path: str) -> Any:
+def decode_scalar(type_name: str, value: Any, path: str) -> Any:  # noqa: PLR0911 - one case a type
     match type_name, value:
         case "Raw", _:
             return value
         case "Quantity", str() | int() | float() if not isinstance(value, bool):
             return _quantity(value, path)
-        case ("str" | "Time" | "MicroTime" | "bytes" | "IntOrString"), str():
+        case (("str" | "Time" | "MicroTime" | "bytes" | "IntOrString"), str()):
             return value
         case "bool", bool():
             return value
-        case ("int" | "float" | "IntOrString"), int() if not isinstance(value, bool):
+        case (("int" | "float" | "IntOrString"), int()) if not isinstance(value, bool):
             return value
-        case ("int" | "IntOrString"), float() if value.is_integer():
+        case (("int" | "IntOrString"), float()) if value.is_integer():
             return int(value)
         case "float", float():
             return value
-        case ("str" | "Time" | "MicroTime"), None:
+        case (("str" | "Time" | "MicroTime"), None):
             return ""
     raise _wrong_type(value, {"str": "string", "int": "int32"}.get(type_name, type_name), path)
 

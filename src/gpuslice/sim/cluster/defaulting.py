@@ -1,13 +1,12 @@
-"""Fields the API server fills in when a client leaves them out, as far as clients and controllers rely on them."""
+"""Fields the API server fills in when a client leaves them out, as far as others rely on them."""
 
 from __future__ import annotations
 
 import base64
-
 from collections.abc import Callable
 from typing import Any
 
-from .request import Object
+from gpuslice.sim.cluster.request import Object
 
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 
@@ -120,7 +119,7 @@ def _volume(volume: Object) -> None:
 
 
 def _template(template: Object) -> None:
-    template.setdefault("metadata", {}).setdefault("creationTimestamp", None)
+    template.setdefault("metadata", {})
     pod_spec_defaults(template.setdefault("spec", {}))
 
 

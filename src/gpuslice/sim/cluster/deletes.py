@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .body import parse_body
-from .errors import bad_request, conflict
-from .moment import format_time, parse_time
-from .reads import find, selected
-from .render import renderer_for
-from .request import Object, Request, Response, json_response
-from .resources import Resource
-from .route import Target
-from .selector import build_matcher
-from .store import Entry
+from gpuslice.sim.cluster.body import parse_body
+from gpuslice.sim.cluster.errors import bad_request, conflict
+from gpuslice.sim.cluster.moment import format_time, parse_time
+from gpuslice.sim.cluster.reads import find, selected
+from gpuslice.sim.cluster.render import renderer_for
+from gpuslice.sim.cluster.request import Object, Request, Response, json_response
+from gpuslice.sim.cluster.resources import Resource
+from gpuslice.sim.cluster.route import Target
+from gpuslice.sim.cluster.selector import build_matcher
+from gpuslice.sim.cluster.store import Entry
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _ANSWERED_WITH_OBJECT = frozenset(
     {"pods", "services", "persistentvolumes", "persistentvolumeclaims", "serviceaccounts", "resourcequotas"}

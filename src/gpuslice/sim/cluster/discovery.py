@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .request import JSON, Object, Request, Response, json_response
-from .resources import Catalog, Resource
+from gpuslice.sim.cluster.request import JSON, Object, Request, Response, json_response
+from gpuslice.sim.cluster.resources import Catalog, Resource
 
 VERSION: Object = {
     "major": "1",
@@ -34,9 +34,7 @@ _PARTS = {  # subresource -> (group, version, kind, verbs)
 
 def api_versions() -> Response:
     addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1"}]
-    return json_response(
-        {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
-    )
+    return json_response({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses})
 
 
 def group_list(catalog: Catalog) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .request import Object, Response, json_response
+from gpuslice.sim.cluster.request import Object, Response, json_response
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,10 @@ def method_not_allowed() -> ApiError:
 
 
 def unsupported_media_type(got: str) -> ApiError:
-    message = f"the body of the request was in an unknown format - accepted media types include: application/json (got {got})"
+    message = (
+        "the body of the request was in an unknown format - accepted media types include: application/json"
+        f" (got {got})"
+    )
     return ApiError(415, "UnsupportedMediaType", message)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .request import Object
+from gpuslice.sim.cluster.request import Object
 
 # core/v1 name -> events.k8s.io/v1 name, where they differ
 _RENAMED = {

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .body import parse_body
-from .deletes import delete_entry, parse_options
-from .errors import Cause, too_many_requests
-from .reads import find
-from .request import Object, Request, Response, json_response
-from .route import Target
-from .selector import selects
-from .store import Entry
+from gpuslice.sim.cluster.body import parse_body
+from gpuslice.sim.cluster.deletes import delete_entry, parse_options
+from gpuslice.sim.cluster.errors import Cause, too_many_requests
+from gpuslice.sim.cluster.reads import find
+from gpuslice.sim.cluster.request import Object, Request, Response, json_response
+from gpuslice.sim.cluster.route import Target
+from gpuslice.sim.cluster.selector import selects
+from gpuslice.sim.cluster.store import Entry
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _EVICTED: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .errors import ApiError
-from .request import Request
+from gpuslice.sim.cluster.errors import ApiError
+from gpuslice.sim.cluster.request import Request
 
 _REASONS = {
     401: "Unauthorized",

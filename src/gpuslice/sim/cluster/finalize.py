@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .body import read_object
-from .reads import find
-from .request import Request, Response, json_response
-from .route import Target
+from gpuslice.sim.cluster.body import read_object
+from gpuslice.sim.cluster.reads import find
+from gpuslice.sim.cluster.request import Request, Response, json_response
+from gpuslice.sim.cluster.route import Target
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 
 def finalize(cluster: Cluster, target: Target, request: Request) -> Response:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import MODIFIED, Cause, bad_request, conflict, invalid
-from .moment import format_time
-from .request import Object
-from .resources import Resource
-from .store import Entry
+from gpuslice.sim.cluster.errors import MODIFIED, Cause, bad_request, conflict, invalid
+from gpuslice.sim.cluster.moment import format_time
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.resources import Resource
+from gpuslice.sim.cluster.store import Entry
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _SERVER_OWNED = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "uid", "generation")
 
@@ -22,8 +22,8 @@ def begin_metadata(cluster: Cluster, resource: Resource, namespace: str, obj: Ob
     given = metadata.get("namespace", "")
     if resource.namespaced and given and given != namespace:
         raise bad_request(
-            f"the namespace of the provided object does not match the namespace sent on the request: {given!r},"
-            f" {namespace!r}"
+            "the namespace of the provided object does not match the namespace sent on the request:"
+            f" {given!r}, {namespace!r}"
         )
     _name(cluster, resource, metadata)
     for key in ("resourceVersion", "selfLink", *_SERVER_OWNED):
@@ -42,7 +42,9 @@ def _name(cluster: Cluster, resource: Resource, metadata: Object) -> None:
     if metadata.get("name"):
         return
     if not metadata.get("generateName"):
-        cause = Cause("metadata.name", "FieldValueRequired", "Required value: name or generateName is required")
+        cause = Cause(
+            "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
+        )
         raise invalid(resource.kind, resource.group, "", [cause])
     metadata["name"] = metadata["generateName"] + cluster.new_suffix()
 

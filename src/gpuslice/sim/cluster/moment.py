@@ -25,7 +25,7 @@ def age(timestamp: str | None, now_s: float) -> str:
     return human_duration(now_s - parse_time(timestamp)) if timestamp else "<unknown>"
 
 
-def human_duration(duration_s: float) -> str:
+def human_duration(duration_s: float) -> str:  # noqa: PLR0911 - one line a range
     """Kubernetes' short form: two units while the second one matters (``3m10s``, ``7h35m``, ``11d``)."""
     seconds = int(duration_s)
     if duration_s < 0:

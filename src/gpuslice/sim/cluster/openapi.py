@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .errors import no_such_path
-from .request import JSON, Object, Response, json_response
-from .resources import Resource
-from .schema import Field, Message, Schema
+from gpuslice.sim.cluster.errors import no_such_path
+from gpuslice.sim.cluster.request import JSON, Object, Response, json_response
+from gpuslice.sim.cluster.resources import Resource
+from gpuslice.sim.cluster.schema import Field, Message, Schema
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _SCALARS: dict[str, Object] = {
     "str": {"type": "string"},
@@ -99,7 +99,11 @@ def _schema(message: Message, resource: Resource | None) -> Object:
     if resource is not None:
         properties = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}}
     properties |= {name: _field(field) for name, field in message.fields.items()}
-    result: Object = {"type": "object", "description": message.name.rsplit(".", 1)[-1], "properties": properties}
+    result: Object = {
+        "type": "object",
+        "description": message.name.rsplit(".", 1)[-1],
+        "properties": properties,
+    }
     if resource is not None:
         result["x-kubernetes-group-version-kind"] = [_gvk(resource)]
     if message.atomic:
@@ -133,7 +137,11 @@ def _reference(field: Field) -> Any:
 
 def _paths(resource: Resource) -> Object:
     root = f"/{_path(resource.group, resource.version)}"
-    collection = f"{root}/namespaces/{{namespace}}/{resource.plural}" if resource.namespaced else f"{root}/{resource.plural}"
+    collection = (
+        f"{root}/namespaces/{{namespace}}/{resource.plural}"
+        if resource.namespaced
+        else f"{root}/{resource.plural}"
+    )
     gvk = {"x-kubernetes-group-version-kind": _gvk(resource)}
     validated = {"parameters": [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}]}
     reference = {"$ref": f"#/components/schemas/{public_name(resource.schema)}"}
@@ -153,5 +161,10 @@ def _paths(resource: Resource) -> Object:
 def version_two(cluster: Cluster) -> Response:
     """An empty Swagger document: clients that still ask for it find their kinds in version 3."""
     return json_response(
-        {"swagger": "2.0", "info": {"title": "Kubernetes", "version": "v1.36.2"}, "paths": {}, "definitions": {}}
+        {
+            "swagger": "2.0",
+            "info": {"title": "Kubernetes", "version": "v1.36.2"},
+            "paths": {},
+            "definitions": {},
+        }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from .errors import ApiError, bad_request
+from gpuslice.sim.cluster.errors import ApiError, bad_request
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -22,7 +22,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def json_patch(target: Any, operations: Any) -> Any:
-    """RFC 6902 on a copy of ``target``; ApiError 422 when a test or a path fails, as the API server answers."""
+    """RFC 6902 on a copy of ``target``; ApiError 422 when a test or a path fails."""
     if not isinstance(operations, list):
         raise bad_request("json: cannot unmarshal object into Go value of type jsonpatch.Patch")
     holder = {"": copy.deepcopy(target)}

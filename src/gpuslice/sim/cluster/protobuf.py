@@ -7,10 +7,10 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import bad_request
-from .moment import format_time
-from .request import Object
-from .schema import Field, Message, Schema
+from gpuslice.sim.cluster.errors import bad_request
+from gpuslice.sim.cluster.moment import format_time
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.schema import Field, Message, Schema
 
 PREFIX = b"k8s\x00"
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .errors import ApiError, Cause, bad_request, not_found
-from .render import renderer_for
-from .request import Object, Request, Response
-from .route import Target
-from .selector import Matcher, build_matcher
-from .store import Entry, Key
-from .watch import Watch
+from gpuslice.sim.cluster.errors import ApiError, Cause, bad_request, not_found
+from gpuslice.sim.cluster.render import renderer_for
+from gpuslice.sim.cluster.request import Object, Request, Response
+from gpuslice.sim.cluster.route import Target
+from gpuslice.sim.cluster.selector import Matcher, build_matcher
+from gpuslice.sim.cluster.store import Entry, Key
+from gpuslice.sim.cluster.watch import Watch
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 
 class _Continue(msgspec.Struct):
@@ -117,10 +117,10 @@ def watch(cluster: Cluster, target: Target, request: Request) -> Response:
     subscription = Watch(
         cluster.store,
         target.resource.store,
-        target.namespace,
-        matches,
-        renderer.watched,
-        renderer.bookmark_type,
+        namespace=target.namespace,
+        matches=matches,
+        render=renderer.watched,
+        bookmark_type=renderer.bookmark_type,
         wants_bookmarks=request.flag("allowWatchBookmarks"),
         timeout_s=float(query["timeoutSeconds"]) if query.get("timeoutSeconds") else None,
     )

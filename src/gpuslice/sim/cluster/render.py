@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from .events_view import to_events_group
-from .request import JSON, Object, Request
-from .resources import Resource
-from .store import Entry
-from .tables import Printer, definitions, printer_of
+from gpuslice.sim.cluster.events_view import to_events_group
+from gpuslice.sim.cluster.request import JSON, Object, Request
+from gpuslice.sim.cluster.resources import Resource
+from gpuslice.sim.cluster.store import Entry
+from gpuslice.sim.cluster.tables import Printer, definitions, printer_of
 
 _META = "meta.k8s.io/v1"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from .watch import Watch
+    from gpuslice.sim.cluster.watch import Watch
 
 JSON = "application/json"
 Object = dict[str, Any]

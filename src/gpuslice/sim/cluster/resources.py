@@ -49,7 +49,7 @@ class _Group:
     package: str
     resources: list[Resource] = field(default_factory=list)
 
-    def add(  # noqa: PLR0913 - one row of the table
+    def add(
         self,
         plural: str,
         kind: str,
@@ -122,9 +122,7 @@ def _workloads() -> list[Resource]:
     batch.add("cronjobs", "CronJob", "cj", sub="status", all_category=True, generation=True)
     batch.add("jobs", "Job", sub="status", all_category=True, generation=True)
     scaling = _Group("autoscaling", "v2", "autoscaling.v2")
-    scaling.add(
-        "horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa", sub="status", all_category=True
-    )
+    scaling.add("horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa", sub="status", all_category=True)
     policy = _Group("policy", "v1", "policy.v1")
     policy.add("poddisruptionbudgets", "PodDisruptionBudget", "pdb", sub="status", generation=True)
     return apps.resources + batch.resources + scaling.resources + policy.resources

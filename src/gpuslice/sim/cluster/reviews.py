@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .body import read_object
-from .request import Object, Request, Response, json_response
-from .route import Target
+from gpuslice.sim.cluster.body import read_object
+from gpuslice.sim.cluster.request import Object, Request, Response, json_response
+from gpuslice.sim.cluster.route import Target
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _USER: Object = {"username": "system:admin", "groups": ["system:masters", "system:authenticated"]}
 _ALLOWED: Object = {"allowed": True, "reason": "the simulated API server allows everything"}

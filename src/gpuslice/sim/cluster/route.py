@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import no_such_path
-from .resources import Catalog, Resource
+from gpuslice.sim.cluster.errors import no_such_path
+from gpuslice.sim.cluster.resources import Catalog, Resource
 
 
 @dataclass(frozen=True, slots=True)

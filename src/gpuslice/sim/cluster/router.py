@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import deletes, discovery, openapi, reads, reviews, subresources, writes
-from .errors import method_not_allowed, no_such_path
-from .request import Request, Response, json_response
-from .route import Target, parse_target
+from gpuslice.sim.cluster import deletes, discovery, openapi, reads, reviews, subresources, writes
+from gpuslice.sim.cluster.errors import method_not_allowed, no_such_path
+from gpuslice.sim.cluster.request import Request, Response, json_response
+from gpuslice.sim.cluster.route import Target, parse_target
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _HEALTH = ("/healthz", "/livez", "/readyz")
 
@@ -30,7 +30,7 @@ def route(cluster: Cluster, request: Request) -> writes.Steps:
     return (yield from _collection(cluster, target, request))
 
 
-def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:
+def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:  # noqa: PLR0911
     """The paths that do not depend on what is stored."""
     if path.startswith(_HEALTH):
         return Response(200, b"ok", {"content-type": "text/plain; charset=utf-8"})
@@ -48,7 +48,7 @@ def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:
     return _discovery(cluster, request, path.split("/")[1:])
 
 
-def _discovery(cluster: Cluster, request: Request, parts: list[str]) -> Response | None:
+def _discovery(cluster: Cluster, request: Request, parts: list[str]) -> Response | None:  # noqa: PLR0911
     aggregated = discovery.wants_aggregated(request)
     match parts:
         case [("api" | "apis") as root] if aggregated:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import writes
-from .body import parse_body
-from .errors import Cause, invalid, method_not_allowed
-from .reads import find
-from .request import Object, Request, Response, json_response
-from .route import Target
-from .selector import selector_text
-from .store import Entry
+from gpuslice.sim.cluster import writes
+from gpuslice.sim.cluster.body import parse_body
+from gpuslice.sim.cluster.errors import Cause, invalid, method_not_allowed
+from gpuslice.sim.cluster.reads import find
+from gpuslice.sim.cluster.request import Object, Request, Response, json_response
+from gpuslice.sim.cluster.route import Target
+from gpuslice.sim.cluster.selector import selector_text
+from gpuslice.sim.cluster.store import Entry
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 
 def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
@@ -41,7 +41,13 @@ def scale_of(entry: Entry) -> Object:
     if obj["spec"].get("selector"):
         status["selector"] = selector_text(obj["spec"]["selector"])
     spec = {"replicas": obj["spec"].get("replicas", 1)}
-    return {"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata, "spec": spec, "status": status}
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": spec,
+        "status": status,
+    }
 
 
 def _write(cluster: Cluster, target: Target, request: Request, entry: Entry, scale: Object) -> writes.Steps:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .request import Object
-from .resources import Resource
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.resources import Resource
 
 _EMPTY_STATUS: dict[str, Object] = {
     "replicasets.apps": {"replicas": 0},

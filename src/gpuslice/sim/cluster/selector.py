@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .errors import bad_request
-from .request import Object
+from gpuslice.sim.cluster.errors import bad_request
+from gpuslice.sim.cluster.request import Object
 
 Labels = Mapping[str, str]
 Matcher = Callable[[Object], bool]

@@ -1,4 +1,4 @@
-"""Objects with versions and a bounded history of changes, from which watches and consistent lists are answered."""
+"""Objects with versions and a bounded history of changes, for watches and consistent lists."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from .errors import expired
-from .request import Object
+from gpuslice.sim.cluster.errors import expired
+from gpuslice.sim.cluster.request import Object
 
 Key = tuple[str, str]
 """Namespace (empty for cluster scope) and name."""
@@ -129,7 +129,7 @@ class Store:
         return past
 
     def compact(self) -> None:
-        """Forgets all history, as etcd's compaction does; older versions are answered with 410 from then on."""
+        """Forgets all history, as etcd's compaction does; older versions are answered with 410."""
         for shelf in self._shelves.values():
             shelf.history.clear()
             shelf.forgotten = self.version

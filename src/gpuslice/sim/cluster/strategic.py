@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import bad_request
-from .request import Object
-from .schema import Field, Message, Schema
+from gpuslice.sim.cluster.errors import bad_request
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.schema import Field, Message, Schema
 
 _ORDER = "$setElementOrder/"
 _DELETE = "$deleteFromPrimitiveList/"
@@ -111,5 +111,11 @@ def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:
     """Named items in the order given; the others keep their place relative to what stood before them."""
     identity = [item.get(key) if isinstance(item, dict) else item for item in items]
     wanted = [item.get(key) if isinstance(item, dict) else item for item in order]
-    slots = iter(sorted((i for i, name in enumerate(identity) if name in wanted), key=lambda i: wanted.index(identity[i])))
-    return [items[next(slots)] if name in wanted else item for name, item in zip(identity, items, strict=True)]
+    slots = iter(
+        sorted(
+            (i for i, name in enumerate(identity) if name in wanted), key=lambda i: wanted.index(identity[i])
+        )
+    )
+    return [
+        items[next(slots)] if name in wanted else item for name, item in zip(identity, items, strict=True)
+    ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from .errors import ApiError, Cause, bad_request
-from .reads import find
-from .request import Object, Proxy, Request, Response
-from .route import Target
+from gpuslice.sim.cluster.errors import ApiError, Cause, bad_request
+from gpuslice.sim.cluster.reads import find
+from gpuslice.sim.cluster.request import Object, Proxy, Request, Response
+from gpuslice.sim.cluster.route import Target
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 KUBELET_URL = "sim.gpuslice.io/kubelet-url"
 """Node annotation with the base URL of a simulated kubelet, whose node shows an address of its own."""
@@ -34,7 +34,9 @@ def _container(pod: Object, wanted: str) -> str:
     if not wanted:
         if len(names) == 1:
             return str(names[0])
-        listed = f"choose one of: [{' '.join(names)}]" + (f" or one of the init containers: [{' '.join(init)}]" if init else "")
+        listed = f"choose one of: [{' '.join(names)}]" + (
+            f" or one of the init containers: [{' '.join(init)}]" if init else ""
+        )
         raise bad_request(f"a container name must be specified for pod {name}, {listed}")
     if wanted not in names + init:
         raise bad_request(f"container {wanted} is not valid for pod {name}")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from . import binding, eviction, finalize, reads, scale, streams, tokens, writes
-from .errors import method_not_allowed, no_such_path
-from .request import Request, Response
-from .route import Target
+from gpuslice.sim.cluster import binding, eviction, finalize, reads, scale, streams, tokens, writes
+from gpuslice.sim.cluster.errors import method_not_allowed, no_such_path
+from gpuslice.sim.cluster.request import Request, Response
+from gpuslice.sim.cluster.route import Target
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 _SAME_OBJECT = frozenset({"status", "resize", "ephemeralcontainers"})
 
 
-def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
+def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:  # noqa: PLR0911
     if target.resource.namespaced and not target.namespace:
         raise no_such_path()
     if target.subresource in _SAME_OBJECT:
@@ -27,7 +27,7 @@ def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
             return binding.bind(cluster, target, request)
         case "eviction", "POST":
             return eviction.evict(cluster, target, request)
-        case ("log" | "exec"), ("GET" | "POST"):
+        case (("log" | "exec"), ("GET" | "POST")):
             return streams.to_kubelet(cluster, target, request)
         case "finalize", "PUT":
             return finalize.finalize(cluster, target, request)

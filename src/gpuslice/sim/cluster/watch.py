@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from .errors import ApiError
-from .request import Object
-from .selector import Matcher
-from .store import Change, Entry, Store, with_version
+from gpuslice.sim.cluster.errors import ApiError
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.selector import Matcher
+from gpuslice.sim.cluster.store import Change, Entry, Store, with_version
 
 Render = Callable[[Entry], bytes]
 
@@ -26,6 +26,7 @@ class Watch:
         self,
         store: Store,
         shelf: str,
+        *,
         namespace: str,
         matches: Matcher | None,
         render: Render,

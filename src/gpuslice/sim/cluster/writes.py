@@ -6,26 +6,39 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import apply, managed, metadata
-from .admission import WebhookAnswer, WebhookCall, admit, validate_by_webhooks
-from .body import Body, check_type, decode_object, parse_body, read_object, warning_headers
-from .builtin import admit_builtin
-from .decode import parse_json
-from .defaulting import apply_defaults
-from .errors import ApiError, already_exists, bad_request, conflict, unsupported_media_type
-from .patch import json_patch, merge_patch
-from .reads import find
-from .render import renderer_for
-from .request import Object, Request, Response
-from .resources import Resource
-from .route import Target
-from .scope import keep_other_parts, without_client_status
-from .store import Entry, with_version
-from .strategic import StrategicMerge
-from .validation import validate_create, validate_update
+from gpuslice.sim.cluster import apply, managed, metadata
+from gpuslice.sim.cluster.admission import WebhookAnswer, WebhookCall, admit, validate_by_webhooks
+from gpuslice.sim.cluster.body import (
+    Body,
+    check_type,
+    decode_object,
+    parse_body,
+    read_object,
+    warning_headers,
+)
+from gpuslice.sim.cluster.builtin import admit_builtin
+from gpuslice.sim.cluster.decode import parse_json
+from gpuslice.sim.cluster.defaulting import apply_defaults
+from gpuslice.sim.cluster.errors import (
+    ApiError,
+    already_exists,
+    bad_request,
+    conflict,
+    unsupported_media_type,
+)
+from gpuslice.sim.cluster.patch import json_patch, merge_patch
+from gpuslice.sim.cluster.reads import find
+from gpuslice.sim.cluster.render import renderer_for
+from gpuslice.sim.cluster.request import Object, Request, Response
+from gpuslice.sim.cluster.resources import Resource
+from gpuslice.sim.cluster.route import Target
+from gpuslice.sim.cluster.scope import keep_other_parts, without_client_status
+from gpuslice.sim.cluster.store import Entry, with_version
+from gpuslice.sim.cluster.strategic import StrategicMerge
+from gpuslice.sim.cluster.validation import validate_create, validate_update
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
+    from gpuslice.sim.cluster.cluster import Cluster
 
 Steps = Generator[WebhookCall, WebhookAnswer, Response]
 EntrySteps = Generator[WebhookCall, WebhookAnswer, Entry]
@@ -53,7 +66,12 @@ def options_of(request: Request, subresource: str = "") -> WriteOptions:
 
 
 def answer(
-    cluster: Cluster, target: Target, request: Request, entry: Entry, status: int, warnings: tuple[str, ...] = ()
+    cluster: Cluster,
+    target: Target,
+    request: Request,
+    entry: Entry,
+    status: int,
+    warnings: tuple[str, ...] = (),
 ) -> Response:
     renderer = renderer_for(target.resource, request, cluster.now_s())
     return Response(status, renderer.one(entry), warning_headers(warnings, renderer.content_type))
@@ -102,7 +120,9 @@ def update(cluster: Cluster, target: Target, request: Request) -> Steps:
 def _check_name(target: Target, obj: Object) -> None:
     given = obj["metadata"].get("name", "")
     if given and given != target.name:
-        raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({target.name})")
+        raise bad_request(
+            f"the name of the object ({given}) does not match the name on the URL ({target.name})"
+        )
 
 
 def update_object(
@@ -189,4 +209,14 @@ def patch_function(cluster: Cluster, schema_name: str, request: Request) -> Call
     raise unsupported_media_type(request.content_type)
 
 
-__all__ = ["APPLY", "EntrySteps", "Steps", "WriteOptions", "create", "create_object", "parse_body", "patch", "update"]
+__all__ = [
+    "APPLY",
+    "EntrySteps",
+    "Steps",
+    "WriteOptions",
+    "create",
+    "create_object",
+    "parse_body",
+    "patch",
+    "update",
+]

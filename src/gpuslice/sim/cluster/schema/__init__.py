@@ -1,4 +1,4 @@
-"""What fields Kubernetes objects have: one table for decoding, patching, field ownership, OpenAPI and protobuf."""
+"""Which fields Kubernetes objects have: one table for decoding, patching, ownership, OpenAPI and protobuf."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: ``fields`` as JSON shows them (inlined messages flattened), ``numbered`` as protobuf does."""
+    """A message: ``fields`` as JSON shows them (inlined ones flattened), ``numbered`` as protobuf does."""
 
     name: str
     atomic: bool = False

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..request import Object
-from ..resources import Resource
-from .column import Column, Printer
-from .core import CORE
-from .rest import DEFAULT, REST
-from .workloads import WORKLOADS
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.resources import Resource
+from gpuslice.sim.cluster.tables.column import Column, Printer
+from gpuslice.sim.cluster.tables.core import CORE
+from gpuslice.sim.cluster.tables.rest import DEFAULT, REST
+from gpuslice.sim.cluster.tables.workloads import WORKLOADS
 
 _PRINTERS = {**CORE, **WORKLOADS, **REST}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..request import Object
+from gpuslice.sim.cluster.request import Object
 
 Row = Callable[[Object, float], list[Any]]
 """Cells of one object at a time given in seconds since the epoch."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..moment import age
-from ..request import Object
-from .column import Printer, created, name, plain_selector, printer, shortened
-from .pods import pod_row
+from gpuslice.sim.cluster.moment import age
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.tables.column import Printer, created, name, plain_selector, printer, shortened
+from gpuslice.sim.cluster.tables.pods import pod_row
 
 _ROLE_LABEL = "node-role.kubernetes.io/"
 
@@ -160,7 +160,8 @@ CORE: dict[str, Printer] = {
     ),
     "services": printer("Name, Type, Cluster-IP, External-IP, Port(s), Age, Selector+", _service_row),
     "events": printer(
-        "Last Seen, Type, Reason, Object, Subobject+, Source+, Message, First Seen+, Count#+, Name+", _event_row
+        "Last Seen, Type, Reason, Object, Subobject+, Source+, Message, First Seen+, Count#+, Name+",
+        _event_row,
     ),
     "endpoints": printer("Name, Endpoints, Age", _endpoints_row),
     "configmaps": printer("Name, Data#, Age", _config_map_row),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..moment import age, human_duration, parse_time
-from ..request import Object
-from .column import created, name
+from gpuslice.sim.cluster.moment import age, human_duration, parse_time
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.tables.column import created, name
 
 
 @dataclass(slots=True)

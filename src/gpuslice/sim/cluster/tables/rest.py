@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..moment import age
-from ..request import Object
-from ..selector import selector_text
-from .column import Printer, created, name, printer, shortened
+from gpuslice.sim.cluster.moment import age
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.selector import selector_text
+from gpuslice.sim.cluster.tables.column import Printer, created, name, printer, shortened
 
 
 def _plain_row(obj: Object, now_s: float) -> list[Any]:

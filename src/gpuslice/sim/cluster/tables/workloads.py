@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..moment import age, human_duration, parse_time
-from ..request import Object
-from ..selector import selector_text
-from .column import Printer, containers, created, name, plain_selector, printer
+from gpuslice.sim.cluster.moment import age, human_duration, parse_time
+from gpuslice.sim.cluster.request import Object
+from gpuslice.sim.cluster.selector import selector_text
+from gpuslice.sim.cluster.tables.column import Printer, containers, created, name, plain_selector, printer
 
 
 def _status(obj: Object, *fields: str) -> list[int]:
