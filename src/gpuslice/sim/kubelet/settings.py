@@ -13,7 +13,7 @@ class KubeletSettings:
 
     `speed_up` divides the waits of crash and image back-off, so that a demo need not take minutes.
     `node_status_s` is how often the node status is compared with what was reported (10 s).
-    `driver` is the folder of the simulated driver and `gpu_state` its state file; None on a node without cards.
+    `driver` is the folder of the simulated driver, `gpu_state` its state file; None on a node without cards.
     """
 
     name: str

@@ -1,0 +1,283 @@
+"""The life of one container of a pod: pull, prepare, start, wait, back off, start again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpuslice.core.model import ContainerKind
+from gpuslice.sim.kubelet import references, rootfs
+from gpuslice.sim.kubelet.backoff import BackOff, shown
+from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
+from gpuslice.sim.kubelet.environment import ConfigError, environment, expand
+from gpuslice.sim.kubelet.node_services import NodeServices, device_options
+from gpuslice.sim.kubelet.records import ContainerRecord, RunningState, TerminatedState, WaitingState
+from gpuslice.sim.kubelet.rootfs import Mount
+from gpuslice.sim.kubelet.runtime import Container, ContainerSpec, StartError
+from gpuslice.sim.kubelet.volumes import mounts_of
+from gpuslice.sim.scheduler.amounts import Object
+from gpuslice.sim.workload.images import Image, PullError
+
+RETRY_S = 10.0  # how soon a container that cannot be configured is looked at again
+START_ERROR_EXIT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What all containers of a pod share. `folder` is the pod's own folder on the node."""
+
+    pod: Object
+    folder: Path
+    volumes: Mapping[str, Path]
+    pod_ip: str
+    allocate: Callable[[str], Awaitable[None]]  # once more, for a container without its devices
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def restart_policy(self) -> str:
+        return str(self.pod["spec"].get("restartPolicy", "Always"))
+
+
+class ContainerLife:
+    """Runs one container as long as it is needed; calls `changed` whenever its record did."""
+
+    def __init__(
+        self,
+        node: NodeServices,
+        facts: PodFacts,
+        spec: Mapping[str, Any],
+        record: ContainerRecord,
+        changed: Callable[[], None],
+    ) -> None:
+        self.record = record
+        self.running = asyncio.Event()
+        self._node = node
+        self._facts = facts
+        self._spec = spec
+        self._changed = changed
+        self._crashes = BackOff()
+        self._image_failures = BackOff()
+        self._attempt = record.restart_count
+
+    async def run(self) -> None:
+        """Returns when it ended and is not to be started again. Cancelled, the process lives on."""
+        container = self._adopt()
+        while True:
+            if container is None:
+                container = await self._start()
+            if container is not None:
+                await self._watch(container)
+            if not self._starts_again():
+                return
+            await self._back_off()
+            container = None
+
+    def settle(self) -> None:
+        """Record how the container ended when it was stopped from outside."""
+        container = self._node.runtime.find(self._facts.uid, self.record.name)
+        if container is not None and not container.running and isinstance(self.record.state, RunningState):
+            self._ended(container)
+
+    def _adopt(self) -> Container | None:
+        """A container that an earlier kubelet started."""
+        container = self._node.runtime.find(self._facts.uid, self.record.name)
+        if container is not None:
+            self._attempt = self.record.restart_count = container.spec.attempt
+        return container
+
+    # -- starting --------------------------------------------------------------------------------
+
+    async def _start(self) -> Container | None:
+        """Try until it starts; None when it was made but its program cannot be started."""
+        image = await self._pull()
+        while True:
+            try:
+                spec = await self._prepare(image)
+                break
+            except (ConfigError, PluginError, AdmissionError) as error:
+                self._set(WaitingState("CreateContainerConfigError", str(error)))
+                await self._tell("Failed", f"Error: {error}", warning=True)
+                await self._pause(RETRY_S)
+        return await self._launch(spec)
+
+    async def _launch(self, spec: ContainerSpec) -> Container | None:
+        await self._tell("Created", "Container created")
+        self.record.restart_count = self._attempt
+        try:
+            container = await self._node.runtime.start(spec)
+        except StartError as error:
+            now = datetime.now(UTC)
+            await self._tell("Failed", f"Error: {error}", warning=True)
+            self._set(TerminatedState(START_ERROR_EXIT, now, now, reason="StartError", message=str(error)))
+            return None
+        await self._tell("Started", "Container started")
+        return container
+
+    async def _pull(self) -> Image:
+        """The image, tried again with growing pauses until it can be had."""
+        reference = self.record.image
+        while True:
+            began = time.monotonic()
+            try:
+                image = self._node.registry.pull(reference)
+            except PullError as error:
+                await self._pull_failed(reference, error)
+                continue
+            await self._tell("Pulled", self._pulled_words(reference, began))
+            return image
+
+    def _pulled_words(self, reference: str, began: float) -> str:
+        if reference in self._node.pulled and self._spec.get("imagePullPolicy") != "Always":
+            return f'Container image "{reference}" already present on machine'
+        self._node.pulled.add(reference)
+        took = f"{max(1, int((time.monotonic() - began) * 1000))}ms"
+        return f'Successfully pulled image "{reference}" in {took} ({took} including waiting).'
+
+    async def _pull_failed(self, reference: str, error: PullError) -> None:
+        self._set(WaitingState("ErrImagePull", str(error)))
+        await self._tell("Failed", f'Failed to pull image "{reference}": {error}', warning=True)
+        await self._tell("Failed", "Error: ErrImagePull", warning=True)
+        self._image_failures.after_failure()
+        await self._pause(1.0)
+        words = f'Back-off pulling image "{reference}"'
+        self._set(WaitingState("ImagePullBackOff", f"{words}: ErrImagePull: {error}"))
+        await self._tell("BackOff", words)
+        await self._tell("Failed", "Error: ImagePullBackOff", warning=True)
+        await self._pause(self._image_failures.delay_s)
+
+    async def _prepare(self, image: Image) -> ContainerSpec:
+        """Everything that can fail before the process exists. Raises what `_start` waits for."""
+        facts, node = self._facts, self._node
+        await self._devices_ready()
+        options = device_options(node.book.holdings_of(facts.uid, self.record.name))
+        read = await references.fetch(node.client, facts.pod)
+        own = environment(
+            facts.pod,
+            self._spec,
+            {**image.env, **options.environ},
+            read,
+            host_ip=node.settings.internal_ip,
+            pod_ip=facts.pod_ip,
+        )
+        mounts = [*mounts_of(self._spec, facts.volumes), *options.mounts]
+        return self._specify(image, own, mounts, dict(options.annotations))
+
+    def _specify(
+        self, image: Image, own: dict[str, str], mounts: list[Mount], annotations: dict[str, str]
+    ) -> ContainerSpec:
+        folder = self._facts.folder / self.record.name
+        root = rootfs.build(folder / "root", self._programs(image, own), mounts)
+        return ContainerSpec(
+            pod_uid=self._facts.uid,
+            name=self.record.name,
+            attempt=self._attempt,
+            image=self.record.image,
+            argv=self._argv(image, own),
+            environ={**own, **self._card_environment(own)},
+            rootfs=root,
+            log=folder / f"{self._attempt}.log",
+            working_dir=self._spec.get("workingDir") or image.working_dir,
+            driver=self._node.settings.driver if _sees_cards(own) else None,
+            annotations=annotations,
+        )
+
+    async def _devices_ready(self) -> None:
+        """PreStartContainer for each resource, after a second Allocate where nothing is known any more."""
+        name, book = self.record.name, self._node.book
+        if not book.holdings_of(self._facts.uid, name):
+            await self._facts.allocate(name)
+        for one in book.holdings_of(self._facts.uid, name):
+            await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
+
+    def _programs(self, image: Image, own: Mapping[str, str]) -> dict[str, Path]:
+        """The image's files and, as the container toolkit does, the driver's tools where cards are seen."""
+        driver = self._node.settings.driver
+        if driver is None or not _sees_cards(own):
+            return dict(image.programs)
+        tools = {f"/usr/bin/{name}": driver / name for name in rootfs.DRIVER_PROGRAMS}
+        return {**tools, **image.programs}
+
+    def _card_environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        state = self._node.settings.gpu_state
+        if state is None or not _sees_cards(own):
+            return {}
+        return {"GPUSLICE_SIM_STATE": str(state)}
+
+    def _argv(self, image: Image, own: Mapping[str, str]) -> tuple[str, ...]:
+        """Kubernetes' rule: a command drops the image's own arguments."""
+        command = tuple(expand(one, own) for one in self._spec.get("command") or ())
+        arguments = tuple(expand(one, own) for one in self._spec.get("args") or ())
+        if command:
+            return command + arguments
+        return image.entrypoint + (arguments or image.command)
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    async def _watch(self, container: Container) -> None:
+        self.record.container_id = f"sim://{container.id}"
+        self._set(RunningState(container.started_at))
+        self.running.set()
+        await container.exited.wait()
+        self._ended(container)
+
+    def _ended(self, container: Container) -> None:
+        assert container.exit_code is not None
+        assert container.finished_at is not None
+        self._set(
+            TerminatedState(
+                container.exit_code, container.started_at, container.finished_at, self.record.container_id
+            )
+        )
+
+    def _starts_again(self) -> bool:
+        state = self.record.state
+        assert isinstance(state, TerminatedState)
+        if self.record.kind is ContainerKind.SIDECAR:
+            return True
+        if self.record.kind is ContainerKind.INIT and state.exit_code == 0:
+            return False
+        policy = self._facts.restart_policy
+        if policy == "Always":
+            return True
+        return policy == "OnFailure" and state.exit_code != 0
+
+    async def _back_off(self) -> None:
+        """The first restart is at once; later ones show CrashLoopBackOff until their time has come."""
+        state = self.record.state
+        assert isinstance(state, TerminatedState)
+        self.record.last = state
+        ran_s = (state.finished_at - state.started_at).total_seconds()
+        wait_s = self._crashes.after_failure(ran_s)
+        if wait_s:
+            metadata = self._facts.pod["metadata"]
+            pod = f"{metadata['name']}_{metadata['namespace']}({metadata['uid']})"
+            words = f"back-off {shown(wait_s)} restarting failed container={self.record.name} pod={pod}"
+            self._set(WaitingState("CrashLoopBackOff", words))
+            event = f"Back-off restarting failed container {self.record.name} in pod {pod}"
+            await self._tell("BackOff", event, warning=True)
+            await self._pause(wait_s)
+        self._attempt += 1
+
+    # -- small things ----------------------------------------------------------------------------
+
+    def _set(self, state: WaitingState | RunningState | TerminatedState) -> None:
+        self.record.state = state
+        self._changed()
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self._node.settings.speed_up)
+
+    async def _tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+        await self._node.event(self._facts.pod, reason, message, warning=warning, container=self.record.name)
+
+
+def _sees_cards(environ: Mapping[str, str]) -> bool:
+    return environ.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void")

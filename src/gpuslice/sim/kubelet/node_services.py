@@ -1,0 +1,83 @@
+"""What a pod's worker needs of its node, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.events import EventRecorder
+from gpuslice.adapters.kube.objects import ObjectReference
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.sim.kubelet.devices import DeviceBook, Holding
+from gpuslice.sim.kubelet.plugins import PluginEndpoints
+from gpuslice.sim.kubelet.rootfs import Mount
+from gpuslice.sim.kubelet.runtime import Runtime
+from gpuslice.sim.kubelet.settings import KubeletSettings
+from gpuslice.sim.scheduler.amounts import Object
+from gpuslice.sim.workload.images import ImageRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """`pulled` are the images that this node has already."""
+
+    settings: KubeletSettings
+    client: KubeClient
+    recorder: EventRecorder
+    runtime: Runtime
+    registry: ImageRegistry
+    book: DeviceBook
+    endpoints: PluginEndpoints
+    pulled: set[str] = field(default_factory=set)
+
+    async def event(
+        self, pod: Object, reason: str, message: str, *, warning: bool = False, container: str = ""
+    ) -> None:
+        """An event on the pod; with `container`, on that part of its spec."""
+        metadata = pod["metadata"]
+        about = ObjectReference(
+            api_version="v1",
+            kind="Pod",
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            field_path=container and f"spec.{_list_of(pod, container)}{{{container}}}",
+        )
+        kind = "Warning" if warning else "Normal"
+        await self.recorder.create_event(about, reason, message, type=kind)
+
+
+def _list_of(pod: Object, container: str) -> str:
+    apps = {one["name"] for one in pod["spec"]["containers"]}
+    return "containers" if container in apps else "initContainers"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """What the plugins of all its resources add to a container."""
+
+    environ: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+    annotations: Mapping[str, str]
+
+
+def device_options(holdings: list[Holding]) -> DeviceOptions:
+    """Two plugins that set the same thing: the first wins."""
+    environ: dict[str, str] = {}
+    mounts: dict[str, Mount] = {}
+    annotations: dict[str, str] = {}
+    for one in holdings:
+        answer = dp.ContainerAllocateResponse.FromString(one.response)
+        for name, value in answer.envs.items():
+            environ.setdefault(name, value)
+        for mount in answer.mounts:
+            mounts.setdefault(mount.container_path, _mount(mount))
+        for name, value in answer.annotations.items():
+            annotations.setdefault(name, value)
+    return DeviceOptions(environ, tuple(mounts.values()), annotations)
+
+
+def _mount(message: dp.Mount) -> Mount:
+    return Mount(message.container_path, Path(message.host_path))

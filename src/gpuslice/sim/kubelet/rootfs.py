@@ -1,0 +1,100 @@
+"""A container's root folder, without root rights or mount namespaces: every mount is a symbolic link.
+
+Programs are started with host paths, so what the folder offers is: its programs first in PATH, arguments that
+name a file of it are translated, and the library of ``/etc/ld.so.preload`` is preloaded from it, so that the
+library finds its own files beside itself, as in a real container.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PRELOAD = "/etc/ld.so.preload"
+HOST_PATH = "/usr/bin:/bin"
+DRIVER_PROGRAMS = ("nvidia-smi",)
+_FOLDERS = ("bin", "usr/bin", "usr/local/bin", "etc", "tmp", "root", "var", "app")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """`host` appears at `container` (an absolute path)."""
+
+    container: str
+    host: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Rootfs:
+    """A folder that stands for ``/`` of one container."""
+
+    path: Path
+
+    def inside(self, container_path: str) -> Path:
+        """Where a path of the container lies on the host; it may not leave the folder."""
+        normal = os.path.normpath("/" + container_path)
+        return self.path / normal.lstrip("/")
+
+    def translate(self, argument: str) -> str:
+        """An argument that names a file of this root becomes its host path; all others stay."""
+        if not argument.startswith("/") or argument == "/":
+            return argument
+        host = self.inside(argument)
+        return str(host) if host.exists() else argument
+
+    def environment(self, driver: Path | None) -> dict[str, str]:
+        """What the container runtime adds so that the process sees this root."""
+        programs = [str(self.path / one) for one in ("usr/local/bin", "usr/bin", "bin")]
+        result = {
+            "PATH": ":".join([*programs, HOST_PATH]),
+            "HOME": str(self.path / "root"),
+            "TMPDIR": str(self.path / "tmp"),
+        }
+        if driver is not None:
+            result["LD_LIBRARY_PATH"] = str(driver)
+        preload = self._preloaded()
+        if preload:
+            result["LD_PRELOAD"] = ":".join(preload)
+        return result
+
+    def _preloaded(self) -> list[str]:
+        """The libraries that the dynamic loader of the container would load first."""
+        try:
+            names = self.inside(PRELOAD).read_text().split()
+        except OSError:
+            return []
+        return [str(self.inside(name)) for name in names if self.inside(name).exists()]
+
+
+def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> Rootfs:
+    """Make the folder anew: the image's programs, then the mounts, outer ones first."""
+    shutil.rmtree(path, ignore_errors=True)
+    for folder in _FOLDERS:
+        (path / folder).mkdir(parents=True, exist_ok=True)
+    root = Rootfs(path)
+    for name, host in programs.items():
+        _link(root, name, host)
+    for mount in sorted(mounts, key=lambda one: one.container.count("/")):
+        _link(root, mount.container, mount.host)
+    return root
+
+
+def _link(root: Rootfs, container_path: str, host: Path) -> None:
+    """A mount below another mount would be written into the host's folder; such a one is left out."""
+    place = root.inside(container_path)
+    if _below_a_link(root.path, place.parent):
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.is_symlink() or place.is_file():
+        place.unlink()
+    elif place.is_dir():
+        shutil.rmtree(place)
+    place.symlink_to(host)
+
+
+def _below_a_link(root: Path, folder: Path) -> bool:
+    steps = [folder, *folder.parents]
+    return any(step.is_symlink() for step in steps[: steps.index(root)])
