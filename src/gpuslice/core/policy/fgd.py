@@ -15,10 +15,9 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.mix import LearnedMix
-from gpuslice.core.policy.ranking import Policy, card_fits, keys_of
+from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
 
 POPULARITY = 0.95  # of all pods, that the typical ones stand for
-SCALE_MILLI = 1000.0  # the sigmoid's unit: one card
 ROUNDING = 1e-9
 
 
@@ -78,25 +77,30 @@ class Fgd(Policy):
     def __init__(self, fleet: Fleet, counts: Mapping[Shape, float] | None = None) -> None:
         """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned."""
         super().__init__(fleet)
-        self._mix = LearnedMix() if counts is None else None
-        self._typical = typical_pods(counts or {}, fleet)
-        self._cards_version = fleet.cards_version
-        self._scale = 1.0
+        self._known = counts
+        self._mix = LearnedMix()
+        self._cache = RankCache(fleet, _Gradient(fleet, typical_pods({}, fleet)))
+        self._cards_version = -1
 
-    def prepare(self) -> None:
-        fleet = self.fleet
-        due = self._mix is not None and self._mix.due
-        if not due and self._cards_version == fleet.cards_version and self.version:
-            return
-        self._cards_version = fleet.cards_version
-        self._scale = SCALE_MILLI / max(1.0, mean_card_units(fleet))
-        if self._mix is not None:
-            self._typical = typical_pods(self._mix.renew(fleet), fleet)
-        self.version += 1
+    def cache(self) -> RankCache:
+        learns = self._known is None and self._mix.due
+        if learns or self._cards_version != self.fleet.cards_version:
+            self._cards_version = self.fleet.cards_version
+            counts = self._mix.renew(self.fleet) if self._known is None else self._known
+            self._cache = RankCache(self.fleet, _Gradient(self.fleet, typical_pods(counts, self.fleet)))
+        return self._cache
 
     def arrived(self, shape: Shape) -> None:
-        if self._mix is not None:
-            self._mix.arrived(shape)
+        self._mix.arrived(shape)
+
+
+class _Gradient:
+    """Ranks by the growth of fragmentation for some typical pods."""
+
+    def __init__(self, fleet: Fleet, typical: Typical) -> None:
+        self.fleet = fleet
+        self._typical = typical
+        self._card_units = mean_card_units(fleet)
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         left = self.fleet.left[rows].astype(np.int64)
@@ -114,7 +118,7 @@ class Fgd(Policy):
         return keys_of(-score[np.arange(len(rows)), best], rows), best
 
     def _score(self, gain: Floats) -> Ints:
-        score = 100.0 / (1.0 + np.exp(-gain * (self._scale / SCALE_MILLI)))
+        score = 100.0 / (1.0 + np.exp(-gain / self._card_units))
         return np.floor(score + ROUNDING).astype(np.int64)
 
     def _chances(self, rows: Rows, cpu_milli: int) -> Floats:

@@ -16,8 +16,8 @@ import numpy as np
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.mix import LearnedMix
 from gpuslice.core.policy.prices import CuttingStock
-from gpuslice.core.policy.ranking import NO_SLOT, Policy, card_fits, keys_small_first
-from gpuslice.core.policy.worth import Demand, Market, States, Worth, demand_of, layout_of, market_of
+from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
+from gpuslice.core.policy.worth import Market, States, Worth, demand_of, layout_of, market_of
 
 STEP = 0.02  # cards; costs closer than this are equal
 TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
@@ -95,16 +95,25 @@ class OpportunityCost(Policy):
 
     name: ClassVar[str] = "opportunity-cost"
 
-    def __init__(self, fleet: Fleet, counts: Mapping[Shape, float] | None = None) -> None:
-        """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned."""
+    def __init__(
+        self, fleet: Fleet, counts: Mapping[Shape, float] | None = None, *, renew_when_asked: bool = True
+    ) -> None:
+        """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned.
+
+        A new mix makes every rank void. With `renew_when_asked` the next request pays for that; without,
+        the ranks in force stay until `tend` has computed the new ones piece by piece.
+        """
         super().__init__(fleet)
         self.slot_price = SlotPrice()
+        self._renew_when_asked = renew_when_asked
         self._known = counts
         self._mix = LearnedMix()
         self._stock: dict[int, CuttingStock] = {}
-        self._demand: Demand | None = None
         self._market: Market | None = None
-        self._worth: Worth | None = None
+        self._cache: RankCache | None = None
+        self._next: RankCache | None = None
+        self._waiting: list[Shape] = []
+        self._slot_price_rose = False
 
     def arrived(self, shape: Shape) -> None:
         self._mix.arrived(shape)
@@ -117,49 +126,54 @@ class OpportunityCost(Policy):
         self.slot_price.departed()
 
     def refused(self, shape: Shape) -> None:
-        if shape.cards < 2 or self._market is None or not self._scattered(shape):
-            return
-        if self.slot_price.refused(self._market.slot_demand):
-            self._price(self._market)
+        if shape.cards > 1 and self._market is not None and self._scattered(shape):
+            self._slot_price_rose |= self.slot_price.refused(self._market.slot_demand)
 
-    def prepare(self) -> None:
-        if self._market is not None and self._market.layout.version != self.fleet.cards_version:
-            self._market = None
-        if self._market is None or self._mix.due:
-            self.renew()
+    def cache(self) -> RankCache:
+        if self._cache is None or self._market is None or self._cards_changed(self._market):
+            self._cache, self._next = self._renewed(), None
+        elif self._renew_when_asked and self._due:
+            self._cache = self._renewed()
+        return self._cache
 
-    def renew(self) -> None:
-        """Take up the mix as it is now; all ranks are void afterwards."""
-        learned = self._mix.renew(self.fleet)
-        self._demand = demand_of(learned if self._known is None else self._known)
-        layout = self._market.layout if self._market is not None else layout_of(self.fleet)
-        self._market = market_of(layout, self._demand, self._stock)
-        self.slot_price.renew(self._market.slot_demand)
-        self._price(self._market)
-
-    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
-        cost, slot = self.cost(shape, rows)
-        step = np.floor((cost + ROUNDING) / STEP).astype(np.int64)
-        return keys_small_first(step, rows, self.fleet.cards[rows]), slot
-
-    def cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
-        """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
-        nodes = self._look(rows)
-        ways = self._ways(shape, nodes)
-        worth = self._current.of(nodes.states.followed_by(ways.states))
-        before, after = worth[: len(rows)], worth[len(rows) :]
-        return _cheapest(len(rows), ways, before[ways.line] - after + ways.tie)
+    def tend(self) -> bool:
+        """Begin a new mix when it is due, then rank one shape a call, then let the new ranks take over."""
+        if self._next is None:
+            if self._cache is None or not self._due:
+                return False
+            self._waiting = self._cache.shapes()
+            self._next = self._renewed()
+        elif self._waiting:
+            self._next.ranks(self._waiting.pop(0))
+        else:
+            self._cache, self._next = self._next, None
+        return True
 
     @property
-    def _current(self) -> Worth:
-        if self._worth is None:
-            self.prepare()
-        assert self._worth is not None  # prepare made it
-        return self._worth
+    def _due(self) -> bool:
+        return self._slot_price_rose or self._mix.due
 
-    def _price(self, market: Market) -> None:
-        self._worth = market.worth(self.slot_price.factor(market.slot_demand))
-        self.version += 1
+    def _cards_changed(self, market: Market) -> bool:
+        return market.layout.version != self.fleet.cards_version
+
+    def _renewed(self) -> RankCache:
+        """No ranks yet, under the mix and the slot price as they are now."""
+        market = self._market
+        if market is None or self._mix.due or self._cards_changed(market):
+            market = self._market = self._new_market(market)
+            self.slot_price.renew(market.slot_demand)
+        self._slot_price_rose = False
+        return RankCache(
+            self.fleet, Pricing(self.fleet, market.worth(self.slot_price.factor(market.slot_demand)))
+        )
+
+    def _new_market(self, before: Market | None) -> Market:
+        learned = self._mix.renew(self.fleet)
+        demand = demand_of(learned if self._known is None else self._known)
+        same_cards = before is not None and not self._cards_changed(before)
+        return market_of(
+            before.layout if before and same_cards else layout_of(self.fleet), demand, self._stock
+        )
 
     def _scattered(self, shape: Shape) -> bool:
         """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""
@@ -170,8 +184,34 @@ class OpportunityCost(Policy):
             free = free * allowed[fleet.model]
         return int(free.sum()) >= FREE_SLOTS_ELSEWHERE * shape.cards
 
+
+class Pricing:
+    """Costs of placements under one mix and slot price."""
+
+    def __init__(self, fleet: Fleet, worth: Worth) -> None:
+        self.fleet = fleet
+        self.worth = worth
+        self._before = np.zeros(fleet.rows)  # U of each row, and the fleet's clock when it was looked at
+        self._before_at = np.full(fleet.rows, -1)
+
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        cost, slot = self.cost(shape, rows)
+        step = np.floor((cost + ROUNDING) / STEP).astype(np.int64)
+        return keys_small_first(step, rows, self.fleet.cards[rows]), slot
+
+    def cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
+        """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
+        nodes = self._look(rows)
+        ways = self._ways(shape, nodes)
+        stale = np.flatnonzero(self.fleet.stamp[rows] > self._before_at[rows])
+        worth = self.worth.of(nodes.states.part(stale).followed_by(ways.states))
+        self._before[rows[stale]] = worth[: len(stale)]
+        self._before_at[rows[stale]] = self.fleet.clock
+        loss = self._before[rows][ways.line] - worth[len(stale) :]
+        return _cheapest(len(rows), ways, loss + ways.tie)
+
     def _look(self, rows: Rows) -> _Nodes:
-        fleet, worth, layout = self.fleet, self._current, self._current.layout
+        fleet, worth, layout = self.fleet, self.worth, self.worth.layout
         left = fleet.left[rows].astype(np.int64)
         values = worth.values[layout.place(rows, left)]
         free = left == layout.size[rows]
@@ -213,8 +253,8 @@ class OpportunityCost(Policy):
             return np.zeros(0, dtype=np.int64)
         left, rows = nodes.left[lines], nodes.states.rows[lines]
         after = np.maximum(left - shape.units, 0)
-        place = self._current.layout.place(rows, after)
-        loss = np.round(nodes.worth[lines] - self._current.values[place], 9)
+        place = self.worth.layout.place(rows, after)
+        loss = np.round(nodes.worth[lines] - self.worth.values[place], 9)
         loss = np.where(used[lines], loss, np.inf)
         ties = loss == loss.min(axis=1, keepdims=True)
         fullest: Ints = np.where(ties, left, LARGEST).argmin(axis=1)
@@ -227,11 +267,11 @@ class OpportunityCost(Policy):
 
     def _taking(self, shape: Shape, nodes: _Nodes, lines: Rows, slots: Ints) -> _Ways:
         """Take what the shape asks from `slots` [way, card] of `lines`."""
-        layout, before = self._current.layout, nodes.states
+        layout, before = self.worth.layout, nodes.states
         rows, column = before.rows[lines], lines[:, None]
         at = (rows[:, None], slots)
         after = nodes.left[column, slots] - shape.units
-        lost = nodes.worth[column, slots] - self._current.values[layout.place(at, after)]
+        lost = nodes.worth[column, slots] - self.worth.values[layout.place(at, after)]
         free = nodes.free[column, slots]
         states = States(
             rows=rows,

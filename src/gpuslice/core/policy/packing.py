@@ -6,18 +6,34 @@ scores cut to whole numbers of 0…100 as kube-scheduler does.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar
 
 import numpy as np
 
 from gpuslice.core.policy.fleet import AnyInts, Flags, Fleet, Floats, Ints, Rows, Shape
-from gpuslice.core.policy.ranking import Policy, card_fits, keys_of
+from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
 
 FULL_SCORE = 100
 LARGEST = np.iinfo(np.int32).max
 
 
-class Binpack(Policy):
+class NodePolicy(Policy):
+    """A policy that ranks by what the fleet holds and nothing else."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        self._cache = RankCache(fleet, self)
+
+    @abstractmethod
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        """See `Ranker`."""
+
+    def cache(self) -> RankCache:
+        return self._cache
+
+
+class Binpack(NodePolicy):
     """Used cards before free cards of used nodes before free nodes; then what leaves least free."""
 
     name: ClassVar[str] = "binpack"
@@ -44,7 +60,7 @@ def _packing_score(percent: AnyInts, free: Ints, cards: Ints) -> Ints:
     return score
 
 
-class Spread(Policy):
+class Spread(NodePolicy):
     """The node with the largest part of its GPU free, and there the card with most left."""
 
     name: ClassVar[str] = "spread"
@@ -56,17 +72,13 @@ class Spread(Policy):
         slot = np.argmax(np.where(card_fits(self.fleet, shape, rows), left, -1), axis=1)
         return keys_of(-score, rows), slot
 
-    def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
-        if shape.cards < 2:
-            return super().slots(shape, row)
+    def several(self, shape: Shape, row: int) -> tuple[int, ...]:
         fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
-        if len(fits) < shape.cards:
-            raise ValueError(f"{shape} does not fit on row {row}")
         order = np.argsort(-self.fleet.left[row, fits], kind="stable")
         return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
 
 
-class BestFit(Policy):
+class BestFit(NodePolicy):
     """The node with least CPU and GPU left after the pod, both as parts of the largest node."""
 
     name: ClassVar[str] = "bestfit"
@@ -83,14 +95,17 @@ class BestFit(Policy):
         score = _whole((1.0 - 0.5 * np.where(np.isfinite(cpu), cpu, 0.0) - 0.5 * gpu) * FULL_SCORE)
         return keys_of(-score, rows), fullest_card(left, card_fits(self.fleet, shape, rows))
 
-    def prepare(self) -> None:
-        if self._largest_version == self.fleet.cards_version:
-            return
+    def cache(self) -> RankCache:
+        if self._largest_version != self.fleet.cards_version:
+            self._measure()
+            self._cache = RankCache(self.fleet, self)
+        return self._cache
+
+    def _measure(self) -> None:
         self._largest_version = self.fleet.cards_version
         cpu = self.fleet.cpu_milli[np.isfinite(self.fleet.cpu_milli)]
         self._largest_cpu = max(1.0, float(cpu.max(initial=1.0)))
         self._largest_gpu = max(1.0, float(self.fleet.size.sum(axis=1).max(initial=1)))
-        self.version += 1
 
 
 def fullest_card(left: AnyInts, fits: Flags) -> Ints:

@@ -5,31 +5,76 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Rows, Shape
 
 NEVER = np.iinfo(np.int64).max
+NO_SLOT = -1
 TIE_BITS = 32  # of a key, below the score: the fixed order among equals
 CARDS_SHIFT = 24
-CACHE_BYTES = 24 << 20  # all cached ranks of one policy together
-NO_SLOT = -1
+CACHE_BYTES = 24 << 20  # all ranks that one policy keeps
+BYTES_PER_ROW = 16
+LEAST_SHAPES = 8
+BEST_SCORE = 10  # of what an extender may tell kube-scheduler
+
+
+class Ranker(Protocol):
+    """Computes ranks; the answer may depend on nothing but the fleet and what the ranker was made with."""
+
+    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
+        """Key and slot of each of `rows`, on all of which the shape fits. The smallest key is the best.
+
+        The slot is the card of a one-card pod and means nothing for others.
+        """
 
 
 @dataclass(slots=True)
 class Ranks:
-    """One shape's rank of every row: the smallest key wins, NEVER where the shape does not fit.
-
-    `slot` is the card of a one-card pod. `clock` is the fleet's at the last renewal, `version` the
-    policy's own (see `Policy.version`).
-    """
+    """One shape's key and slot for every row, as of the fleet's `clock`; NEVER where it does not fit."""
 
     keys: Ints
     slot: Ints
     clock: int
-    version: int
+
+
+class RankCache:
+    """Ranks of the shapes asked for last, each renewed where the fleet changed since."""
+
+    def __init__(self, fleet: Fleet, ranker: Ranker) -> None:
+        self.fleet = fleet
+        self.ranker = ranker
+        self._ranks: OrderedDict[Shape, Ranks] = OrderedDict()
+
+    def ranks(self, shape: Shape) -> Ranks:
+        """The ranks as of now."""
+        ranks = self._ranks.get(shape)
+        if ranks is None or len(ranks.keys) != self.fleet.rows:
+            ranks = self._new(shape)
+        if ranks.clock != self.fleet.clock:
+            self._renew(ranks, shape, self.fleet.changed_since(ranks.clock))
+        self._ranks.move_to_end(shape)
+        return ranks
+
+    def shapes(self) -> list[Shape]:
+        """What ranks are kept for, those asked for last at the end."""
+        return list(self._ranks)
+
+    def _new(self, shape: Shape) -> Ranks:
+        size = self.fleet.rows
+        self._ranks[shape] = ranks = Ranks(np.full(size, NEVER), np.full(size, NO_SLOT), -1)
+        while len(self._ranks) > max(LEAST_SHAPES, CACHE_BYTES // (BYTES_PER_ROW * size + 1)):
+            self._ranks.popitem(last=False)
+        return ranks
+
+    def _renew(self, ranks: Ranks, shape: Shape, rows: Rows) -> None:
+        ranks.clock = self.fleet.clock
+        ranks.keys[rows] = NEVER
+        fitting = fitting_rows(self.fleet, shape, rows)
+        if len(fitting):
+            ranks.keys[fitting], ranks.slot[fitting] = self.ranker.rank(shape, fitting)
 
 
 class Policy(ABC):
@@ -44,17 +89,12 @@ class Policy(ABC):
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.version = 0  # a new value makes all ranks void
-        self._ranks: OrderedDict[Shape, Ranks] = OrderedDict()
 
     @abstractmethod
-    def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
-        """Key and slot of each of `rows`, on all of which the shape fits."""
+    def cache(self) -> RankCache:
+        """The ranks in force now."""
 
     # What follows is told to all policies; those that look at the nodes alone have no use for it.
-
-    def prepare(self) -> None:  # noqa: B027
-        """Bring up to date what the ranks rest on, before any rank is asked for; may change `version`."""
 
     def arrived(self, shape: Shape) -> None:  # noqa: B027
         """A pod was seen for the first time."""
@@ -68,9 +108,13 @@ class Policy(ABC):
     def refused(self, shape: Shape) -> None:  # noqa: B027
         """A pod fits nowhere at present."""
 
+    def tend(self) -> bool:
+        """Do a small piece of what is due beside the requests; says whether more is due."""
+        return False
+
     def keys(self, shape: Shape) -> Ints:
-        """The rank of every row of the fleet; NEVER where the shape does not fit. Do not change it."""
-        return self._renewed(shape).keys
+        """The rank of every row, the smallest is the best; NEVER where the shape does not fit. Read only."""
+        return self.cache().ranks(shape).keys
 
     def choose(self, shape: Shape, rows: Rows | None = None) -> int | None:
         """The best row of the fleet, or of `rows`; None when the shape fits on none."""
@@ -84,44 +128,35 @@ class Policy(ABC):
             return None
         return best if rows is None else int(rows[best])
 
+    def scores(self, shape: Shape, rows: Rows) -> Ints:
+        """0 … 10 for each of `rows`: 10 for the best alone, so that a heavy weight makes it win."""
+        keys = self.keys(shape)[rows]
+        fits = keys != NEVER
+        scores = np.zeros(len(rows), dtype=np.int64)
+        if not fits.any():
+            return scores
+        steps = keys[fits] >> TIE_BITS
+        worst = max(int(steps.max() - steps.min()), 1)
+        scores[fits] = (BEST_SCORE - 1) * (steps.max() - steps) // worst
+        scores[keys.argmin()] = BEST_SCORE
+        return scores
+
     def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
         """The cards of `row` for this shape, in index order; ValueError when it does not fit."""
-        ranks = self._renewed(shape)
+        ranks = self.cache().ranks(shape)
         if ranks.keys[row] == NEVER:
             raise ValueError(f"{shape} does not fit on row {row}")
         if shape.cards == 0:
             return ()
         if shape.cards == 1:
             return (int(ranks.slot[row]),)
-        return several_cards(self.fleet, shape, row)
+        return self.several(shape, row)
 
-    def _renewed(self, shape: Shape) -> Ranks:
-        self.prepare()
-        ranks = self._ranks.get(shape)
-        if ranks is None or ranks.version != self.version or len(ranks.keys) != self.fleet.rows:
-            ranks = self._fresh(shape)
-        else:
-            self._catch_up(ranks, shape, self.fleet.changed_since(ranks.clock))
-        self._ranks.move_to_end(shape)
-        return ranks
-
-    def _fresh(self, shape: Shape) -> Ranks:
-        size = self.fleet.rows
-        ranks = Ranks(np.full(size, NEVER), np.full(size, NO_SLOT), self.fleet.clock, self.version)
-        self._ranks[shape] = ranks
-        while len(self._ranks) > max(8, CACHE_BYTES // (16 * size + 1)):
-            self._ranks.popitem(last=False)
-        self._catch_up(ranks, shape, np.arange(size))
-        return ranks
-
-    def _catch_up(self, ranks: Ranks, shape: Shape, rows: Rows) -> None:
-        if not len(rows):
-            return
-        ranks.clock = self.fleet.clock
-        ranks.keys[rows] = NEVER
-        fitting = fitting_rows(self.fleet, shape, rows)
-        if len(fitting):
-            ranks.keys[fitting], ranks.slot[fitting] = self.rank(shape, fitting)
+    def several(self, shape: Shape, row: int) -> tuple[int, ...]:
+        """The cards for a pod of several: the fullest that have enough, the lowest numbers first."""
+        fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
+        order = np.argsort(self.fleet.left[row, fits], kind="stable")
+        return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
 
 
 def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
@@ -143,13 +178,6 @@ def card_fits(fleet: Fleet, shape: Shape, rows: Rows) -> Flags:
     if shape.core_percent:
         fits &= fleet.core_left[rows] >= shape.core_percent
     return fits
-
-
-def several_cards(fleet: Fleet, shape: Shape, row: int) -> tuple[int, ...]:
-    """The cards for a pod of several: those with least left that have enough, the lowest numbers first."""
-    fits = np.flatnonzero(card_fits(fleet, shape, np.array([row]))[0])
-    order = np.argsort(fleet.left[row, fits], kind="stable")
-    return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
 
 
 def keys_of(score: Ints, rows: Rows) -> Ints:
