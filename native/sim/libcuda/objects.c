@@ -1,0 +1,93 @@
+/* Handles: recycled, never freed, and marked, so that a stale one is an error and not a crash. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+
+#define MAGIC 0x4e565348u
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct object *free_objects[OBJECT_KINDS];
+static struct object *living[OBJECT_KINDS];
+
+static struct object *take_free(enum object_kind kind)
+{
+    struct object *object = free_objects[kind];
+    if (object)
+        free_objects[kind] = object->next;
+    return object;
+}
+
+static void link_living(struct object *object)
+{
+    object->next = living[object->kind];
+    if (object->next)
+        object->next->previous = object;
+    living[object->kind] = object;
+}
+
+static void unlink_living(struct object *object)
+{
+    if (object->next)
+        object->next->previous = object->previous;
+    if (object->previous)
+        object->previous->next = object->next;
+    else
+        living[object->kind] = object->next;
+}
+
+void *object_new(enum object_kind kind, size_t bytes, struct context *owner)
+{
+    pthread_mutex_lock(&mutex);
+    struct object *object = take_free(kind);
+    if (!object)
+        object = malloc(bytes);
+    if (object) {
+        memset(object, 0, bytes);
+        *object = (struct object){.magic = MAGIC, .kind = kind, .owner = owner};
+        link_living(object);
+    }
+    pthread_mutex_unlock(&mutex);
+    return object;
+}
+
+bool object_is(const void *handle, enum object_kind kind)
+{
+    const struct object *object = handle;
+    return (uintptr_t)handle > 4096 && (uintptr_t)handle % sizeof(void *) == 0 && object->magic == MAGIC &&
+           object->kind == kind;
+}
+
+void object_free(void *handle)
+{
+    struct object *object = handle;
+    sim_release(object->record);
+    pthread_mutex_lock(&mutex);
+    unlink_living(object);
+    object->magic = 0;
+    object->record = 0;
+    object->next = free_objects[object->kind];
+    free_objects[object->kind] = object;
+    pthread_mutex_unlock(&mutex);
+}
+
+struct object *objects_first(enum object_kind kind)
+{
+    return living[kind];
+}
+
+static struct object *first_owned(enum object_kind kind, const struct context *owner)
+{
+    pthread_mutex_lock(&mutex);
+    struct object *object = living[kind];
+    while (object && object->owner != owner)
+        object = object->next;
+    pthread_mutex_unlock(&mutex);
+    return object;
+}
+
+void objects_free_owned(enum object_kind kind, struct context *owner)
+{
+    for (struct object *object; (object = first_owned(kind, owner));)
+        object_free(object);
+}

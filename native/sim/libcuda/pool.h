@@ -1,0 +1,37 @@
+/* A pool of stream-ordered memory. */
+#ifndef GPUSLICE_SIM_POOL_H
+#define GPUSLICE_SIM_POOL_H
+
+#include "driver.h"
+
+#define BLOCK_STEP UINT64_C(512)
+
+struct block {
+    uint64_t offset, bytes, asked;
+    bool taken;
+    struct block *next; /* by offset, without gaps */
+};
+
+struct chunk {
+    struct pool *pool;
+    struct allocation *allocation;
+    struct block *blocks;
+    uint64_t used;
+    struct chunk *next;
+};
+
+struct pool {
+    struct object object;
+    struct device *device;
+    struct chunk *chunks;
+    uint64_t reserved, reserved_high, used, used_high, release_threshold, max_bytes;
+    int reuse[4];
+    int handle_types;
+    bool destroyed, is_default;
+};
+
+CUresult pool_allocate(struct pool *pool, uint64_t bytes, CUdeviceptr *address);
+void pool_trim(struct pool *pool, uint64_t keep);
+void pool_settle_destroyed(struct pool *pool); /* under memory_lock */
+
+#endif

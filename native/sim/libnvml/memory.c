@@ -1,0 +1,167 @@
+/* Memory of a card and what its processes hold of it. */
+
+#include "nvml.h"
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    struct place place;
+    TRY(place_of(device, &place));
+    if (!memory)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    sim_reap_now();
+    memory->total = place.card->total_bytes;
+    memory->free = sim_free_bytes(place.index);
+    memory->used = memory->total - memory->free; /* this form counts the driver's reserve as used */
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    struct place place;
+    TRY(place_of(device, &place));
+    if (driver_major() < 510)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    if (!memory)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (memory->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    sim_reap_now();
+    memory->total = place.card->total_bytes;
+    memory->reserved = place.card->reserved_bytes;
+    memory->free = sim_free_bytes(place.index);
+    memory->used = memory->total - memory->reserved - memory->free;
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
+{
+    struct place place;
+    TRY(place_of(device, &place));
+    if (!memory)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    memory->total = place.whole->bar1_bytes;
+    memory->used = 2 * MIB;
+    memory->free = memory->total - memory->used;
+    return NVML_SUCCESS;
+}
+
+/* ----------------------------------------------------------------------------------------- processes */
+
+struct found_process {
+    unsigned pid;
+    uint64_t used;
+    uint32_t card;
+};
+
+static bool is_on(uint32_t card, uint32_t wanted)
+{
+    return card == wanted || sim_state()->cards[card].parent == (int32_t)wanted;
+}
+
+static uint64_t held(const struct sim_process *process, uint32_t card)
+{
+    uint64_t bytes = 0;
+    for (uint32_t kind = 0; kind < SIM_KINDS; kind++)
+        bytes += process->used_bytes[card][kind];
+    return bytes;
+}
+
+static unsigned add_ghosts(uint32_t wanted, struct found_process *found, unsigned room)
+{
+    const struct sim_state *state = sim_state();
+    unsigned count = 0;
+    for (uint32_t i = 0; i < SIM_GHOSTS && count < room; i++)
+        if (state->ghosts[i].live && is_on(state->ghosts[i].card, wanted))
+            found[count++] = (struct found_process){(unsigned)state->ghosts[i].pid, state->ghosts[i].bytes,
+                                                    state->ghosts[i].card};
+    return count;
+}
+
+/* Processes with a context on the card or on a MIG device of it, in the order they came. */
+static unsigned find_processes(uint32_t wanted, struct found_process *found, unsigned room)
+{
+    const struct sim_state *state = sim_state();
+    unsigned count = add_ghosts(wanted, found, room);
+    sim_lock();
+    sim_reap();
+    for (uint32_t slot = 0; slot < state->process_high; slot++)
+        for (uint32_t card = 0; card < state->card_count && count < room; card++) {
+            const struct sim_process *process = &state->processes[slot];
+            if (process->live && process->context_count[card] && is_on(card, wanted))
+                found[count++] = (struct found_process){(unsigned)process->pid, held(process, card), card};
+        }
+    sim_unlock();
+    return count;
+}
+
+#define MOST_PROCESSES (SIM_PROCESSES + SIM_GHOSTS)
+
+static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, struct found_process *found)
+{
+    struct place place;
+    TRY(place_of(device, &place));
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    unsigned room = *count;
+    *count = sim_hides_processes() ? 0 : find_processes(place.index, found, MOST_PROCESSES);
+    return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+static void instances_of(uint32_t card, unsigned *gpu, unsigned *compute)
+{
+    const struct sim_card *it = &sim_state()->cards[card];
+    *gpu = it->parent >= 0 ? it->gpu_instance : ~0u;
+    *compute = it->parent >= 0 ? it->compute_instance : ~0u;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                         nvmlProcessInfo_v1_t *infos)
+{
+    struct found_process found[MOST_PROCESSES];
+    TRY(list(device, count, found));
+    for (unsigned i = 0; infos && i < *count; i++)
+        infos[i] = (nvmlProcessInfo_v1_t){found[i].pid, found[i].used};
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                            nvmlProcessInfo_v2_t *infos)
+{
+    struct found_process found[MOST_PROCESSES];
+    TRY(list(device, count, found));
+    for (unsigned i = 0; infos && i < *count; i++) {
+        infos[i] = (nvmlProcessInfo_v2_t){.pid = found[i].pid, .used = found[i].used};
+        instances_of(found[i].card, &infos[i].gpu_instance, &infos[i].compute_instance);
+    }
+    return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                            nvmlProcessInfo_v2_t *infos)
+{
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+}
+
+/* Nothing draws and nothing runs under MPS here. */
+static nvmlReturn_t none(nvmlDevice_t device, unsigned *count)
+{
+    struct place place;
+    TRY(place_of(device, &place));
+    if (!count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+#define NO_PROCESSES(name)                                                                                             \
+    EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *infos)                                        \
+    {                                                                                                                  \
+        (void)infos;                                                                                                   \
+        return none(device, count);                                                                                    \
+    }
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)

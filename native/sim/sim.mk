@@ -1,0 +1,48 @@
+# The simulated driver: libcuda.so.1, libnvidia-ml.so.1, nvidia-smi and the workload programs.
+SIM_DIR := $(dir $(lastword $(MAKEFILE_LIST)))
+SIM_BUILD := $(BUILD)/sim
+SIM_OBJECTS := $(BUILD)/obj/sim
+SIM_CFLAGS := $(CFLAGS) -D_GNU_SOURCE -fPIC -fvisibility=hidden
+# -Bsymbolic: calls and addresses inside the driver never lead out of it, whatever is preloaded.
+SIM_LDFLAGS := $(LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-z,defs
+
+sim_objects = $(patsubst $(SIM_DIR)%.c,$(SIM_OBJECTS)/%.o,$(sort $(wildcard $(addprefix $(SIM_DIR),$(1)))))
+
+SIM_STATE := $(call sim_objects,state/*.c)
+SIM_CUDA := $(SIM_STATE) $(call sim_objects,libcuda/*.c)
+SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
+SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
+  cuda_malloc layout)
+
+all: sim
+sim: $(SIM_TARGETS)
+
+$(SIM_OBJECTS)/%.o: $(SIM_DIR)%.c
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_CFLAGS) -MMD -MP -c $< -o $@
+
+$(SIM_BUILD)/libcuda.so.1: $(SIM_CUDA)
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread
+
+$(SIM_BUILD)/libnvidia-ml.so.1: $(SIM_NVML)
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libnvidia-ml.so.1 $^ -o $@ -lpthread
+
+$(SIM_BUILD)/lib%.so: $(SIM_BUILD)/lib%.so.1
+	@ln -sf $(<F) $@
+
+# Programs find the libraries by name beside themselves, or wherever LD_LIBRARY_PATH says first.
+$(SIM_BUILD)/nvidia-smi: $(call sim_objects,programs/nvidia_smi*.c)
+	@$(CC) $(LDFLAGS) $^ -o $@ -Wl,-rpath,'$$ORIGIN' -ldl
+
+$(SIM_BUILD)/cuda_malloc: $(call sim_objects,programs/cuda_malloc.c) $(SIM_BUILD)/libcuda.so.1
+	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1
+
+$(SIM_BUILD)/layout: $(call sim_objects,programs/layout.c)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) $^ -o $@
+
+-include $(shell find $(SIM_OBJECTS) -name '*.d' 2>/dev/null)
+
+.PHONY: sim

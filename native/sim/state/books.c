@@ -1,0 +1,224 @@
+/* What each process holds of each card. Records are the truth; sums follow. All writes happen under the lock. */
+#include <string.h>
+
+#include "state.h"
+
+static uint64_t ghost_bytes(const struct sim_state *state, uint32_t card)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < SIM_GHOSTS; i++)
+        if (state->ghosts[i].live && state->ghosts[i].card == card)
+            bytes += state->ghosts[i].bytes;
+    return bytes;
+}
+
+uint64_t sim_round(uint64_t bytes)
+{
+    uint64_t step = sim_state()->granularity_bytes;
+    return (bytes + step - 1) / step * step;
+}
+
+uint64_t sim_used_bytes(uint32_t card)
+{
+    const struct sim_state *state = sim_state();
+    uint64_t bytes = state->cards[card].used_bytes + ghost_bytes(state, card);
+    for (uint32_t child = 0; child < state->card_count; child++)
+        if (state->cards[child].parent == (int32_t)card)
+            bytes += state->cards[child].used_bytes + ghost_bytes(state, child);
+    return bytes;
+}
+
+uint64_t sim_usable_bytes(uint32_t card)
+{
+    const struct sim_card *it = &sim_state()->cards[card];
+    return it->total_bytes - it->reserved_bytes;
+}
+
+uint64_t sim_free_bytes(uint32_t card)
+{
+    uint64_t taken = sim_used_bytes(card) + sim_state()->cards[card].idle_bytes;
+    uint64_t usable = sim_usable_bytes(card);
+    return taken < usable ? usable - taken : 0;
+}
+
+static void add_sums(const struct sim_record *record)
+{
+    struct sim_state *state = sim_state();
+    state->cards[record->card].used_bytes += record->bytes;
+    state->processes[record->process].used_bytes[record->card][record->kind] += record->bytes;
+    state->processes[record->process].context_count[record->card] += record->kind == SIM_CONTEXT;
+}
+
+static void subtract_sums(const struct sim_record *record)
+{
+    struct sim_state *state = sim_state();
+    state->cards[record->card].used_bytes -= record->bytes;
+    state->processes[record->process].used_bytes[record->card][record->kind] -= record->bytes;
+    state->processes[record->process].context_count[record->card] -= record->kind == SIM_CONTEXT;
+}
+
+static uint32_t take_record(void)
+{
+    struct sim_state *state = sim_state();
+    uint32_t index = state->record_free;
+    if (index) {
+        state->record_free = state->records[index].next_free;
+        return index;
+    }
+    return state->record_high < SIM_RECORDS ? state->record_high++ : 0;
+}
+
+static uint32_t write_record(const struct sim_record *fields)
+{
+    uint32_t index = take_record();
+    if (!index)
+        return 0;
+    struct sim_record *record = &sim_state()->records[index];
+    uint32_t generation = record->generation + 1;
+    memcpy((char *)record + sizeof record->live, (const char *)fields + sizeof fields->live,
+           sizeof *record - sizeof record->live);
+    record->generation = generation;
+    atomic_store_explicit(&record->live, 1, memory_order_release);
+    add_sums(record);
+    return index;
+}
+
+/* Room for the bytes, if need be after taking back what dead processes held. */
+static bool has_room(uint32_t card, uint64_t bytes)
+{
+    if (bytes <= sim_free_bytes(card))
+        return true;
+    sim_reap();
+    return bytes <= sim_free_bytes(card);
+}
+
+uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address)
+{
+    uint32_t self = sim_self();
+    uint32_t index = 0;
+    if (self == SIM_PROCESSES)
+        return 0;
+    sim_lock();
+    if (has_room(card, bytes))
+        index = write_record(&(struct sim_record){.card = (uint16_t)card, .kind = (uint16_t)kind, .process = self,
+                                                  .bytes = bytes, .address = address});
+    sim_unlock();
+    return index;
+}
+
+uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address, uint32_t *record)
+{
+    uint32_t self = sim_self();
+    *record = 0;
+    if (self == SIM_PROCESSES)
+        return 0;
+    sim_lock();
+    if (!has_room(card, bytes))
+        bytes = sim_free_bytes(card) / sim_state()->granularity_bytes * sim_state()->granularity_bytes;
+    *record = write_record(&(struct sim_record){.card = (uint16_t)card, .kind = (uint16_t)kind, .process = self,
+                                                .bytes = bytes, .address = address});
+    sim_unlock();
+    return *record ? bytes : 0;
+}
+
+/* An importer that keeps this record alive, 0 if none. */
+static uint32_t heir_of(uint32_t target)
+{
+    const struct sim_state *state = sim_state();
+    for (uint32_t index = 1; index < state->record_high; index++) {
+        const struct sim_record *record = &state->records[index];
+        if (record->live && record->kind == SIM_IMPORT && record->target == target)
+            return index;
+    }
+    return 0;
+}
+
+static void erase(uint32_t index)
+{
+    struct sim_state *state = sim_state();
+    struct sim_record *record = &state->records[index];
+    subtract_sums(record);
+    atomic_store_explicit(&record->live, 0, memory_order_release);
+    record->next_free = state->record_free;
+    state->record_free = index;
+}
+
+/* The importer's record becomes the memory itself; other importers follow it. */
+static void pass_on(uint32_t index, uint32_t heir)
+{
+    struct sim_state *state = sim_state();
+    struct sim_record *from = &state->records[index];
+    struct sim_record *to = &state->records[heir];
+    subtract_sums(to);
+    to->kind = from->kind;
+    to->bytes = from->bytes;
+    to->shared = 1;
+    to->target = 0;
+    add_sums(to);
+    for (uint32_t i = 1; i < state->record_high; i++)
+        if (state->records[i].live && state->records[i].kind == SIM_IMPORT && state->records[i].target == index)
+            state->records[i].target = heir;
+}
+
+void sim_release_locked(uint32_t index)
+{
+    const struct sim_record *record = &sim_state()->records[index];
+    uint32_t heir = record->shared ? heir_of(index) : 0;
+    if (heir)
+        pass_on(index, heir);
+    erase(index);
+}
+
+void sim_release(uint32_t index)
+{
+    if (!index)
+        return;
+    sim_lock();
+    sim_release_locked(index);
+    sim_unlock();
+}
+
+uint32_t sim_import(uint32_t target, uint32_t generation)
+{
+    uint32_t self = sim_self();
+    uint32_t index = 0;
+    if (self == SIM_PROCESSES || target == 0 || target >= SIM_RECORDS)
+        return 0;
+    sim_lock();
+    struct sim_record *record = &sim_state()->records[target];
+    if (record->live && record->generation == generation && record->kind != SIM_IMPORT) {
+        record->shared = 1;
+        index = write_record(&(struct sim_record){.card = record->card, .kind = SIM_IMPORT, .process = self,
+                                                  .address = record->address, .target = target});
+    }
+    sim_unlock();
+    return index;
+}
+
+static void clear_sums(struct sim_state *state)
+{
+    for (uint32_t card = 0; card < state->card_count; card++)
+        state->cards[card].used_bytes = 0;
+    for (uint32_t slot = 0; slot < state->process_high; slot++) {
+        if (!state->processes[slot].live)
+            continue;
+        memset(state->processes[slot].used_bytes, 0, sizeof state->processes[slot].used_bytes);
+        memset(state->processes[slot].context_count, 0, sizeof state->processes[slot].context_count);
+    }
+}
+
+void sim_recover(void)
+{
+    struct sim_state *state = sim_state();
+    clear_sums(state);
+    state->record_free = 0;
+    for (uint32_t index = 1; index < state->record_high; index++) {
+        struct sim_record *record = &state->records[index];
+        if (record->live) {
+            add_sums(record);
+        } else {
+            record->next_free = state->record_free;
+            state->record_free = index;
+        }
+    }
+}

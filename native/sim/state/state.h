@@ -1,0 +1,60 @@
+/* Access to the shared state, and the books kept in it. Linked into both libraries. */
+#ifndef GPUSLICE_SIM_STATE_H
+#define GPUSLICE_SIM_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "layout.h"
+
+/* The mapped state; NULL without GPUSLICE_SIM_STATE or with a file of another layout. */
+struct sim_state *sim_attach(void);
+struct sim_state *sim_state(void);
+/* This process's slot, taken on first use; SIM_PROCESSES when the table is full. */
+uint32_t sim_self(void);
+/* The slot if there is one already, else SIM_PROCESSES. */
+uint32_t sim_self_if_any(void);
+void sim_forget_self(void); /* in a forked child */
+
+void sim_lock(void);
+void sim_unlock(void);
+/* Under the lock: empties the slots of processes that are no more. */
+void sim_reap(void);
+void sim_reap_now(void);       /* takes the lock itself */
+void sim_reap_sometimes(void); /* at most once a millisecond */
+
+uint64_t sim_monotonic_ns(void);
+uint64_t sim_realtime_us(void);
+uint64_t sim_start_time(int32_t pid); /* field 22 of /proc/<pid>/stat; 0 for the dead and for zombies */
+
+/* Books. A record index is never 0. */
+uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address);
+uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address, uint32_t *record);
+void sim_release(uint32_t record);
+void sim_release_locked(uint32_t record);
+uint32_t sim_import(uint32_t target, uint32_t generation);
+uint64_t sim_round(uint64_t bytes); /* up to the physical granularity */
+uint64_t sim_used_bytes(uint32_t card); /* by all processes and ghosts, without idle_bytes; MIG devices included */
+uint64_t sim_free_bytes(uint32_t card); /* what an allocation could still get */
+uint64_t sim_usable_bytes(uint32_t card); /* total less the driver's reserve */
+void sim_recover(void); /* under the lock: every sum again from the records */
+
+/* Engine: under the lock where it says so. */
+void sim_engine_advance(uint32_t card, uint64_t now_ns); /* under the lock */
+uint64_t sim_engine_enqueue(uint32_t card, uint64_t duration_ns); /* the mark that done_ns reaches when it is finished */
+bool sim_engine_reached(uint32_t card, uint64_t mark);
+void sim_engine_wait(uint32_t card, uint64_t mark);
+bool sim_engine_idle(uint32_t card);
+uint64_t sim_engine_mark(uint32_t card); /* the mark behind all that is queued */
+
+/* Which cards this process sees, in order; indices into state->cards. */
+struct sim_view {
+    uint32_t count;
+    uint32_t cards[SIM_CARDS];
+    bool contained; /* NVIDIA_VISIBLE_DEVICES is set */
+};
+void sim_view_of_machine(struct sim_view *view); /* by NVIDIA_VISIBLE_DEVICES: what NVML shows */
+void sim_view_of_cuda(struct sim_view *view);    /* and by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER */
+bool sim_hides_processes(void);                  /* a PID namespace hides the host's processes */
+
+#endif
