@@ -1,0 +1,237 @@
+"""Pods on a simulated node: real processes, real sockets, the statuses that kubectl prints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
+from gpuslice.sim.kubelet import checkpoint
+from tests.integration.sim_node import MEM, Node, Plugin, make_pod, simulated_node, state_of
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with simulated_node(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+async def plugin(node: Node) -> AsyncIterator[Plugin]:
+    one = Plugin(node.settings.plugin_folder)
+    await one.start()
+    await node.wait_node(lambda it: it["status"]["allocatable"].get(MEM) == "15")
+    yield one
+    await one.stop()
+
+
+async def test_a_pod_runs_and_its_status_is_complete(node: Node) -> None:
+    await node.create(make_pod("one"))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Running")
+    conditions = {one["type"]: one["status"] for one in pod["status"]["conditions"]}
+    assert conditions["Ready"] == conditions["Initialized"] == "True"
+    assert pod["status"]["podIP"].startswith("172.20.64.")
+    assert [reason for reason, _ in await node.events("one")] == ["Pulled", "Created", "Started"]
+
+
+async def test_a_granted_pod_gets_the_plugins_environment_and_the_pod_wins(
+    node: Node, plugin: Plugin
+) -> None:
+    plugin.answer.envs.update({"BOTH": "plugin"})
+    env = [
+        {"name": "BOTH", "value": "pod"},
+        {"name": "WHERE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "JOINED", "value": "$(WHERE)/$(UNKNOWN)/$$(X)"},
+    ]
+    await node.create(
+        make_pod(
+            "one", 4, command="echo $GRANTED $BOTH $JOINED", container={"env": env}, restartPolicy="Never"
+        )
+    )
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Succeeded")
+    assert state_of(pod) == "Completed"
+    assert await node.log("one") == "plugin pod n1/$(UNKNOWN)/$(X)\n"
+
+
+async def test_a_refused_allocation_fails_the_pod_with_kubelets_words(node: Node, plugin: Plugin) -> None:
+    plugin.refusal = "no card has 4 units"
+    await node.create(make_pod("one", 4))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Failed")
+    words = (
+        "Allocate failed due to rpc error: code = FailedPrecondition desc = no card has 4 units, "
+        "which is unexpected"
+    )
+    assert pod["status"]["reason"] == "UnexpectedAdmissionError"
+    assert pod["status"]["message"] == f"Pod was rejected: {words}"
+    assert ("UnexpectedAdmissionError", words) in await node.events("one")
+
+
+async def test_pod_resources_names_each_device_in_an_entry_of_its_own(node: Node, plugin: Plugin) -> None:
+    await node.create(make_pod("one", 4))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    async with unix_channel(node.settings.pod_resources_socket) as channel:
+        answer = await PodResourcesClient(channel).list(5.0)
+    (pod,) = answer.pod_resources
+    assert (pod.namespace, pod.name) == ("default", "one")
+    entries = pod.containers[0].devices
+    assert [list(entry.device_ids) for entry in entries] == [[f"card-_-{n}"] for n in (0, 1, 10, 11)]
+
+
+async def test_a_failing_pre_start_is_tried_again_before_each_start(node: Node, plugin: Plugin) -> None:
+    plugin.pre_start_failures = 2
+    await node.create(make_pod("one", 4))
+    await node.wait_pod("one", lambda it: state_of(it) == "CreateContainerConfigError")
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    assert plugin.count("pre-start") == 3
+    assert plugin.count("allocate") == 1
+
+
+async def test_a_crashing_container_backs_off_and_keeps_its_allocation(node: Node, plugin: Plugin) -> None:
+    await node.create(make_pod("one", 4, command="echo attempt; exit 3"))
+    pod = await node.wait_pod(
+        "one",
+        lambda it: (
+            state_of(it) == "CrashLoopBackOff" and it["status"]["containerStatuses"][0]["restartCount"] >= 2
+        ),
+    )
+    (container,) = pod["status"]["containerStatuses"]
+    assert container["lastState"]["terminated"]["exitCode"] == 3
+    assert container["state"]["waiting"]["message"].startswith(
+        "back-off 20s restarting failed container=main"
+    )
+    assert pod["status"]["phase"] == "Running"
+    assert plugin.count("allocate") == 1
+    assert plugin.count("pre-start") == container["restartCount"] + 1
+    assert await node.log("one") == "attempt\n"
+
+
+async def test_an_unknown_image_is_not_pulled_and_says_so(node: Node) -> None:
+    await node.create(make_pod("one", container={"image": "nowhere.example/none:1"}))
+    pod = await node.wait_pod("one", lambda it: state_of(it) == "ImagePullBackOff")
+    message = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
+    assert message.startswith('Back-off pulling image "nowhere.example/none:1"')
+    assert pod["status"]["phase"] == "Pending"
+
+
+async def test_a_missing_program_is_a_start_error(node: Node) -> None:
+    await node.create(make_pod("one", container={"command": ["nothing-here"]}, restartPolicy="Never"))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Failed")
+    assert state_of(pod) == "StartError"
+
+
+async def test_init_containers_run_in_order_and_reuse_their_devices(node: Node, plugin: Plugin) -> None:
+    init = [
+        {
+            "name": "setup",
+            "image": "busybox",
+            "command": ["sh", "-c", "true"],
+            "resources": {"limits": {MEM: "2"}},
+        }
+    ]
+    await node.create(make_pod("one", 4, initContainers=init))
+    pod = await node.wait_pod("one", lambda it: state_of(it) == "running")
+    first, second = (set(ids) for call, ids in plugin.calls if call == "allocate")
+    assert first < second
+    assert pod["status"]["initContainerStatuses"][0]["state"]["terminated"]["reason"] == "Completed"
+
+
+async def test_a_sidecar_starts_first_and_ends_last(node: Node) -> None:
+    sidecar = {
+        "name": "proxy",
+        "image": "busybox",
+        "restartPolicy": "Always",
+        "command": ["sh", "-c", "sleep 60"],
+    }
+    await node.create(make_pod("one", command="exit 0", initContainers=[sidecar], restartPolicy="Never"))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Succeeded")
+    assert "terminated" in pod["status"]["initContainerStatuses"][0]["state"]
+
+
+async def test_a_deleted_pod_is_asked_to_end_then_killed_then_gone(node: Node) -> None:
+    await node.create(make_pod("one", command="trap '' TERM; while :; do sleep 0.05; done"))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    container = node.runtime.of_pod((await node.pod("one"))["metadata"]["uid"])[0]
+    await node.client.delete(PODS, "one", "default")
+    await asyncio.wait_for(container.exited.wait(), 10)
+    assert container.exit_code == 137
+    await node.wait_gone("one")
+
+
+async def test_a_restarted_kubelet_finds_its_containers_and_asks_nothing_again(
+    node: Node, plugin: Plugin
+) -> None:
+    await node.create(make_pod("one", 4))
+    before = await node.wait_pod("one", lambda it: state_of(it) == "running")
+    await plugin.stop()
+    await node.crash()
+    assert all(one.running for one in node.runtime.of_pod(before["metadata"]["uid"]))
+    await node.start()
+    assert not (node.settings.plugin_folder / "test.sock").exists()
+    again = Plugin(node.settings.plugin_folder)
+    await again.start()
+    await node.wait_node(lambda it: it["status"]["allocatable"].get(MEM) == "15")
+    after = await node.pod("one")
+    assert (
+        after["status"]["containerStatuses"][0]["containerID"]
+        == (before["status"]["containerStatuses"][0]["containerID"])
+    )
+    assert again.calls == []
+    await node.create(make_pod("two", 12))
+    pod = await node.wait_pod("two", lambda it: it["status"].get("phase") == "Failed")
+    assert "Requested: 12, Available: 11" in pod["status"]["message"]
+    await again.stop()
+
+
+async def test_a_lost_plugin_zeroes_allocatable_and_rejects_new_pods_but_stops_none(
+    node: Node, plugin: Plugin
+) -> None:
+    await node.create(make_pod("one", 4))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    await plugin.stop()
+    status = (await node.wait_node(lambda it: it["status"]["allocatable"].get(MEM) == "0"))["status"]
+    assert status["capacity"][MEM] == "15"
+    await node.create(make_pod("two", 4))
+    pod = await node.wait_pod("two", lambda it: it["status"].get("phase") == "Failed")
+    assert (
+        "no healthy devices present; cannot allocate unhealthy devices aliyun.com/gpu-mem"
+        in (pod["status"]["message"])
+    )
+    assert state_of(await node.pod("one")) == "running"
+
+
+async def test_a_corrupt_checkpoint_does_not_keep_the_kubelet_from_starting(node: Node) -> None:
+    await node.crash()
+    (node.settings.plugin_folder / checkpoint.FILE_NAME).write_text("{")
+    await node.start()
+    await node.create(make_pod("one"))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+
+
+async def test_without_a_checkpoint_extended_resources_of_others_are_zeroed(node: Node) -> None:
+    await node.crash()
+    await node.patch_capacity({"aliyun.com/gpu-count": "1"})
+    await node.start()
+    assert (await node.node())["status"]["capacity"]["aliyun.com/gpu-count"] == "0"
+
+
+async def test_a_pod_too_large_for_the_node_is_rejected(node: Node) -> None:
+    await node.create(make_pod("one", container={"resources": {"requests": {"cpu": "64"}}}))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Failed")
+    assert pod["status"]["reason"] == "OutOfcpu"
+
+
+async def test_config_maps_and_secrets_reach_a_container_once_they_exist(node: Node) -> None:
+    reference = {"name": "settings", "key": "colour"}
+    env = [{"name": "COLOUR", "valueFrom": {"configMapKeyRef": reference}}]
+    await node.create(make_pod("one", command="echo $COLOUR", container={"env": env}, restartPolicy="Never"))
+    pod = await node.wait_pod("one", lambda it: state_of(it) == "CreateContainerConfigError")
+    assert pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"] == (
+        'configmap "settings" not found'
+    )
+    await node.create_config_map("settings", {"colour": "green"})
+    await node.wait_pod("one", lambda it: it["status"].get("phase") == "Succeeded")
+    assert await node.log("one") == "green\n"
