@@ -1,0 +1,76 @@
+"""Reads a cluster for the commands that show it: the API server and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.kubeconfig import MissingConfigError
+from gpuslice.adapters.kube.objects import Container, Node, Pod
+from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.cli.flags import Flags
+from gpuslice.core.contract import EXCLUSIVE_GPU
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.report import NodeFacts, PodFacts, Report, report
+
+_ACTIVE = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class NoKubeconfigError(GpusliceError):
+    """There is no kubeconfig, said in the words of the original plugin."""
+
+
+def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
+    """A client for the cluster that flags and environment mean."""
+    try:
+        connection = connect(
+            flags.environ,
+            kubeconfig=flags.kubeconfig,
+            context=flags.context,
+            namespace=flags.namespace,
+            interactive=True,
+        )
+    except MissingConfigError as error:
+        raise NoKubeconfigError(
+            f"kubeconfig {error.path} failed to find due to {error.reason}, please set KUBECONFIG env"
+        ) from error
+    return SyncClient(SyncTransport(connection, timeout_s=timeout_s))
+
+
+def read_report(client: SyncClient, node: str = "") -> Report:
+    """Allocations of all nodes, or of one. NotFoundError when there is no node of that name."""
+    nodes = [client.get(NODES, node)] if node else client.list(NODES)
+    fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
+    pods = client.list(PODS, fields=fields)
+    return report(map(node_facts, nodes), map(pod_facts, pods))
+
+
+def node_names(client: SyncClient) -> list[str]:
+    return sorted(node.metadata.name for node in client.list(NODES))
+
+
+def node_facts(node: Node) -> NodeFacts:
+    conditions = {each.type: each.status for each in node.status.conditions or ()}
+    addresses = (each.address for each in node.status.addresses or () if each.type == "InternalIP")
+    return NodeFacts(
+        name=node.metadata.name,
+        address=next(addresses, ""),
+        ready=conditions.get("Ready") == "True",
+        schedulable=not node.spec.unschedulable,
+        labels=node.metadata.labels or {},
+        annotations=node.metadata.annotations or {},
+        capacity=node.status.capacity or {},
+        allocatable=node.status.allocatable or {},
+    )
+
+
+def pod_facts(pod: Pod) -> PodFacts:
+    return PodFacts(pod_view(pod), pod.status.phase, _exclusive(pod.spec.containers))
+
+
+def _exclusive(containers: Sequence[Container]) -> int:
+    limits = (each.resources.limits or {} for each in containers if each.resources is not None)
+    return sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)

@@ -1,0 +1,176 @@
+"""What ``-o json`` and ``-o yaml`` print. A value that is not known has no key; it is never 0.
+
+`inspect_document` is our own shape::
+
+    unit         "GiB" or "MiB": what all amounts below count; absent where no card is shared
+    allocated, total, percent        of all nodes listed; percent is cut off, not rounded
+    nodes[]      name, address, allocated, total, percent, pending (held by pods without a card)
+      gpus[]     index, allocated, total, and where known corePercent, uuid, model, memoryMiB
+      pods[]     namespace, name, phase, units, pending, gpus {"<index>": units}, and where set
+                 corePercent {"<index>": percent}
+
+`arena_document` has the keys of current ``arena top node -o json``; memory is in bytes there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuslice.core.report import (
+    CardUse,
+    ExclusiveUse,
+    NodeFacts,
+    NodeUse,
+    PodUse,
+    Report,
+    core_total,
+    percent,
+    roles,
+)
+
+Document = dict[str, Any]
+
+
+def inspect_document(report: Report) -> Document:
+    head: Document = {"unit": report.unit} if report.unit else {}
+    return head | {
+        "allocated": report.allocated,
+        "total": report.total,
+        "percent": percent(report.allocated, report.total),
+        "nodes": [_node(node) for node in report.shared],
+    }
+
+
+def _node(node: NodeUse) -> Document:
+    return _known(
+        name=node.name,
+        address=node.facts.address or None,
+        allocated=node.allocated,
+        total=node.total,
+        percent=percent(node.allocated, node.total),
+        pending=node.pending,
+        gpus=[_card(card) for card in node.cards],
+        pods=[_pod(pod) for pod in node.pods],
+        problem=node.problem or None,
+    )
+
+
+def _card(card: CardUse) -> Document:
+    gpu = card.gpu
+    return _known(
+        index=card.index,
+        allocated=card.allocated,
+        total=card.total,
+        corePercent=card.core_percent or None,
+        uuid=(gpu.uuid or None) if gpu else None,
+        model=(gpu.model or None) if gpu else None,
+        memoryMiB=(gpu.memory_mib or None) if gpu else None,
+    )
+
+
+def _pod(pod: PodUse) -> Document:
+    return _known(
+        namespace=pod.namespace,
+        name=pod.name,
+        phase=pod.phase or None,
+        units=pod.units,
+        pending=pod.pending,
+        gpus=_keyed(pod.by_card),
+        corePercent=_keyed(pod.core_by_card) or None,
+    )
+
+
+def _known(**values: Any) -> Document:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _keyed(amounts: Any) -> dict[str, int]:
+    return {str(card): amount for card, amount in sorted(amounts.items())}
+
+
+# -- arena -------------------------------------------------------------------------------------------
+
+
+def arena_document(report: Report) -> Document:
+    exclusive = [node for node in report.others if node.allocatable]
+    normal = [node for node in report.others if not node.allocatable]
+    return {
+        "gpuShareNodes": [_share_node(node, report.unit_bytes) for node in report.shared],
+        "gpuTopologyNodes": [],
+        "gpuExclusiveNodes": [_exclusive_node(node) for node in exclusive],
+        "normalNodes": [_common(node.facts, "Normal") for node in normal],
+    }
+
+
+def _share_node(node: NodeUse, unit_bytes: int) -> Document:
+    whole = sum(card.allocated / card.total for card in node.cards if card.total)
+    return {
+        "instances": [_instance(pod) for pod in node.pods],
+        "totalGPUMemory": node.total * unit_bytes,
+        "allocatedGPUMemory": node.allocated * unit_bytes,
+        "totalGPUCore": core_total(node.facts, node.card_count),
+        "allocatedGPUCore": sum(card.core_percent for card in node.cards),
+        "devices": [_device(card, node.facts, unit_bytes) for card in node.cards],
+        "totalGPUs": node.card_count,
+        "allocatedGPUs": _plain(round(whole, 1)),
+        "unhealthyGPUs": 0,
+        "gpuMetrics": [],
+        **_common(node.facts, "GPUShare"),
+    }
+
+
+def _instance(pod: PodUse) -> Document:
+    return {
+        "name": pod.name,
+        "namespace": pod.namespace,
+        "status": pod.phase,
+        "requestGPUMemory": pod.units,
+        "requestGPUCore": sum(pod.core_by_card.values()),
+        "gpuMemoryAllocation": _keyed(pod.by_card),
+        "gpuCoreAllocation": _keyed(pod.core_by_card),
+    }
+
+
+def _device(card: CardUse, facts: NodeFacts, unit_bytes: int) -> Document:
+    return {
+        "id": str(card.index),
+        "totalGPUMemory": card.total * unit_bytes,
+        "allocatedGPUMemory": card.allocated * unit_bytes,
+        "totalGPUCore": core_total(facts, 1),
+        "allocatedGPUCore": card.core_percent,
+    }
+
+
+def _exclusive_node(node: ExclusiveUse) -> Document:
+    return {
+        "instances": [
+            {
+                "name": each.pod.name,
+                "namespace": each.pod.namespace,
+                "status": each.phase,
+                "requestGPUs": each.exclusive_gpus,
+            }
+            for each in node.pods
+        ],
+        **_common(node.facts, "GPUExclusive"),
+        "totalGPUs": node.total,
+        "allocatedGPUs": node.allocated,
+        "unhealthyGPUs": max(node.total - node.allocatable, 0),
+        "gpuMetrics": [],
+    }
+
+
+def _common(facts: NodeFacts, kind: str) -> Document:
+    status = "Ready" if facts.ready else "NotReady"
+    return {
+        "name": facts.name,
+        "description": "",
+        "ip": facts.address,
+        "status": status if facts.schedulable else f"{status},SchedulingDisabled",
+        "role": ",".join(roles(facts.labels)) or "<none>",
+        "type": kind,
+    }
+
+
+def _plain(number: float) -> float | int:
+    return int(number) if number.is_integer() else number

@@ -1,0 +1,133 @@
+"""The programs ``gpuslice`` and ``kubectl-inspect-cgpu``.
+
+A command is one line of `COMMANDS`. Its module is imported when it is called, never for the help of the
+others: that keeps ``gpuslice --help`` fast, and lets the processes live side by side without knowing each
+other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+from gpuslice.apps.cli.flags import Flags, cluster_flags
+
+
+class Entry(NamedTuple):
+    """One command: its name, where its click command is, and its line in the help."""
+
+    name: str
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = (
+    Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
+    Entry("top", "gpuslice.apps.cli.top", "command", "Show the cards of each node."),
+    Entry(
+        "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
+    ),
+    Entry("extender", "gpuslice.apps.extender.main", "command", "Run the scheduler extender."),
+    Entry("agent", "gpuslice.apps.agent.main", "command", "Run the node agent: kubelet's device plugin."),
+    Entry("exporter", "gpuslice.apps.exporter.main", "command", "Run the metrics exporter of a node."),
+    Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
+    Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),
+)
+
+
+class LazyGroup(click.Group):
+    """A group that knows the names of its commands and imports only the one that is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return [entry.name for entry in COMMANDS]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        entry = next((entry for entry in COMMANDS if entry.name == name), None)
+        return load(entry) if entry is not None else None
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(entry.name, entry.help) for entry in COMMANDS])
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest commands when there is none of that name."""
+        name = args[0]
+        if not name.startswith("-") and all(entry.name != name for entry in COMMANDS):
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, self.list_commands(context))
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            context.fail(f'There is no command "{name}".{hint}')
+        return super().resolve_command(context, args)
+
+
+def load(entry: Entry) -> click.Command:
+    """The click command of `entry`; a sentence when this installation does not have it."""
+    try:
+        module = importlib.import_module(entry.module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not entry.module.startswith(error.name):
+            raise
+        raise click.ClickException(f"{entry.name} is not part of this installation") from error
+    found: Any = getattr(module, entry.attribute)
+    assert isinstance(found, click.Command)
+    return found
+
+
+@click.group(
+    "gpuslice",
+    cls=LazyGroup,
+    epilog="`gpuslice COMMAND --help` tells more of a command.",
+)
+@cluster_flags
+@click.pass_context
+def command(context: click.Context, /, **cluster: Any) -> None:
+    """Give containers fractions of a GPU, and see who has what.
+
+    \b
+    Examples:
+      gpuslice inspect               memory of shared cards, one line a node
+      gpuslice inspect -d            with the pods that hold it
+      gpuslice top node              cards of each node
+    """
+    context.obj = Flags(**cluster)
+
+
+def run(program: click.Command, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a click command to the end of the process: our own errors become one sentence and exit code 1."""
+    from gpuslice.core.errors import GpusliceError
+
+    try:
+        program.main(
+            args=list(arguments) if arguments is not None else None,
+            prog_name=name,
+            help_option_names=["-h", "--help"],
+        )
+    except GpusliceError as error:
+        click.echo(f"Failed due to {error}", err=True)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The program ``gpuslice``."""
+    run(command, "gpuslice", arguments)
+
+
+def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The programs ``kubectl-inspect-cgpu`` and ``kubectl-inspect-gpushare``: kubectl finds them by name."""
+    run(load(COMMANDS[0]), "kubectl inspect cgpu", arguments)
+
+
+def complete_main(arguments: Sequence[str] | None = None) -> None:
+    """The program ``kubectl_complete-inspect-cgpu``: kubectl's completion asks it for proposals."""
+    from gpuslice.apps.cli.complete import kubectl_answer
+
+    click.echo(kubectl_answer(load(COMMANDS[0]), sys.argv[1:] if arguments is None else arguments))

@@ -1,0 +1,38 @@
+"""Printing: tables as they are, documents as JSON or YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def output_flag(command: F) -> F:
+    """Give a command ``-o table|json|yaml``."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "json", "yaml"]),
+        default="table",
+        show_default=True,
+        help="How to print.",
+    )(command)
+
+
+def print_document(document: Any, form: str) -> None:
+    if form == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
+    else:
+        import json
+
+        click.echo(json.dumps(document, indent=4, ensure_ascii=False))
+
+
+def complain(sentence: str) -> None:
+    """Tell something that is not the answer."""
+    click.echo(sentence, err=True)

@@ -1,0 +1,57 @@
+"""Text in columns, laid out as Go's ``text/tabwriter`` does with the settings (0, 0, 2, ' ', 0).
+
+That is what the tools print whose output ours must equal byte for byte, trailing spaces included. The rules,
+from the package's documentation: a tab *ends* a cell; cells that follow each other without a gap down one
+column make a block and get one width, the widest plus two; what stands behind the last tab of a line is in no
+column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_PADDING = 2
+
+
+def aligned(text: str) -> str:
+    """`text` with its tabs replaced by the spaces that align it."""
+    lines = [line.split("\t") for line in text.split("\n")]
+    widths: list[list[int]] = [[] for _ in lines]
+    for column in range(max(map(len, lines)) - 1):
+        _measure(lines, column, widths)
+    return "\n".join(
+        "".join(cell.ljust(width) for cell, width in zip(line, [*wide, 0], strict=True))
+        for line, wide in zip(lines, widths, strict=True)
+    )
+
+
+def _measure(lines: Sequence[list[str]], column: int, widths: list[list[int]]) -> None:
+    """Append to `widths` the width of `column` for each line that has it, block by block."""
+    block: list[int] = []
+    for number in range(len(lines) + 1):
+        if number < len(lines) and column < len(lines[number]) - 1:
+            block.append(number)
+            continue
+        width = max((len(lines[member][column]) for member in block), default=0) + _PADDING
+        for member in block:
+            widths[member].append(width)
+        block = []
+
+
+def row(*cells: object) -> str:
+    """One line of cells, the last of them outside the columns."""
+    return "\t".join(map(str, cells)) + "\n"
+
+
+def closed_row(*cells: object) -> str:
+    """One line of cells, each ended by a tab."""
+    return "".join(f"{cell}\t" for cell in cells) + "\n"
+
+
+def dashes(count: int) -> str:
+    return "-" * count + "\n"
+
+
+def size(text: str) -> int:
+    """The length in bytes, by which the original tools draw their lines."""
+    return len(text.encode())

@@ -1,0 +1,238 @@
+"""Who has what: the figures behind every table of allocations.
+
+Nodes and pods of the API in, plain numbers out. What is *allocated* is what annotations say; what is *used*
+on a card is measured elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_MEM
+from gpuslice.core.model import Gpu, Pod
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.request import WHOLE_CORE_PERCENT
+from gpuslice.core.units import MIB, UNIT_MIB
+from gpuslice.core.views import node_of
+
+_NOTHING: Mapping[str, str] = {}
+_MOST_GIB = 100  # the vendor's tools take a card with more units than this for one that is counted in MiB
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a report reads of a node. `address` is its first InternalIP, empty when it has none."""
+
+    name: str
+    address: str = ""
+    ready: bool = True
+    schedulable: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+
+    def amount(self, resource: str) -> int:
+        """How much of `resource` pods may take here."""
+        return whole_number(self.allocatable.get(resource)) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What a report reads of a pod beside its core values. `exclusive_gpus`: whole cards asked for."""
+
+    pod: Pod
+    phase: str = ""
+    exclusive_gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PodUse:
+    """What one pod holds of a node: units by card. Without a card in its annotations it is `pending`."""
+
+    namespace: str
+    name: str
+    phase: str
+    units: int
+    by_card: Mapping[int, int]
+    core_by_card: Mapping[int, int]
+
+    @property
+    def pending(self) -> bool:
+        return not self.by_card
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """One card. `total` is 0 for a card that pods still name though the node has it no more."""
+
+    index: int
+    allocated: int
+    total: int
+    core_percent: int = 0
+    gpu: Gpu | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """One node that shares cards. `problem`: what of it could not be read."""
+
+    facts: NodeFacts
+    total: int
+    cards: tuple[CardUse, ...]
+    pods: tuple[PodUse, ...]
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    @property
+    def pending(self) -> int:
+        """Units of pods that are on the node but on none of its cards."""
+        return sum(pod.units for pod in self.pods if pod.pending)
+
+    @property
+    def allocated(self) -> int:
+        return sum(card.allocated for card in self.cards) + self.pending
+
+    @property
+    def card_count(self) -> int:
+        return sum(card.gpu is not None for card in self.cards)
+
+    @property
+    def cards_in_use(self) -> int:
+        return sum(card.allocated > 0 for card in self.cards)
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusiveUse:
+    """One node that gives out whole cards, or none."""
+
+    facts: NodeFacts
+    total: int
+    allocatable: int
+    allocated: int
+    pods: tuple[PodFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All nodes asked about, by name. `unit` is "GiB" or "MiB", empty where no node shares a card."""
+
+    shared: tuple[NodeUse, ...]
+    others: tuple[ExclusiveUse, ...]
+    unit: str
+
+    @property
+    def allocated(self) -> int:
+        return sum(node.allocated for node in self.shared)
+
+    @property
+    def total(self) -> int:
+        return sum(node.total for node in self.shared)
+
+    @property
+    def unit_bytes(self) -> int:
+        return UNIT_MIB.get(self.unit, 0) * MIB
+
+
+def percent(part: int, whole: int) -> int:
+    """The share in whole percent, cut off and not rounded: 8 of 15 are 53, 12 of 14 are 85."""
+    return part * 100 // whole if whole > 0 else 0
+
+
+def report(nodes: Iterable[NodeFacts], pods: Iterable[PodFacts]) -> Report:
+    """What is allocated where. Finished pods hold nothing; pending and terminating ones do."""
+    by_node = _pods_by_node(pods)
+    ordered = sorted(nodes, key=lambda node: node.name)
+    shared = tuple(
+        _node_use(node, by_node.get(node.name, [])) for node in ordered if node.amount(GPU_MEM) > 0
+    )
+    others = tuple(
+        _exclusive_use(node, by_node.get(node.name, [])) for node in ordered if node.amount(GPU_MEM) <= 0
+    )
+    return Report(shared, others, _unit(shared))
+
+
+def roles(labels: Mapping[str, str]) -> list[str]:
+    """The roles in a node's labels, as kubectl finds them."""
+    prefix = "node-role.kubernetes.io/"
+    found = {name.removeprefix(prefix) for name in labels if name.startswith(prefix)}
+    return sorted(role for role in found | {labels.get("kubernetes.io/role", "")} if role)
+
+
+def _pods_by_node(pods: Iterable[PodFacts]) -> dict[str, list[PodFacts]]:
+    found: dict[str, list[PodFacts]] = defaultdict(list)
+    for each in pods:
+        if each.pod.node and not each.pod.finished:
+            found[each.pod.node].append(each)
+    return found
+
+
+def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
+    node = node_of(
+        name=facts.name,
+        labels=facts.labels,
+        annotations=facts.annotations,
+        capacity=facts.allocatable,  # the vendor's tools show what can be given out, not what is built in
+    )
+    uses = [_pod_use(each) for each in pods if each.pod.request is not None]
+    uses.sort(key=lambda use: (use.pending, min(use.by_card, default=0), use.namespace, use.name))
+    return NodeUse(facts, facts.amount(GPU_MEM), _cards(node.gpus, uses), tuple(uses), node.problem)
+
+
+def _pod_use(facts: PodFacts) -> PodUse:
+    pod = facts.pod
+    shares = pod.placement.shares if pod.placement is not None else ()
+    asked = pod.request.units if pod.request is not None else 0
+    return PodUse(
+        namespace=pod.namespace,
+        name=pod.name,
+        phase=facts.phase,
+        units=sum(share.units for share in shares) if shares else asked,
+        by_card={share.gpu: share.units for share in shares},
+        core_by_card={share.gpu: share.core_percent for share in shares if share.core_percent},
+    )
+
+
+def _cards(gpus: Sequence[Gpu], pods: Sequence[PodUse]) -> tuple[CardUse, ...]:
+    known = {gpu.index: gpu for gpu in gpus}
+    named = {card for pod in pods for card in pod.by_card}
+    return tuple(_card(index, known.get(index), pods) for index in sorted(known.keys() | named))
+
+
+def _card(index: int, gpu: Gpu | None, pods: Sequence[PodUse]) -> CardUse:
+    return CardUse(
+        index=index,
+        allocated=sum(pod.by_card.get(index, 0) for pod in pods),
+        total=gpu.units if gpu is not None else 0,
+        core_percent=sum(pod.core_by_card.get(index, 0) for pod in pods),
+        gpu=gpu,
+    )
+
+
+def _exclusive_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> ExclusiveUse:
+    takers = tuple(sorted((p for p in pods if p.exclusive_gpus), key=lambda p: p.pod.key))
+    return ExclusiveUse(
+        facts=facts,
+        total=whole_number(facts.capacity.get(EXCLUSIVE_GPU)) or 0,
+        allocatable=facts.amount(EXCLUSIVE_GPU),
+        allocated=sum(each.exclusive_gpus for each in takers),
+        pods=takers,
+    )
+
+
+def _unit(nodes: Sequence[NodeUse]) -> str:
+    """GiB or MiB by the size of the first node's cards: nothing in the API says which."""
+    counted = next((node for node in nodes if node.card_count), None)
+    if counted is None:
+        return ""
+    return "MiB" if counted.total // counted.card_count > _MOST_GIB else "GiB"
+
+
+def core_total(facts: NodeFacts, cards: int) -> int:
+    """Percent of compute of all cards together; 0 where the node does not divide compute."""
+    return cards * WHOLE_CORE_PERCENT if facts.amount(GPU_CORE) else 0
