@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpuslice.sim.cluster.decode import Decoder, parse_json
-from gpuslice.sim.cluster.errors import bad_request, unsupported_media_type
+from gpuslice.sim.cluster.errors import ApiError, bad_request, unsupported_media_type
 from gpuslice.sim.cluster.events_view import to_core
 from gpuslice.sim.cluster.protobuf import PREFIX, decode_envelope
 from gpuslice.sim.cluster.request import JSON, Object, Request
@@ -70,7 +70,11 @@ def decode_object(cluster: Cluster, resource: Resource, raw: Object, validation:
     """Known fields only; unknown ones are an error (Strict), a warning (Warn) or ignored (Ignore)."""
     decoder = Decoder(cluster.schema)
     typed = {key: value for key, value in raw.items() if key not in ("apiVersion", "kind")}
-    obj = decoder.object(resource.schema, typed)
+    try:
+        obj = decoder.object(resource.schema, typed)
+    except ApiError as error:
+        why = f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}'
+        raise bad_request(f"{why}: {error.message}") from error
     if resource.group == "events.k8s.io":
         obj = to_core(obj)
     if decoder.unknown and validation == "Strict":

@@ -1,7 +1,7 @@
 """Bodies into objects: known fields only, values of the right type, quantities canonical.
 
-What Go's decoder does is imitated where clients notice: unknown fields are reported (strict), ``null`` and empty
-lists vanish, a wrong type is an error that names the path.
+What Go's decoder does is imitated where clients notice: unknown fields are reported, ``null`` and empty lists
+vanish, a wrong type is an error that names the path.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _quantity(value: str | float, path: str) -> str:
     try:
         return canonical_quantity(text.strip())
     except ValueError as error:
-        raise bad_request(f"unable to parse quantity's suffix or number at {path}: {error}") from error
+        raise bad_request(f"{path}: {error}") from error
 
 
 def _join(path: str, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -129,7 +129,7 @@ def _field(field: Field) -> Object:
     return result
 
 
-def _reference(field: Field) -> Any:
+def _reference(field: Field) -> Object:
     if field.is_message:
         return {"allOf": [{"$ref": f"#/components/schemas/{public_name(field.type)}"}], "default": {}}
     return _SCALARS[field.type]

@@ -30,7 +30,7 @@ def parse_quantity(text: str) -> Decimal:
     """The exact value in base units; ValueError with the API server's sentence if it is no quantity."""
     number, suffix = _split(text)
     if suffix in _BINARY:
-        return number * 1024 ** _BINARY[suffix]
+        return number * Decimal(1024) ** _BINARY[suffix]
     if suffix in _DECIMAL:
         return number.scaleb(_DECIMAL[suffix])
     return number.scaleb(int(suffix[1:]))

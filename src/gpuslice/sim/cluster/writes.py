@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuslice.sim.cluster import apply, managed, metadata
-from gpuslice.sim.cluster.admission import WebhookAnswer, WebhookCall, admit, validate_by_webhooks
+from gpuslice.sim.cluster.admission import Review, WebhookAnswer, WebhookCall, admit, validate_by_webhooks
 from gpuslice.sim.cluster.body import (
     Body,
     check_type,
@@ -20,6 +20,7 @@ from gpuslice.sim.cluster.builtin import admit_builtin
 from gpuslice.sim.cluster.decode import parse_json
 from gpuslice.sim.cluster.defaulting import apply_defaults
 from gpuslice.sim.cluster.errors import (
+    MODIFIED,
     ApiError,
     already_exists,
     bad_request,
@@ -70,6 +71,7 @@ def answer(
     target: Target,
     request: Request,
     entry: Entry,
+    *,
     status: int,
     warnings: tuple[str, ...] = (),
 ) -> Response:
@@ -81,7 +83,7 @@ def create(cluster: Cluster, target: Target, request: Request) -> Steps:
     """POST to a collection."""
     body = read_object(cluster, target.resource, request)
     entry = yield from create_object(cluster, target, body.obj, options_of(request))
-    return answer(cluster, target, request, entry, 201, body.warnings)
+    return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
 
 
 def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteOptions) -> EntrySteps:
@@ -91,10 +93,10 @@ def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteO
     without_client_status(resource, obj)
     apply_defaults(resource.store, obj)
     admit_builtin(cluster, resource, obj)
-    obj = yield from admit(cluster, resource, "CREATE", None, obj, options.dry_run)
+    obj = yield from admit(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
     apply_defaults(resource.store, obj)
     validate_create(cluster, resource, obj)
-    yield from validate_by_webhooks(cluster, resource, "CREATE", None, obj, options.dry_run)
+    yield from validate_by_webhooks(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
     key = (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
     if cluster.store.get(resource.store, key) is not None:
         raise already_exists(resource.plural, resource.group, key[1])
@@ -112,9 +114,9 @@ def update(cluster: Cluster, target: Target, request: Request) -> Steps:
     options = options_of(request, target.subresource)
     if current is None and target.resource.create_on_update and not target.subresource:
         entry = yield from create_object(cluster, target, body.obj, options)
-        return answer(cluster, target, request, entry, 201, body.warnings)
+        return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
     entry = yield from update_object(cluster, target, find(cluster, target), body.obj, options)
-    return answer(cluster, target, request, entry, 200, body.warnings)
+    return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
 
 
 def _check_name(target: Target, obj: Object) -> None:
@@ -130,17 +132,18 @@ def update_object(
 ) -> EntrySteps:
     """The way of a changed object; nothing is stored when nothing changed."""
     resource, old = target.resource, current.obj
-    managers_given = obj["metadata"].get("managedFields")
     metadata.carry_metadata(resource, current, obj)
     keep_other_parts(resource, options.subresource, old, obj)
     apply_defaults(resource.store, obj)
-    obj = yield from admit(cluster, resource, "UPDATE", old, obj, options.dry_run)
+    review = Review(resource, "UPDATE", old, obj, options.dry_run, options.subresource)
+    obj = yield from admit(cluster, review)
+    apply_defaults(resource.store, obj)
     metadata.count_generation(resource, old, obj)
     validate_update(cluster, resource, old, obj, options.subresource)
-    yield from validate_by_webhooks(cluster, resource, "UPDATE", old, obj, options.dry_run)
+    yield from validate_by_webhooks(cluster, replace(review, obj=obj))
     if cluster.store.get(resource.store, current.key) is not current:
-        raise conflict(resource.plural, resource.group, current.key[1], metadata.MODIFIED)
-    managed.record(cluster, resource, old, obj, options, managers_given)
+        raise conflict(resource.plural, resource.group, current.key[1], MODIFIED)
+    managed.record(cluster, resource, old, obj, options)
     return _settle(cluster, resource, current, obj, options)
 
 
@@ -186,7 +189,7 @@ def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
         body = changed(current)
         try:
             entry = yield from update_object(cluster, target, current, body.obj, options)
-            return answer(cluster, target, request, entry, 200, body.warnings)
+            return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
         except ApiError as error:
             moved = cluster.store.get(target.resource.store, current.key) is not current
             if error.code != 409 or not moved or attempt == _PATCH_ATTEMPTS - 1:

@@ -58,7 +58,8 @@ def name(obj: Object) -> str:
 
 
 def created(obj: Object) -> str | None:
-    return obj["metadata"].get("creationTimestamp")
+    timestamp: str | None = obj["metadata"].get("creationTimestamp")
+    return timestamp
 
 
 def plain_selector(selector: Object | None) -> str:
