@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from gpuslice.core.annotations import decode_assume_time, decode_gpus, decode_placement
 from gpuslice.core.contract import (
@@ -15,12 +16,58 @@ from gpuslice.core.contract import (
     NODE_GPUS,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
-from gpuslice.core.model import Gpu, Node, Placement, Pod, Request
+from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
+from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, asks_for_gpu, pod_request
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 _NOTHING: Mapping[str, str] = {}
+
+
+class ResourcesLike(Protocol):
+    @property
+    def limits(self) -> Mapping[str, object] | None: ...
+
+
+class ContainerLike(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def resources(self) -> ResourcesLike | None: ...
+    @property
+    def restart_policy(self) -> str | None: ...
+
+
+class PodSpecLike(Protocol):
+    """A pod spec, decoded by whichever adapter, with at least these fields."""
+
+    @property
+    def containers(self) -> Sequence[ContainerLike]: ...
+    @property
+    def init_containers(self) -> Sequence[ContainerLike] | None: ...
+
+
+def container_specs(spec: PodSpecLike) -> list[ContainerSpec]:
+    """All containers in the order they start; empty when none names one of our resources, as in most pods."""
+    inits = spec.init_containers or ()
+    if not any(each.resources and asks_for_gpu(each.resources.limits) for each in (*inits, *spec.containers)):
+        return []
+    return [*_init_specs(inits), *_app_specs(spec.containers)]
+
+
+def _init_specs(containers: Sequence[ContainerLike]) -> Iterator[ContainerSpec]:
+    for index, each in enumerate(containers):
+        kind = ContainerKind.SIDECAR if each.restart_policy == "Always" else ContainerKind.INIT
+        yield ContainerSpec(each.name, index, _limits(each), kind)
+
+
+def _app_specs(containers: Sequence[ContainerLike]) -> Iterator[ContainerSpec]:
+    for index, each in enumerate(containers):
+        yield ContainerSpec(each.name, index, _limits(each))
+
+
+def _limits(container: ContainerLike) -> Mapping[str, object]:
+    return (container.resources.limits if container.resources else None) or {}
 
 
 def pod_of(

@@ -86,6 +86,7 @@ class LeaseElector:
         """Acquire and renew until cancelled, then give the lease back so that another can start at once."""
         try:
             while True:
+                self._report()  # a lapse is heard of even where the next attempt regains the lease
                 await self._attempt()
                 self._report()
                 await self._sleep(self._settings.retry_s * self._rng.uniform(1, 1.2))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gpuslice.adapters.kube import objects
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.core.model import ContainerKind, Node, Pod
-from gpuslice.core.request import ContainerSpec, asks_for_gpu
-from gpuslice.core.views import node_of, pod_of
+from gpuslice.core.model import Node, Pod
+from gpuslice.core.views import container_specs, node_of, pod_of
 
 
 def pod_view(pod: objects.Pod) -> Pod:
@@ -23,7 +20,7 @@ def pod_view(pod: objects.Pod) -> Pod:
         phase=pod.status.phase,
         terminating=meta.deletion_timestamp is not None,
         version=meta.resource_version,
-        specs=list(container_specs(spec)) if asks(spec) else (),
+        specs=container_specs(spec),
         labels=meta.labels,
         annotations=meta.annotations,
     )
@@ -49,22 +46,3 @@ def unhealthy_view(configmap: objects.ConfigMap) -> tuple[str, frozenset[int], s
     cards, problem = decode_unhealthy(configmap.data)
     node_name = name.removeprefix(UNHEALTHY_CONFIGMAP_PREFIX)
     return node_name, cards, problem.replace("<node>", node_name)
-
-
-def asks(spec: objects.PodSpec) -> bool:
-    """Whether any container names one of our resources: most pods of a cluster do not."""
-    everyone = (*(spec.init_containers or ()), *spec.containers)
-    return any(each.resources is not None and asks_for_gpu(each.resources.limits) for each in everyone)
-
-
-def container_specs(spec: objects.PodSpec) -> Iterator[ContainerSpec]:
-    """All containers in the order they start: init containers and sidecars, then apps."""
-    for index, each in enumerate(spec.init_containers or ()):
-        kind = ContainerKind.SIDECAR if each.restart_policy == "Always" else ContainerKind.INIT
-        yield ContainerSpec(each.name, index, _limits(each), kind)
-    for index, each in enumerate(spec.containers):
-        yield ContainerSpec(each.name, index, _limits(each))
-
-
-def _limits(container: objects.Container) -> dict[str, str | int | float]:
-    return (container.resources.limits if container.resources else None) or {}

@@ -1,0 +1,107 @@
+"""Serve an application until told to stop, then let what runs finish; certificates may change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+_log = logging.getLogger(__name__)
+RELOAD_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP."""
+
+    port: int
+    host: str = "0.0.0.0"
+    certificate: str = ""
+    key: str = ""
+    drain_s: float = 5.0  # what a request that is under way gets to finish
+
+    @property
+    def tls(self) -> bool:
+        return bool(self.certificate)
+
+
+@contextlib.asynccontextmanager
+async def serving(app: web.Application, listen: Listen) -> AsyncIterator[int]:
+    """Serve `app` inside the block; yields the port, which the system chose when 0 was asked for."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=listen.drain_s, handler_cancellation=False)
+    await runner.setup()
+    context = _tls_context(listen) if listen.tls else None
+    reload = asyncio.create_task(_reload(context, listen), name="reload certificate") if context else None
+    try:
+        site = web.TCPSite(runner, listen.host, listen.port, ssl_context=context, backlog=1024)
+        await site.start()
+        port = int(runner.addresses[0][1])
+        _log.info("serving", extra={"host": listen.host, "port": port, "tls": listen.tls})
+        yield port
+    finally:
+        if reload is not None:
+            reload.cancel()
+        await runner.cleanup()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a process on uvloop where it is installed, else on asyncio's own loop."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+async def until_stopped() -> None:
+    """Returns when the process is asked to end: SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await stopped.wait()
+
+
+def _tls_context(listen: Listen) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(listen.certificate, listen.key or None)
+    return context
+
+
+async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
+    """Load a renewed certificate into the live context: the next handshake gets it, no connection is cut.
+
+    By looking at the files: a Secret volume is renewed by renaming a link, which many watchers miss.
+    """
+    seen = _stamp(listen)
+    while True:
+        await asyncio.sleep(RELOAD_EVERY_S)
+        now = _stamp(listen)
+        if now == seen:
+            continue
+        try:
+            context.load_cert_chain(listen.certificate, listen.key or None)
+        except (OSError, ssl.SSLError) as error:  # half written: look again
+            _log.warning("certificate not reloaded", extra={"file": listen.certificate, "error": str(error)})
+            continue
+        seen = now
+        _log.info("certificate reloaded", extra={"file": listen.certificate})
+
+
+def _stamp(listen: Listen) -> list[tuple[int, int]]:
+    stats = [Path(file).stat() for file in (listen.certificate, listen.key) if file and Path(file).exists()]
+    return [(stat.st_mtime_ns, stat.st_ino) for stat in stats]

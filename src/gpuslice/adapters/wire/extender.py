@@ -1,0 +1,207 @@
+"""The JSON between kube-scheduler and an extender (k8s.io/kube-scheduler/extender/v1, 1.36).
+
+The Go types have no JSON tags: the outer keys are Go field names, which Go matches without regard to case.
+kube-scheduler writes them as declared, so they are decoded that way first, and again in any case only when
+something is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+
+class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
+    pass
+
+
+class Resources(_Wire):
+    limits: dict[str, str | int | float] | None = None
+
+
+class Container(_Wire):
+    name: str = ""
+    resources: Resources | None = None
+    restart_policy: str | None = None
+
+
+class PodSpec(_Wire):
+    containers: list[Container] = []
+    init_containers: list[Container] | None = None
+    priority: int | None = None
+
+
+class Metadata(_Wire):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+
+
+class Pod(_Wire):
+    """The part of the pod that decides about GPUs."""
+
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+
+
+class _NamedNode(_Wire):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+
+
+class NodeList(_Wire):
+    items: list[msgspec.Raw] | None = None
+
+
+class ExtenderArgs(msgspec.Struct, gc=False, rename="pascal"):
+    """The body of filter and prioritize: names only when the extender is ``nodeCacheCapable``."""
+
+    pod: Pod | None = None
+    nodes: NodeList | None = None
+    node_names: list[str] | None = None
+
+    def names(self) -> list[str] | None:
+        """The nodes to decide about, None when the caller named none in either way."""
+        if self.node_names is not None:
+            return self.node_names
+        if self.nodes is None or self.nodes.items is None:
+            return None
+        return [_NODE.decode(item).metadata.name for item in self.nodes.items]
+
+
+class FilterResult(msgspec.Struct, rename="pascal"):
+    """`failed_nodes` may be helped by preemption, those in `failed_and_unresolvable_nodes` not."""
+
+    nodes: Any = None
+    node_names: list[str] | None = None
+    failed_nodes: dict[str, str] | None = None
+    failed_and_unresolvable_nodes: dict[str, str] | None = None
+    error: str = ""
+
+
+class HostPriority(msgspec.Struct, gc=False, rename="pascal"):
+    """A node's score, 0…10."""
+
+    host: str
+    score: int
+
+
+class BindingArgs(msgspec.Struct, gc=False, frozen=True, rename="pascal"):
+    """The body of bind: which pod goes to which node; the pod itself is not sent."""
+
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = msgspec.field(default="", name="PodUID")
+    node: str = ""
+
+
+class BindingResult(msgspec.Struct, rename="pascal"):
+    error: str = ""
+
+
+class PodIdentifier(msgspec.Struct, gc=False, frozen=True):
+    """A victim by uid."""
+
+    uid: str = msgspec.field(default="", name="UID")
+
+
+class MetaVictims(msgspec.Struct, gc=False, rename="pascal"):
+    pods: list[PodIdentifier] | None = None
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class _VictimPod(_Wire):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+
+
+class _Victims(msgspec.Struct, gc=False, rename="pascal"):
+    pods: list[_VictimPod] | None = None
+    num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
+
+
+class PreemptionArgs(msgspec.Struct, gc=False, rename="pascal"):
+    """The body of preempt: per node the pods that kube-scheduler would evict."""
+
+    pod: Pod | None = None
+    node_name_to_victims: dict[str, _Victims] | None = None
+    node_name_to_meta_victims: dict[str, MetaVictims] | None = None
+
+    def victims(self) -> dict[str, MetaVictims]:
+        """Per node the victims by uid, whichever form was sent."""
+        if self.node_name_to_meta_victims is not None:
+            return self.node_name_to_meta_victims
+        return {
+            name: MetaVictims(
+                [PodIdentifier(pod.metadata.uid) for pod in each.pods or ()], each.num_pdb_violations
+            )
+            for name, each in (self.node_name_to_victims or {}).items()
+        }
+
+
+class PreemptionResult(msgspec.Struct, rename="pascal"):
+    node_name_to_meta_victims: dict[str, MetaVictims] = {}
+
+
+class MalformedError(ValueError):
+    """The body is not what the endpoint takes; the message is for the caller."""
+
+
+T = TypeVar("T")
+
+_ARGS = msgspec.json.Decoder(ExtenderArgs)
+_BINDING = msgspec.json.Decoder(BindingArgs)
+_PREEMPTION = msgspec.json.Decoder(PreemptionArgs)
+_NODE = msgspec.json.Decoder(_NamedNode)
+_ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def decode_args(body: bytes) -> ExtenderArgs:
+    """The body of filter or prioritize. Raises `MalformedError`."""
+    args = _decode(_ARGS, body)
+    if args.pod is None or (args.nodes is None and args.node_names is None):
+        return _in_any_case(_ARGS, body)
+    return args
+
+
+def decode_binding(body: bytes) -> BindingArgs:
+    """The body of bind. Raises `MalformedError`, also when a name is missing."""
+    args = _decode(_BINDING, body)
+    if not (args.pod_name and args.pod_namespace and args.node):
+        args = _in_any_case(_BINDING, body)
+    for name in ("pod_name", "pod_namespace", "node"):
+        if not getattr(args, name):
+            raise MalformedError(f"{_go_name(name)} is empty, wants a name")
+    return args
+
+
+def decode_preemption(body: bytes) -> PreemptionArgs:
+    """The body of preempt. Raises `MalformedError`."""
+    args = _decode(_PREEMPTION, body)
+    if args.pod is None or (args.node_name_to_victims is None and args.node_name_to_meta_victims is None):
+        return _in_any_case(_PREEMPTION, body)
+    return args
+
+
+def _go_name(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise MalformedError(f"the request body cannot be read: {error}") from error
+
+
+def _in_any_case(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode once more with the outer keys spelt as declared, whatever their case was."""
+    spelling = {field.encode_name.lower(): field.encode_name for field in _fields(decoder)}
+    given = _decode(_ANY_KEYS, body)
+    respelt = {spelling[key.lower()]: value for key, value in given.items() if key.lower() in spelling}
+    return _decode(decoder, msgspec.json.encode(respelt))
+
+
+def _fields(decoder: msgspec.json.Decoder[Any]) -> Sequence[msgspec.structs.FieldInfo]:
+    return msgspec.structs.fields(decoder.type)

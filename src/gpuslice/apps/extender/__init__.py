@@ -1,0 +1,1 @@
+"""kube-scheduler's extender: which nodes can hold a pod, which cards it gets, and the binding."""

@@ -1,0 +1,306 @@
+"""A decision carried out: hold the cards, annotate the pod, bind it, and find out what came of it.
+
+    assume ──► PATCH annotations ──► POST Binding ──► yes: held until the watch shows the pod bound
+                    │ no                  │ no, or no answer
+                    ▼                     ▼
+                  forget              settle: read the pod until the API server's answer is known
+
+A timeout is not a no. The PATCH is made on the version that was read and the Binding on the version that the
+PATCH made, so that a request which was lost on its way and arrives later can do nothing any more once
+`settle` has taken the annotations back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.decisions import Decisions
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
+from gpuslice.core.model import Placement, Pod, Refusal, Request
+
+_log = logging.getLogger(__name__)
+
+CONFLICTS = 4  # somebody else's change of the pod between our reading and writing: read again so often
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class NotBoundError(Exception):
+    """This bind came to nothing, for a reason that the pod's owner should read."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the bind calls since the start."""
+
+    bound: int = 0
+    refused: int = 0
+    failed: int = 0
+    unsettled: int = 0
+
+
+class Binder:
+    """Carries out bind calls; one at a time for each pod. `leading` is asked before each write."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        decisions: Decisions,
+        *,
+        leading: Callable[[], bool] = lambda: True,
+        timeout_s: float = 4.0,
+        now_ns: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.counts = Counts()
+        self._client = client
+        self._decisions = decisions
+        self._ledger = decisions.ledger
+        self._leading = leading
+        self._timeout_s = timeout_s
+        self._now_ns = now_ns
+        self._sleep = sleep
+        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by uid, with the node
+
+    async def bind(self, args: BindingArgs) -> str:
+        """Bind the pod; the reason why not, "" when it is bound, however often it was asked for."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._joined(args)
+        except TimeoutError:
+            self.counts.unsettled += 1
+            return (
+                f"pod {args.pod_namespace}/{args.pod_name}: the API server has not said within "
+                f"{self._timeout_s:g} s whether it is bound to {args.node}; ask again"
+            )
+        except NotBoundError as error:
+            return str(error)
+        return ""
+
+    async def settle_waiting(self, since: set[str]) -> set[str]:
+        """Ask about placements assumed in an earlier round (`since`) that no watch has shown yet.
+
+        Returns the uids that are waiting now. Nothing is dropped without the API server's answer.
+        """
+        waiting = [holding for holding in self._ledger.assumed() if holding.pod.uid not in self._running]
+        for holding in waiting:
+            if holding.pod.uid in since:
+                await self._settle(holding.pod, holding.node)
+        return {holding.pod.uid for holding in waiting}
+
+    async def withdraw_unbound(self) -> None:
+        """Take back what an earlier leader wrote on pods that it did not bind.
+
+        Afterwards a Binding of its own that is still on its way meets another version and fails.
+        """
+        unbound = [pod for pod in self._ledger.pods.values() if pod.placement is not None and not pod.node]
+        for pod in unbound:
+            if pod.uid not in self._running:
+                await self._settle(pod, "")
+
+    # -- one pod -------------------------------------------------------------------------------------------
+
+    async def _joined(self, args: BindingArgs) -> None:
+        """Join a call for the same pod that is under way; it goes on when the caller has given up."""
+        key = args.pod_uid or f"{args.pod_namespace}/{args.pod_name}"
+        while (running := self._running.get(key)) is not None:
+            node, task = running
+            if node == args.node:
+                return await asyncio.shield(task)
+            await asyncio.wait([task])
+        task = asyncio.create_task(self._bind(args), name=f"bind {args.pod_namespace}/{args.pod_name}")
+        self._running[key] = (args.node, task)
+        task.add_done_callback(lambda done: self._finished(key, done))
+        return await asyncio.shield(task)
+
+    def _finished(self, key: str, task: asyncio.Task[None]) -> None:
+        del self._running[key]
+        if not task.cancelled() and task.exception() is not None:
+            _log.info("not bound", extra={"bind": task.get_name(), "reason": str(task.exception())})
+
+    async def _bind(self, args: BindingArgs) -> None:
+        self._expect_leading()
+        pod = await self._find(args)
+        try:
+            await self._try_to_bind(args, pod)
+        except NotBoundError:
+            self._ledger.forget(pod.uid)  # surely not bound: what was in doubt has been settled
+            raise
+
+    async def _try_to_bind(self, args: BindingArgs, pod: Pod) -> None:
+        for _ in range(CONFLICTS):
+            if pod.node:
+                return self._expect_node(pod, args.node)
+            if pod.request is None:
+                return await self._bind_plain(pod, args.node)
+            placement = self._assume(pod, pod.request, args.node)
+            if await self._carry_out(pod, pod.request, placement):
+                return None
+            pod = await self._read(args)
+        self.counts.failed += 1
+        raise NotBoundError(f"pod {pod.key} kept changing while it was bound; try again")
+
+    def _assume(self, pod: Pod, request: Request, node: str) -> Placement:
+        placement = self._decisions.assume(pod, request, node)
+        if isinstance(placement, Refusal):
+            self.counts.refused += 1
+            raise NotBoundError(
+                f"The node {node} can't place the pod {pod.name} in ns {pod.namespace}: {placement}"
+            )
+        return placement
+
+    async def _carry_out(self, pod: Pod, request: Request, placement: Placement) -> bool:
+        """Annotate and bind; False when the pod had changed and must be read again."""
+        state = self._ledger.state(placement.node)
+        if state is None:
+            raise NotBoundError(f"node {placement.node} is gone")
+        annotations = placement_annotations(placement, request, state.node, self._now_ns())
+        self._expect_leading()
+        try:
+            patched = await self._annotate(pod, annotations)
+        except ConflictError:
+            return False
+        except KubeError as error:  # without a Binding it is not bound, whatever became of the PATCH
+            raise self._as_reason(error, pod) from error
+        return await self._post_binding(pod, patched, placement, annotations)
+
+    async def _annotate(self, pod: Pod, annotations: dict[str, str]) -> objects.Pod:
+        version = str(pod.version) if pod.version else ""
+        patch = {"metadata": {"annotations": annotations}}
+        return await self._client.merge_patch(
+            PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
+        )
+
+    async def _post_binding(
+        self, pod: Pod, patched: objects.Pod, placement: Placement, annotations: dict[str, str]
+    ) -> bool:
+        """The Binding. Whatever is not a yes is settled by reading the pod."""
+        try:
+            self._expect_leading()
+            await self._client.bind(
+                pod.namespace,
+                pod.name,
+                placement.node,
+                uid=pod.uid,
+                resource_version=patched.metadata.resource_version,
+                annotations=annotations,
+            )
+        except (KubeError, NotBoundError) as error:
+            if await self._settle(pod, placement.node):
+                self.counts.bound += 1
+                return True
+            if isinstance(error, ConflictError):
+                return False
+            raise self._as_reason(error, pod) from error
+        self.counts.bound += 1
+        return True
+
+    async def _settle(self, pod: Pod, node: str) -> bool:
+        """Read the pod until it is known whether it is bound to `node`; if it is not, take all back."""
+        attempt = 0
+        while True:
+            try:
+                return await self._settle_once(pod, node)
+            except ConflictError:
+                continue  # it changed between our reading and writing: look again
+            except KubeError as error:
+                delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                attempt += 1
+                _log.warning(
+                    "placement not settled yet",
+                    extra={"pod": pod.key, "node": node, "error": str(error), "retry_in_s": delay_s},
+                )
+                await self._sleep(delay_s)
+
+    async def _settle_once(self, pod: Pod, node: str) -> bool:
+        try:
+            seen = await self._client.get(PODS, pod.name, pod.namespace)
+        except NotFoundError:
+            self._ledger.remove_pod(pod.uid)
+            return False
+        if seen.metadata.uid != pod.uid:
+            self._ledger.remove_pod(pod.uid)
+            return False
+        if seen.spec.node_name:
+            self._ledger.apply_pod(pod_view(seen))
+            return seen.spec.node_name == node
+        await self._withdraw(seen)
+        self._ledger.forget(pod.uid)
+        return False
+
+    async def _withdraw(self, seen: objects.Pod) -> None:
+        """Remove our annotations from an unbound pod: a Binding made on the version with them then fails."""
+        ours = [name for name in PLACEMENT_ANNOTATIONS if name in (seen.metadata.annotations or {})]
+        if not ours:
+            return
+        patch = {"metadata": {"annotations": dict.fromkeys(ours)}}
+        try:
+            await self._client.merge_patch(
+                PODS,
+                seen.metadata.name,
+                patch,
+                seen.metadata.namespace,
+                uid=seen.metadata.uid,
+                resource_version=seen.metadata.resource_version,
+            )
+        except NotFoundError:
+            return
+
+    async def _bind_plain(self, pod: Pod, node: str) -> None:
+        """A pod that asks for nothing of ours needs a binding all the same, if we are the binder."""
+        if pod.problem:
+            self.counts.failed += 1
+            raise NotBoundError(f"pod {pod.key}: {pod.problem}")
+        try:
+            await self._client.bind(pod.namespace, pod.name, node, uid=pod.uid)
+        except KubeError as error:
+            raise self._as_reason(error, pod) from error
+
+    # -- reading, checking ---------------------------------------------------------------------------------
+
+    async def _find(self, args: BindingArgs) -> Pod:
+        """The pod as the watch knows it, else as the API server does."""
+        known = self._ledger.pod_named(args.pod_namespace, args.pod_name)
+        if known is None or known.uid != args.pod_uid:
+            return await self._read(args)
+        holding = self._ledger.holding(known.uid)
+        if holding is not None and holding.assumed:  # bound by an earlier call; the watch is behind
+            return await self._read(args)
+        return known
+
+    async def _read(self, args: BindingArgs) -> Pod:
+        try:
+            pod = pod_view(await self._client.get(PODS, args.pod_name, args.pod_namespace))
+        except KubeError as error:
+            self.counts.failed += 1
+            raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from error
+        if args.pod_uid and pod.uid != args.pod_uid:
+            self.counts.failed += 1
+            raise NotBoundError(
+                f"The pod {pod.name} in ns {pod.namespace}'s uid is {pod.uid}, "
+                f"and it's not equal with expected {args.pod_uid}"
+            )
+        self._ledger.apply_pod(pod)
+        return pod
+
+    def _expect_node(self, pod: Pod, node: str) -> None:
+        if pod.node != node:
+            self.counts.failed += 1
+            raise NotBoundError(f"pod {pod.key} is bound to {pod.node} already, not to {node}")
+
+    def _expect_leading(self) -> None:
+        if not self._leading():
+            raise NotBoundError("this extender is not the leader; ask the one that is ready")
+
+    def _as_reason(self, error: KubeError | NotBoundError, pod: Pod) -> NotBoundError:
+        self.counts.failed += 1
+        return error if isinstance(error, NotBoundError) else NotBoundError(f"pod {pod.key}: {error}")

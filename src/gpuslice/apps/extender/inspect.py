@@ -1,0 +1,170 @@
+"""What the extender knows, for people and tools: ``/inspect`` in the vendor's form, metrics, state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
+from gpuslice.core.book import Holding, NodeBook
+from gpuslice.core.ledger import Ledger
+
+SLICE = 200  # nodes described before other requests get their turn
+
+
+class PodShare(msgspec.Struct):
+    name: str
+    namespace: str
+    used_gpu: int = msgspec.field(name="usedGPU")
+
+
+class Device(msgspec.Struct):
+    id: int
+    total_gpu: int = msgspec.field(name="totalGPU")
+    used_gpu: int = msgspec.field(name="usedGPU")
+    pods: list[PodShare]
+
+
+class InspectedNode(msgspec.Struct):
+    name: str
+    total_gpu: int = msgspec.field(name="totalGPU")
+    used_gpu: int = msgspec.field(name="usedGPU")
+    devs: list[Device]
+
+
+class Inspection(msgspec.Struct, omit_defaults=True):
+    nodes: list[InspectedNode] | None
+    error: str = ""
+
+
+async def inspect_all(ledger: Ledger) -> Inspection:
+    """Every node with shared cards, sorted by name; each is consistent in itself."""
+    nodes = []
+    for number, name in enumerate(ledger.node_names()):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+        book = ledger.book(name)
+        if book is not None and book.node is not None and book.node.gpus:
+            nodes.append(_node(book))
+    return Inspection(nodes)
+
+
+def inspect_node(ledger: Ledger, name: str) -> Inspection:
+    """One node; with an error when it is not known."""
+    book = ledger.book(name)
+    if book is None or book.node is None:
+        return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
+    return Inspection([_node(book)])
+
+
+def _node(book: NodeBook) -> InspectedNode:
+    assert book.node is not None
+    devices = [_device(book, gpu.index, gpu.units) for gpu in book.node.gpus]
+    return InspectedNode(
+        book.name,
+        sum(device.total_gpu for device in devices),
+        sum(device.used_gpu for device in devices),
+        devices,
+    )
+
+
+def _device(book: NodeBook, index: int, units: int) -> Device:
+    pods = sorted(_pods_on(book.holdings.values(), index), key=lambda pod: (pod.namespace, pod.name))
+    return Device(index, units, sum(pod.used_gpu for pod in pods), pods)
+
+
+def _pods_on(holdings: Iterable[Holding], index: int) -> list[PodShare]:
+    return [
+        PodShare(holding.pod.name, holding.pod.namespace, share.units)
+        for holding in holdings
+        if holding.placement is not None
+        for share in holding.placement.shares
+        if share.gpu == index
+    ]
+
+
+def debug_node(book: NodeBook) -> dict[str, Any]:
+    """A node's page with everything: what a bug report needs to become a test."""
+    state = book.state()
+    return {
+        "name": book.name,
+        "gpus": [
+            {"index": gpu.index, "uuid": gpu.uuid, "units": gpu.units, "left": left, "coreLeft": core}
+            for gpu, left, core in zip(state.node.gpus, state.left, state.core_left, strict=True)
+        ],
+        "unhealthy": sorted(state.node.unhealthy),
+        "placement": state.node.placement,
+        "problem": state.node.problem,
+        "unplacedUnits": book.unplaced_units(),
+        "pods": [_debug_pod(holding) for _, holding in sorted(book.holdings.items())],
+    }
+
+
+def _debug_pod(holding: Holding) -> dict[str, Any]:
+    pod, placement = holding.pod, holding.placement
+    return {
+        "uid": pod.uid,
+        "name": pod.key,
+        "assumed": holding.assumed,
+        "assigned": pod.assigned,
+        "terminating": pod.terminating,
+        "units": pod.request.units if pod.request else None,
+        "cards": {share.gpu: share.units for share in placement.shares} if placement else None,
+        "problem": pod.problem,
+    }
+
+
+class Metrics:
+    """Counters of the process; `render` adds what the ledger says now."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.calls: dict[tuple[str, str], int] = {}  # (verb, result)
+        self.seconds: dict[str, float] = {}
+
+    def observe(self, verb: str, result: str, seconds: float) -> None:
+        self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
+        self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
+
+    def render(self, *, ready: bool, leading: bool) -> bytes:
+        return render([*self._requests(), *self._cluster(), *_flags(ready, leading)])
+
+    def _requests(self) -> list[Family]:
+        calls = Family("gpuslice_extender_requests_total", MetricKind.COUNTER, "Calls by verb and result.")
+        for (verb, result), count in sorted(self.calls.items()):
+            calls.add(count, labels({"verb": verb, "result": result}))
+        seconds = Family(
+            "gpuslice_extender_request_seconds_total", MetricKind.COUNTER, "Time spent answering calls."
+        )
+        for verb, total in sorted(self.seconds.items()):
+            seconds.add(total, labels({"verb": verb}))
+        return [calls, seconds]
+
+    def _cluster(self) -> list[Family]:
+        fleet = self._ledger.flush()
+        units = Family("gpuslice_extender_units", MetricKind.GAUGE, "Units of all usable cards.")
+        units.add(int(fleet.size.sum()))
+        free = Family("gpuslice_extender_free_units", MetricKind.GAUGE, "Units nobody holds.")
+        free.add(int(fleet.left.sum()))
+        nodes = Family("gpuslice_extender_nodes", MetricKind.GAUGE, "Nodes with shared cards.")
+        nodes.add(len(fleet.row_of))
+        pods = Family("gpuslice_extender_pods", MetricKind.GAUGE, "Living pods that ask for GPU memory.")
+        pods.add(len(self._ledger.pods))
+        assumed = Family(
+            "gpuslice_extender_assumed_pods", MetricKind.GAUGE, "Placements the API server has not shown yet."
+        )
+        assumed.add(len(self._ledger.assumed()))
+        return [units, free, nodes, pods, assumed]
+
+
+def _flags(ready: bool, leading: bool) -> list[Family]:
+    is_ready = Family(
+        "gpuslice_extender_ready", MetricKind.GAUGE, "1 when calls are answered from a full ledger."
+    )
+    is_ready.add(int(ready))
+    leader = Family("gpuslice_extender_leader", MetricKind.GAUGE, "1 on the replica that may bind.")
+    leader.add(int(leading))
+    return [is_ready, leader]

@@ -1,0 +1,241 @@
+"""The extender process: wires everything and starts named tasks.
+
+Ready means: the cluster has been read, this replica may bind, and nothing that an earlier leader began can
+still happen behind our back. Until then every verb answers with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+import gpuslice
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.events import EventRecorder
+from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
+from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.binding import Binder
+from gpuslice.apps.extender.decisions import Decisions, Refused
+from gpuslice.apps.extender.inspect import Metrics
+from gpuslice.apps.extender.routes import Verbs
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.telling import Teller
+from gpuslice.apps.extender.world import World
+from gpuslice.apps.settings import SettingsError, load, options, shown
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod
+from gpuslice.core.policy import make_policy
+
+_log = logging.getLogger(__name__)
+
+COMPONENT = "gpushare-schd-extender"
+FIRST_LEASE_S = 1.0  # how long the start waits for the lease, so that the first list is already the leader's
+SETTLE_EVERY_S = 15.0
+TEND_EVERY_S = 0.05
+
+
+@dataclass(slots=True)
+class Leadership:
+    """Whether this replica may bind. Without an elector it always may."""
+
+    elector: LeaseElector | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    cleared: bool = False  # nothing of an earlier leader can happen any more
+
+    @property
+    def leading(self) -> bool:
+        return self.elector is None or self.elector.leading
+
+    @property
+    def may_bind(self) -> bool:
+        return self.leading and self.cleared
+
+    def why_not(self) -> str:
+        if not self.leading:
+            holder = self.elector.holder if self.elector else ""
+            return f"not the leader, that is {holder or 'nobody yet'}"
+        return "" if self.cleared else "taking over: earlier placements are being settled"
+
+
+class Extender:
+    """Everything of one extender around a Kubernetes client."""
+
+    def __init__(self, settings: ExtenderSettings, client: KubeClient) -> None:
+        self.settings = settings
+        self.ledger = Ledger()
+        self.policy = make_policy(settings.policy, self.ledger.fleet)
+        self.ledger.witness = self.policy
+        self.teller = Teller(EventRecorder(client, COMPONENT))
+        self.world = World(client, self.ledger, problem=self._tell_problem)
+        self.decisions = Decisions(
+            self.ledger,
+            self.policy,
+            filter_best=settings.filter_best,
+            explain=settings.explain_refusals,
+            on_refused=self._tell_refused,
+        )
+        self.leadership = Leadership()
+        if settings.leader_elect:
+            self.leadership.elector = LeaseElector(client, lease_of(settings), changed=self._lease_changed)
+        self.binder = Binder(
+            client,
+            self.decisions,
+            leading=lambda: self.leadership.may_bind,
+            timeout_s=settings.bind_timeout_s,
+        )
+        self.metrics = Metrics(self.ledger)
+
+    def not_ready(self) -> str:
+        """Why nothing may be decided yet, "" when it may."""
+        if not self.world.synced:
+            return "the cluster has not been read yet"
+        return self.leadership.why_not()
+
+    async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
+        """Serve until `stopped`; `listening` hears the port."""
+        verbs = Verbs(
+            ledger=self.ledger,
+            decisions=self.decisions,
+            binder=self.binder,
+            metrics=self.metrics,
+            not_ready=self.not_ready,
+            on_bind_failed=self._tell_bind_failed,
+            settings=lambda: shown(self.settings),
+            bind_errors_as_500=self.settings.bind_errors_as_500,
+        )
+        app = make_app(Probes(gpuslice.__version__, self.not_ready, self._render_metrics), verbs.routes())
+        async with asyncio.TaskGroup() as tasks:
+            background = tasks.create_task(self._work(), name="extender")
+            async with serving(app, listen_of(self.settings)) as port:
+                _log.info("extender started", extra={"port": port, "policy": self.policy.name})
+                listening(port)
+                await stopped
+            background.cancel()
+
+    async def _work(self) -> None:
+        """All that goes on beside the requests."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.teller.run(), name="tell")
+            if self.leadership.elector is not None:
+                tasks.create_task(self.leadership.elector.run(), name="lease")
+                await self._wait_for_lease()
+            led_at_start = self.leadership.leading
+            tasks.create_task(self.world.run(), name="world")
+            tasks.create_task(self._take_over(fresh=led_at_start), name="take over")
+            tasks.create_task(self._settle(), name="settle")
+            tasks.create_task(self._tend(), name="tend policy")
+
+    async def _wait_for_lease(self) -> None:
+        try:
+            async with asyncio.timeout(FIRST_LEASE_S):
+                await self.leadership.changed.wait()
+        except TimeoutError:
+            _log.info("standing by", extra={"lease": self.settings.lease_name})
+
+    async def _take_over(self, fresh: bool) -> None:
+        """Each time we become leader: read what the last one did, take back what it did not finish.
+
+        `fresh`: the first list was made as leader, so it needs no second one.
+        """
+        await self.world.until_synced()
+        while True:
+            self.leadership.changed.clear()
+            if self.leadership.leading and not self.leadership.cleared:
+                try:
+                    if not fresh:
+                        await self.world.reread_pods()
+                    await self.binder.withdraw_unbound()
+                except KubeError as error:
+                    _log.warning("take-over delayed", extra={"error": str(error)})
+                    await asyncio.sleep(1.0)
+                    self.leadership.changed.set()
+                else:
+                    self.leadership.cleared = True
+                    _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
+            fresh = False
+            await self.leadership.changed.wait()
+
+    async def _settle(self) -> None:
+        """Placements that no watch event confirmed are asked about; only an answer ends them."""
+        waiting: set[str] = set()
+        while True:
+            await asyncio.sleep(SETTLE_EVERY_S)
+            waiting = await self.binder.settle_waiting(waiting)
+
+    async def _tend(self) -> None:
+        """Let the policy learn in small pieces between the requests."""
+        while True:
+            more = self.policy.tend()
+            await asyncio.sleep(0 if more else TEND_EVERY_S)
+
+    def _lease_changed(self, leading: bool) -> None:
+        if not leading:
+            self.leadership.cleared = False
+        self.leadership.changed.set()
+
+    def _render_metrics(self) -> bytes:
+        return self.metrics.render(ready=not self.not_ready(), leading=self.leadership.leading)
+
+    # -- what owners are told ------------------------------------------------------------------------------
+
+    def _tell_refused(self, refused: Refused) -> None:
+        meta = refused.pod.metadata
+        self.teller.warn(meta.namespace, meta.name, meta.uid, "InsufficientGPU", refused.explanation)
+
+    def _tell_bind_failed(self, args: BindingArgs, error: str) -> None:
+        self.teller.warn(args.pod_namespace, args.pod_name, args.pod_uid, "GPUBindFailed", error)
+
+    def _tell_problem(self, pod: Pod) -> None:
+        self.teller.warn(pod.namespace, pod.name, pod.uid, "GPURequestUnreadable", pod.problem)
+
+
+def lease_of(settings: ExtenderSettings) -> LeaseSettings:
+    """The lease's times follow from its duration, in client-go's proportions."""
+    return LeaseSettings(
+        name=settings.lease_name,
+        namespace=settings.lease_namespace,
+        identity=settings.lease_identity or f"{platform.node()}_{os.getpid()}",
+        duration_s=settings.lease_duration_s,
+        renew_deadline_s=settings.lease_duration_s * 2 / 3,
+        retry_s=settings.lease_duration_s / 7.5,
+    )
+
+
+def listen_of(settings: ExtenderSettings) -> Listen:
+    return Listen(
+        port=settings.port,
+        host=settings.host,
+        certificate=settings.tls_certificate,
+        key=settings.tls_key,
+    )
+
+
+async def serve(settings: ExtenderSettings) -> None:
+    """Run the extender against the cluster that the settings name."""
+    connection = connect(os.environ, kubeconfig=settings.kubeconfig)
+    async with AiohttpTransport(connection, timeout_s=settings.api_timeout_s) as transport:
+        await Extender(settings, KubeClient(transport, manager=COMPONENT)).run(until_stopped())
+
+
+@click.command("extender", help="kube-scheduler's extender: which nodes and cards, and the binding.")
+@options(ExtenderSettings)
+def command(**flags: Any) -> None:
+    try:
+        settings = load(ExtenderSettings, flags, os.environ)
+    except SettingsError as error:
+        raise click.ClickException(str(error)) from error
+    configure_logs(settings.log_level)
+    run(serve(settings))

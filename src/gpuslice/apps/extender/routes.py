@@ -1,0 +1,137 @@
+"""The extender's HTTP: kube-scheduler's verbs, the vendor's inspect, our debug state.
+
+A refusal is an answer, never an HTTP error: kube-scheduler would hide its reason from the user.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from gpuslice.adapters.web.app import json_answer
+from gpuslice.adapters.wire.extender import (
+    BindingArgs,
+    BindingResult,
+    FilterResult,
+    HostPriority,
+    MalformedError,
+    decode_args,
+    decode_binding,
+)
+from gpuslice.apps.extender.binding import Binder
+from gpuslice.apps.extender.decisions import Decisions
+from gpuslice.apps.extender.inspect import Metrics, debug_node, inspect_all, inspect_node
+from gpuslice.core.ledger import Ledger
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "/gpushare-scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Verbs:
+    """What the routes call. `not_ready`: why nothing may be decided yet, "" when it may."""
+
+    ledger: Ledger
+    decisions: Decisions
+    binder: Binder
+    metrics: Metrics
+    not_ready: Callable[[], str]
+    on_bind_failed: Callable[[BindingArgs, str], None]
+    settings: Callable[[], dict[str, Any]]
+    bind_errors_as_500: bool = False
+
+    # -- kube-scheduler's verbs ----------------------------------------------------------------------------
+
+    async def filter(self, request: web.Request) -> web.Response:
+        body, began = await request.read(), time.perf_counter()
+        result = self._filter(body)
+        answer = json_answer(result)
+        self._observe("filter", result.error or ("" if result.node_names else "none"), began)
+        return answer
+
+    def _filter(self, body: bytes) -> FilterResult:
+        try:
+            args = decode_args(body)
+        except MalformedError as error:
+            return FilterResult(error=str(error))
+        if reason := self.not_ready():
+            return FilterResult(error=reason)
+        return self.decisions.filter(args)
+
+    async def prioritize(self, request: web.Request) -> web.Response:
+        body, began = await request.read(), time.perf_counter()
+        scores = self._prioritize(body)
+        answer = json_answer(scores)
+        self._observe("prioritize", "" if scores else "none", began)
+        return answer
+
+    def _prioritize(self, body: bytes) -> list[HostPriority]:
+        try:
+            return self.decisions.prioritize(decode_args(body))
+        except MalformedError as error:
+            _log.warning("prioritize not understood", extra={"error": str(error)})
+            return []  # the answer has no place for an error, and the scheduler ignores one
+
+    async def bind(self, request: web.Request) -> web.Response:
+        body, began = await request.read(), time.perf_counter()
+        error = await self._bind(body)
+        self._observe("bind", error, began)
+        status = 500 if error and self.bind_errors_as_500 else 200
+        return json_answer(BindingResult(error), status)
+
+    async def _bind(self, body: bytes) -> str:
+        try:
+            args = decode_binding(body)
+        except MalformedError as error:
+            return str(error)
+        if reason := self.not_ready():
+            return reason
+        why_not = await self.binder.bind(args)
+        if why_not:
+            self.on_bind_failed(args, why_not)
+        return why_not
+
+    # -- for people ----------------------------------------------------------------------------------------
+
+    async def inspect(self, _: web.Request) -> web.Response:
+        return json_answer(await inspect_all(self.ledger))
+
+    async def inspect_one(self, request: web.Request) -> web.Response:
+        answer = inspect_node(self.ledger, request.match_info["node"])
+        return json_answer(answer, 404 if answer.error else 200)
+
+    async def debug_state(self, request: web.Request) -> web.Response:
+        """Everything known, or of one node with ``?node=``."""
+        asked = request.query.get("node")
+        names = [asked] if asked else self.ledger.node_names()
+        books = [book for name in names if (book := self.ledger.book(name)) is not None]
+        waiting = [pod.key for pod in self.ledger.pods.values() if not pod.node]
+        return json_answer(
+            {
+                "notReady": self.not_ready(),
+                "settings": self.settings(),
+                "policy": self.decisions.policy.name,
+                "waiting": sorted(waiting),
+                "nodes": [debug_node(book) for book in books],
+            }
+        )
+
+    def _observe(self, verb: str, error: str, began: float) -> None:
+        self.metrics.observe(verb, "no" if error else "yes", time.perf_counter() - began)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post(f"{PREFIX}/filter", self.filter),
+            web.post(f"{PREFIX}/prioritize", self.prioritize),
+            web.post(f"{PREFIX}/bind", self.bind),
+            web.get(f"{PREFIX}/inspect", self.inspect),
+            web.get(f"{PREFIX}/inspect/", self.inspect),
+            web.get(f"{PREFIX}/inspect/{{node}}", self.inspect_one),
+            web.get("/debug/state", self.debug_state),
+        ]

@@ -1,0 +1,91 @@
+"""What can be set about the extender."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from gpuslice.apps.settings import Settings, SettingsError, about
+
+SHORTEST_ANSWER_S = 0.1
+
+
+class ExtenderSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice extender``."""
+
+    port: Annotated[
+        int, about("TCP port to listen on; 0 lets the system choose.", env=("PORT",), ge=0, le=65535)
+    ] = 12345
+    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
+    log_level: Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))] = (
+        "info"
+    )
+    kubeconfig: Annotated[
+        str,
+        about("kubeconfig file. Else $KUBECONFIG, ~/.kube/config, or the pod's service account."),
+    ] = ""
+    policy: Annotated[
+        Literal["binpack", "spread", "bestfit", "fgd", "opportunity-cost"],
+        about(
+            "How nodes and cards are chosen. A node's label ack.node.gpu.placement wins for its own cards. "
+            "Change it to spread where pods should have cards to themselves while there are enough."
+        ),
+    ] = "opportunity-cost"
+    filter_best: Annotated[
+        int,
+        about(
+            "How many of the fitting nodes filter lets pass, the best first; 0 lets all pass. Set it to 1 "
+            "where kube-scheduler schedules in batches, which skip prioritize, and packing matters most.",
+            ge=0,
+        ),
+    ] = 0
+    explain_refusals: Annotated[
+        bool,
+        about(
+            "Append what was asked and what is free to each node's reason. Off, because kube-scheduler "
+            "counts equal reasons into one line; the details are in an event on the pod either way."
+        ),
+    ] = False
+    bind_errors_as_500: Annotated[
+        bool,
+        about(
+            "Answer HTTP 500 when a bind fails, as the open-source gpushare does. Off, because then "
+            "kube-scheduler hides the reason from the user."
+        ),
+    ] = False
+    bind_timeout_s: Annotated[
+        float,
+        about(
+            "How long a bind call waits for the API server before it answers that the outcome is not known "
+            "yet. Keep it below kube-scheduler's httpTimeout.",
+            unit="s",
+            ge=SHORTEST_ANSWER_S,
+        ),
+    ] = 4.0
+    api_timeout_s: Annotated[
+        float, about("How long one request to the API server may take.", unit="s", ge=SHORTEST_ANSWER_S)
+    ] = 10.0
+    leader_elect: Annotated[
+        bool,
+        about(
+            "Be ready only while holding the Lease. Wanted as soon as two replicas can run at once, also "
+            "during an update."
+        ),
+    ] = False
+    lease_name: Annotated[str, about("Name of the Lease.")] = "gpushare-schd-extender"
+    lease_namespace: Annotated[str, about("Namespace of the Lease.", env=("POD_NAMESPACE",))] = "kube-system"
+    lease_identity: Annotated[
+        str,
+        about("Who we are in the Lease; the host's name and process when empty.", env=("POD_NAME",)),
+    ] = ""
+    lease_duration_s: Annotated[
+        float,
+        about("How long a lease lives without renewal: the longest a take-over lasts.", unit="s", ge=1),
+    ] = 12.0
+    tls_certificate: Annotated[
+        str, about("PEM file with the server certificate; plain HTTP without it. Renewals are picked up.")
+    ] = ""
+    tls_key: Annotated[str, about("PEM file with the key of the certificate.")] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")

@@ -1,0 +1,113 @@
+"""Keeps the ledger in step with the API server: pods, nodes and the ConfigMaps of unhealthy cards."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod
+
+_log = logging.getLogger(__name__)
+
+Told = Callable[[Pod], None]
+
+
+class World:
+    """Three reflectors and what they feed. `problem` hears of a pod whose annotations cannot be read."""
+
+    def __init__(self, client: KubeClient, ledger: Ledger, *, problem: Told = lambda _: None) -> None:
+        self.ledger = ledger
+        self._client = client
+        self._problem = problem
+        self._unhealthy: dict[str, frozenset[int]] = {}
+        self.pods = Reflector(client, PODS, self._pod_changed)
+        self.nodes = Reflector(client, NODES, self._node_changed)
+        self.config_maps = Reflector(
+            client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
+        )
+        self._told: set[str] = set()
+
+    @property
+    def synced(self) -> bool:
+        return all(reflector.synced.is_set() for reflector in (self.pods, self.nodes, self.config_maps))
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.config_maps.run(), name="watch configmaps")
+            tasks.create_task(self.nodes.run(), name="watch nodes")
+            tasks.create_task(self.pods.run(), name="watch pods")
+            await self.until_synced()
+            self.ledger.flush()
+            gc.collect()
+            gc.freeze()  # the cluster stays: no later collection need walk over it
+
+    async def until_synced(self) -> None:
+        for reflector in (self.config_maps, self.nodes, self.pods):
+            await reflector.synced.wait()
+
+    async def reread_pods(self) -> None:
+        """Bring in what the API server knows now, not when the watch will tell: after a take-over."""
+        listing = await self._client.list(PODS)
+        for pod in listing.items or ():
+            self.ledger.apply_pod(pod_view(pod))
+
+    # -- changes -------------------------------------------------------------------------------------------
+
+    def _pod_changed(self, change: Change[objects.Pod]) -> None:
+        if change.object is None:
+            return
+        if change.kind is ChangeKind.DELETED:
+            self.ledger.remove_pod(change.object.metadata.uid)
+            self._told.discard(change.object.metadata.uid)
+            return
+        pod = pod_view(change.object)
+        self.ledger.apply_pod(pod)
+        self._tell(pod)
+
+    def _tell(self, pod: Pod) -> None:
+        if not pod.problem or pod.finished:
+            self._told.discard(pod.uid)
+        elif pod.uid not in self._told:
+            self._told.add(pod.uid)
+            _log.warning("pod left out in part", extra={"pod": pod.key, "problem": pod.problem})
+            self._problem(pod)
+
+    def _node_changed(self, change: Change[objects.Node]) -> None:
+        if change.object is None:
+            return
+        if change.kind is ChangeKind.DELETED:
+            self.ledger.remove_node(change.object.metadata.name)
+        else:
+            self._apply_node(change.object)
+
+    def _config_map_changed(self, change: Change[objects.ConfigMap]) -> None:
+        found = unhealthy_view(change.object) if change.object is not None else None
+        if found is None:
+            return
+        name, cards, problem = found
+        if change.kind is ChangeKind.DELETED:
+            self._unhealthy.pop(name, None)
+        else:
+            self._unhealthy[name] = cards
+            if problem:
+                _log.warning("unhealthy cards not read", extra={"node": name, "problem": problem})
+        node = self.nodes.objects.get(("", name))
+        if node is not None:
+            self._apply_node(node)
+
+    def _apply_node(self, node: objects.Node) -> None:
+        view = node_view(node, self._unhealthy.get(node.metadata.name, frozenset()))
+        known = self.ledger.state(view.name)
+        if view.problem and (known is None or known.node.problem != view.problem):
+            _log.warning("node not read in full", extra={"node": view.name, "problem": view.problem})
+        self.ledger.apply_node(view)
