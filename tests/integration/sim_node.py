@@ -29,6 +29,7 @@ from gpuslice.sim.workload.images import ImageRegistry
 
 MEM = "aliyun.com/gpu-mem"
 ENDPOINT = "test.sock"
+NATIVE = Path(__file__).parents[2] / "native" / "build" / "sim"
 
 
 class Plugin(DevicePluginService):
@@ -55,7 +56,7 @@ class Plugin(DevicePluginService):
             await RegistrationClient(channel).register(request, 5.0)
 
     async def stop(self) -> None:
-        """End the stream first: a server that is closed leaves its connections open, a dead process does not."""
+        """End the stream first: closing the server alone leaves its connections open."""
         self._lists.put_nowait(None)
         await asyncio.sleep(0)
         if self._server is not None:
@@ -133,12 +134,14 @@ class Node:
         self, name: str, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 15
     ) -> dict[str, Any]:
         """The pod once it is as wanted; on time-out the error shows how it is."""
-        return await self._wait(lambda: self.pod(name), wanted, timeout_s)
+        found: dict[str, Any] = await self._wait(lambda: self.pod(name), wanted, timeout_s)
+        return found
 
     async def wait_node(
         self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 15
     ) -> dict[str, Any]:
-        return await self._wait(self.node, wanted, timeout_s)
+        found: dict[str, Any] = await self._wait(self.node, wanted, timeout_s)
+        return found
 
     async def _wait(self, read: Any, wanted: Callable[[dict[str, Any]], bool], timeout_s: float) -> Any:
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -190,7 +193,7 @@ async def simulated_node(folder: Path, **settings: Any) -> AsyncIterator[Node]:
         ApiServer(Cluster()) as server,
         AiohttpTransport(Connection(server.url)) as transport,
     ):
-        registry = ImageRegistry(Path("native/build/sim").absolute())
+        registry = ImageRegistry(NATIVE)
         node = Node(server, KubeClient(transport), kubelet_settings, Runtime(), registry)
         await node.start()
         try:

@@ -39,7 +39,7 @@ async def serve(request: web.Request, container: Container, wanted: ExecRequest)
     try:
         session = await (_start_terminal if wanted.terminal else _start_plain)(container, wanted)
     except StartError as error:
-        await _send(socket, ERROR, _failure(str(error), error.exit_code))
+        await _send(socket, ERROR, _refusal(str(error)))
         await socket.close()
         return socket
     await session.attend(socket)
@@ -173,6 +173,14 @@ def _outcome(status: int) -> bytes:
         return json.dumps({"metadata": {}, "status": "Success"}).encode()
     code = status if status > 0 else 128 - status
     return _failure(f"command terminated with non-zero exit code: exit status {code}", code)
+
+
+def _refusal(message: str) -> bytes:
+    """It could not even be started, which is kubelet's trouble and not an exit status."""
+    words = f"Internal error occurred: error executing command in container: {message}"
+    return json.dumps(
+        {"metadata": {}, "status": "Failure", "reason": "InternalError", "message": words, "code": 500}
+    ).encode()
 
 
 def _failure(message: str, code: int) -> bytes:

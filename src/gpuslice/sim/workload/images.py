@@ -60,8 +60,8 @@ def strip_tag(reference: str) -> str:
 def _seed_images(native: Path) -> dict[str, Image]:
     cuda_malloc = {"/usr/local/bin/cuda_malloc": native / "cuda_malloc"}
     return {
-        f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "-size=3072", "-hold"), programs=cuda_malloc),
-        f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "-size=6144", "-hold"), programs=cuda_malloc),
+        f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "3G"), programs=cuda_malloc),
+        f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "6G"), programs=cuda_malloc),
         f"{SEEDS}/tensorflow-gpu-mem:10.0-runtime-centos7": _python_image("tensorflow_gpu_mem.py"),
         "cheyang/gpu-player:v2": _python_image("gpu_player.py", "run_gpu_player.sh"),
         "tensorflow/tensorflow:1.4.1-gpu-py3": _python_image("notebook.py"),

@@ -1,0 +1,139 @@
+"""The real kubectl against a simulated node: logs, exec, and the seeds' programs on a simulated card."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gpuslice.sim import gpu
+from tests.integration.sim_node import NATIVE, Node, make_pod, simulated_node, state_of
+
+KUBECTL = Path(sys.executable).parent / "kubectl"
+pytestmark = pytest.mark.skipif(
+    not (NATIVE / "libcuda.so.1").exists() or not KUBECTL.exists(),
+    reason="wants `make native` and the kubectl of `make setup`",
+)
+SEEDS = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples"
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    state = gpu.create(tmp_path / "gpus", ["V100-SXM2-16GB"])
+    async with simulated_node(tmp_path, driver=NATIVE, gpu_state=state) as one:
+        (tmp_path / "kubeconfig").write_text(one.server.kubeconfig())
+        yield one
+
+
+async def kubectl(node: Node, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
+    """Exit status and everything that was printed."""
+    environ = {"KUBECONFIG": str(node.settings.root.parent / "kubeconfig"), "HOME": "/nonexistent"}
+    process = await asyncio.create_subprocess_exec(
+        KUBECTL,
+        *arguments,
+        env={**environ, "PATH": os.environ["PATH"]},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(stdin), 30)
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+def visible(image: str, **container: object) -> dict[str, object]:
+    env = [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "ALIYUN_COM_GPU_MEM_DEV", "value": "15"},
+        {"name": "ALIYUN_COM_GPU_MEM_CONTAINER", "value": "3"},
+    ]
+    return {"image": image, "command": None, "env": env, **container}
+
+
+async def used_mib(node: Node, pod: str, wanted: int) -> None:
+    """Waits until nvidia-smi in the pod shows `wanted`."""
+    query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    shown = ""
+    for _ in range(60):
+        _, shown = await kubectl(node, "exec", pod, "--", *query)
+        if shown.strip() == str(wanted):
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"nvidia-smi shows {shown.strip()} MiB, not {wanted}")
+
+
+async def test_logs_follow_previous_and_tail(node: Node) -> None:
+    await node.create(make_pod("one", command="echo first; echo second >&2; sleep 0.2; exit 1"))
+    await node.wait_pod("one", lambda it: state_of(it) == "CrashLoopBackOff")
+    assert await kubectl(node, "logs", "one", "--tail=1", "--previous") == (0, "second\n")
+    await node.create(
+        make_pod("two", command="for n in 1 2 3; do echo $n; sleep 0.1; done", restartPolicy="Never")
+    )
+    await node.wait_pod("two", lambda it: state_of(it) == "running")
+    assert await kubectl(node, "logs", "-f", "two") == (0, "1\n2\n3\n")
+
+
+async def test_logs_of_a_container_that_never_started_say_why(node: Node) -> None:
+    await node.create(make_pod("one", container={"image": "nowhere.example/none:1"}))
+    await node.wait_pod("one", lambda it: state_of(it) == "ImagePullBackOff")
+    code, text = await kubectl(node, "logs", "one")
+    assert code == 1
+    assert text == (
+        'Error from server (BadRequest): container "main" in pod "one" is waiting to start: '
+        "trying and failing to pull image\n"
+    )
+
+
+async def test_exec_carries_streams_and_the_exit_status(node: Node) -> None:
+    await node.create(make_pod("one"))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    assert await kubectl(node, "exec", "-i", "one", "--", "cat", stdin=b"through\n") == (0, "through\n")
+    code, text = await kubectl(node, "exec", "one", "--", "sh", "-c", "echo out; exit 5")
+    assert (code, text) == (5, "out\ncommand terminated with exit code 5\n")
+    code, text = await kubectl(node, "exec", "one", "--", "no-such-program")
+    assert code != 0
+    assert "executable file not found" in text
+
+
+@pytest.mark.skipif(shutil.which("script") is None, reason="wants script(1) of bsdutils for a terminal")
+async def test_exec_gives_a_terminal(node: Node) -> None:
+    await node.create(make_pod("one"))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    environ = {"KUBECONFIG": str(node.settings.root.parent / "kubeconfig"), "HOME": "/nonexistent"}
+    process = await asyncio.create_subprocess_exec(
+        "script", "-qec", f"{KUBECTL} exec -it one -- sh", "/dev/null",
+        env={**environ, "PATH": os.environ["PATH"], "TERM": "dumb"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    output, _ = await asyncio.wait_for(process.communicate(b"tty; echo sum $((40 + 2)); exit\n"), 30)
+    assert b"/dev/pts/" in output
+    assert b"sum 42" in output
+
+
+async def test_the_seeds_programs_use_what_their_documents_show(node: Node) -> None:
+    await node.create(make_pod("alloc", container=visible(f"{SEEDS}/cuda-malloc:3G")))
+    await used_mib(node, "alloc", 3193 + 10)  # the idle card's 10 MiB: nothing isolates here
+    code, _ = await kubectl(node, "delete", "pod", "alloc", "--grace-period=1")
+    assert code == 0
+    await node.create(make_pod("player", container=visible("cheyang/gpu-player:v2")))
+    await used_mib(node, "player", 1929)
+    assert await node.log("player") == "0.1\n"
+
+
+async def test_a_program_that_wants_too_much_crashes_with_the_seeds_sentence(node: Node) -> None:
+    for name in ("one", "two"):
+        await node.create(make_pod(name, container=visible(f"{SEEDS}/cuda-malloc:6G")))
+        await node.wait_pod(name, lambda it: state_of(it) == "running")
+    await used_mib(node, "one", 2 * (6144 + 121) + 10)
+    await node.create(make_pod("three", container=visible(f"{SEEDS}/cuda-malloc:6G")))
+    await node.wait_pod("three", lambda it: state_of(it) == "CrashLoopBackOff")
+    assert await node.log("three") == (
+        "CUDA error at cgpu_cuda_malloc.cu:119 code=2(cudaErrorMemoryAllocation) "
+        '"cudaMalloc( (void**)&dev_c, malloc_size)"\n'
+    )
