@@ -14,7 +14,7 @@ from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_MEM
 from gpuslice.core.model import Gpu, Pod
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
-from gpuslice.core.units import MIB, UNIT_MIB
+from gpuslice.core.units import MIB, UNIT_MIB, card_units
 from gpuslice.core.views import node_of
 
 _NOTHING: Mapping[str, str] = {}
@@ -226,11 +226,12 @@ def _exclusive_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> ExclusiveUse:
 
 
 def _unit(nodes: Sequence[NodeUse]) -> str:
-    """GiB or MiB by the size of the first node's cards: nothing in the API says which."""
-    counted = next((node for node in nodes if node.card_count), None)
-    if counted is None:
+    """What the first node's cards are counted in: their true size tells, else the number of units hints."""
+    first = next((card.gpu for node in nodes for card in node.cards if card.gpu is not None), None)
+    if first is None:
         return ""
-    return "MiB" if counted.total // counted.card_count > _MOST_GIB else "GiB"
+    most_gib = card_units(first.memory_mib, "GiB") if first.memory_mib else _MOST_GIB
+    return "MiB" if first.units > most_gib else "GiB"
 
 
 def core_total(facts: NodeFacts, cards: int) -> int:

@@ -1,0 +1,224 @@
+"""The programs against the simulated API server, and kubectl finding them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.sim.apiserver.server import ApiServer
+from gpuslice.sim.cluster.cluster import Cluster
+from gpuslice.sim.cluster.faults import Fault
+from tests.golden.clusters import (
+    T4_NODE,
+    V100_NODE,
+    five_nodes,
+    node,
+    pod,
+    three_notebooks,
+    two_apps,
+    v100_node,
+)
+from tests.tools import find
+
+PRINTED = Path(__file__).parent.parent / "golden" / "printed"
+
+
+@dataclass
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Shell:
+    """A folder with our programs as a user has them on PATH, and a kubeconfig for the cluster."""
+
+    folder: Path
+    server: ApiServer
+
+    async def __call__(self, *words: str, **environ: str) -> Answer:
+        path = os.pathsep.join([str(self.folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            env={
+                "PATH": path,
+                "HOME": str(self.folder),
+                "KUBECONFIG": str(self.folder / "config"),
+                **environ,
+            },
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+        assert process.returncode is not None
+        return Answer(process.returncode, out.decode(), err.decode())
+
+    async def has(self, nodes: list[Any], pods: list[Any] | None = None) -> None:
+        """Put nodes and pods into the cluster with the status they are described with."""
+        async with AiohttpTransport(Connection(self.server.url)) as transport:
+            client = KubeClient(transport)
+            for each in nodes:
+                await client.create(NODES, each)
+                await client.patch_status(NODES, each["metadata"]["name"], each["status"])
+            for each in pods or []:
+                await client.create(PODS, each)
+                name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
+                await client.patch_status(PODS, name, each["status"], namespace)
+
+
+def install(folder: Path, name: str, function: str) -> None:
+    """What pip makes of an entry point."""
+    path = folder / name
+    path.write_text(f"#!{sys.executable}\nfrom gpuslice.apps.cli.main import {function}\n{function}()\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
+    for name, function in (
+        ("gpuslice", "main"),
+        ("kubectl-inspect-cgpu", "inspect_main"),
+        ("kubectl-inspect-gpushare", "inspect_main"),
+        ("kubectl_complete-inspect-cgpu", "complete_main"),
+    ):
+        install(tmp_path, name, function)
+    async with ApiServer(Cluster()) as server:
+        (tmp_path / "config").write_text(server.kubeconfig())
+        yield Shell(tmp_path, server)
+
+
+def printed(name: str) -> str:
+    return (PRINTED / f"{name}.txt").read_text()
+
+
+async def test_inspect_prints_the_documented_tables(shell: Shell) -> None:
+    await shell.has(v100_node())
+    assert (await shell("kubectl-inspect-cgpu")).out == printed("inspect")
+    await shell.has([], two_apps())
+    assert await shell("gpuslice", "inspect", "-d") == Answer(0, printed("inspect-details"), "")
+
+
+async def test_top_node_prints_the_documented_tables(shell: Shell) -> None:
+    await shell.has(five_nodes())
+    assert (await shell("gpuslice", "top", "node")).out == printed("top-node")
+    assert (await shell("gpuslice", "top", "node", "-s")).out == printed("top-node-shared-empty")
+    await shell.has([], three_notebooks())
+    assert (await shell("gpuslice", "top", "node", "-s")).out == printed("top-node-shared")
+    assert (await shell("gpuslice", "top", "node", "-s", "-d")).out == printed("top-node-shared-details")
+
+
+@pytest.mark.parametrize("plugin", ["cgpu", "gpushare"])
+async def test_kubectl_finds_the_plugin(shell: Shell, plugin: str) -> None:
+    find("kubectl")
+    await shell.has(v100_node())
+    assert await shell("kubectl", "inspect", plugin) == Answer(0, printed("inspect"), "")
+    named = await shell("kubectl", "inspect", plugin, "-d", V100_NODE)
+    assert named.out.startswith(f"\nNAME:       {V100_NODE}")
+
+
+async def test_kubectl_completes_node_names_and_flags(shell: Shell) -> None:
+    find("kubectl")
+    await shell.has(five_nodes())
+    told = await shell("kubectl", "__complete", "inspect", "cgpu", "cn-zhangjiakou.192.168.3")
+    assert told.out.splitlines()[:3] == ["cn-zhangjiakou.192.168.3.115", T4_NODE, ":4"]
+    assert "yaml" in (await shell("kubectl", "__complete", "inspect", "cgpu", "-o", "")).out.splitlines()
+
+
+async def test_one_node_counts_alone(shell: Shell) -> None:
+    await shell.has(
+        [node("a.1", units=15, cards=1), node("b.2", units=15, cards=1)],
+        [pod("p", 3, "a.1"), pod("q", 5, "b.2")],
+    )
+    told = await shell("kubectl-inspect-cgpu", "b.2")
+    assert "a.1" not in told.out
+    assert "5/15 (33%)" in told.out
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+async def test_documents_can_be_read_back(shell: Shell, form: str) -> None:
+    await shell.has(v100_node(), two_apps())
+    read: Any = json.loads if form == "json" else yaml.safe_load
+    inspected = read((await shell("gpuslice", "inspect", "-o", form)).out)
+    assert (inspected["allocated"], inspected["total"], inspected["unit"]) == (8, 15, "GiB")
+    top = read((await shell("gpuslice", "top", "node", "-o", form)).out)
+    assert top["gpuShareNodes"][0]["allocatedGPUMemory"] == 8 << 30
+
+
+async def test_an_unknown_node_is_named(shell: Shell) -> None:
+    told = await shell("kubectl-inspect-cgpu", "nowhere")
+    assert (told.code, told.out) == (1, "")
+    assert told.err.startswith("Failed due to ")
+    assert 'nodes "nowhere" not found' in told.err
+    assert told.err.endswith("\n")
+
+
+async def test_an_empty_cluster_says_what_to_do(shell: Shell) -> None:
+    told = await shell("kubectl-inspect-cgpu")
+    assert (told.code, told.out) == (0, "")
+    assert told.err.startswith("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem.")
+    assert json.loads((await shell("gpuslice", "inspect", "-o", "json")).out)["nodes"] == []
+    assert (await shell("gpuslice", "top", "node", "-s")).err.startswith("No node shares its GPUs")
+
+
+async def test_a_node_that_gives_its_cards_out_twice_is_refused_by_top(shell: Shell) -> None:
+    twice = node("a", units=15, cards=1, allocatable={"nvidia.com/gpu": "1"})
+    await shell.has([twice])
+    told = await shell("gpuslice", "top", "node")
+    assert (told.code, told.out) == (1, "")
+    assert "nvidia.com/gpu and aliyun.com/gpu-mem are both used in node a" in told.err
+
+
+async def test_no_kubeconfig_says_where_it_looked(shell: Shell) -> None:
+    told = await shell("kubectl-inspect-cgpu", KUBECONFIG="/nowhere/config")
+    assert told.code == 1
+    assert told.err == (
+        "Failed due to kubeconfig /nowhere/config failed to find due to no such file or directory, "
+        "please set KUBECONFIG env\n"
+    )
+
+
+async def test_a_server_that_is_away_is_named(shell: Shell) -> None:
+    (shell.folder / "config").write_text(shell.server.kubeconfig().replace(str(shell.server.port), "1"))
+    told = await shell("gpuslice", "inspect")
+    assert told.code == 1
+    assert "http://127.0.0.1:1: Connection refused" in told.err
+    assert "Traceback" not in told.err
+
+
+async def test_a_refusal_is_told_in_the_words_of_the_server(shell: Shell) -> None:
+    shell.server.cluster.add_fault(Fault(path=".*nodes", code=403))
+    told = await shell("gpuslice", "inspect")
+    assert told.code == 1
+    assert "injected fault: 403" in told.err
+
+
+async def test_flags_may_stand_before_and_behind_the_command(shell: Shell) -> None:
+    await shell.has(v100_node())
+    config = str(shell.folder / "config")
+    before = await shell("gpuslice", "--kubeconfig", config, "inspect", KUBECONFIG="/none")
+    behind = await shell("gpuslice", "--kubeconfig", "/none", "inspect", "--kubeconfig", config)
+    assert before.out == behind.out == printed("inspect")
+    told = await shell("gpuslice", "inspect", "--context", "other")
+    assert 'there is no context "other"; its contexts are: gpuslice-sim' in told.err
+
+
+async def test_a_corrupt_annotation_is_told_beside_the_table(shell: Shell) -> None:
+    await shell.has([node("a.1", units=15, cards=1, annotations={"gpuslice.io/gpus": "nonsense"})])
+    told = await shell("gpuslice", "inspect")
+    assert "0/15" in told.out
+    assert told.err.startswith('node a.1: annotation "gpuslice.io/gpus" is "nonsense"')

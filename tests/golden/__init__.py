@@ -1,0 +1,1 @@
+"""Outputs that must not change by a byte."""
