@@ -1,0 +1,78 @@
+/* The shared memory in which all processes of one container keep their books.
+ *
+ * One file per container, mapped by each process that uses a card. src/gpuslice/adapters/region/layout.py mirrors
+ * these structures; a test compares the two field by field, so a change here needs the same change there and a new
+ * GPUSLICE_REGION_VERSION.
+ *
+ * There is no lock and no sum that could be left half done. What a container holds of a card is the sum over the
+ * slots, and only the owner of a slot writes its numbers. A process that dies leaves a slot whose owner is no more;
+ * whoever meets it may empty it. A file of zeros is an empty region.
+ *
+ * The tenant can write here, so nobody outside may take these numbers for more than a display: the limit itself is
+ * in the limits file, which the tenant cannot write.
+ */
+#ifndef GPUSLICE_REGION_H
+#define GPUSLICE_REGION_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define GPUSLICE_REGION_MAGIC UINT64_C(0x4c53555047000000) /* "GPUSL" in the high bytes, the version in the low */
+#define GPUSLICE_REGION_VERSION UINT64_C(1)
+#define GPUSLICE_CARDS 16u
+#define GPUSLICE_SLOTS 1024u
+#define GPUSLICE_UUID_BYTES 96u
+
+/* One card of the container. Cards are found by uuid: an index means nothing outside this file. */
+struct gpuslice_card {
+    _Atomic uint64_t key; /* of the uuid; 0 for an unused entry */
+    char uuid[GPUSLICE_UUID_BYTES];
+    _Atomic uint64_t limit_bytes;   /* as read from the limits file, for display; UINT64_MAX for none */
+    _Atomic uint64_t share_percent; /* of the card's compute, for display; 0 for no limit */
+    _Atomic uint64_t peak_bytes;    /* the most that was ever in use at once */
+    _Atomic uint64_t refused;       /* allocations that got CUDA_ERROR_OUT_OF_MEMORY from us */
+    _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
+    _Atomic uint64_t orphaned_bytes; /* freed by their exporter while an importer may still hold them */
+    _Atomic uint64_t context_bytes; /* what a context took when last measured */
+    /* Compute share: one controller for all processes of the container. */
+    _Alignas(64) _Atomic int64_t credit_ns;
+    _Atomic uint64_t credit_at_ns; /* monotonic time up to which credit was given */
+    _Atomic int64_t integral_ppm;  /* the slow correction, in millionths */
+    _Atomic uint64_t sampled_at_ns;
+    _Atomic uint64_t sampled_throttled_ns;
+    _Atomic uint64_t in_flight_ns;
+    _Atomic uint64_t charged_ns; /* device time charged, ever */
+    uint64_t padding[1];
+};
+
+/* What one process holds of one card. */
+struct gpuslice_usage {
+    _Alignas(64) _Atomic uint64_t used_bytes; /* granted: held, or about to be asked of the driver */
+    _Atomic uint64_t pending_bytes;           /* asked for and not yet granted; counts against everybody else */
+    _Atomic uint64_t own_bytes;               /* the part that is the driver's own: contexts, modules */
+    _Atomic uint64_t exported_bytes;          /* the part that other processes may have opened */
+    _Atomic uint64_t imports;                 /* other processes' memory opened here, a count */
+    uint64_t padding[3];
+};
+
+struct gpuslice_slot {
+    /* pid (22 bits) | start time (26 bits) << 22 | hash of the pid namespace << 48; 0 for a free slot. */
+    _Alignas(64) _Atomic uint64_t owner;
+    _Atomic uint64_t start_time;    /* field 22 of /proc/<pid>/stat */
+    _Atomic uint64_t start_stack;   /* field 28: tells an image from the one that exec put in its place; 0 unknown */
+    _Atomic uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
+    _Atomic uint64_t pid;           /* in that namespace */
+    uint64_t padding[3];
+    struct gpuslice_usage usage[GPUSLICE_CARDS];
+};
+
+struct gpuslice_region {
+    _Atomic uint64_t magic;      /* GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION */
+    _Atomic uint64_t slots_high; /* slots [0, slots_high) were ever taken */
+    _Atomic uint64_t swept;      /* slots of dead processes emptied, ever */
+    uint64_t padding[5];
+    struct gpuslice_card cards[GPUSLICE_CARDS];
+    struct gpuslice_slot slots[GPUSLICE_SLOTS];
+};
+
+#endif

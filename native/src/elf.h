@@ -1,0 +1,17 @@
+/* What the dynamic linker has loaded, read from its own tables: the way to the real dlsym that needs no dlsym. */
+#ifndef GPUSLICE_ELF_H
+#define GPUSLICE_ELF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* The first definition of a function in a loaded object other than this library; NULL if there is none. */
+void *gs_elf_function(const char *name);
+
+/* The path this library was loaded from, as the dynamic linker spells it. */
+bool gs_elf_own_path(char *path, size_t room);
+
+/* Whether an object whose file name begins so is loaded, e.g. "libcuda.so". */
+bool gs_elf_is_loaded(const char *file_name);
+
+#endif

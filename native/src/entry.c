@@ -1,0 +1,186 @@
+/* A program reaches the driver through dlsym, dlvsym or cuGetProcAddress, or it is linked and reaches our exported
+ * symbols first. Everything that is not the driver's goes to libc as if we were not there: the stubs below jump, so
+ * that libc still sees its real caller, on whom RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
+#define _GNU_SOURCE
+#include "entry.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "core.h"
+#include "elf.h"
+
+typedef void *(*dlsym_function)(void *, const char *);
+typedef void *(*dlvsym_function)(void *, const char *, const char *);
+
+__attribute__((visibility("hidden"))) void *gs_libc_dlsym, *gs_libc_dlvsym, *gs_libc_dlopen;
+
+/* Stands for "not there": the stubs turn its address into NULL, and where libc lacks a function it answers so itself. */
+__attribute__((visibility("hidden"))) void *gs_absent(void) { return NULL; }
+
+static void *find(void **where, const char *name)
+{
+    void *found = __atomic_load_n(where, __ATOMIC_ACQUIRE);
+    if (!found) {
+        found = gs_elf_function(name);
+        if (!found)
+            found = (void *)gs_absent;
+        __atomic_store_n(where, found, __ATOMIC_RELEASE);
+    }
+    return found;
+}
+
+void *gs_real_dlsym(void *handle, const char *name)
+{
+    return ((dlsym_function)find(&gs_libc_dlsym, "dlsym"))(handle, name);
+}
+
+static bool is_driver_name(const char *name)
+{
+    return (name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && strncmp(name, "nvml", 4) == 0);
+}
+
+static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
+
+/* What stands in for the symbol, or NULL for libc's own answer. */
+static void *replacement(void *handle, const char *name, void *found)
+{
+    int hook = gs_hook_named(name);
+    if (hook < 0 || !found)
+        return NULL;
+    void *address = gs_hook_address((enum gs_function)hook);
+    bool nvml = is_nvml_name(name);
+    bool global = handle == RTLD_DEFAULT || found == address;
+    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there. */
+    if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so"))
+        return (void *)gs_absent;
+    if (!gs_enter())
+        return NULL;
+    if (nvml)
+        gs_bind_nvml(global ? NULL : handle);
+    else
+        gs_bind_cuda(global ? NULL : handle);
+    return address;
+}
+
+/* Called by the stubs. The result: what to return, or NULL to go on to libc. */
+__attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name)
+{
+    dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
+    /* RTLD_NEXT asks for what comes after the caller, which only libc can tell: another tool in front of us finds
+     * our symbol that way, as it should. */
+    if (handle == RTLD_NEXT || !name || !is_driver_name(name))
+        return NULL;
+    return replacement(handle, name, real(handle, name));
+}
+
+__attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version)
+{
+    dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
+    if (handle == RTLD_NEXT || !name || !version || !is_driver_name(name))
+        return NULL;
+    return replacement(handle, name, real(handle, name, version));
+}
+
+/* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours. Where limits hold, the flag is
+ * taken off; elsewhere it stays. */
+__attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
+{
+    find(&gs_libc_dlopen, "dlopen");
+#ifdef RTLD_DEEPBIND
+    return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
+#else
+    return flags;
+#endif
+}
+
+#if defined(__x86_64__)
+__asm__(
+    ".text\n"
+    ".globl dlsym\n.type dlsym,@function\n"
+    "dlsym:\n"
+    "  endbr64\n"
+    "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
+    "  call gs_choose_dlsym\n"
+    "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
+    "  testq %rax, %rax\n  jne 1f\n"
+    "  jmp *gs_libc_dlsym(%rip)\n"
+    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
+    "  ret\n.size dlsym,.-dlsym\n"
+    ".globl dlvsym\n.type dlvsym,@function\n"
+    "dlvsym:\n"
+    "  endbr64\n"
+    "  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
+    "  call gs_choose_dlvsym\n"
+    "  popq %rdx\n  popq %rsi\n  popq %rdi\n"
+    "  testq %rax, %rax\n  jne 1f\n"
+    "  jmp *gs_libc_dlvsym(%rip)\n"
+    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
+    "  ret\n.size dlvsym,.-dlvsym\n"
+    ".globl dlopen\n.type dlopen,@function\n"
+    "dlopen:\n"
+    "  endbr64\n"
+    "  pushq %rdi\n  movl %esi, %edi\n"
+    "  call gs_choose_dlopen_flags\n"
+    "  popq %rdi\n  movl %eax, %esi\n"
+    "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n"
+    ".section .note.GNU-stack,\"\",@progbits\n.text\n");
+#elif defined(__aarch64__)
+__asm__(
+    ".text\n"
+    ".globl dlsym\n.type dlsym,%function\n"
+    "dlsym:\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n"
+    "  bl gs_choose_dlsym\n  mov x9, x0\n"
+    "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+    "  cbnz x9, 1f\n"
+    "  adrp x9, gs_libc_dlsym\n  ldr x9, [x9, :lo12:gs_libc_dlsym]\n  br x9\n"
+    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
+    "  ret\n.size dlsym,.-dlsym\n"
+    ".globl dlvsym\n.type dlvsym,%function\n"
+    "dlvsym:\n"
+    "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n"
+    "  bl gs_choose_dlvsym\n  mov x9, x0\n"
+    "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"
+    "  cbnz x9, 1f\n"
+    "  adrp x9, gs_libc_dlvsym\n  ldr x9, [x9, :lo12:gs_libc_dlvsym]\n  br x9\n"
+    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
+    "  ret\n.size dlvsym,.-dlvsym\n"
+    ".globl dlopen\n.type dlopen,%function\n"
+    "dlopen:\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  str x0, [sp, #16]\n  mov w0, w1\n"
+    "  bl gs_choose_dlopen_flags\n  mov w1, w0\n"
+    "  ldr x0, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+    "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n"
+    ".section .note.GNU-stack,\"\",%progbits\n.text\n");
+#else
+#error "dlsym must be entered without a frame of its own: write the stub for this architecture"
+#endif
+
+/* ---- cuGetProcAddress ---- */
+
+static void replace_function(const char *name, void **function, int version, uint64_t flags)
+{
+    void *hook = name && *function ? gs_hook_variant(name, version, flags, *function) : NULL;
+    if (hook)
+        *function = hook;
+}
+
+int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuGetProcAddress)(name, function, version, flags);
+    if (active && result == CUDA_SUCCESS && function)
+        replace_function(name, function, version, flags);
+    return result;
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
+    if (active && result == CUDA_SUCCESS && function)
+        replace_function(name, function, version, flags);
+    return result;
+}

@@ -1,0 +1,67 @@
+/* Launches: a test of one flag where nothing is throttled. */
+#include "throttle.h"
+
+int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                   CUstream stream, void **parameters, void **extra)
+{
+    THROTTLED(DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
+                                     parameters, extra),
+              stream, false);
+}
+
+int cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        CUstream stream, void **parameters, void **extra)
+{
+    THROTTLED(DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
+                                          stream, parameters, extra),
+              stream, true);
+}
+
+int cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    CUstream stream = config ? config->hStream : NULL;
+    THROTTLED(DRIVER(cuLaunchKernelEx)(config, function, parameters, extra), stream, false);
+}
+
+int cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    CUstream stream = config ? config->hStream : NULL;
+    THROTTLED(DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra), stream, true);
+}
+
+int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                              unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                              unsigned int shared_bytes, CUstream stream, void **parameters)
+{
+    THROTTLED(DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                shared_bytes, stream, parameters),
+              stream, false);
+}
+
+int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                   unsigned int shared_bytes, CUstream stream, void **parameters)
+{
+    THROTTLED(DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                     shared_bytes, stream, parameters),
+              stream, true);
+}
+
+int cuLaunchCooperativeKernelMultiDevice(void *launches, unsigned int count, unsigned int flags)
+{
+    THROTTLED(DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags), NULL, false);
+}
+
+int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, false); }
+
+int cuLaunchGrid(CUfunction function, int width, int height)
+{
+    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false);
+}
+
+int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+{
+    THROTTLED(DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false);
+}

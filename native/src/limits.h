@@ -1,0 +1,40 @@
+/* The limits file: what the agent allows this container. Read-only for the tenant.
+ *
+ *     gpuslice 1
+ *     GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30
+ *     end 1
+ *
+ * One line per card: its uuid as NVML spells it, the bytes of device memory ("-" for no limit) and the percentage of
+ * compute ("-" for no limit). The last line counts the cards, so that a file cut short is recognised. Anything else
+ * makes the whole file corrupt.
+ */
+#ifndef GPUSLICE_LIMITS_H
+#define GPUSLICE_LIMITS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "region.h"
+
+#define GS_LIMITS_FILE_BYTES 8192u
+#define GS_NO_LIMIT UINT64_MAX
+
+struct gs_limit {
+    char uuid[GPUSLICE_UUID_BYTES];
+    uint64_t memory_bytes; /* GS_NO_LIMIT for none */
+    uint32_t share_percent; /* 0 for none */
+};
+
+struct gs_limits {
+    uint32_t count;
+    struct gs_limit cards[GPUSLICE_CARDS];
+};
+
+/* Whether the text is a limits file; if not, *limits is left empty. */
+bool gs_limits_parse(const char *text, size_t bytes, struct gs_limits *limits);
+
+enum gs_limits_state { GS_LIMITS_ABSENT, GS_LIMITS_READ, GS_LIMITS_CORRUPT };
+enum gs_limits_state gs_limits_read(const char *path, struct gs_limits *limits);
+
+#endif

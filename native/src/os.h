@@ -1,0 +1,43 @@
+/* The few things asked of the kernel. Bare system calls: no versioned libc symbol newer than the oldest glibc we
+ * load into, no descriptor that survives exec, no allocation. errno is the host program's: every entry keeps it. */
+#ifndef GPUSLICE_OS_H
+#define GPUSLICE_OS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GS_NO_FILE (-1L)
+#define GS_FILE_ERROR (-2L)
+
+/* Bytes read, GS_NO_FILE, or GS_FILE_ERROR. At most `room` bytes. */
+long gs_read_file(const char *path, char *buffer, size_t room);
+
+/* A shared mapping of the file, made and grown to `bytes` if need be; NULL if it cannot be had. */
+void *gs_map_shared(const char *path, size_t bytes);
+void *gs_map_private(size_t bytes); /* zeros */
+void gs_unmap(void *address, size_t bytes);
+
+uint64_t gs_monotonic_ns(void);
+uint64_t gs_coarse_ns(void); /* monotonic, a few milliseconds old at most, nearly free */
+void gs_sleep_ns(uint64_t ns);
+void gs_yield(void);
+
+uint32_t gs_pid(void);
+
+struct gs_process {
+    bool alive; /* exists and is no zombie */
+    uint64_t start_time;
+    uint64_t start_stack; /* 0 when the kernel does not tell */
+};
+struct gs_process gs_process(uint32_t pid);
+uint64_t gs_pid_namespace(void); /* inode; 0 when unknown */
+
+/* A lock of this process, not of the region. Zero is unlocked. */
+struct gs_lock {
+    _Atomic uint32_t state;
+};
+void gs_lock(struct gs_lock *lock);
+void gs_unlock(struct gs_lock *lock);
+
+#endif

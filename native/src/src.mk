@@ -1,0 +1,17 @@
+# libgpuslice.so: what containers preload. No dependency but libc, and nothing of libc that glibc 2.17 lacks.
+SLICE_SOURCES := books arrays core driver elf entry graphs imports launches limits memory os own physical pools table \
+  throttle told
+SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
+SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude
+SLICE_LDFLAGS := -shared -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
+
+all: $(BUILD)/lib/libgpuslice.so
+
+$(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS)
+	@mv $@.tmp $@
+
+$(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def include/region.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<

@@ -1,0 +1,80 @@
+"""The interposer's shared memory, field by field as native/include/region.h has it; a test compares them."""
+
+import ctypes
+from typing import Final
+
+MAGIC: Final = 0x4C53555047000000
+VERSION: Final = 1
+CARDS: Final = 16
+SLOTS: Final = 1024
+UUID_BYTES: Final = 96
+NO_LIMIT: Final = 2**64 - 1
+PID_BITS: Final = 22
+START_BITS: Final = 26
+
+
+class Card(ctypes.Structure):
+    """One card of the container."""
+
+    _fields_ = (
+        ("key", ctypes.c_uint64),
+        ("uuid", ctypes.c_char * UUID_BYTES),
+        ("limit_bytes", ctypes.c_uint64),
+        ("share_percent", ctypes.c_uint64),
+        ("peak_bytes", ctypes.c_uint64),
+        ("refused", ctypes.c_uint64),
+        ("throttled_ns", ctypes.c_uint64),
+        ("orphaned_bytes", ctypes.c_uint64),
+        ("context_bytes", ctypes.c_uint64),
+        ("alignment", ctypes.c_uint64 * 4),
+        ("credit_ns", ctypes.c_int64),
+        ("credit_at_ns", ctypes.c_uint64),
+        ("integral_ppm", ctypes.c_int64),
+        ("sampled_at_ns", ctypes.c_uint64),
+        ("sampled_throttled_ns", ctypes.c_uint64),
+        ("in_flight_ns", ctypes.c_uint64),
+        ("charged_ns", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64),
+    )
+
+
+class Usage(ctypes.Structure):
+    """What one process holds of one card."""
+
+    _fields_ = (
+        ("used_bytes", ctypes.c_uint64),
+        ("pending_bytes", ctypes.c_uint64),
+        ("own_bytes", ctypes.c_uint64),
+        ("exported_bytes", ctypes.c_uint64),
+        ("imports", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 3),
+    )
+
+
+class Slot(ctypes.Structure):
+    """One process."""
+
+    _fields_ = (
+        ("owner", ctypes.c_uint64),
+        ("start_time", ctypes.c_uint64),
+        ("start_stack", ctypes.c_uint64),
+        ("pid_namespace", ctypes.c_uint64),
+        ("pid", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 3),
+        ("usage", Usage * CARDS),
+    )
+
+
+class Head(ctypes.Structure):
+    """What stands before the slots."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("slots_high", ctypes.c_uint64),
+        ("swept", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 5),
+        ("cards", Card * CARDS),
+    )
+
+
+REGION_BYTES: Final = ctypes.sizeof(Head) + SLOTS * ctypes.sizeof(Slot)

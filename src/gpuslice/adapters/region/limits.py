@@ -1,0 +1,111 @@
+"""The limits file: what the agent allows one container, read by libgpuslice and not writable by the tenant.
+
+    gpuslice 1
+    GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30
+    end 1
+
+One line per card: its UUID as NVML spells it, bytes of device memory ("-" for no limit) and percent of
+compute ("-" for no limit). The last line counts the cards, so that a file cut short is recognised. The parser
+in `native/src/limits.c` is the one that decides; this one accepts and refuses the same texts.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .layout import CARDS
+
+MOST_MEMORY_BYTES: Final = 2**63 - 1
+LARGEST_FILE_BYTES: Final = 8191
+_CARD: Final = re.compile(
+    r"(?P<uuid>(?:GPU-|MIG-)[0-9A-Za-z/-]{1,91})"
+    r" memory=(?P<memory>-|0|[1-9][0-9]{0,18}) share=(?P<share>-|[1-9][0-9]?|100)"
+)
+
+
+class LimitsError(ValueError):
+    """A limits file, or limits, that the library would not accept: it would refuse every allocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardLimit:
+    """One card of a container. None means no limit."""
+
+    uuid: str
+    memory_bytes: int | None
+    share_percent: int | None = None
+    """Of the card's compute, 1 to 100."""
+
+
+def format_limits(limits: Sequence[CardLimit]) -> str:
+    """The file's text. Raises LimitsError for limits that could not be read back."""
+    lines = [
+        f"{limit.uuid} memory={_text(limit.memory_bytes)} share={_text(limit.share_percent)}"
+        for limit in limits
+    ]
+    text = "\n".join(["gpuslice 1", *lines, f"end {len(limits)}", ""])
+    if parse_limits(text) != tuple(limits):
+        raise LimitsError(f"not the limits of a container: {list(limits)}")
+    return text
+
+
+def parse_limits(text: str) -> tuple[CardLimit, ...]:
+    """The limits a file spells. Raises LimitsError, naming the line that is wrong."""
+    lines = text.split("\n")
+    if len(text) > LARGEST_FILE_BYTES:
+        raise LimitsError(f"the file has {len(text)} bytes, at most {LARGEST_FILE_BYTES} are read")
+    if lines[0] != "gpuslice 1" or len(lines) < 3 or lines[-1]:
+        raise LimitsError('the file must begin with a line "gpuslice 1" and end with a line "end COUNT"')
+    limits = tuple(_parse_card(line, number) for number, line in enumerate(lines[1:-2], 2))
+    if lines[-2] != f"end {len(limits)}":
+        raise LimitsError(f'the last line is {lines[-2]!r}, wants "end {len(limits)}"')
+    if len(limits) > CARDS:
+        raise LimitsError(f"{len(limits)} cards, at most {CARDS} fit")
+    if len({limit.uuid for limit in limits}) < len(limits):
+        raise LimitsError("a card is named twice")
+    return limits
+
+
+def write_limits(path: Path | str, limits: Sequence[CardLimit]) -> None:
+    """Puts the file in place in one step, readable by everybody and writable by its owner alone."""
+    place = Path(path)
+    text = format_limits(limits)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        with os.fdopen(file, "w") as out:
+            os.fchmod(file, 0o644)
+            out.write(text)
+        temporary.rename(place)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_limits(path: Path | str) -> tuple[CardLimit, ...] | None:
+    """The limits in a file; None if there is no file, which means no limits. Raises LimitsError, OSError."""
+    try:
+        return parse_limits(Path(path).read_bytes().decode("latin-1"))
+    except FileNotFoundError:
+        return None
+
+
+def _parse_card(line: str, number: int) -> CardLimit:
+    found = _CARD.fullmatch(line)
+    if not found:
+        raise LimitsError(f'line {number} is {line!r}, wants "UUID memory=BYTES share=PERCENT"')
+    memory, share = _number(found["memory"]), _number(found["share"])
+    if memory is not None and memory > MOST_MEMORY_BYTES:
+        raise LimitsError(f"line {number}: {memory} bytes are more than any card has")
+    return CardLimit(found["uuid"], memory, share)
+
+
+def _number(text: str) -> int | None:
+    return None if text == "-" else int(text)
+
+
+def _text(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,126 @@
+"""Reads a container's region: what each card is used for, and by which of its processes.
+
+The tenant can write the region, so these numbers are for display and for comparing with the driver's; no
+limit rests on them. The file is read, never mapped: cut short under our hands it is an error, not a crash.
+"""
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from . import layout
+
+MOST_BYTES: Final = 1 << 50
+"""No card has more: such a number was not written by the library."""
+
+
+class RegionError(ValueError):
+    """Not a region this version can read: too short, another layout, or nonsense."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """One process's part of a card. `pid` is its number inside its own PID namespace."""
+
+    pid: int
+    start_time: int
+    """Field 22 of /proc/<pid>/stat, in clock ticks since boot: tells it from a later one with its pid."""
+    pid_namespace: int
+    """The inode of its PID namespace."""
+    used_bytes: int
+    own_bytes: int
+    """The part the driver took for contexts and code."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """One card of the container."""
+
+    uuid: str
+    limit_bytes: int | None
+    share_percent: int | None
+    used_bytes: int
+    peak_bytes: int
+    refused: int
+    """Allocations that were refused, ever."""
+    throttled_ns: int
+    """How long launches were made to wait, ever."""
+    processes: tuple[ProcessUsage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionReading:
+    """One container's cards, those it has used or may use."""
+
+    cards: tuple[CardUsage, ...]
+
+
+def prepare_region(path: Path | str) -> None:
+    """Puts a fresh region in place: processes of an earlier container keep their own, unlinked one."""
+    place = Path(path)
+    temporary = place.with_name(f".{place.name}.{os.getpid()}")
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        os.fchmod(file, 0o666)
+        os.truncate(file, layout.REGION_BYTES)
+        temporary.rename(place)
+    finally:
+        os.close(file)
+
+
+def read_region(path: Path | str) -> RegionReading | None:
+    """The region in a file; None if there is none yet or nobody has used it. Raises RegionError, OSError."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    return parse_region(data)
+
+
+def parse_region(data: bytes) -> RegionReading | None:
+    """As `read_region`, from the file's bytes."""
+    if len(data) < layout.REGION_BYTES:
+        raise RegionError(f"a region has {layout.REGION_BYTES} bytes, this file {len(data)}")
+    head = layout.Head.from_buffer_copy(data)
+    if head.magic == 0:
+        return None
+    if head.magic != layout.MAGIC | layout.VERSION:
+        raise RegionError(f"magic is {head.magic:#x}, wants {layout.MAGIC | layout.VERSION:#x}")
+    slots = _slots(data, min(head.slots_high, layout.SLOTS))
+    return RegionReading(
+        tuple(_card_usage(card, index, slots) for index, card in enumerate(head.cards) if card.key)
+    )
+
+
+def _slots(data: bytes, count: int) -> list[layout.Slot]:
+    start, size = ctypes.sizeof(layout.Head), ctypes.sizeof(layout.Slot)
+    every = (layout.Slot.from_buffer_copy(data, start + number * size) for number in range(count))
+    return [slot for slot in every if slot.owner]
+
+
+def _card_usage(card: layout.Card, index: int, slots: list[layout.Slot]) -> CardUsage:
+    processes = tuple(_process_usage(slot, index) for slot in slots if slot.usage[index].used_bytes)
+    orphaned = min(card.orphaned_bytes, MOST_BYTES)
+    return CardUsage(
+        uuid=card.uuid.decode("ascii", "replace"),
+        limit_bytes=None if card.limit_bytes == layout.NO_LIMIT else card.limit_bytes,
+        share_percent=card.share_percent or None,
+        used_bytes=sum(process.used_bytes for process in processes) + orphaned,
+        peak_bytes=card.peak_bytes,
+        refused=card.refused,
+        throttled_ns=card.throttled_ns,
+        processes=processes,
+    )
+
+
+def _process_usage(slot: layout.Slot, index: int) -> ProcessUsage:
+    usage = slot.usage[index]
+    return ProcessUsage(
+        pid=slot.pid,
+        start_time=slot.start_time,
+        pid_namespace=slot.pid_namespace,
+        used_bytes=min(usage.used_bytes, MOST_BYTES),
+        own_bytes=min(usage.own_bytes, MOST_BYTES),
+    )
