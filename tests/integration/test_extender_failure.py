@@ -1,0 +1,232 @@
+"""Bindings that fail, time out, repeat or meet another leader: nothing is doubled, leaked or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
+from gpuslice.sim.apiserver.server import ApiServer
+from gpuslice.sim.cluster.faults import Fault
+from tests.builders import api_pod
+from tests.integration.extender_rig import Rig, rig, running_extender, until
+from tests.integration.test_extender_contract import cluster
+
+PATCH = {"method": "PATCH", "path": ".*/pods/p"}
+BINDING = {"method": "POST", "path": ".*/binding"}
+GET = {"method": "GET", "path": ".*/pods/p"}
+
+
+def fault(extender: Rig, target: dict[str, str], **how: object) -> None:
+    extender.api.cluster.add_fault(Fault(**target, **how))  # type: ignore[arg-type]
+
+
+async def free(extender: Rig) -> int:
+    await extender.caught_up()
+    state = extender.extender.ledger.state("n1")
+    assert state is not None
+    return state.left[0]
+
+
+async def test_a_repeated_bind_says_yes_again() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        answers = [await extender.bind(pod) for _ in range(3)]
+        await extender.caught_up()
+        answers.append(await extender.bind(pod))
+        assert answers == ["", "", "", ""]
+        assert await free(extender) == 11
+
+
+async def test_the_same_bind_twice_at_once_binds_once() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        assert await asyncio.gather(*(extender.bind(pod) for _ in range(5))) == [""] * 5
+        assert await free(extender) == 11
+
+
+async def test_a_bound_pod_is_not_bound_elsewhere() -> None:
+    async with rig(cluster(n1=(15, 1), n2=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        assert await extender.bind(pod) == ""
+        assert await extender.bind(pod, "n2") == "pod default/p is bound to n1 already, not to n2"
+
+
+async def test_a_stale_uid_is_named() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        actual = pod["metadata"]["uid"]
+        assert await extender.bind(pod, uid="other") == (
+            f"The pod p in ns default's uid is {actual}, and it's not equal with expected other"
+        )
+        assert await free(extender) == 15
+
+
+async def test_a_missing_pod_is_named() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        assert 'pods "p" not found' in await extender.bind(api_pod())
+
+
+async def test_a_bind_that_does_not_fit_says_what_would() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        error = await extender.bind(extender.api.add_pod("p", "16"))
+        assert error.startswith(
+            "The node n1 can't place the pod p in ns default: Insufficient GPU Memory in one"
+        )
+        assert "the most free on one card of n1 is 15 of 15 (card 0)" in error
+        await until(lambda: bool(extender.api.events("GPUBindFailed")))
+        assert extender.api.events("GPUBindFailed")[0]["message"] == error
+
+
+async def test_failed_binds_can_be_answered_as_the_vendor_does() -> None:
+    async with rig(cluster(n1=(15, 1)), bind_errors_as_500=True) as extender:
+        pod = extender.api.add_pod("p", "16")["metadata"]
+        args = {"PodName": "p", "PodNamespace": "default", "PodUID": pod["uid"], "Node": "n1"}
+        async with extender.session.post(f"{extender.url}/gpushare-scheduler/bind", json=args) as answer:
+            assert answer.status == 500
+            assert (await answer.json())["Error"]
+
+
+@pytest.mark.parametrize("target", [PATCH, BINDING], ids=["patch", "binding"])
+@pytest.mark.parametrize("code", [403, 409, 422, 500, 503])
+async def test_a_no_drops_the_reservation_and_the_annotations(target: dict[str, str], code: int) -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, target, code=code, times=4 if code == 409 else 1)
+        error = await extender.bind(pod)
+        assert error
+        assert await free(extender) == 15
+        assert extender.api.annotations() == {}
+        assert extender.api.bound_to() == ""
+        extender.api.cluster.faults.clear()
+        assert await extender.bind(pod) == ""
+        assert await free(extender) == 11
+
+
+async def test_one_conflict_is_retried() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, BINDING, code=409, times=1)
+        assert await extender.bind(pod) == ""
+        assert extender.api.card() == "0"
+
+
+async def test_a_pod_changed_by_others_meanwhile_is_read_again() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        await extender.caught_up()
+        extender.api.cluster.drop_watches("pods")
+        extender.api.patch("/api/v1/namespaces/default/pods/p", {"metadata": {"labels": {"a": "b"}}})
+        assert await extender.bind(pod) == ""
+
+
+@pytest.mark.parametrize("code", [500, 503, 504])
+async def test_a_binding_that_took_effect_without_an_answer_counts(code: int) -> None:
+    """A timeout is not a no."""
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, BINDING, code=code, times=1, after=True)
+        assert await extender.bind(pod) == ""
+        assert await free(extender) == 11
+
+
+async def test_a_patch_that_took_effect_without_an_answer_leaves_nothing_behind_a_later_bind() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, PATCH, code=504, times=1, after=True)
+        assert "injected fault" in await extender.bind(pod)
+        assert await free(extender) == 15
+        assert await extender.bind(pod) == ""
+        assert await free(extender) == 11
+
+
+async def test_an_outcome_that_cannot_be_learned_keeps_the_cards_until_it_can() -> None:
+    async with rig(cluster(n1=(15, 1)), bind_timeout_s=0.3) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, BINDING, code=504, times=1, after=True)
+        fault(extender, GET, code=503)
+        assert "has not said within 0.3 s whether it is bound to n1" in await extender.bind(pod)
+        holding = extender.extender.ledger.holding(pod["metadata"]["uid"])
+        assert holding is not None
+        assert await free(extender) == 11
+        extender.api.cluster.faults.clear()
+        assert await extender.bind(pod) == ""  # joins the call that is still settling
+
+
+async def test_a_placement_that_no_watch_shows_is_asked_about() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        binder, ledger = extender.extender.binder, extender.extender.ledger
+        kept = extender.api.add_pod("kept")
+        lost = extender.api.add_pod("lost")
+        await extender.caught_up()
+        extender.api.cluster.add_fault(Fault(method="GET", path="/api/v1/pods", code=503))
+        extender.api.cluster.drop_watches("pods")
+        assert await extender.bind(kept) == ""
+        assert await extender.bind(lost) == ""
+        extender.api.delete_pod("lost")
+        waiting = await binder.settle_waiting(set())
+        assert waiting == {kept["metadata"]["uid"], lost["metadata"]["uid"]}
+        await binder.settle_waiting(waiting)
+        assert ledger.holding(lost["metadata"]["uid"]) is None
+        holding = ledger.holding(kept["metadata"]["uid"])
+        assert holding is not None
+        assert not holding.assumed
+
+
+async def test_what_a_dead_leader_left_unbound_is_taken_back_before_the_first_answer() -> None:
+    api = cluster(n1=(15, 1))
+    annotations = {ANN_INDEX: "0", ANN_POD_UNITS: "4", "mine": "stays"}
+    api.add_pod("p", annotations=annotations)
+    version = api.pod()["metadata"]["resourceVersion"]
+    async with rig(api):
+        assert api.annotations() == {"mine": "stays"}
+    late = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "p", "resourceVersion": version},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    with pytest.raises(Exception, match="Precondition failed"):
+        api.call("POST", "/api/v1/namespaces/default/pods/p/binding", late)
+
+
+async def test_before_the_cluster_is_read_nothing_is_decided() -> None:
+    api = cluster(n1=(15, 1))
+    api.cluster.add_fault(Fault(method="GET", path="/api/v1/pods", code=503))
+    async with rig(api, wait=False) as extender:
+        assert (await extender.get("/readyz"))[0] == 503
+        assert (await extender.get("/healthz"))[0] == 200
+        assert (await extender.filter(api_pod(), "n1"))["Error"] == "the cluster has not been read yet"
+        assert await extender.bind(api_pod()) == "the cluster has not been read yet"
+
+
+async def test_of_two_replicas_one_is_ready_and_the_other_takes_over() -> None:
+    api = cluster(n1=(15, 1))
+    lease = {"leader_elect": True, "lease_duration_s": 1.5, "policy": "binpack"}
+    async with contextlib.AsyncExitStack() as outer:
+        server = await outer.enter_async_context(ApiServer(api.cluster))
+        async with contextlib.AsyncExitStack() as inner:
+            old, _ = await inner.enter_async_context(
+                running_extender(server.url, lease_identity="a", **lease)
+            )
+            await until(lambda: not old.not_ready())
+            new, _ = await outer.enter_async_context(
+                running_extender(server.url, lease_identity="b", **lease)
+            )
+            await until(lambda: new.world.synced)
+            meta = api.add_pod("p", "10")["metadata"]
+            args = BindingArgs("p", "default", meta["uid"], "n1")
+            assert new.not_ready() == "not the leader, that is a"
+            assert await new.binder.bind(args) == "this extender is not the leader; ask the one that is ready"
+            assert await old.binder.bind(args) == ""
+        await until(lambda: not new.not_ready())
+        state = new.ledger.state("n1")
+        assert state is not None
+        assert state.left == (5,)
+        meta = api.add_pod("q", "6")["metadata"]
+        assert "the most free on one card of n1 is 5" in await new.binder.bind(
+            BindingArgs("q", "default", meta["uid"], "n1")
+        )

@@ -1,0 +1,157 @@
+"""What pods, nodes and health do over time: the ledger follows, and promises nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
+from tests.builders import api_pod
+from tests.integration.extender_rig import Rig, rig, until
+from tests.integration.test_extender_contract import cluster
+
+
+async def test_a_hundred_pods_at_once_on_eight_cards() -> None:
+    async with rig(cluster(n1=(120, 8))) as extender:
+        pods = [extender.api.add_pod(f"p{n}", str(1 + n % 4)) for n in range(100)]
+        errors = await asyncio.gather(*(extender.bind(pod) for pod in pods))
+        bound = [pod for pod in extender.api.pods() if pod["spec"].get("nodeName")]
+        assert len(bound) == errors.count("")
+        used: dict[str, int] = {}
+        for pod in bound:
+            annotations = pod["metadata"]["annotations"]
+            used[annotations[ANN_INDEX]] = used.get(annotations[ANN_INDEX], 0) + int(
+                annotations[ANN_POD_UNITS]
+            )
+        assert all(units <= 15 for units in used.values())
+        assert sum(used.values()) >= 117  # no card keeps 4 free, and every refused pod asked for 4 at most
+        await extender.caught_up()
+        assert {str(card): units for card, units in (await extender.used()).items()} == used
+        assert not [
+            pod for pod in extender.api.pods() if not pod["spec"].get("nodeName") and has_annotations(pod)
+        ]
+
+
+async def test_a_finished_pod_makes_room_and_a_terminating_one_does_not() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        await extender.add_and_bind("a", "10")
+        extender.api.delete_pod("a", grace_s=30)
+        await extender.caught_up()
+        assert (await extender.filter(api_pod(memory="8"), "n1"))["NodeNames"] == []
+        extender.api.finish_pod("a")
+        await extender.caught_up()
+        assert (await extender.filter(api_pod(memory="8"), "n1"))["NodeNames"] == ["n1"]
+
+
+async def test_the_same_name_hundreds_of_times_leaks_nothing() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        for _ in range(300):
+            pod = extender.api.add_pod("app-0", "15")
+            assert await extender.bind(pod) == ""
+            extender.api.delete_pod("app-0")
+            await until(lambda uid=pod["metadata"]["uid"]: extender.extender.ledger.holding(uid) is None)  # type: ignore[misc]
+        await extender.caught_up()
+        assert await extender.used() == {0: 0}
+        assert extender.extender.ledger.pods == {}
+
+
+async def test_a_card_that_the_config_map_names_is_left_alone() -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        extender.api.set_unhealthy("n1", "0")
+        await left(extender, 0, 15)
+        assert await extender.add_and_bind("a", "4") == "1"
+        for text in ("", "garbage"):
+            extender.api.set_unhealthy("n1", text)
+            await left(extender, 15, 11)
+        extender.api.set_unhealthy("n1", "0,1")
+        await left(extender, 0, 0)
+        assert (await extender.filter(api_pod(), "n1"))["NodeNames"] == []
+
+
+async def test_a_node_that_shrinks_has_nothing_free_and_one_that_grows_has_more() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        await extender.add_and_bind("a", "10")
+        extender.api.set_node("n1", {"capacity": {GPU_MEM: "8"}})
+        await left(extender, 0)
+        assert (await extender.filter(api_pod(memory="1"), "n1"))["NodeNames"] == []
+        assert await extender.used() == {0: 10}
+        extender.api.set_node("n1", {"capacity": {GPU_MEM: "46", GPU_COUNT: "2"}})
+        await left(extender, 13, 23)
+
+
+async def test_a_pod_that_nobody_placed_is_counted_against_every_card() -> None:
+    """nodeName set by hand: it may sit on either card, so neither is promised to another."""
+    async with rig(cluster(n1=(30, 2))) as extender:
+        extender.api.add_pod("stranger", "10", node="n1")
+        await extender.caught_up()
+        await left(extender, 5, 5)
+        annotations = {ANN_INDEX: "1", ANN_POD_UNITS: "10"}
+        path = "/api/v1/namespaces/default/pods/stranger"
+        extender.api.patch(path, {"metadata": {"annotations": annotations}})
+        await left(extender, 15, 5)
+
+
+async def test_a_corrupt_annotation_is_told_and_counted_against_every_card() -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        annotations = {ANN_INDEX: "first", ANN_POD_UNITS: "10"}
+        extender.api.add_pod("bad", "10", node="n1", annotations=annotations)
+        await left(extender, 5, 5)
+        await until(lambda: bool(extender.api.events("GPURequestUnreadable")))
+        (event,) = extender.api.events("GPURequestUnreadable")
+        assert event["message"].startswith('annotation "ALIYUN_COM_GPU_MEM_IDX" is "first"')
+
+
+async def test_a_repaired_annotation_is_followed() -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        await extender.add_and_bind("a", "10")
+        path = "/api/v1/namespaces/default/pods/a"
+        extender.api.patch(path, {"metadata": {"annotations": {ANN_INDEX: "1"}}})
+        extender.api.patch(
+            path,
+            {"metadata": {"annotations": {"scheduler.framework.gpushare.allocation": '{"0":{"1":10}}'}}},
+        )
+        await left(extender, 15, 5)
+
+
+async def test_a_deleted_node_is_not_offered_and_its_pods_are_remembered() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        await extender.add_and_bind("a", "10")
+        extender.api.call("DELETE", "/api/v1/nodes/n1")
+        await until(lambda: extender.extender.ledger.state("n1") is None)
+        assert (await extender.filter(api_pod(), "n1"))["NodeNames"] == []
+        extender.api.add_node("n1", 15, 1)
+        await left(extender, 5)
+
+
+async def test_a_new_extender_knows_the_same_as_the_old_one() -> None:
+    api = cluster(n1=(30, 2), n2=(30, 2))
+    async with rig(api) as old:
+        for number in range(8):
+            await old.add_and_bind(f"p{number}", str(2 + number % 5), f"n{1 + number % 2}")
+        await old.caught_up()
+        before = await old.inspect()
+    async with rig(api) as new:
+        assert await new.inspect() == before
+
+
+async def test_lost_watches_and_forgotten_history_lose_nothing() -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        await extender.add_and_bind("a", "10")
+        await extender.add_and_bind("b", "10")
+        extender.api.cluster.drop_watches()
+        extender.api.delete_pod("a")
+        extender.api.cluster.compact()
+        await left(extender, 15, 5)
+
+
+async def left(extender: Rig, *expected: int) -> None:
+    """Wait until that much is free on the cards of n1."""
+
+    def reached() -> bool:
+        state = extender.extender.ledger.state("n1")
+        return state is not None and state.left == expected
+
+    await until(reached)
+
+
+def has_annotations(pod: dict[str, dict[str, object]]) -> bool:
+    return bool(pod["metadata"].get("annotations"))
