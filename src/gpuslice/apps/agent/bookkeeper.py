@@ -1,0 +1,104 @@
+"""Reads kubelet's book, and makes the rest of the world agree with it: annotations, folders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
+from gpuslice.apps.agent.desk import Desk
+from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.metrics import Counters
+from gpuslice.apps.agent.repair import Repair
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.contract import GPU_MEM
+
+_log = logging.getLogger(__name__)
+
+SOON_S = 0.2
+"""After Allocate kubelet still has to enter the ids in its book; asking in that moment shows nothing."""
+
+
+class Bookkeeper:
+    """The reconciler. It reads at least each `every_s` seconds and soon after `look`."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        book: PodResources,
+        writer: Writer,
+        folders: Folders,
+        counters: Counters,
+        *,
+        every_s: float = 5.0,
+        sweep_after_s: float = 120.0,
+    ) -> None:
+        self.problem = "kubelet's book has not been read yet"  # "" while it can be read
+        self._desk = desk
+        self._book = book
+        self._writer = writer
+        self._folders = folders
+        self._counters = counters
+        self._every_s = every_s
+        self._sweep_after_s = sweep_after_s
+        self._wanted = asyncio.Event()
+
+    def look(self) -> None:
+        """Read the book soon, because something probably changed in it."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Reconcile for ever. Whatever fails is tried again at the next round."""
+        while True:
+            with contextlib.suppress(PodResourcesError):
+                await self.read()
+                await self.write()
+                self._sweep()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), self._every_s)
+                await asyncio.sleep(SOON_S)
+            self._wanted.clear()
+
+    async def read(self) -> None:
+        """Take kubelet's book over. Raises `PodResourcesError`; what was known before then stays."""
+        asked_at_s = time.monotonic()
+        try:
+            holdings = await self._book.holdings(GPU_MEM)
+        except PodResourcesError as error:
+            if str(error) != self.problem:
+                _log.warning("kubelet's book cannot be read", extra={"error": str(error)})
+            self.problem = str(error)
+            raise
+        self.problem = ""
+        self._desk.book_read(holdings, asked_at_s)
+
+    async def write(self, uid: str = "") -> None:
+        """Write what has to be written, or that of one pod. Never raises for the API server."""
+        for repair in self._desk.plan():
+            if uid in ("", repair.pod.uid):
+                await self._write(repair)
+
+    async def _write(self, repair: Repair) -> None:
+        try:
+            written = await self._writer.repair(repair)
+        except KubeError as error:
+            self._counters.repaired("failed")
+            _log.warning(
+                "annotations not written, will try again", extra={"pod": repair.pod.key, "error": str(error)}
+            )
+            return
+        self._counters.repaired("written" if written else "gone")
+
+    def _sweep(self) -> None:
+        """Remove folders that neither kubelet's book nor a living pod knows any more."""
+        held = self._desk.held_ids()
+        for name, owner, age_s in list(self._folders.owners()):
+            if age_s > self._sweep_after_s and not self._in_use(owner, held):
+                _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
+                self._folders.remove(name)
+
+    def _in_use(self, owner: Owner, held: frozenset[str]) -> bool:
+        return not held.isdisjoint(owner.ids) or self._desk.alive(owner.uid)

@@ -1,0 +1,204 @@
+"""Everything the agent knows about who waits, who was granted what and who holds what; without I/O.
+
+kubelet's calls are answered from here at once: no question to the API server or to kubelet's own book stands
+between a call and its answer. What is known comes in beside them, by `pod_changed` and `book_read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gpuslice.apps.agent.pods import NodePod
+from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
+from gpuslice.apps.agent.repair import Repair, Truth, exchanges, repairs, truths, wish_repairs
+from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstanding
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
+from gpuslice.core.grant import placement_of_devices
+from gpuslice.core.holding import Holding, holder_of
+from gpuslice.core.model import ContainerRequest, Gpu, Node, Placement, Refusal
+
+FORGET_S = 60.0
+"""How long kubelet may take from Allocate to its book; after that the pod was rejected for another reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The container that device ids belong to. `exact`: kubelet's book names it with just these ids."""
+
+    pod: NodePod
+    container: ContainerRequest | None
+    exact: bool
+
+
+class Desk:
+    """The agent's knowledge of one node. Changes happen between awaits, so every answer is consistent."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        place_unplaced: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.node = node
+        self.book: tuple[Holding, ...] | None = None  # None: kubelet's book has not been read yet
+        self.changed = asyncio.Event()
+        self.guesses: list[Guess] = []
+        self.wishes: dict[str, Placement] = {}
+        self._place_unplaced = place_unplaced
+        self._clock = clock
+        self._now_ns = now_ns
+        self._pods: dict[str, NodePod] = {}
+        self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
+
+    # -- what becomes known ---------------------------------------------------------------------------
+
+    def set_cards(self, gpus: tuple[Gpu, ...], unhealthy: frozenset[int] = frozenset()) -> None:
+        self.node = Node(self.node.name, gpus, unhealthy)
+
+    def pod_changed(self, pod: NodePod) -> None:
+        self._pods[pod.view.uid] = pod
+        if self.wishes.get(pod.view.uid) == pod.view.placement:
+            self.wishes.pop(pod.view.uid, None)  # the annotation says so now
+        self.changed.set()
+
+    def pod_gone(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+        self.wishes.pop(uid, None)
+        self.guesses = [guess for guess in self.guesses if guess.uid != uid]
+
+    def book_read(self, holdings: Iterable[Holding], asked_at_s: float) -> None:
+        """kubelet's book as it was some time after `asked_at_s`: what it shows is no guess any more."""
+        self.book = tuple(holdings)
+        shown = frozenset[str]().union(*(holding.ids for holding in self.book))
+        self.guesses = [guess for guess in self.guesses if self._still_a_guess(guess, shown, asked_at_s)]
+        self._owners = {ids: uid for ids, uid in self._owners.items() if ids & shown}
+        for truth in self._truths():
+            for holding in self._holdings_of(truth.pod):
+                self._owners[holding.ids] = truth.pod.view.uid
+
+    def _still_a_guess(self, guess: Guess, shown: frozenset[str], asked_at_s: float) -> bool:
+        if guess.lasting:
+            return guess.uid in self._pods
+        if guess.at_s > asked_at_s:
+            return True
+        return not guess.ids & shown and self._clock() - guess.at_s < FORGET_S
+
+    # -- kubelet's questions --------------------------------------------------------------------------
+
+    @property
+    def places_unplaced(self) -> bool:
+        """Whether a pod without a card gets one here. With one card there is nothing to choose."""
+        return self._place_unplaced or len(self.node.gpus) == 1
+
+    def waiting(self) -> list[Want]:
+        """Containers without devices, most probable first."""
+        return outstanding(self._pods.values(), set(self._served()), self.wishes)
+
+    def _served(self) -> Iterator[tuple[str, str]]:
+        """(pod uid, container) of whoever has devices. A name in kubelet's book may be an earlier pod's."""
+        for guess in self.guesses:
+            yield guess.uid, guess.container
+        for holding in self.book or ():
+            uid = self._owners.get(holding.ids)
+            pod = None if uid else self._pod_named(holding.pod_key)
+            yield uid or (pod.view.uid if pod else ""), holding.container
+
+    def acceptable(self) -> list[Want]:
+        return [want for want in self.waiting() if want.cards or self.places_unplaced]
+
+    def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
+        return propose(available, must_include, size, self.acceptable(), self.node)
+
+    def claim(self, ids: frozenset[str]) -> Claim | Refusal:
+        """For whom `ids` are. Raises `GrantError` for foreign ids. Nothing is remembered until `granted`."""
+        return claim(
+            ids,
+            self.acceptable(),
+            self.guesses,
+            self.book or (),
+            self.node,
+            unplaced=self.places_unplaced,
+        )
+
+    def pod_units(self, claimed: Claim) -> int | None:
+        """What the whole pod holds, None when the pod is not known."""
+        uid = claimed.again.uid if claimed.again else ""
+        pod = claimed.want.pod if claimed.want else self._pods.get(uid)
+        return pod.view.request.units if pod and pod.view.request else None
+
+    def granted(self, ids: frozenset[str], claimed: Claim) -> None:
+        """The ids are given away; they are nobody else's from now on."""
+        self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
+        if claimed.want is None:
+            return
+        pod = claimed.want.pod.view
+        lasting = only_init_containers(claimed.want.request)
+        guess = Guess(pod.uid, claimed.want.container.name, ids, self._clock(), lasting)
+        self.guesses.append(guess)
+        got = placement_of_devices(ids, self.node)
+        if {share.gpu for share in got.shares} != set(claimed.want.cards):
+            self.wishes[pod.uid] = got  # so that the pod's other containers join this one
+
+    # -- whose are they, and what must be written -------------------------------------------------------
+
+    def holder(self, ids: frozenset[str]) -> Holder | None:
+        """The container that `ids` belong to, by kubelet's book, or else by what was granted."""
+        match = holder_of(ids, self.book or ())
+        if match is not None:
+            pod = self._pod_named(match.holding.pod_key)
+            return Holder(pod, _container(pod, match.holding.container), match.exact) if pod else None
+        guess = next((guess for guess in reversed(self.guesses) if guess.ids == ids), None)
+        pod = self._pods.get(guess.uid) if guess else None
+        return Holder(pod, _container(pod, guess.container), False) if pod and guess else None
+
+    def plan(self) -> list[Repair]:
+        """What must be written so that the annotations say the truth. Exchanges wishes on the way."""
+        if self.book is None:
+            return []
+        found = self._truths()
+        self.wishes.update(exchanges(found, self.waiting(), self.wishes))
+        written = repairs(found, self.node, self._now_ns())
+        return [*written, *wish_repairs(self.wishes, self.waiting(), self.node), *self._assigned_inits()]
+
+    def held_ids(self) -> frozenset[str]:
+        """Every id that somebody has, by kubelet's book or by what was granted."""
+        held = [holding.ids for holding in self.book or ()]
+        return frozenset[str]().union(*held, *(guess.ids for guess in self.guesses))
+
+    def alive(self, uid: str) -> bool:
+        """Whether the pod is still there and its containers may run."""
+        pod = self._pods.get(uid)
+        return pod is not None and not pod.view.finished
+
+    def _truths(self) -> list[Truth]:
+        found = truths(self._pods.values(), self.book or (), self.node)
+        return [truth for truth in found if not self._stale(truth)]
+
+    def _stale(self, truth: Truth) -> bool:
+        """kubelet's book still shows the devices of an earlier pod of the same name."""
+        uid = truth.pod.view.uid
+        return any(self._owners.get(each.ids, uid) != uid for each in self._holdings_of(truth.pod))
+
+    def _holdings_of(self, pod: NodePod) -> list[Holding]:
+        return [holding for holding in self.book or () if holding.pod_key == pod.view.key]
+
+    def _assigned_inits(self) -> list[Repair]:
+        """Pods that kubelet's book never shows are assigned once they were granted their devices."""
+        pods = {guess.uid: self._pods[guess.uid] for guess in self.guesses if guess.lasting}
+        written = {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(self._now_ns())}
+        return [Repair(pod.view, written, "assigned") for pod in pods.values() if not pod.view.assigned]
+
+    def _pod_named(self, key: str) -> NodePod | None:
+        """Of several pods of one name the one that lives."""
+        named = [pod for pod in self._pods.values() if pod.view.key == key]
+        return max(named, key=lambda pod: (not pod.view.finished, not pod.view.terminating), default=None)
+
+
+def _container(pod: NodePod, name: str) -> ContainerRequest | None:
+    request = pod.view.request
+    return next((each for each in request.containers if each.name == name), None) if request else None

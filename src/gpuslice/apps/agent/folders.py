@@ -1,0 +1,193 @@
+"""The folder that each container gets on the host: its limits, and the memory region of its processes.
+
+kubelet fixes a container's mounts at Allocate, before anybody knows the container, and uses them again at
+every restart. So a folder is named by the set of device ids, and what is in it is written at each start::
+
+    <root>/lib/libgpuslice.so            the library, mounted read-only
+    <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
+    <root>/containers/<token>/etc/       limits, mounted read-only
+    <root>/containers/<token>/var/       region, the one place where the container's processes write
+    <root>/containers/<token>/owner.json whose it is, for the sweep and for whoever reads the region
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.grant import CardLimit
+from gpuslice.core.units import MIB
+
+LIBRARY = "libgpuslice.so"
+LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
+PRELOAD = "ld.so.preload"
+
+
+class IsolationMissingError(GpusliceError):
+    """Isolation is wanted and what enforces it is not on the host: nothing may be started without it."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose folder it is. All but `ids` are "" while nobody knows."""
+
+    ids: list[str]
+    uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMount:
+    """A path of the host as a container sees it."""
+
+    container_path: str
+    host_path: str
+    read_only: bool
+
+
+def token(ids: Iterable[str]) -> str:
+    """The folder name of a set of device ids; the same for any order."""
+    return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:32]
+
+
+class Folders:
+    """The agent's part of the host's file system, below `root`; mounts name it as `host_root`."""
+
+    def __init__(self, root: Path, host_root: Path | None = None) -> None:
+        self._root = root
+        self._host_root = host_root or root
+
+    # -- the library ----------------------------------------------------------------------------------
+
+    def install(self, library: str) -> None:
+        """Put the preload line and, unless `library` is "", the library in place, whole or not at all."""
+        (self._root / "lib").mkdir(parents=True, exist_ok=True)
+        if library:
+            source, target = Path(library), self._root / "lib" / LIBRARY
+            try:
+                content = source.read_bytes()
+            except OSError as error:
+                raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
+            if not target.is_file() or target.read_bytes() != content:
+                _replace(target, content, 0o755)
+        line = f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode()
+        preload = self._root / PRELOAD
+        if not preload.is_file() or preload.read_bytes() != line:
+            _replace(preload, line, 0o644)
+
+    def check_installed(self) -> None:
+        """Raises `IsolationMissingError` naming the file that is not there."""
+        for path in (self._root / "lib" / LIBRARY, self._root / PRELOAD):
+            if not path.is_file():
+                raise IsolationMissingError(
+                    f"{path} is missing: limits cannot be enforced; let the agent install it (--library) or "
+                    f"switch isolation off for this node"
+                )
+
+    # -- one container --------------------------------------------------------------------------------
+
+    def mounts(self, name: str) -> tuple[HostMount, ...]:
+        """What a container with the folder `name` is given besides its cards."""
+        folder = self._host_root / "containers" / name
+        return (
+            HostMount("/etc/ld.so.preload", str(self._host_root / PRELOAD), read_only=True),
+            HostMount(LIBRARY_FOLDER, str(self._host_root / "lib"), read_only=True),
+            HostMount("/etc/gpuslice", str(folder / "etc"), read_only=True),
+            HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),
+        )
+
+    def prepare(self, ids: Iterable[str]) -> str:
+        """Make the folder that Allocate mounts; answers its token. What an older container left stays."""
+        ids = sorted(ids)
+        name = token(ids)
+        folder = self._folder(name)
+        (folder / "etc").mkdir(parents=True, exist_ok=True)
+        (folder / "var").mkdir(exist_ok=True)
+        (folder / "var").chmod(0o1777)  # any user of the container may write its region
+        if not (folder / "owner.json").exists():
+            self._own(folder, Owner(ids))
+        return name
+
+    def start(self, ids: Iterable[str], limits: Iterable[CardLimit], owner: Owner, *, limited: bool) -> None:
+        """Ready for a container's first instruction: limits in place, and a region nobody has written in.
+
+        `limited` false: the file says that there is no limit, for a container that is exempt.
+        """
+        folder = self._folder(self.prepare(ids))
+        for left in (folder / "var").iterdir():
+            _remove(left)
+        _replace(folder / "etc" / "limits", limits_text(limits, limited=limited).encode(), 0o644)
+        self._own(folder, owner)
+
+    # -- sweeping -------------------------------------------------------------------------------------
+
+    def owners(self) -> Iterator[tuple[str, Owner, float]]:
+        """(token, owner, age in seconds) of every folder. One that cannot be read belongs to nobody."""
+        containers = self._root / "containers"
+        with contextlib.suppress(FileNotFoundError):
+            for folder in sorted(containers.iterdir()):
+                with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+                    yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
+
+    def exists(self, ids: Iterable[str]) -> bool:
+        """Whether a container with these ids was granted a folder."""
+        return self._folder(token(ids)).is_dir()
+
+    def remove(self, name: str) -> None:
+        shutil.rmtree(self._folder(name), ignore_errors=True)
+
+    def _folder(self, name: str) -> Path:
+        return self._root / "containers" / name
+
+    def _own(self, folder: Path, owner: Owner) -> None:
+        _replace(folder / "owner.json", msgspec.json.encode(owner), 0o644)
+
+
+def limits_text(limits: Iterable[CardLimit], *, limited: bool) -> str:
+    """The limits file; its grammar is in native/src/limits.h."""
+    lines = [_limit_line(limit, limited) for limit in limits]
+    return "".join(["gpuslice 1\n", *lines, f"end {len(lines)}\n"])
+
+
+def _limit_line(limit: CardLimit, limited: bool) -> str:
+    memory = str(limit.memory_mib * MIB) if limited else "-"
+    share = str(limit.core_percent) if limited and limit.core_percent else "-"
+    return f"{limit.gpu.uuid} memory={memory} share={share}\n"
+
+
+def _read_owner(folder: Path) -> Owner:
+    try:
+        return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
+    except (OSError, msgspec.DecodeError):
+        return Owner([])
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
+    """Write a file whole or not at all: containers may be starting right now."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

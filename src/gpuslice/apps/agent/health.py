@@ -1,0 +1,122 @@
+"""Which cards must not be given out, and why. Pure: time and events come in, a verdict comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from gpuslice.adapters.gpu.source import XidEvent
+from gpuslice.core.errors import ContractError
+from gpuslice.core.model import Gpu
+
+IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+"""Faults of an application, not of a card: 31, 43, 45 by the vendor's plugin, 13, 68, 109 by NVIDIA's."""
+
+LOST = "does not answer"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a card is out of use by a reported error, and until when (monotonic seconds; None: for good)."""
+
+    reason: str
+    until_s: float | None
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is wrong with the cards, by uuid. Each of the three has its own way to get well again.
+
+    `faults` heal after `recovery_s` without a new one, twice as long each time; 0 means never. `lost` cards
+    heal by answering, `excluded` ones when the operator's file no longer names them.
+    """
+
+    recovery_s: float
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+
+    def event(self, event: XidEvent, uuids: Iterable[str], now_s: float) -> Health:
+        """A driver's report: one without a uuid may mean any card, so it means all."""
+        if event.xid in IGNORED_XIDS:
+            return self
+        hit = [event.uuid] if event.uuid else list(uuids)
+        return replace(
+            self, faults={**self.faults, **{uuid: self._fault(uuid, event.xid, now_s) for uuid in hit}}
+        )
+
+    def seen(self, answering: Iterable[str], known: Iterable[str]) -> Health:
+        """Of the `known` cards those not `answering` are lost."""
+        return replace(self, lost=frozenset(known) - frozenset(answering))
+
+    def aged(self, now_s: float) -> Health:
+        """Faults whose time is over are forgiven, but counted."""
+        faults = {uuid: _forgiven(fault, now_s) for uuid, fault in self.faults.items()}
+        return self if faults == self.faults else replace(self, faults=faults)
+
+    def reasons(self) -> dict[str, str]:
+        """Every card that must not be given out with the reason."""
+        faults = {uuid: fault.reason for uuid, fault in self.faults.items() if fault.reason}
+        excluded = dict.fromkeys(self.excluded, "excluded by the operator")
+        return {**faults, **excluded, **dict.fromkeys(self.lost, LOST)}
+
+    def _fault(self, uuid: str, xid: int, now_s: float) -> Fault:
+        known = self.faults.get(uuid)
+        times = known.times + 1 if known else 1
+        until_s = now_s + self.recovery_s * 2.0 ** min(times - 1, 16) if self.recovery_s else None
+        return Fault(f"Xid {xid}", until_s, times)
+
+
+def _forgiven(fault: Fault, now_s: float) -> Fault:
+    over = fault.until_s is not None and now_s >= fault.until_s
+    return replace(fault, reason="", until_s=None) if over else fault
+
+
+# -- the operator's file ---------------------------------------------------------------------------------
+class _Excluded(msgspec.Struct):
+    index: list[int | str] = []
+    uuid: list[str] = []
+
+
+def excluded_cards(text: bytes, gpus: Iterable[Gpu]) -> frozenset[str]:
+    """The uuids that ``unhealthyDevices.json`` takes out of use. Raises `ContractError`."""
+    try:
+        entries = msgspec.json.decode(text, type=_Excluded)
+    except msgspec.DecodeError as error:
+        shown = text[:80].decode(errors="replace")
+        raise ContractError("unhealthyDevices.json", shown, f'{{"index":[],"uuid":[]}} ({error})') from error
+    indices = {str(index) for index in entries.index}
+    named = {gpu.uuid for gpu in gpus if str(gpu.index) in indices}
+    return frozenset(named | set(entries.uuid))
+
+
+# -- the ConfigMap ---------------------------------------------------------------------------------------
+OWN_KEY = "agent"  # the cards that the agent itself put there; the others are the operator's
+
+
+def unhealthy_data(present: Mapping[str, str] | None, unhealthy: Mapping[int, str]) -> dict[str, str]:
+    """The ConfigMap's data for these cards and reasons, with what an operator wrote there left in place."""
+    present = present or {}
+    operators = _indices(present.get("gpus", "")) - _indices(present.get(OWN_KEY, ""))
+    return {
+        "gpus": _joined(operators | set(unhealthy)),
+        OWN_KEY: _joined(unhealthy),
+        "reasons": "; ".join(f"{index}: {reason}" for index, reason in sorted(unhealthy.items())),
+    }
+
+
+def recorded_by_agent(data: Mapping[str, str] | None) -> frozenset[int]:
+    """The cards that an earlier agent had found unhealthy: a restart must not make them well."""
+    return frozenset(_indices((data or {}).get(OWN_KEY, "")))
+
+
+def _indices(text: str) -> set[int]:
+    parts = (part.strip() for part in text.split(","))
+    return {int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) <= 4}
+
+
+def _joined(indices: Iterable[int]) -> str:
+    return ",".join(str(index) for index in sorted(indices))

@@ -1,0 +1,243 @@
+"""The agent process: wires everything and starts named tasks.
+
+kubelet is told of the cards only when an answer to its first question can be right: the cards, the node's
+rules and the node's pods are known, and what enforces the limits is in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from aiohttp import web
+
+import gpuslice
+from gpuslice.adapters.gpu.nvml import NvmlSource
+from gpuslice.adapters.gpu.recorded import RecordedSource
+from gpuslice.adapters.gpu.source import GpuSource
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.errors import ConfigError
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
+from gpuslice.adapters.kubelet.podresources import PodResources
+from gpuslice.adapters.web.app import Probes, json_answer, make_app
+from gpuslice.adapters.web.exposition import render
+from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
+from gpuslice.apps.agent.bookkeeper import Bookkeeper
+from gpuslice.apps.agent.cards import CardKeeper
+from gpuslice.apps.agent.desk import Desk
+from gpuslice.apps.agent.devices import DeviceList
+from gpuslice.apps.agent.flags import VendorCommand
+from gpuslice.apps.agent.folders import Folders, IsolationMissingError
+from gpuslice.apps.agent.health import Health
+from gpuslice.apps.agent.metrics import Counters
+from gpuslice.apps.agent.node import TooManyUnitsError, memory_unit
+from gpuslice.apps.agent.nodekeeper import NodeKeeper
+from gpuslice.apps.agent.plugin import GpuMemoryPlugin, PluginOptions
+from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.start import Starter
+from gpuslice.apps.agent.state import agent_state, families
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.apps.settings import SettingsError, load, options, shown
+from gpuslice.core.contract import GPU_MEM, PLUGIN_ENDPOINT
+from gpuslice.core.model import Node
+
+_log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+
+class Agent:
+    """Everything of one node's agent around a Kubernetes client and a source of cards."""
+
+    def __init__(self, settings: AgentSettings, client: KubeClient, source: GpuSource) -> None:
+        self.settings = settings
+        unit, self._warning = memory_unit(settings.memory_unit)
+        name = settings.node_name
+        self.counters = Counters()
+        self.desk = Desk(Node(name, ()), place_unplaced=settings.place_unplaced)
+        self.devices = DeviceList()
+        self.folders = Folders(Path(settings.root), Path(settings.host_root) if settings.host_root else None)
+        self._writer = Writer(client, name)
+        self.node = NodeKeeper(
+            client, self._writer, name, lambda: self.cards.gpus, hot=settings.hot_reload_isolation
+        )
+        self.cards = CardKeeper(
+            source,
+            self._writer,
+            self._cards_changed,
+            unit=unit,
+            health=Health(settings.recovery_s),
+            unhealthy_file=Path(settings.unhealthy_file),
+            every_s=settings.inventory_s,
+            follow_events=settings.health_check,
+        )
+        self.bookkeeper = Bookkeeper(
+            self.desk,
+            PodResources(Path(settings.pod_resources_socket)),
+            self._writer,
+            self.folders,
+            self.counters,
+            every_s=settings.reconcile_s,
+            sweep_after_s=settings.sweep_after_s,
+        )
+        self._pods: Reflector[AgentPod] = Reflector(
+            client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}"
+        )
+        self.server = PluginServer(self._plugin(unit), _address(settings))
+        self._source = source
+        self._holding_back = "starting"
+
+    def _plugin(self, unit: str) -> GpuMemoryPlugin:
+        settings = self.settings
+        return GpuMemoryPlugin(
+            self.desk,
+            self.devices,
+            folders=self.folders,
+            starter=Starter(self.desk, self.bookkeeper, self.folders, lambda: self.node.rules, self.counters),
+            rules=lambda: self.node.rules,
+            look=self.bookkeeper.look,
+            counters=self.counters,
+            options=PluginOptions(settings.match_wait_s, unit, settings.legacy_poison_env, settings.cdi_kind),
+        )
+
+    # -- running --------------------------------------------------------------------------------------
+
+    async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
+        """Serve until `stopped`; `listening` hears the port of health and metrics.
+
+        Raises `TooManyUnitsError` when the cards cannot be told to kubelet in the unit of the settings.
+        """
+        if self._warning:
+            _log.warning(self._warning)
+        tasks = {
+            "node": self.node.watch(),
+            "node object": self.node.keep(),
+            "pods": self._pods.run(),
+            "cards": self.cards.watch(),
+            "fault reports": self.cards.follow_events(),
+            "kubelet's book": self._keep_book(),
+            "device plugin": self._serve_kubelet(),
+        }
+        async with serving(self._app(), Listen(self.settings.port, self.settings.host)) as port:
+            listening(port)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    running = [group.create_task(work, name=name) for name, work in tasks.items()]
+                    await stopped
+                    for task in running:
+                        task.cancel()
+            finally:
+                await self._source.close()
+
+    async def _keep_book(self) -> None:
+        await self._pods.synced.wait()
+        await self.bookkeeper.run()
+
+    async def _serve_kubelet(self) -> None:
+        await self.node.read.wait()
+        await self._pods.synced.wait()
+        while reason := self._obstacle():
+            if reason != self._holding_back:
+                _log.warning("not registering with kubelet", extra={"reason": reason})
+            self._holding_back = reason
+            await asyncio.sleep(RETRY_S)
+        self._holding_back = ""
+        await self.server.run()
+
+    def _obstacle(self) -> str:
+        """Why kubelet must not be told of the cards yet; "" when it may."""
+        if not self.node.rules.shared:
+            return "the node's labels say that its cards are not shared"
+        if not self.desk.node.gpus:
+            return self.cards.problem or "there are no cards"
+        if self.node.rules.isolation:
+            try:
+                self.folders.install(self.settings.library)
+                self.folders.check_installed()
+            except (IsolationMissingError, OSError) as error:
+                return str(error)
+        return ""
+
+    def register_again(self) -> None:
+        """SIGHUP, as the vendor's plugin takes it."""
+        self.server.register_again()
+        self.bookkeeper.look()
+
+    # -- what changes ---------------------------------------------------------------------------------
+
+    def _pod_changed(self, change: Change[AgentPod]) -> None:
+        pod = change.object
+        if pod is None:
+            return
+        if change.kind is ChangeKind.DELETED:
+            self.desk.pod_gone(pod.metadata.uid)
+        else:
+            self.desk.pod_changed(node_pod(pod))
+
+    async def _cards_changed(self) -> None:
+        indices = frozenset(self.cards.reasons())
+        self.desk.set_cards(self.cards.gpus, indices)
+        await self.devices.update(self.cards.gpus, self.cards.unhealthy_uuids())
+        self.node.look()
+
+    # -- what is told ---------------------------------------------------------------------------------
+
+    def not_ready(self) -> str:
+        """Why kubelet does not know our cards, "" when it does."""
+        if self._holding_back:
+            return self._holding_back
+        return "" if self.server.registered else "kubelet has not registered the plugin yet"
+
+    def _app(self) -> web.Application:
+        probes = Probes(gpuslice.__version__, self.not_ready, lambda: render(families(self)))
+        return make_app(probes, [web.get("/debug/state", self._state)])
+
+    async def _state(self, _: web.Request) -> web.Response:
+        return json_answer(agent_state(self, shown(self.settings), time.monotonic()))
+
+
+def _address(settings: AgentSettings) -> PluginAddress:
+    return PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, GPU_MEM)
+
+
+def _source(settings: AgentSettings) -> GpuSource:
+    if settings.recording:
+        return RecordedSource(Path(settings.recording))
+    return NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)
+
+
+async def _main(settings: AgentSettings) -> None:
+    connection = connect(os.environ, kubeconfig=settings.kubeconfig)
+    async with AiohttpTransport(connection) as transport:
+        agent = Agent(settings, KubeClient(transport, manager="gpuslice-agent"), _source(settings))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
+        try:
+            await agent.run(until_stopped())
+        except ExceptionGroup as group:
+            if refused := group.subgroup(TooManyUnitsError):
+                raise SettingsError(str(refused.exceptions[0])) from group
+            raise
+
+
+@click.command("agent", cls=VendorCommand)
+@options(AgentSettings)
+def command(**flags: Any) -> None:
+    """Run the node agent: kubelet's device plugin for aliyun.com/gpu-mem."""
+    try:
+        settings = load(AgentSettings, flags, os.environ)
+        configure_logs(settings.log_level)
+        run(_main(settings))
+    except (SettingsError, ConfigError) as error:
+        raise click.ClickException(str(error)) from error

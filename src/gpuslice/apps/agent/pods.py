@@ -1,0 +1,62 @@
+"""The pods of this node as the agent sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.resources import Resource
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.core.contract import ENV_NO_ISOLATION
+from gpuslice.core.model import Pod
+
+
+class EnvVar(objects._Object):  # the base of all partial objects
+    name: str = ""
+    value: str = ""
+
+
+class AgentContainer(objects.Container):
+    env: list[EnvVar] | None = None
+
+
+class AgentPodSpec(objects.PodSpec):
+    containers: list[AgentContainer] = []  # type: ignore[assignment]  # noqa: RUF012
+    init_containers: list[AgentContainer] | None = None  # type: ignore[assignment]
+
+
+class AgentPod(objects.Pod):
+    """A pod with its containers' environment, which only the agent needs: it has one node's pods, not all."""
+
+    spec: AgentPodSpec = msgspec.field(default_factory=AgentPodSpec)
+
+
+NODE_PODS: Resource[Any] = Resource("v1", "pods", "Pod", AgentPod)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePod:
+    """A pod of this node. `created` is RFC 3339, the order in which kubelet admits after its own restart.
+
+    `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``.
+    """
+
+    view: Pod
+    created: str = ""
+    unlimited: frozenset[str] = frozenset()
+
+
+def node_pod(pod: AgentPod) -> NodePod:
+    return NodePod(pod_view(pod), pod.metadata.creation_timestamp or "", frozenset(_unlimited(pod.spec)))
+
+
+def _unlimited(spec: AgentPodSpec) -> list[str]:
+    everyone = [*(spec.init_containers or ()), *spec.containers]
+    return [each.name for each in everyone if any(map(_switches_off, each.env or ()))]
+
+
+def _switches_off(variable: EnvVar) -> bool:
+    return variable.name == ENV_NO_ISOLATION and variable.value.lower() in {"true", "1"}

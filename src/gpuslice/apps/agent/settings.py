@@ -1,0 +1,118 @@
+"""What can be set about the node agent."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from gpuslice.apps.settings import Settings, SettingsError, about
+
+
+class AgentSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice agent``."""
+
+    node_name: Annotated[
+        str, about("Name of the node that the agent runs on, as the API server knows it.", env=("NODE_NAME",))
+    ] = ""
+    kubeconfig: Annotated[
+        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
+    ] = ""
+    memory_unit: Annotated[
+        str,
+        about(
+            "What one aliyun.com/gpu-mem is: GiB or MiB; anything else means GiB. MiB fits small cards only, "
+            "and changing it needs a node without pods that use cards."
+        ),
+    ] = "GiB"
+    device_plugin_folder: Annotated[
+        str, about("kubelet's folder of plugin sockets. Change it where kubelet has another root.")
+    ] = "/var/lib/kubelet/device-plugins"
+    pod_resources_socket: Annotated[
+        str, about("kubelet's pod-resources socket. Change it where kubelet has another root.")
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    root: Annotated[
+        str, about("Folder for the library and the containers' limits, as the agent sees it.")
+    ] = "/var/lib/gpuslice"
+    host_root: Annotated[
+        str, about("The same folder as the host sees it, for mounts; empty when the path is the same.")
+    ] = ""
+    library: Annotated[
+        str, about("libgpuslice.so to install below the root at the start; empty when something else does.")
+    ] = ""
+    nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
+    recording: Annotated[
+        str, about("JSON recording of cards to use in place of NVML, for tests and for other people's nodes.")
+    ] = ""
+    port: Annotated[
+        int, about("TCP port of health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
+    ] = 12346
+    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
+    log_level: Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))] = (
+        "info"
+    )
+    match_wait_s: Annotated[
+        float,
+        about(
+            "How long a call of kubelet may wait for the pod that it is for to become known. kubelet stands "
+            "still meanwhile, so keep it short; the pod's annotations are written before kubelet hears of "
+            "it, so what is missing after this is missing for good.",
+            unit="s",
+            ge=0,
+            le=10,
+        ),
+    ] = 1.0
+    reconcile_s: Annotated[
+        float, about("How often kubelet's book is read without cause.", unit="s", ge=0.1)
+    ] = 5.0
+    inventory_s: Annotated[
+        float, about("How often the cards are asked whether they still answer.", unit="s", ge=0.1)
+    ] = 5.0
+    driver_timeout_s: Annotated[float, about("How long the driver may take to answer.", unit="s", ge=0.1)] = (
+        10.0
+    )
+    health_check: Annotated[
+        bool, about("Take cards with critical Xid errors out of use. Lost cards are, in any case.")
+    ] = True
+    recovery_s: Annotated[
+        float,
+        about(
+            "How long after a critical Xid error a card is given out again, twice as long each further time; "
+            "0 means not before the agent's restart with an empty ConfigMap.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 600.0
+    unhealthy_file: Annotated[
+        str, about('Operator\'s file of cards not to be used: {"index":[],"uuid":[]}.')
+    ] = "/etc/nvidia-device-plugin/unhealthyDevices.json"
+    hot_reload_isolation: Annotated[
+        bool,
+        about(
+            "Follow changes of the isolation label at once, for new containers. Off, because the vendor's "
+            "plugin reads it once at its start."
+        ),
+    ] = False
+    place_unplaced: Annotated[
+        bool,
+        about(
+            "Give pods that no extender placed the best fitting card, on nodes with several cards too. Off, "
+            "because the extender may have promised that card to somebody else."
+        ),
+    ] = False
+    legacy_poison_env: Annotated[
+        bool,
+        about(
+            "Answer what cannot be granted with NVIDIA_VISIBLE_DEVICES=no-gpu-has-…-to-run as the vendor's "
+            "plugin does, in place of an error. Off, because such a pod never heals."
+        ),
+    ] = False
+    cdi_kind: Annotated[
+        str, about('Name cards to the runtime by CDI as well, e.g. "nvidia.com/gpu"; empty for not.')
+    ] = ""
+    sweep_after_s: Annotated[
+        float,
+        about("How old a container's folder must be before it can be removed as unused.", unit="s", ge=1),
+    ] = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.node_name:
+            raise SettingsError("Please set env NODE_NAME")

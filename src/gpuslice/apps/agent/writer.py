@@ -1,0 +1,74 @@
+"""Writes to the API server: pod annotations, node status, the ConfigMap of unhealthy cards, events."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+from gpuslice.apps.agent.repair import Repair
+from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+
+_log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Each method either writes or raises a KubeError; nobody who answers kubelet waits for it unbounded."""
+
+    def __init__(self, client: KubeClient, node: str) -> None:
+        self._client = client
+        self._node = node
+
+    async def repair(self, repair: Repair) -> bool:
+        """Write a pod's annotations; False when the pod is gone or another one has its name now."""
+        pod = repair.pod
+        patch = {"metadata": {"annotations": repair.annotations}}
+        try:
+            await self._client.merge_patch(PODS, pod.name, patch, pod.namespace, uid=pod.uid)
+        except (NotFoundError, ConflictError) as error:
+            _log.info("annotations not written", extra={"pod": pod.key, "error": str(error)})
+            return False
+        _log.info("annotations written", extra={"pod": pod.key, "reason": repair.reason})
+        return True
+
+    async def node_status(self, amounts: Mapping[str, str]) -> None:
+        """Set capacity and allocatable of the resources that are no devices."""
+        amounts = dict(amounts)
+        await self._client.patch_status(NODES, self._node, {"capacity": amounts, "allocatable": amounts})
+
+    async def node_annotation(self, name: str, value: str) -> None:
+        await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
+
+    async def unhealthy(self) -> dict[str, str] | None:
+        """The node's ConfigMap of unhealthy cards; None when there is none."""
+        try:
+            found = await self._client.get(CONFIG_MAPS, self._configmap, SYSTEM_NAMESPACE)
+        except NotFoundError:
+            return None
+        return found.data or {}
+
+    async def set_unhealthy(self, data: Mapping[str, str]) -> None:
+        """Write the ConfigMap, making it where it is missing."""
+        document = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self._configmap, "namespace": SYSTEM_NAMESPACE},
+            "data": dict(data),
+        }
+        try:
+            await self._client.merge_patch(
+                CONFIG_MAPS, self._configmap, {"data": dict(data)}, SYSTEM_NAMESPACE
+            )
+        except NotFoundError:
+            try:
+                await self._client.create(CONFIG_MAPS, document, SYSTEM_NAMESPACE)
+            except AlreadyExistsError:  # somebody was first: theirs gets our part
+                await self._client.merge_patch(
+                    CONFIG_MAPS, self._configmap, {"data": dict(data)}, SYSTEM_NAMESPACE
+                )
+
+    @property
+    def _configmap(self) -> str:
+        return UNHEALTHY_CONFIGMAP_PREFIX + self._node
