@@ -347,3 +347,16 @@ async def test_a_transport_can_be_used_again_after_closing() -> None:
         await transport.close()
         assert (await transport.request("GET", "/")).status == 200
         await transport.close()
+
+
+async def test_credentials_that_fail_at_run_time_are_asked_for_again_later(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    async with (
+        serving(echo) as url,
+        AiohttpTransport(Connection(url, credentials=TokenFile(str(path)))) as transport,
+    ):
+        with pytest.raises(UnavailableError, match=f"no credentials: token file {path}") as caught:
+            await transport.request("GET", "/")
+        assert not caught.value.outcome_unknown
+        path.write_text("now")
+        assert (await transport.request("GET", "/")).status == 200

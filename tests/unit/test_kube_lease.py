@@ -151,6 +151,19 @@ async def test_one_failed_renewal_is_survived(pair: tuple[Candidate, Candidate],
     assert one.told == [True]
 
 
+async def test_an_answer_that_never_comes_is_given_up(time: VirtualTime) -> None:
+    class Silent(Link):
+        async def request(self, *_: object, **__: object) -> Response:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    settings = LeaseSettings("name", "kube-system", "one", 0.03, 0.02, 0.01)
+    silent: Transport = Silent(OneLease())
+    elector = LeaseElector(KubeClient(silent), settings, clock=time.clock)
+    await asyncio.wait_for(elector._attempt(), 5)
+    assert not elector.leading
+
+
 async def test_the_lease_reads_like_one_of_client_go(
     pair: tuple[Candidate, Candidate], time: VirtualTime
 ) -> None:

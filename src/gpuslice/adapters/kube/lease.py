@@ -97,11 +97,10 @@ class LeaseElector:
         """One try. An error is not the loss of the lease: only time is."""
         began = self._clock()
         try:
-            if await self._acquire_or_renew():
-                self._held_until = began + self._settings.renew_deadline_s
-            else:
-                self._held_until = float("-inf")
-        except KubeError as error:
+            async with asyncio.timeout(self._settings.renew_deadline_s):
+                ours = await self._acquire_or_renew()
+            self._held_until = began + self._settings.renew_deadline_s if ours else float("-inf")
+        except (KubeError, TimeoutError) as error:
             _log.warning("lease not renewed", extra={"lease": self._settings.name, "error": str(error)})
 
     def _report(self) -> None:

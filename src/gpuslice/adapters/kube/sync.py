@@ -59,7 +59,7 @@ class SyncTransport:
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError) as error:
             self.close()
             if reused and request.method == "GET":  # the server closed an idle connection: not an answer
-                return self._exchange(request, secret)
+                return self._once(request, secret)
             raise UnavailableError(f"{request}: connection lost: {error}") from error
         except TimeoutError as error:
             self.close()

@@ -14,7 +14,7 @@ import aiohttp
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
-from gpuslice.adapters.kube.errors import KubeError, UnavailableError, error_of
+from gpuslice.adapters.kube.errors import ConfigError, KubeError, UnavailableError, error_of
 from gpuslice.adapters.kube.http import NO_STRINGS, Request, Response
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
@@ -139,14 +139,18 @@ class AiohttpTransport:
         return self._session
 
     async def _secret(self) -> Secret:
+        """Who we are now. What cannot be had now may be had later: a plugin asks over the network too."""
         credentials = self._connection.credentials
-        if credentials.blocks():  # a plugin may take seconds: not on the event loop
-            return await asyncio.to_thread(credentials.current)
-        return credentials.current()
+        try:
+            if credentials.blocks():  # it may take seconds: not on the event loop
+                return await asyncio.to_thread(credentials.current)
+            return credentials.current()
+        except ConfigError as error:
+            raise UnavailableError(f"no credentials: {error}", outcome_unknown=False) from error
 
     async def _renewed(self) -> bool:
         """After a 401: whether reading the credentials anew gave others than those refused."""
-        before = self._connection.credentials.current()
+        before = await self._secret()
         self._connection.credentials.forget()
         return await self._secret() != before
 
