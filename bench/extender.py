@@ -1,0 +1,244 @@
+"""How fast the extender answers: the real process, the wires that kube-scheduler uses, a cluster half full.
+
+    python bench/extender.py --nodes 5000 --gpus 8 --pods 300 --json
+
+For each pod the questions are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
+with those that passed, bind to the best. The API server (`big_api`) is a process of its own. Times are taken
+at the client, around one HTTP call on a kept connection; CPU and memory are read from /proc.
+
+    filter_p50_ms, filter_p99_ms, prioritize_p99_ms, bind_p50_ms    latency
+    bind_own_ms      CPU that the extender spends on one bind, the client side of its two API calls included
+    cpu_ms_per_pod   CPU that the extender spends on all of one pod: filter, prioritize, bind, watch events
+    rss_mib          resident memory at the end
+    start_to_ready_s from the start of the process to /readyz
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parent.parent
+PREFIX = "/gpushare-scheduler"
+SIZES = (500, 2000, 5000, 20000)
+GOALS = {
+    "filter_p99_ms": 5.0,
+    "cpu_ms_per_pod": 1.5,
+    "bind_own_ms": 1.0,
+    "rss_mib": 150.0,
+    "start_to_ready_s": 3.0,
+}
+
+
+@dataclass(slots=True)
+class Times:
+    """Milliseconds of each call, and the extender's CPU seconds by verb."""
+
+    filter: list[float] = field(default_factory=list)
+    prioritize: list[float] = field(default_factory=list)
+    bind: list[float] = field(default_factory=list)
+    bind_cpu_s: float = 0.0
+    cpu_s: float = 0.0
+    refused: int = 0
+
+
+class Caller:
+    """kube-scheduler's side: one connection that is kept, and a clock around each call."""
+
+    def __init__(self, port: int, pid: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._pid = pid
+
+    def post(self, verb: str, body: bytes) -> tuple[bytes, float]:
+        """The answer and the milliseconds it took."""
+        began = time.perf_counter()
+        self._connection.request("POST", f"{PREFIX}/{verb}", body, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse().read()
+        return answer, (time.perf_counter() - began) * 1e3
+
+    def cpu_s(self) -> float:
+        return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def rss_mib(self) -> float:
+        lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def schedule(caller: Caller, names: list[str], pods: list[dict[str, Any]]) -> Times:
+    times = Times()
+    bodies = [(pod, args_of(pod, names)) for pod in pods]
+    before = caller.cpu_s()
+    for pod, body in bodies:
+        schedule_one(caller, pod, body, times)
+    time.sleep(0.2)  # the last watch events are part of the price
+    times.cpu_s = caller.cpu_s() - before
+    return times
+
+
+def schedule_one(caller: Caller, pod: dict[str, Any], body: bytes, times: Times) -> None:
+    answer, took_ms = caller.post("filter", body)
+    times.filter.append(took_ms)
+    passing = msgspec.json.decode(answer)["NodeNames"]
+    if not passing:
+        times.refused += 1
+        return
+    answer, took_ms = caller.post("prioritize", args_of(pod, passing))
+    times.prioritize.append(took_ms)
+    best = max(msgspec.json.decode(answer), key=lambda each: each["Score"])["Host"]
+    meta = pod["metadata"]
+    binding = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": best}
+    before = caller.cpu_s()
+    answer, took_ms = caller.post("bind", msgspec.json.encode(binding))
+    times.bind_cpu_s += caller.cpu_s() - before
+    times.bind.append(took_ms)
+    if error := msgspec.json.decode(answer)["Error"]:
+        raise SystemExit(f"bind of {meta['name']} to {best} failed: {error}")
+
+
+def args_of(pod: dict[str, Any], names: list[str]) -> bytes:
+    return msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
+
+
+def measure(nodes: int, cards: int, pods: int, seed: int, policy: str) -> dict[str, Any]:
+    from bench.big_api import pending_pods
+
+    with big_api(nodes, cards, pods, seed) as api_port, tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        with extender(api_port, Path(folder), policy) as (port, pid):
+            started_s = wait_ready(port) - began
+            caller = Caller(port, pid)
+            names = [f"node-{number:05d}" for number in range(nodes)]
+            times = schedule(caller, names, pending_pods(pods, seed))
+            found = {"nodes": nodes, "gpus": cards, "pods": pods, "policy": policy, **summary(times)}
+            return found | {"rss_mib": round(caller.rss_mib(), 1), "start_to_ready_s": round(started_s, 2)}
+
+
+def summary(times: Times) -> dict[str, float]:
+    handled = max(1, len(times.filter))
+    return {
+        "filter_p50_ms": percentile(times.filter, 50),
+        "filter_p99_ms": percentile(times.filter, 99),
+        "prioritize_p99_ms": percentile(times.prioritize, 99),
+        "bind_p50_ms": percentile(times.bind, 50),
+        "bind_own_ms": round(times.bind_cpu_s * 1e3 / max(1, len(times.bind)), 3),
+        "cpu_ms_per_pod": round(times.cpu_s * 1e3 / handled, 3),
+        "refused": times.refused,
+    }
+
+
+def percentile(values: list[float], percent: int) -> float:
+    if len(values) < 2:
+        return round(values[0], 3) if values else 0.0
+    return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
+
+
+@contextlib.contextmanager
+def big_api(nodes: int, cards: int, pods: int, seed: int) -> Iterator[int]:
+    arguments = [sys.executable, "-m", "bench.big_api", *map(str, (nodes, cards, pods, seed))]
+    with running(arguments, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+
+
+@contextlib.contextmanager
+def extender(api_port: int, folder: Path, policy: str) -> Iterator[tuple[int, int]]:
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG.format(port=api_port))
+    port = free_port()
+    code = "from gpuslice.apps.extender.main import command; command()"
+    arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
+    with running(arguments, KUBECONFIG=str(kubeconfig), LOG_LEVEL="warn") as process:
+        yield port, process.pid
+
+
+@contextlib.contextmanager
+def running(
+    arguments: list[str], stdout: int | None = None, **environ: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **environ}
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=stdout)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def wait_ready(port: int, timeout_s: float = 120) -> float:
+    """When /readyz said yes."""
+    deadline = time.perf_counter() + timeout_s
+    while time.perf_counter() < deadline:
+        with contextlib.suppress(OSError):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == 200:
+                return time.perf_counter()
+        time.sleep(0.01)
+    raise SystemExit(f"the extender was not ready within {timeout_s:g} s")
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    names = list(rows[0])
+    cells = [[str(row[name]) for row in rows] for name in names]
+    lines = []
+    for name, values in zip(names, cells, strict=True):
+        goal = f"  goal at 5000 nodes: {GOALS[name]:g}" if name in GOALS else ""
+        lines.append(f"{name:<20}" + "".join(f"{value:>18}" for value in values) + goal)
+    return "\n".join(lines)
+
+
+KUBECONFIG = """apiVersion: v1
+kind: Config
+clusters: [{{name: bench, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+users: [{{name: bench, user: {{}}}}]
+contexts: [{{name: bench, context: {{cluster: bench, user: bench}}}}]
+current-context: bench
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, action="append", help=f"may be repeated; {SIZES} without it")
+    parser.add_argument("--gpus", type=int, default=8, help="cards of a node")
+    parser.add_argument("--pods", type=int, default=300, help="pods to schedule")
+    parser.add_argument("--policy", default="opportunity-cost")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print one object, or a list for several sizes")
+    chosen = parser.parse_args()
+    sizes = chosen.nodes or list(SIZES)
+    rows = [measure(nodes, chosen.gpus, chosen.pods, chosen.seed, chosen.policy) for nodes in sizes]
+    if chosen.json:
+        print(json.dumps(rows[0] if len(rows) == 1 else rows))
+    else:
+        print(table(rows))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
