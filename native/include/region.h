@@ -40,9 +40,8 @@ struct gpuslice_card {
     _Atomic int64_t integral_ppm;  /* the slow correction, in millionths */
     _Atomic uint64_t sampled_at_ns;
     _Atomic uint64_t sampled_throttled_ns;
-    _Atomic uint64_t in_flight_ns;
     _Atomic uint64_t charged_ns; /* device time charged, ever */
-    uint64_t padding[1];
+    uint64_t padding[2];
 };
 
 /* What one process holds of one card. */
@@ -52,7 +51,8 @@ struct gpuslice_usage {
     _Atomic uint64_t own_bytes;               /* the part that is the driver's own: contexts, modules */
     _Atomic uint64_t exported_bytes;          /* the part that other processes may have opened */
     _Atomic uint64_t imports;                 /* other processes' memory opened here, a count */
-    uint64_t padding[3];
+    _Atomic uint64_t in_flight_ns;            /* work launched and not yet charged, as estimated */
+    uint64_t padding[2];
 };
 
 struct gpuslice_slot {
@@ -62,7 +62,8 @@ struct gpuslice_slot {
     _Atomic uint64_t start_stack;   /* field 28: tells an image from the one that exec put in its place; 0 unknown */
     _Atomic uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
     _Atomic uint64_t pid;           /* in that namespace */
-    uint64_t padding[3];
+    _Atomic uint64_t host_pid;      /* as NVML names it, where it had to be found out; 0 unknown */
+    uint64_t padding[2];
     struct gpuslice_usage usage[GPUSLICE_CARDS];
 };
 

@@ -152,6 +152,7 @@ void gs_forget_everything(void)
     gs_forget_imports();
     gs_forget_own();
     gs_pools_forget();
+    gs_throttle_forget();
     gs_contexts_changed();
 }
 

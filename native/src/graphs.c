@@ -274,5 +274,5 @@ static int launch_own(CUgraphExec graph, CUstream stream)
     RUN(cuGraphLaunch_ptsz, (graph, stream));
 }
 
-int cuGraphLaunch(CUgraphExec graph, CUstream stream) { THROTTLED(launch(graph, stream), stream, false); }
-int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { THROTTLED(launch_own(graph, stream), stream, true); }
+int cuGraphLaunch(CUgraphExec graph, CUstream stream) { THROTTLED(launch(graph, stream), stream, false, GS_GRAPH); }
+int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { THROTTLED(launch_own(graph, stream), stream, true, GS_GRAPH); }

@@ -7,7 +7,7 @@ int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y
 {
     THROTTLED(DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
                                      parameters, extra),
-              stream, false);
+              stream, false, GS_KERNEL);
 }
 
 int cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -16,19 +16,19 @@ int cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int g
 {
     THROTTLED(DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
                                           stream, parameters, extra),
-              stream, true);
+              stream, true, GS_KERNEL);
 }
 
 int cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream = config ? config->hStream : NULL;
-    THROTTLED(DRIVER(cuLaunchKernelEx)(config, function, parameters, extra), stream, false);
+    THROTTLED(DRIVER(cuLaunchKernelEx)(config, function, parameters, extra), stream, false, GS_KERNEL);
 }
 
 int cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream = config ? config->hStream : NULL;
-    THROTTLED(DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra), stream, true);
+    THROTTLED(DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra), stream, true, GS_KERNEL);
 }
 
 int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -37,7 +37,7 @@ int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned
 {
     THROTTLED(DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                 shared_bytes, stream, parameters),
-              stream, false);
+              stream, false, GS_KERNEL);
 }
 
 int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
@@ -46,22 +46,22 @@ int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, uns
 {
     THROTTLED(DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                      shared_bytes, stream, parameters),
-              stream, true);
+              stream, true, GS_KERNEL);
 }
 
 int cuLaunchCooperativeKernelMultiDevice(void *launches, unsigned int count, unsigned int flags)
 {
-    THROTTLED(DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags), NULL, false);
+    THROTTLED(DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags), NULL, false, GS_KERNEL);
 }
 
-int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, false); }
+int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, false, GS_KERNEL); }
 
 int cuLaunchGrid(CUfunction function, int width, int height)
 {
-    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false);
+    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false, GS_KERNEL);
 }
 
 int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {
-    THROTTLED(DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false);
+    THROTTLED(DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false, GS_KERNEL);
 }

@@ -110,6 +110,8 @@ static void learn_host_pid(struct own *own, const struct reading *before, struct
     if (after->listed || own->host_pid || count != 1)
         return;
     own->host_pid = found;
+    if (gs_books.slot)
+        atomic_store(&gs_books.slot->host_pid, found);
     read_card(own, after);
 }
 

@@ -9,9 +9,10 @@ all: $(BUILD)/lib/libgpuslice.so
 
 $(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS)
+	@$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS)
 	@mv $@.tmp $@
 
 $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def include/region.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<
+	@$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<
+include tests/tests.mk

@@ -8,22 +8,27 @@
 extern bool gs_launch_freely;
 
 void gs_throttle_start(const struct gs_card *cards, uint32_t count);
+void gs_throttle_forget(void); /* in a forked child */
 
-/* Around every piece of work. The mark tells what was begun. */
+enum gs_work_kind { GS_KERNEL, GS_GRAPH, GS_WORK_KINDS };
+
+/* Around every piece of work. */
 struct gs_work {
-    struct gs_card *card;
-    CUevent start;
+    struct gs_place place; /* card NULL: not throttled */
+    CUstream stream;
+    enum gs_work_kind kind;
+    bool own_stream;
 };
-struct gs_work gs_work_begin(CUstream stream, bool own_stream);
-void gs_work_end(struct gs_work work, CUstream stream, bool own_stream);
+struct gs_work gs_work_begin(CUstream stream, bool own_stream, enum gs_work_kind kind);
+void gs_work_end(const struct gs_work *work, bool launched);
 
-#define THROTTLED(call, stream, own_stream)                                                                            \
+#define THROTTLED(call, stream, own_stream, kind)                                                                      \
     do {                                                                                                               \
         if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)))                                           \
             return call;                                                                                               \
-        struct gs_work work = gs_work_begin(stream, own_stream);                                                       \
+        struct gs_work work = gs_work_begin(stream, own_stream, kind);                                                 \
         int result = call;                                                                                             \
-        gs_work_end(work, stream, own_stream);                                                                         \
+        gs_work_end(&work, result == CUDA_SUCCESS);                                                                    \
         return result;                                                                                                 \
     } while (0)
 

@@ -32,9 +32,8 @@ class Card(ctypes.Structure):
         ("integral_ppm", ctypes.c_int64),
         ("sampled_at_ns", ctypes.c_uint64),
         ("sampled_throttled_ns", ctypes.c_uint64),
-        ("in_flight_ns", ctypes.c_uint64),
         ("charged_ns", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 2),
     )
 
 
@@ -47,7 +46,8 @@ class Usage(ctypes.Structure):
         ("own_bytes", ctypes.c_uint64),
         ("exported_bytes", ctypes.c_uint64),
         ("imports", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 3),
+        ("in_flight_ns", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 2),
     )
 
 
@@ -60,7 +60,8 @@ class Slot(ctypes.Structure):
         ("start_stack", ctypes.c_uint64),
         ("pid_namespace", ctypes.c_uint64),
         ("pid", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 3),
+        ("host_pid", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 2),
         ("usage", Usage * CARDS),
     )
 
