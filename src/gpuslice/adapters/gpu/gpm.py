@@ -1,0 +1,88 @@
+"""Hardware counters through NVML's GPM (Hopper and later): DCGM's ``DCGM_FI_PROF_*`` without DCGM.
+
+A figure is an average between two samples, so the first reading of a card has none. One call reads all
+metrics of a card. Source of the ids: nvml.h, ``nvmlGpmMetricId_t``; of the pairs: DCGM 4.6's own table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pynvml
+
+from gpuslice.core.units import MIB
+
+_PERCENT = 0.01
+_GPM: dict[int, tuple[int, float]] = {
+    1001: (1, _PERCENT),  # graphics engine active
+    1002: (2, _PERCENT),  # SM active
+    1003: (3, _PERCENT),  # SM occupancy
+    1004: (5, _PERCENT),  # any tensor pipe
+    1005: (10, _PERCENT),  # DRAM bandwidth
+    1006: (11, _PERCENT),  # FP64
+    1007: (12, _PERCENT),  # FP32
+    1008: (13, _PERCENT),  # FP16
+    1009: (20, MIB),  # PCIe sent, MiB/s
+    1010: (21, MIB),  # PCIe received
+    1011: (61, MIB),  # NVLink sent
+    1012: (60, MIB),  # NVLink received
+    1013: (9, _PERCENT),  # integer tensor
+    1014: (7, _PERCENT),  # half tensor
+    1015: (6, _PERCENT),  # double tensor
+    1016: (4, _PERCENT),  # integer
+    **{1017 + engine: (30 + engine, _PERCENT) for engine in range(8)},  # NVDEC
+    **{1025 + engine: (40 + engine, _PERCENT) for engine in range(8)},  # NVJPG
+    **{1033 + engine: (50 + engine, _PERCENT) for engine in range(2)},  # NVOFA
+    **{1040 + 2 * link: (63 + 2 * link, MIB) for link in range(18)},  # NVLink n sent
+    **{1041 + 2 * link: (62 + 2 * link, MIB) for link in range(18)},  # NVLink n received
+}
+
+PROFILING_FIELDS = frozenset(_GPM)
+
+
+def supported(card: Any) -> bool:
+    """Whether the card has these counters and this driver reads them."""
+    try:
+        return bool(pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice)
+    except (pynvml.NVMLError, AttributeError):
+        return False
+
+
+class GpmReader:
+    """Two samples of one card, taken turns. Raises NVMLError when the counters may not be read."""
+
+    def __init__(self, card: Any, fields: Iterable[int]) -> None:
+        self._card = card
+        self._fields = [field for field in fields if field in _GPM]
+        self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+        self._first = True
+
+    def read(self) -> dict[int, float]:
+        """DCGM field id → value since the last call; empty at the first."""
+        self._older, self._newer = self._newer, self._older
+        pynvml.nvmlGpmSampleGet(self._card, self._newer)
+        if self._first:
+            self._first = False
+            return {}
+        return self._between()
+
+    def close(self) -> None:
+        for sample in (self._older, self._newer):
+            pynvml.nvmlGpmSampleFree(sample)
+
+    def _between(self) -> dict[int, float]:
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = len(self._fields)
+        request.sample1, request.sample2 = self._older, self._newer
+        for place, field in enumerate(self._fields):
+            request.metrics[place].metricId = _GPM[field][0]
+        pynvml.nvmlGpmMetricsGet(request)
+        found = {field: request.metrics[place] for place, field in enumerate(self._fields)}
+        return {
+            field: float(metric.value) * _GPM[field][1]
+            for field, metric in found.items()
+            if metric.nvmlReturn == pynvml.NVML_SUCCESS and not math.isnan(metric.value)
+        }

@@ -1,0 +1,162 @@
+"""One DCGM field from one NVML call: the table of what a card can be asked for by hand.
+
+Keys are DCGM field ids. Values come in DCGM's units, which are not base units: MHz, W, mJ, MiB, percent.
+Source of the conversions: DCGM's cache manager, version 4.6. What is not here may still have an NVML field
+value (``NVML_FI_*``), which `telemetry` asks for all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pynvml
+
+from gpuslice.core.units import MIB
+
+Reading = float | str
+Read = Callable[[Any], Reading | None]
+
+_MILLI = 1e-3
+_HOTTEST_C = 200  # a sensor that is not there reads 255 or more
+
+
+def _power_limit(which: int) -> Read:
+    return lambda card: pynvml.nvmlDeviceGetPowerManagementLimitConstraints(card)[which] * _MILLI
+
+
+def _clock(kind: int) -> Read:
+    return lambda card: float(pynvml.nvmlDeviceGetClockInfo(card, kind))
+
+
+def _threshold(kind: int) -> Read:
+    return lambda card: float(pynvml.nvmlDeviceGetTemperatureThreshold(card, kind))
+
+
+def _ecc(error: int, counter: int) -> Read:
+    return lambda card: float(pynvml.nvmlDeviceGetTotalEccErrors(card, error, counter))
+
+
+def _retired(cause: int) -> Read:
+    return lambda card: float(len(pynvml.nvmlDeviceGetRetiredPages(card, cause)))
+
+
+def _remapped(which: int) -> Read:
+    return lambda card: float(pynvml.nvmlDeviceGetRemappedRows(card)[which])
+
+
+def _memory(part: str) -> Read:
+    def read(card: Any) -> Reading | None:
+        value = getattr(memory_info(card), part, None)
+        return None if value is None else float(int(value) // MIB)
+
+    return read
+
+
+def _bar1(part: str) -> Read:
+    return lambda card: float(int(getattr(pynvml.nvmlDeviceGetBAR1MemoryInfo(card), part)) // MIB)
+
+
+def _inforom(kind: int) -> Read:
+    return lambda card: text(pynvml.nvmlDeviceGetInforomVersion(card, kind))
+
+
+def memory_info(card: Any) -> Any:
+    """Memory of a card; the second version tells what the driver reserves, older drivers have the first."""
+    try:
+        return pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
+    except (pynvml.NVMLError, AttributeError):
+        return pynvml.nvmlDeviceGetMemoryInfo(card)
+
+
+def text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _temperature(card: Any) -> Reading | None:
+    celsius = float(pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU))
+    return celsius if celsius <= _HOTTEST_C else None
+
+
+def _used_part(card: Any) -> Reading | None:
+    memory = memory_info(card)
+    usable = int(memory.total) - int(getattr(memory, "reserved", 0) or 0)
+    return int(memory.used) / usable if usable > 0 else None
+
+
+def _clock_events(card: Any) -> Reading | None:
+    try:
+        return float(pynvml.nvmlDeviceGetCurrentClocksEventReasons(card))
+    except (pynvml.NVMLError, AttributeError):
+        return float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
+
+
+def _licensed(card: Any) -> Reading | None:
+    licensable = pynvml.nvmlDeviceGetGridLicensableFeatures(card)
+    states = [bool(feature.featureState) for feature in licensable.gridLicensableFeatures]
+    return float(any(states)) if states else None
+
+
+READERS: dict[int, Read] = {
+    1: lambda card: text(pynvml.nvmlSystemGetDriverVersion()),
+    2: lambda card: text(pynvml.nvmlSystemGetNVMLVersion()),
+    4: lambda card: float(pynvml.nvmlDeviceGetCount()),
+    50: lambda card: text(pynvml.nvmlDeviceGetName(card)),
+    51: lambda card: str(pynvml.nvmlDeviceGetBrand(card)),
+    53: lambda card: text(pynvml.nvmlDeviceGetSerial(card)),
+    54: lambda card: text(pynvml.nvmlDeviceGetUUID(card)),
+    55: lambda card: float(pynvml.nvmlDeviceGetMinorNumber(card)),
+    56: _inforom(getattr(pynvml, "NVML_INFOROM_OEM", 0)),
+    57: lambda card: text(pynvml.nvmlDeviceGetPciInfo(card).busId),
+    80: _inforom(getattr(pynvml, "NVML_INFOROM_ECC", 1)),
+    81: _inforom(getattr(pynvml, "NVML_INFOROM_POWER", 2)),
+    82: lambda card: text(pynvml.nvmlDeviceGetInforomImageVersion(card)),
+    85: lambda card: text(pynvml.nvmlDeviceGetVbiosVersion(card)),
+    90: _bar1("bar1Total"),
+    92: _bar1("bar1Used"),
+    93: _bar1("bar1Free"),
+    100: _clock(pynvml.NVML_CLOCK_SM),
+    101: _clock(pynvml.NVML_CLOCK_MEM),
+    102: _clock(pynvml.NVML_CLOCK_VIDEO),
+    110: lambda card: float(pynvml.nvmlDeviceGetApplicationsClock(card, pynvml.NVML_CLOCK_SM)),
+    111: lambda card: float(pynvml.nvmlDeviceGetApplicationsClock(card, pynvml.NVML_CLOCK_MEM)),
+    112: _clock_events,
+    150: _temperature,
+    155: lambda card: pynvml.nvmlDeviceGetPowerUsage(card) * _MILLI,
+    156: lambda card: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(card)),
+    158: _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    159: _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+    160: lambda card: pynvml.nvmlDeviceGetPowerManagementLimit(card) * _MILLI,
+    161: _power_limit(0),
+    162: _power_limit(1),
+    163: lambda card: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(card) * _MILLI,
+    164: lambda card: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) * _MILLI,
+    190: lambda card: float(pynvml.nvmlDeviceGetPerformanceState(card)),
+    191: lambda card: float(pynvml.nvmlDeviceGetFanSpeed(card)),
+    202: lambda card: float(pynvml.nvmlDeviceGetPcieReplayCounter(card)),
+    203: lambda card: float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu),
+    204: lambda card: float(pynvml.nvmlDeviceGetUtilizationRates(card).memory),
+    206: lambda card: float(pynvml.nvmlDeviceGetEncoderUtilization(card)[0]),
+    207: lambda card: float(pynvml.nvmlDeviceGetDecoderUtilization(card)[0]),
+    235: lambda card: float(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)),
+    236: lambda card: float(pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)),
+    237: lambda card: float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(card)),
+    238: lambda card: float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(card)),
+    250: _memory("total"),
+    251: _memory("free"),
+    252: _memory("used"),
+    253: _memory("reserved"),
+    254: _used_part,
+    310: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
+    311: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
+    312: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC),
+    313: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC),
+    390: _retired(pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS),
+    391: _retired(pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR),
+    392: lambda card: float(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(card)),
+    393: _remapped(1),
+    394: _remapped(0),
+    395: _remapped(3),
+    396: _remapped(2),
+    526: _licensed,
+}

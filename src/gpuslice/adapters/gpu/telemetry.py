@@ -1,0 +1,276 @@
+"""Everything an exporter wants to know of the cards, sampled in one pass over NVML.
+
+What a card cannot give is asked for once and then left alone for a while: some calls cost milliseconds only
+to fail. A card that fails alone leaves the others readable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import pynvml
+
+from gpuslice.adapters.gpu import gpm
+from gpuslice.adapters.gpu.processes import ProcessReader
+from gpuslice.adapters.gpu.readings import READERS, Reading, memory_info, text
+from gpuslice.adapters.gpu.source import GpuUnavailableError
+from gpuslice.adapters.gpu.worker import BlockingWorker
+from gpuslice.core.attribution import ProcessReading
+
+T = TypeVar("T")
+
+RETRY_UNSUPPORTED_S = 600.0
+
+# Fields of DCGM that are NVML field values although DCGM's own table does not say so: name and factor.
+_FIELD_VALUES: dict[int, tuple[str, float]] = {
+    140: ("NVML_FI_DEV_MEMORY_TEMP", 1.0),
+    157: ("NVML_FI_DEV_POWER_INSTANT", 1e-3),
+}
+_NVLINK_THROUGHPUT = 449
+_ALL_LINKS = 0xFFFFFFFF
+_KIB = 1024
+_MEBI_RATE = 1e6  # DCGM gives MB/s
+
+
+@dataclass(frozen=True, slots=True)
+class CardSample:
+    """One card at one moment. `fields`: DCGM field id → value in DCGM's unit; what is unknown is not in it.
+
+    `unsupported` are wanted fields that this card or driver cannot give, with the driver's reason.
+    """
+
+    position: int
+    index: int
+    uuid: str
+    model: str = ""
+    pci_bus_id: str = ""
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    reserved_bytes: int | None = None
+    fields: Mapping[int, Reading] = field(default_factory=dict)
+    processes: tuple[ProcessReading, ...] | None = None
+    unsupported: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSample:
+    """All cards at one moment; `lost` names those that do not answer: position and reason."""
+
+    cards: tuple[CardSample, ...]
+    lost: tuple[tuple[int, str], ...] = ()
+    driver_version: str = ""
+    taken_at_s: float = 0.0  # monotonic
+    took_s: float = 0.0
+
+
+class Telemetry(Protocol):
+    """Samples a node's cards; bounded in time whatever the driver does."""
+
+    async def sample(self, wanted: Mapping[int, str]) -> NodeSample:
+        """`wanted`: DCGM field id → name of its NVML field value, "" where it has none.
+
+        Raises `GpuUnavailableError` when the driver cannot be asked at all.
+        """
+        ...
+
+
+class NvmlTelemetry:
+    """`Telemetry` over ``libnvidia-ml.so.1``."""
+
+    def __init__(self, *, timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._worker = BlockingWorker("NVML sampling")
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._cards: dict[int, _Card] = {}
+        self._initialised = False
+
+    async def sample(self, wanted: Mapping[int, str]) -> NodeSample:
+        return await self._worker.call(lambda: self._sample(wanted), self._timeout_s)
+
+    def _sample(self, wanted: Mapping[int, str]) -> NodeSample:
+        began = self._clock()
+        try:
+            count, version = self._count(), text(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError as error:
+            self._forget()
+            raise GpuUnavailableError(f"NVML: {error}") from error
+        cards, lost = [], []
+        for position in range(count):
+            try:
+                cards.append(self._card(position).sample(wanted, began))
+            except pynvml.NVMLError as error:
+                self._cards.pop(position, None)
+                lost.append((position, str(error)))
+        return NodeSample(tuple(cards), tuple(lost), version, began, self._clock() - began)
+
+    def _count(self) -> int:
+        if not self._initialised:
+            pynvml.nvmlInit()
+            self._initialised = True
+        return int(pynvml.nvmlDeviceGetCount())
+
+    def _card(self, position: int) -> _Card:
+        if position not in self._cards:
+            self._cards[position] = _Card(position)
+        return self._cards[position]
+
+    def _forget(self) -> None:
+        """After the driver failed as a whole: start from the beginning at the next question."""
+        self._cards.clear()
+        if self._initialised:
+            self._initialised = False
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+
+
+class _Card:
+    """One card's handle and what is remembered between two samples of it."""
+
+    def __init__(self, position: int) -> None:
+        self._position = position
+        self._handle = pynvml.nvmlDeviceGetHandleByIndex(position)
+        self._uuid = text(pynvml.nvmlDeviceGetUUID(self._handle))
+        self._index = _optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(self._handle)), position)
+        self._model = _optional(lambda: text(pynvml.nvmlDeviceGetName(self._handle)), "")
+        self._bus = _optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(self._handle).busId), "")
+        self._processes = ProcessReader(self._handle, self._uuid)
+        self._unsupported: dict[int, tuple[str, float]] = {}  # field → reason, when to ask again
+        self._gpm: gpm.GpmReader | None = None
+        self._links: tuple[float, float] | None = None
+
+    def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
+        memory = memory_info(self._handle)  # a lost card fails here and is reported as lost
+        asked = [number for number in wanted if self._may_ask(number, now_s)]
+        fields: dict[int, Reading] = {}
+        fields |= self._by_call([number for number in asked if number in READERS], now_s)
+        fields |= self._by_field_value([n for n in asked if n not in fields], wanted, now_s)
+        fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
+        if _NVLINK_THROUGHPUT in asked:
+            fields |= self._link_rate(now_s)
+        self._note_unknown(asked, fields, wanted, now_s)
+        return CardSample(
+            position=self._position,
+            index=self._index,
+            uuid=self._uuid,
+            model=self._model,
+            pci_bus_id=self._bus,
+            total_bytes=int(memory.total),
+            used_bytes=int(memory.used),
+            reserved_bytes=_reserved(memory),
+            fields=fields,
+            processes=_optional(lambda: tuple(self._processes.read()), None),
+            unsupported={number: reason for number, (reason, _) in self._unsupported.items()},
+        )
+
+    def _may_ask(self, number: int, now_s: float) -> bool:
+        refused = self._unsupported.get(number)
+        if refused is not None and now_s < refused[1]:
+            return False
+        self._unsupported.pop(number, None)
+        return True
+
+    def _refuse(self, number: int, reason: str, now_s: float) -> None:
+        self._unsupported[number] = (reason, now_s + RETRY_UNSUPPORTED_S)
+
+    def _by_call(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
+        found: dict[int, Reading] = {}
+        for number in numbers:
+            try:
+                value = READERS[number](self._handle)
+            except (pynvml.NVMLError, AttributeError, ValueError) as error:
+                _raise_if_lost(error)
+                self._refuse(number, str(error), now_s)
+                continue
+            if value is not None:
+                found[number] = value
+        return found
+
+    def _by_field_value(
+        self, numbers: list[int], names: Mapping[int, str], now_s: float
+    ) -> dict[int, Reading]:
+        """All field values in one call; each item has its own verdict."""
+        known = {n: _FIELD_VALUES.get(n, (names[n], 1.0)) for n in numbers}
+        askable = {n: (getattr(pynvml, name, None), factor) for n, (name, factor) in known.items() if name}
+        ids = [(n, number, factor) for n, (number, factor) in askable.items() if number is not None]
+        if not ids:
+            return {}
+        answers = pynvml.nvmlDeviceGetFieldValues(self._handle, [number for _, number, _ in ids])
+        found: dict[int, Reading] = {}
+        for (n, _, factor), answer in zip(ids, answers, strict=True):
+            if answer.nvmlReturn == pynvml.NVML_SUCCESS:
+                found[n] = _value(answer) * factor
+                self._unsupported.pop(n, None)
+            else:
+                self._refuse(n, str(pynvml.NVMLError(answer.nvmlReturn)), now_s)
+        return found
+
+    def _by_counters(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
+        if not numbers:
+            return {}
+        try:
+            if self._gpm is None:
+                if not gpm.supported(self._handle):
+                    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+                self._gpm = gpm.GpmReader(self._handle, numbers)
+            return dict(self._gpm.read())
+        except (pynvml.NVMLError, AttributeError) as error:
+            _raise_if_lost(error)
+            self._gpm = None
+            for number in numbers:
+                self._refuse(number, f"hardware counters: {error}", now_s)
+            return {}
+
+    def _link_rate(self, now_s: float) -> dict[int, Reading]:
+        """NVLink MB/s over all links since the last sample, as DCGM derives it from two counters."""
+        ids = [
+            (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
+            (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
+        ]
+        answers = pynvml.nvmlDeviceGetFieldValues(self._handle, ids)
+        if any(answer.nvmlReturn != pynvml.NVML_SUCCESS for answer in answers):
+            self._refuse(_NVLINK_THROUGHPUT, "no NVLink throughput counters", now_s)
+            return {}
+        moved = sum(_value(answer) for answer in answers) * _KIB
+        before, self._links = self._links, (moved, now_s)
+        if before is None or now_s <= before[1] or moved < before[0]:
+            return {}
+        return {_NVLINK_THROUGHPUT: (moved - before[0]) / (now_s - before[1]) / _MEBI_RATE}
+
+    def _note_unknown(
+        self, asked: list[int], found: Mapping[int, Reading], names: Mapping[int, str], now_s: float
+    ) -> None:
+        """A field that NVML has no way to give at all, on any card."""
+        for number in asked:
+            ways = number in READERS or number in gpm.PROFILING_FIELDS or number in _FIELD_VALUES
+            ways = ways or number == _NVLINK_THROUGHPUT or bool(getattr(pynvml, names[number] or "-", None))
+            if number not in found and not ways:
+                self._refuse(number, "NVML does not give this field", now_s)
+
+
+def _reserved(memory: Any) -> int | None:
+    reserved = getattr(memory, "reserved", None)
+    return None if reserved is None else int(reserved)
+
+
+def _value(answer: Any) -> float:
+    """The member of the union that the driver filled."""
+    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+    return float(getattr(answer.value, members[answer.valueType]))
+
+
+def _optional(read: Callable[[], T], fallback: T) -> T:
+    try:
+        return read()
+    except (pynvml.NVMLError, AttributeError) as error:
+        _raise_if_lost(error)
+        return fallback
+
+
+def _raise_if_lost(error: Exception) -> None:
+    lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_RESET_REQUIRED)
+    if isinstance(error, pynvml.NVMLError) and error.value in lost:
+        raise error
