@@ -27,6 +27,7 @@ from gpuslice.sim.cluster.errors import (
     conflict,
     unsupported_media_type,
 )
+from gpuslice.sim.cluster.events_view import to_events_group
 from gpuslice.sim.cluster.patch import json_patch, merge_patch
 from gpuslice.sim.cluster.reads import find
 from gpuslice.sim.cluster.render import renderer_for
@@ -178,8 +179,7 @@ def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
     validation = request.query.get("fieldValidation", "Warn")
 
     def changed(current: Entry) -> Body:
-        typed = {"apiVersion": target.resource.api_version, "kind": target.resource.kind} | current.copy()
-        patched = changer(typed)
+        patched = changer(_typed(target.resource, current))
         check_type(target.resource, patched)
         return decode_object(cluster, target.resource, patched, validation)
 
@@ -195,6 +195,12 @@ def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
             if error.code != 409 or not moved or attempt == _PATCH_ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def _typed(resource: Resource, entry: Entry) -> Object:
+    """A copy as the client knows it."""
+    obj = to_events_group(entry.copy()) if resource.group == "events.k8s.io" else entry.copy()
+    return {"apiVersion": resource.api_version, "kind": resource.kind} | obj
 
 
 def patch_function(cluster: Cluster, schema_name: str, request: Request) -> Callable[[Object], Any]:

@@ -76,10 +76,8 @@ class _Look:
         replicas = self.wanted if recreate or not self.old else self._room()
         body = self._new_set(replicas)
         namespace = self.deployment["metadata"]["namespace"]
-        return [
-            Create("ReplicaSet", body, namespace),
-            self._tell_scale(body["metadata"]["name"], 0, replicas),
-        ]
+        told = [self._tell_scale(body["metadata"]["name"], 0, replicas)] if replicas else []
+        return [Create("ReplicaSet", body, namespace), *told]
 
     def _new_set(self, replicas: int) -> dict[str, Any]:
         template = self.spec["template"]

@@ -107,6 +107,7 @@ class Controllers:
         if kind == "Lease":
             return
         node = garbage.Node(kind, obj)
+        before = self._graph.nodes.get(node.uid, node)
         children = self._graph.dependents(node.uid)
         if gone:
             self._graph.discard(node.uid)
@@ -114,7 +115,8 @@ class Controllers:
             self._graph.put(node)
         if node.owners or node.finalizers:
             self._queue.add((_GARBAGE, node.uid))
-        for uid in [*(child.uid for child in children), *(owner["uid"] for owner in node.owners)]:
+        owners = [reference["uid"] for reference in [*before.owners, *node.owners]]
+        for uid in [*(child.uid for child in children), *owners]:
             self._queue.add((_GARBAGE, uid))
 
     def _touch_owner(self, obj: Object, uid: str) -> None:
