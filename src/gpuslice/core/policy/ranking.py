@@ -15,7 +15,7 @@ NEVER = np.iinfo(np.int64).max
 NO_SLOT = -1
 TIE_BITS = 32  # of a key, below the score: the fixed order among equals
 CARDS_SHIFT = 24
-CACHE_BYTES = 24 << 20  # all ranks that one policy keeps
+CACHE_BYTES = 24 << 20  # of all ranks that one policy keeps
 BYTES_PER_ROW = 16
 LEAST_SHAPES = 8
 BEST_SCORE = 10  # of what an extender may tell kube-scheduler
@@ -43,9 +43,10 @@ class Ranks:
 class RankCache:
     """Ranks of the shapes asked for last, each renewed where the fleet changed since."""
 
-    def __init__(self, fleet: Fleet, ranker: Ranker) -> None:
+    def __init__(self, fleet: Fleet, ranker: Ranker, most_bytes: int = CACHE_BYTES) -> None:
         self.fleet = fleet
         self.ranker = ranker
+        self._most_bytes = most_bytes
         self._ranks: OrderedDict[Shape, Ranks] = OrderedDict()
 
     def ranks(self, shape: Shape) -> Ranks:
@@ -65,7 +66,7 @@ class RankCache:
     def _new(self, shape: Shape) -> Ranks:
         size = self.fleet.rows
         self._ranks[shape] = ranks = Ranks(np.full(size, NEVER), np.full(size, NO_SLOT), -1)
-        while len(self._ranks) > max(LEAST_SHAPES, CACHE_BYTES // (BYTES_PER_ROW * size + 1)):
+        while len(self._ranks) > max(LEAST_SHAPES, self._most_bytes // (BYTES_PER_ROW * size + 1)):
             self._ranks.popitem(last=False)
         return ranks
 

@@ -1,0 +1,191 @@
+"""What each policy prefers, in small clusters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuslice.core.policy import BestFit, Binpack, Fgd, Fleet, OpportunityCost, Shape, Spread
+from gpuslice.core.policy.fgd import typical_pods
+from gpuslice.core.policy.mix import LearnedMix, prior
+from gpuslice.core.policy.opportunity import SlotPrice
+from tests.unit.fleets import make_fleet, make_fleet_node, place
+
+
+def test_binpack_takes_used_cards_then_used_nodes_then_the_smallest_free_node() -> None:
+    fleet = make_fleet((15, 15), (15, 15, 15), (15,))
+    policy = Binpack(fleet)
+    fleet.take(1, (1,), Shape(5))
+    assert place(fleet, policy, Shape(10)) == (1, (1,))
+    assert place(fleet, policy, Shape(10)) == (1, (0,))
+    assert place(fleet, policy, Shape(15)) == (1, (2,))
+    assert place(fleet, policy, Shape(15)) == (2, (0,))
+
+
+def test_spread_takes_the_emptiest_node_and_there_the_emptiest_card() -> None:
+    fleet = make_fleet((15, 15), (15, 15))
+    policy = Spread(fleet)
+    places = [place(fleet, policy, Shape(3)) for _ in range(4)]
+    assert places == [(0, (0,)), (1, (0,)), (0, (1,)), (1, (1,))]
+    assert policy.slots(Shape(2, 2), 0) == (0, 1)
+
+
+def test_bestfit_leaves_the_least_cpu_and_gpu() -> None:
+    fleet = Fleet()
+    for name, cpu in (("much", 64_000.0), ("little", 8_000.0)):
+        fleet.put(make_fleet_node(name, (15,), cpu_milli=64_000.0, cpu_left=cpu))
+    assert BestFit(fleet).choose(Shape(4, cpu_milli=1000)) == fleet.row_of["little"]
+
+
+def test_bestfit_takes_the_fullest_card_that_fits() -> None:
+    fleet = make_fleet((15, 15, 15))
+    fleet.take(0, (2,), Shape(9))
+    fleet.take(0, (1,), Shape(3))
+    assert BestFit(fleet).slots(Shape(6), 0) == (2,)
+    assert BestFit(fleet).slots(Shape(7), 0) == (1,)
+    assert BestFit(fleet).slots(Shape(6, 2), 0) == (1, 2)
+
+
+def test_fgd_keeps_a_card_whole_for_the_pods_that_need_it_whole() -> None:
+    fleet = make_fleet((10,), (10,))
+    fleet.take(1, (0,), Shape(5))
+    policy = Fgd(fleet, {Shape(10): 1.0, Shape(5): 1.0})
+    assert policy.choose(Shape(5)) == 1
+
+
+def test_fgd_knows_that_free_gpu_without_cpu_is_of_no_use() -> None:
+    fleet = Fleet()
+    fleet.put(make_fleet_node("rich", (10, 10), cpu_left=100.0))
+    fleet.put(make_fleet_node("poor", (10, 10), cpu_left=20.0))
+    policy = Fgd(fleet, {Shape(10, cpu_milli=50): 1.0})
+    assert policy.choose(Shape(10, cpu_milli=10)) == fleet.row_of["poor"]
+
+
+def test_typical_pods_cover_the_most_frequent_and_leave_memory_out() -> None:
+    counts = {Shape(5, memory_mib=1): 40.0, Shape(5, memory_mib=2): 40.0, Shape(10): 16.0, Shape(3): 4.0}
+    typical = typical_pods(counts, make_fleet((10,)))
+    assert typical.units.tolist() == [5, 10]
+    assert np.allclose(typical.chance, [80 / 96, 16 / 96])
+
+
+def test_opportunity_cost_packs_shares_so_that_cards_stay_whole() -> None:
+    fleet = make_fleet((10, 10), (10, 10))
+    policy = OpportunityCost(fleet, {Shape(10): 50.0, Shape(5): 50.0})
+    first, second = place(fleet, policy, Shape(5)), place(fleet, policy, Shape(5))
+    assert first == second
+
+
+def test_opportunity_cost_leaves_parts_that_the_mix_can_fill() -> None:
+    """Pods of 7 and of 3 share a card: a pod of 3 belongs where 3 are left, not where it cuts into 7."""
+    fleet = make_fleet((10,), (10,), (10,))
+    fleet.take(0, (0,), Shape(3))
+    fleet.take(1, (0,), Shape(7))
+    policy = OpportunityCost(fleet, {Shape(7): 50.0, Shape(3): 50.0})
+    assert policy.choose(Shape(3)) == 1
+    assert policy.choose(Shape(7)) == 0
+
+
+def test_opportunity_cost_spares_the_model_that_few_cards_have() -> None:
+    fleet = Fleet()
+    fleet.put(make_fleet_node("rare", (10,), model="R"))
+    for number in range(4):
+        fleet.put(make_fleet_node(f"usual{number}", (10,), model="U"))
+    policy = OpportunityCost(fleet, {Shape(10): 80.0, Shape(10, models=frozenset({"R"})): 20.0})
+    chosen = [place(fleet, policy, Shape(10)) for _ in range(4)]
+    assert fleet.row_of["rare"] not in [row for row, _ in filter(None, chosen)]
+
+
+def test_opportunity_cost_puts_pods_where_their_cpu_is_not_missed() -> None:
+    fleet = Fleet()
+    fleet.put(make_fleet_node("tight", (10, 10), cpu_milli=20.0, cpu_left=20.0))
+    fleet.put(make_fleet_node("ample", (10, 10), cpu_milli=200.0, cpu_left=200.0))
+    policy = OpportunityCost(fleet, {Shape(10, cpu_milli=10): 1.0})
+    assert policy.choose(Shape(0, 0, cpu_milli=15)) == fleet.row_of["ample"]
+
+
+def test_pods_without_gpu_go_to_nodes_without_free_gpu_first() -> None:
+    fleet = Fleet()
+    for name in ("n1", "n2"):
+        fleet.put(make_fleet_node(name, (10,), cpu_milli=10.0, cpu_left=10.0))
+    fleet.take(1, (0,), Shape(10))
+    assert OpportunityCost(fleet, {Shape(10, cpu_milli=8): 1.0}).choose(Shape(0, 0, cpu_milli=5)) == 1
+
+
+def test_large_nodes_stay_whole_among_equals() -> None:
+    fleet = make_fleet((10,) * 8, (10,) * 2)
+    assert OpportunityCost(fleet, {Shape(10): 1.0}).choose(Shape(10)) == 1
+
+
+def test_ranks_stay_in_force_until_the_new_ones_are_ready() -> None:
+    """With `tend`, no request pays for a new mix, and in the end all is as if it had."""
+    fleet = make_fleet(*[(10,) * 4] * 5)
+    beside = OpportunityCost(fleet, renew_when_asked=False)
+    inside = OpportunityCost(fleet)
+    shapes = [Shape(units) for units in (3, 7, 10)]
+    for policy in (beside, inside):
+        for shape in shapes:
+            policy.keys(shape)
+        for shape in shapes * 40:
+            policy.arrived(shape)
+    before = beside.cache()
+    assert beside.tend()
+    assert beside.cache() is before
+    while beside.tend():
+        pass
+    assert beside.cache() is not before
+    for shape in shapes:
+        assert beside.keys(shape).tolist() == inside.keys(shape).tolist()
+    assert not beside.tend()
+
+
+def test_slots_become_dear_when_pods_of_several_cards_are_refused_among_free_cards() -> None:
+    fleet = make_fleet(*[(10,) * 4] * 20)
+    for row in range(20):
+        fleet.take(row, (0,), Shape(10))
+    policy = OpportunityCost(fleet, {Shape(10, 4): 10.0, Shape(10): 60.0})
+    price = policy.slot_price.price
+    assert place(fleet, policy, Shape(10, 4)) is None
+    assert policy.slot_price.price > price
+
+
+def test_the_slot_price_rises_with_turnover_and_never_past_its_bound() -> None:
+    slots = SlotPrice()
+    for _ in range(100):
+        slots.arrived()
+        slots.placed()
+        slots.departed()
+    slots.renew(0.1)
+    assert slots.price == 0.5
+    assert slots.factor(0.1) == 5
+    assert not slots.refused(0.1)
+    assert slots.factor(0.0) == 0
+
+
+def test_the_mix_is_the_prior_at_first_and_what_arrived_later() -> None:
+    fleet, mix = make_fleet((10,) * 8), LearnedMix()
+    assert mix.due
+    first = mix.renew(fleet)
+    assert sum(first.values()) == 30
+    assert not mix.due
+    for _ in range(50):
+        mix.arrived(Shape(4))
+    assert mix.due
+    assert mix.renew(fleet)[Shape(4)] == 50 + first[Shape(4)]
+
+
+def test_old_arrivals_fade_and_the_prior_with_them() -> None:
+    fleet, mix = make_fleet((10,)), LearnedMix()
+    for _ in range(20_000):
+        mix.arrived(Shape(4))
+    for _ in range(20_000):
+        mix.arrived(Shape(6))
+    counts = mix.renew(fleet)
+    share = prior(fleet)[Shape(4)] * 7.5
+    assert counts[Shape(4)] == 5_000 + share
+    assert counts[Shape(6)] == 10_000 + share
+
+
+def test_the_prior_knows_all_sizes_of_cards_and_how_many_there_are() -> None:
+    fleet = make_fleet((10, 10, 10), (20,))
+    parts = prior(fleet)
+    assert abs(sum(parts.values()) - 1) < 1e-9
+    assert parts[Shape(20, 8)] * 3 == parts[Shape(10, 8)]

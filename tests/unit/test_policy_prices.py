@@ -1,0 +1,95 @@
+"""Prices of cutting stock against a solver from elsewhere, and what follows from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from gpuslice.core.policy.fleet import Floats, Shape
+from gpuslice.core.policy.prices import CuttingStock, best_pattern, worth_of_space
+from gpuslice.core.policy.trace import fleet_of
+from gpuslice.core.policy.worth import card_values, layout_of
+from tests.unit.fleets import make_fleet_node
+
+demands = st.dictionaries(st.integers(1, 100), st.floats(0.001, 1000), min_size=1, max_size=25)
+
+
+def reference_optimum(length: int, sizes: list[int], demand: list[float]) -> float:
+    """The same linear program by HiGHS, patterns made one after another."""
+    patterns: list[Floats] = [np.eye(len(sizes))[i] * (length // size) for i, size in enumerate(sizes)]
+    while True:
+        solved = linprog(
+            -np.array(demand), A_ub=np.array(patterns), b_ub=np.ones(len(patterns)), method="highs"
+        )
+        value, pattern = best_pattern(length, np.array(sizes), solved.x)
+        if value <= 1 + 1e-9:
+            return float(-solved.fun)
+        patterns.append(pattern)
+
+
+@settings(max_examples=40, deadline=None)
+@given(demands)
+def test_prices_are_optimal_as_an_independent_solver_finds(demand: dict[int, float]) -> None:
+    sizes = sorted(demand)
+    total = sum(demand.values())
+    parts = [demand[size] / total for size in sizes]
+    prices = CuttingStock(100).prices(demand)
+    ours = sum(part * prices[size] for part, size in zip(parts, sizes, strict=True))
+    assert ours == pytest.approx(reference_optimum(100, sizes, parts), rel=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(demands)
+def test_no_pattern_is_worth_more_than_a_card(demand: dict[int, float]) -> None:
+    prices = CuttingStock(100).prices(demand)
+    assert min(prices.values()) >= 0
+    assert worth_of_space(100, prices)[100] <= 1 + 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(demands, min_size=2, max_size=5))
+def test_patterns_kept_from_one_demand_do_not_spoil_the_next(several: list[dict[int, float]]) -> None:
+    kept = CuttingStock(100)
+    for demand in several:
+        sizes, weights = sorted(demand), np.array([demand[size] for size in sorted(demand)])
+        again, fresh = kept.prices(demand), CuttingStock(100).prices(demand)
+        value = [float(weights @ np.array([prices[size] for size in sizes])) for prices in (again, fresh)]
+        assert value[0] == pytest.approx(value[1], rel=1e-5)
+
+
+def test_without_demand_there_are_no_prices() -> None:
+    assert CuttingStock(100).prices({}) == {}
+    assert CuttingStock(100).prices({40: 0.0}) == {}
+
+
+def test_a_half_is_worth_half_a_card_where_all_ask_for_halves() -> None:
+    assert CuttingStock(100).prices({50: 7.0}) == {50: 0.5}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([4, 15, 140, 1000, 16130]),
+    st.lists(st.tuples(st.integers(1, 16130), st.integers(1, 50)), max_size=20),
+)
+def test_more_free_space_is_never_worth_less(size: int, asked: list[tuple[int, int]]) -> None:
+    counts = {Shape(min(units, size)): float(count) for units, count in asked}
+    values = card_values(layout_of(fleet_of([make_fleet_node(cards=(size,))])), counts, {})
+    assert values[0] == 0
+    assert values[-1] == pytest.approx(1)
+    assert (np.diff(values) >= -1e-9).all()
+
+
+def test_without_shares_in_the_mix_only_a_whole_free_card_is_worth_something() -> None:
+    values = card_values(layout_of(fleet_of([make_fleet_node(cards=(15,))])), {Shape(15): 3.0}, {})
+    assert values.tolist() == [0.0] * 15 + [1.0]
+
+
+def test_cards_are_valued_by_their_size() -> None:
+    layout = layout_of(fleet_of([make_fleet_node("a", (10,)), make_fleet_node("b", (30,))]))
+    values = card_values(layout, {}, {})
+    small, large = layout.classes
+    assert values[small.start + small.parts] == pytest.approx(0.5)
+    assert values[large.start + large.parts] == pytest.approx(1.5)
