@@ -23,28 +23,34 @@ CUresult context_current(struct context **context)
     struct context *top = depth ? stack[depth - 1] : NULL;
     if (!top)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (!context_is(top))
+    if (!context_is(top) || !top->active)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     *context = top;
     return device_fault(top->device);
 }
 
-CUresult context_create(struct device *device, unsigned flags, unsigned api_version, struct context **made)
+struct context *context_new(struct device *device, unsigned flags, unsigned api_version)
 {
-    TRY(device_fault(device));
-    uint32_t record = sim_charge(device->card, SIM_CONTEXT, card_of(device)->context_bytes, 0);
-    struct context *context = record ? object_new(OBJECT_CONTEXT, sizeof *context, NULL) : NULL;
-    if (!context) {
-        sim_release(record);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    context->object.record = record;
+    struct context *context = object_new(OBJECT_CONTEXT, sizeof *context, NULL);
+    if (!context)
+        return NULL;
     context->device = device;
     context->flags = flags;
     context->api_version = api_version;
     context->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
+    return context;
+}
+
+CUresult context_activate(struct context *context)
+{
+    TRY(device_fault(context->device));
+    context->object.record = sim_charge(context->device->card, SIM_CONTEXT, card_of(context->device)->context_bytes, 0);
+    if (!context->object.record)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(context->limits, default_limits, sizeof default_limits);
-    *made = context;
+    context->legacy_stream = stream_new(context, 0, 0);
+    context->per_thread_stream = stream_new(context, 0, 0);
+    context->active = true;
     return CUDA_SUCCESS;
 }
 
@@ -59,13 +65,17 @@ static void drop_allocations(const struct context *context)
     memory_unlock();
 }
 
-static void context_destroy(struct context *context)
+static void context_deactivate(struct context *context)
 {
+    context->active = false;
+    kept_drop_all(context);
     drop_allocations(context);
+    modules_unload(context);
     for (enum object_kind kind = OBJECT_STREAM; kind < OBJECT_KINDS; kind++)
         objects_free_owned(kind, context);
     sim_release(context->limit_record);
-    object_free(context);
+    sim_release(context->object.record);
+    context->limit_record = context->object.record = 0;
 }
 
 /* ------------------------------------------------------------------------------------ the current one */
@@ -124,8 +134,13 @@ static CUresult create_current(CUcontext *made, unsigned flags, unsigned api_ver
     TRY(device_of(ordinal, &device));
     if (!made || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
         return CUDA_ERROR_INVALID_VALUE;
-    struct context *context;
-    TRY(context_create(device, flags, api_version, &context));
+    struct context *context = context_new(device, flags, api_version);
+    CUresult result = context ? context_activate(context) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS) {
+        if (context)
+            object_free(context);
+        return result;
+    }
     *made = context;
     return cuCtxPushCurrent_v2(context);
 }
@@ -160,7 +175,8 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (depth && stack[depth - 1] == context)
         depth--;
-    context_destroy(context);
+    context_deactivate(context);
+    object_free(context);
     return CUDA_SUCCESS;
 }
 
@@ -182,9 +198,9 @@ EXPORT CUresult cuCtxDetach(CUcontext context) { return cuCtxDestroy_v2(context)
 
 static CUresult retain(struct device *device, CUcontext *context)
 {
-    if (!device->primary) {
-        TRY(context_create(device, device->primary_flags, 3020, &device->primary));
-        device->primary->primary = true;
+    if (!device->primary->active) {
+        device->primary->flags = device->primary_flags;
+        TRY(context_activate(device->primary));
     }
     device->primary_references++;
     *context = device->primary;
@@ -205,11 +221,11 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 
 static void end_primary(struct device *device)
 {
-    if (!device->primary)
+    if (!device->primary->active)
         return;
     pools_empty(device);
-    context_destroy(device->primary);
-    device->primary = NULL;
+    graph_memory_empty(device);
+    context_deactivate(device->primary);
 }
 
 EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal)
@@ -245,8 +261,7 @@ EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice ordinal, unsigned flags)
     if (flags & ~(unsigned)CU_CTX_FLAGS_MASK)
         return CUDA_ERROR_INVALID_VALUE;
     device->primary_flags = flags;
-    if (device->primary)
-        device->primary->flags = flags;
+    device->primary->flags = flags;
     return CUDA_SUCCESS;
 }
 
@@ -257,7 +272,7 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice ordinal, unsigned *flags, in
     if (!flags || !active)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = device->primary_flags;
-    *active = device->primary != NULL;
+    *active = device->primary->active;
     return CUDA_SUCCESS;
 }
 
@@ -290,6 +305,16 @@ EXPORT CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext given)
 }
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device) { return cuCtxGetDevice_v2(device, NULL); }
+
+EXPORT CUresult cuCtxSynchronize_v2(CUcontext given)
+{
+    struct context *context;
+    TRY(current_or(given, &context));
+    device_wait(context->device);
+    return device_fault(context->device);
+}
+
+EXPORT CUresult cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }
 
 EXPORT CUresult cuCtxGetFlags(unsigned *flags)
 {

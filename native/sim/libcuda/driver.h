@@ -19,7 +19,7 @@
 /* Objects behind handles. Their memory is never given back, so a stale handle is recognised, not followed into chaos. */
 enum object_kind {
     OBJECT_CONTEXT = 1, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_ARRAY, OBJECT_POOL,
-    OBJECT_GRAPH, OBJECT_GRAPH_EXEC, OBJECT_NODE, OBJECT_PHYSICAL, OBJECT_EXTERNAL, OBJECT_GREEN, OBJECT_KINDS
+    OBJECT_GRAPH, OBJECT_GRAPH_EXEC, OBJECT_NODE, OBJECT_PHYSICAL, OBJECT_EXTERNAL, OBJECT_GREEN, OBJECT_CALLBACK, OBJECT_LINK, OBJECT_KINDS
 };
 
 struct object {
@@ -50,11 +50,51 @@ struct context {
     struct object object;
     struct device *device;
     unsigned flags, api_version;
-    bool primary, green;
+    bool primary; /* one a device: the object stays while the context comes and goes */
+    bool active;
     uint32_t limit_record; /* what its own record is to it, for heaps grown by cuCtxSetLimit */
     uint64_t id;
     uint64_t limits[LIMITS];
+    struct stream *legacy_stream, *per_thread_stream;
     int cache_config, shared_config;
+};
+
+struct stream {
+    struct object object;
+    struct device *device;
+    unsigned flags;
+    int priority;
+    uint64_t mark;      /* behind the last work on it */
+    uint64_t last_task; /* the last host function on it */
+    uint64_t id;
+    struct graph *capturing;
+    struct node *captured_last; /* what the next captured node depends on */
+    int capture_mode;
+};
+
+struct global {
+    char *name;
+    struct allocation *allocation;
+    struct global *next;
+};
+
+struct module {
+    struct object object; /* its record is unused: a library may be loaded on several devices */
+    bool library;         /* loaded on a device when a kernel of it is first used there */
+    uint64_t bytes;
+    char *ptx; /* the text, where the image is one: it knows its kernels' names */
+    uint32_t records[SIM_CARDS]; /* by ordinal */
+    struct function *functions;
+    struct global *globals;
+};
+
+struct function {
+    struct object object;
+    struct module *module;
+    char name[232];
+    uint64_t duration_ns;     /* ABSENT to follow the card's */
+    bool duration_from_first; /* the first parameter says how long it takes */
+    struct function *next;
 };
 
 extern unsigned device_count;
@@ -67,8 +107,34 @@ CUresult device_fault(const struct device *device);
 
 CUresult context_current(struct context **context); /* ready, current, alive, not failing */
 bool context_is(const struct context *context);
-CUresult context_create(struct device *device, unsigned flags, unsigned api_version, struct context **made);
-void context_release_owned(struct context *context); /* everything that dies with it */
+struct context *context_new(struct device *device, unsigned flags, unsigned api_version); /* not active yet */
+CUresult context_activate(struct context *context); /* takes its share of the card */
+
+CUresult module_measure(struct module *module, const void *image); /* sets bytes and ptx, clears the rest */
+CUresult module_read_file(const char *path, char **content);      /* to be freed, also on failure */
+CUresult module_unload(struct module *module);
+CUresult module_load(struct module *module, struct device *device); /* takes its memory unless it has it there */
+void modules_unload(const struct context *context); /* what a context that ends had loaded */
+
+/* Streams. NULL, 1 and 2 stand for the current context's own streams. */
+CUresult stream_of(CUstream handle, struct stream **stream);
+struct stream *stream_new(struct context *context, unsigned flags, int priority);
+void stream_wait(struct stream *stream);
+void device_wait(struct device *device);
+#define PER_THREAD(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
+
+/* Host functions run on a thread of their own when the work before them is finished. */
+uint64_t task_add(uint32_t card, uint64_t mark, CUhostFn function, void *user_data); /* its number, 0 on failure */
+void task_wait(uint64_t number);
+bool task_done(uint64_t number);
+
+/* What captured streams record (graph.c). */
+CUresult capture_kernel(struct stream *stream, const struct function *function, uint64_t duration_ns);
+CUresult capture_simple(struct stream *stream, int node_type);
+CUresult capture_host(struct stream *stream, CUhostFn function, void *user_data);
+CUresult capture_allocate(struct stream *stream, size_t bytes, CUdeviceptr *address);
+CUresult capture_free(struct stream *stream, CUdeviceptr address);
+uint64_t kernel_duration(const struct device *device, const struct function *function, void **parameters, void **extra);
 
 /* Device memory known to this process, found by address. */
 enum allocation_kind {
@@ -84,6 +150,7 @@ struct allocation {
     uint32_t record;
     uint64_t id;
     bool touched;
+    bool live;        /* graphs: between an allocation node and its free */
     unsigned imports; /* times opened here */
     void *detail;     /* chunk, reservation or node */
     struct allocation *next; /* in the list of all */
@@ -102,11 +169,25 @@ struct allocation *allocation_first(void);
 CUresult block_free(struct allocation *chunk, uint64_t address);
 bool block_range(const struct allocation *chunk, uint64_t *start, uint64_t *bytes);
 struct pool *pool_of_block(const struct allocation *chunk);
+CUresult graph_memory_free(struct allocation *allocation); /* under memory_lock */
+void graph_memory_empty(struct device *device);
 void pools_empty(struct device *device); /* the default pool, when its primary context ends */
 void pools_settle(struct device *device); /* at synchronisation, what is free above the threshold goes back */
 
 /* Host memory behind device addresses: small allocations keep their content, large ones have none. */
 void bytes_move(uint64_t to, uint64_t from, size_t bytes);
 void bytes_fill(uint64_t to, const void *pattern, size_t pattern_bytes, size_t count);
+
+void kept_drop_all(struct context *context); /* what the runtime keeps by context (export_table.c) */
+
+/* Page-locked host memory (host.c). */
+bool host_block_at(const void *address, void **start, size_t *bytes, unsigned *flags);
+
+/* Entry points that others build on. */
+CUresult cuMemFree_v2(CUdeviceptr address);
+CUresult cuModuleGetFunction(CUfunction *found, CUmodule module, const char *name);
+CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module);
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);
+CUresult cuFuncGetName(const char **name, CUfunction function);
 
 #endif

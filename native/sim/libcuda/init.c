@@ -31,6 +31,11 @@ static CUresult start(void)
     device_count = view.count;
     for (unsigned i = 0; i < view.count; i++)
         devices[i] = (struct device){.card = view.cards[i], .ordinal = (int)i};
+    for (unsigned i = 0; i < view.count; i++) {
+        if (!(devices[i].primary = context_new(&devices[i], 0, 3020)))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        devices[i].primary->primary = true;
+    }
     pthread_atfork(NULL, NULL, in_child);
     return view.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }

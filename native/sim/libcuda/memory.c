@@ -71,6 +71,8 @@ static CUresult free_locked(struct allocation *found, CUdeviceptr address)
 {
     if (found && found->kind == ALLOCATION_CHUNK)
         return block_free(found, address);
+    if (found && found->kind == ALLOCATION_GRAPH && found->address == address)
+        return graph_memory_free(found);
     if (!found || found->address != address || (found->kind != ALLOCATION_PLAIN && found->kind != ALLOCATION_MANAGED))
         return CUDA_ERROR_INVALID_VALUE;
     allocation_drop(found);

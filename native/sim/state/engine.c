@@ -71,10 +71,24 @@ static void end_sample_if_due(struct sim_state *state, struct sim_card *it, uint
     it->sample_end_ns += SIM_SAMPLE_PERIOD_NS;
 }
 
+/* Says when each mark in between was passed: `count` processes share the time since `from_ns`. */
+static void pass_marks(struct sim_process *process, uint32_t card, uint64_t from_ns, uint64_t count, uint64_t each_ns)
+{
+    uint64_t done = process->done_ns[card];
+    while (process->marks_reached[card] < process->marks_made[card]) {
+        struct sim_mark *next = &process->marks[card][process->marks_reached[card] % SIM_MARKS];
+        if (next->mark > done + each_ns)
+            return;
+        next->time_ns = from_ns + (next->mark > done ? next->mark - done : 0) * count;
+        process->marks_reached[card]++;
+    }
+}
+
 static void serve(struct sim_state *state, uint32_t card, const struct active *active, uint64_t each_ns)
 {
     for (uint32_t i = 0; i < active->count; i++) {
         struct sim_process *process = &state->processes[active->slots[i]];
+        pass_marks(process, card, state->cards[card].engine_ns, active->count, each_ns);
         process->backlog_ns[card] -= each_ns;
         process->done_ns[card] += each_ns;
         process->sample_ns[card] += each_ns;
@@ -134,6 +148,43 @@ uint64_t sim_engine_enqueue(uint32_t card, uint64_t duration_ns)
     uint64_t mark = mark_locked(card);
     sim_unlock();
     return mark;
+}
+
+static uint64_t add_mark(struct sim_process *self, uint32_t card, uint64_t mark)
+{
+    uint64_t made = self->marks_made[card];
+    if (made - self->marks_reached[card] == SIM_MARKS)
+        self->marks_reached[card]++; /* more are wanted than there is room: the oldest is forgotten */
+    self->marks[card][made % SIM_MARKS] = (struct sim_mark){.mark = mark};
+    self->marks_made[card] = made + 1;
+    return made + 1;
+}
+
+uint64_t sim_engine_ticket(uint32_t card, uint64_t *mark)
+{
+    uint64_t ticket = 0;
+    struct sim_process *self = &sim_state()->processes[sim_self_if_any()];
+    if (sim_self_if_any() == SIM_PROCESSES || !self->backlog_ns[card]) {
+        *mark = 0;
+        return 0;
+    }
+    sim_lock();
+    sim_engine_advance(card, sim_monotonic_ns());
+    *mark = mark_locked(card);
+    if (self->backlog_ns[card])
+        ticket = add_mark(self, card, *mark);
+    sim_unlock();
+    return ticket;
+}
+
+uint64_t sim_engine_ticket_time(uint32_t card, uint64_t ticket)
+{
+    struct sim_process *self = &sim_state()->processes[sim_self_if_any()];
+    sim_lock();
+    bool kept = self->marks_made[card] - ticket < SIM_MARKS && ticket <= self->marks_reached[card];
+    uint64_t time_ns = kept ? self->marks[card][(ticket - 1) % SIM_MARKS].time_ns : 0;
+    sim_unlock();
+    return time_ns;
 }
 
 uint64_t sim_engine_mark(uint32_t card)

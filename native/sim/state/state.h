@@ -45,6 +45,9 @@ uint64_t sim_engine_enqueue(uint32_t card, uint64_t duration_ns); /* the mark th
 bool sim_engine_reached(uint32_t card, uint64_t mark);
 void sim_engine_wait(uint32_t card, uint64_t mark);
 bool sim_engine_idle(uint32_t card);
+/* A ticket for the moment at which all that is queued now will be finished; 0 when it is finished already. */
+uint64_t sim_engine_ticket(uint32_t card, uint64_t *mark);
+uint64_t sim_engine_ticket_time(uint32_t card, uint64_t ticket); /* 0: not reached, or forgotten */
 uint64_t sim_engine_mark(uint32_t card); /* the mark behind all that is queued */
 
 /* Which cards this process sees, in order; indices into state->cards. */

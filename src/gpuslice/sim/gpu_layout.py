@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 3
+LAYOUT_VERSION: Final = 4
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -15,6 +15,7 @@ EVENTS: Final = 256
 GHOSTS: Final = 32
 SAMPLES: Final = 32
 SAMPLE_PROCESSES: Final = 30
+MARKS: Final = 64
 SAMPLE_PERIOD_NS: Final = 166_666_667
 ABSENT: Final = 0xFFFFFFFF
 """A gauge that the card does not have."""
@@ -83,6 +84,10 @@ class Card(ctypes.Structure):
     ]
 
 
+class Mark(ctypes.Structure):
+    _fields_ = [("mark", u64), ("time_ns", u64)]
+
+
 class Process(ctypes.Structure):
     _fields_ = [
         ("live", u32),
@@ -95,6 +100,9 @@ class Process(ctypes.Structure):
         ("backlog_ns", u64 * CARDS),
         ("done_ns", u64 * CARDS),
         ("sample_ns", u64 * CARDS),
+        ("marks_made", u64 * CARDS),
+        ("marks_reached", u64 * CARDS),
+        ("marks", (Mark * MARKS) * CARDS),
         *_fields(u64, "launches_legacy launches_per_thread graph_launches"),
     ]
 

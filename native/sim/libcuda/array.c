@@ -1,0 +1,223 @@
+/* Arrays and mipmapped arrays: memory of a shape, without contents. */
+#include "driver.h"
+
+struct array {
+    struct object object;
+    struct device *device;
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+    unsigned levels; /* 0 for a plain array */
+    uint64_t bytes;
+    struct array *parent; /* a level of a mipmapped array */
+};
+
+#define LAYERED 1u
+#define CUBEMAP 4u
+#define SPARSE 0x40u
+#define DEFERRED 0x80u
+
+static unsigned element_bytes(int format)
+{
+    switch (format) {
+    case 0x01: case 0x08: return 1;
+    case 0x02: case 0x09: case 0x10: return 2;
+    case 0x03: case 0x0a: case 0x20: return 4;
+    default: return 0;
+    }
+}
+
+static uint64_t at_least_one(uint64_t value) { return value ? value : 1; }
+
+/* The bytes of one level, rows padded as the hardware pads them. */
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level)
+{
+    uint64_t width = at_least_one(shape->width >> level);
+    uint64_t height = at_least_one(shape->height >> level);
+    uint64_t depth = shape->flags & LAYERED ? at_least_one(shape->depth) : at_least_one(shape->depth >> level);
+    uint64_t row = (width * element_bytes(shape->format) * shape->channels + 31) / 32 * 32;
+    return row * height * depth;
+}
+
+static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+    if (!shape || !shape->width || !element_bytes(shape->format))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool channels = shape->channels == 1 || shape->channels == 2 || shape->channels == 4;
+    bool small = shape->width <= 131072 && shape->height <= 131072 && shape->depth <= 32768;
+    return channels && small ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult array_new(struct array **made, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+{
+    struct context *context;
+    TRY(context_current(&context));
+    TRY(check(shape));
+    if (!made)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < at_least_one(levels); level++)
+        bytes += level_bytes(shape, level);
+    bool later = shape->flags & (SPARSE | DEFERRED); /* its memory is mapped into it afterwards */
+    uint32_t record = later ? 0 : sim_charge(context->device->card, SIM_ARRAY, sim_round(bytes), 0);
+    struct array *array = record || later ? object_new(OBJECT_ARRAY, sizeof *array, context) : NULL;
+    if (!array) {
+        sim_release(record);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    array->object.record = record;
+    array->device = context->device;
+    array->shape = *shape;
+    array->levels = levels;
+    array->bytes = sim_round(bytes);
+    *made = array;
+    return CUDA_SUCCESS;
+}
+
+static CUresult array_of(const struct array *array, bool mipmapped)
+{
+    TRY(driver_ready());
+    return object_is(array, OBJECT_ARRAY) && (array->levels != 0) == mipmapped ? CUDA_SUCCESS
+                                                                               : CUDA_ERROR_INVALID_HANDLE;
+}
+
+EXPORT CUresult cuArray3DCreate_v2(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+    return array_new(made, shape, 0);
+}
+
+EXPORT CUresult cuArrayCreate_v2(CUarray *made, const CUDA_ARRAY_DESCRIPTOR *flat)
+{
+    if (!flat)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUDA_ARRAY3D_DESCRIPTOR shape = {flat->width, flat->height, 0, flat->format, flat->channels, 0};
+    return array_new(made, &shape, 0);
+}
+
+EXPORT CUresult cuArrayDestroy(CUarray array)
+{
+    TRY(array_of(array, false));
+    if (array->parent)
+        return CUDA_ERROR_INVALID_HANDLE;
+    object_free(array);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+{
+    if (!levels || levels > 18)
+        return CUDA_ERROR_INVALID_VALUE;
+    return array_new(made, shape, levels);
+}
+
+static void free_levels(const struct array *parent)
+{
+    for (struct object *next, *each = objects_first(OBJECT_ARRAY); each; each = next) {
+        next = each->next;
+        if (((struct array *)each)->parent == parent)
+            object_free(each);
+    }
+}
+
+EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
+{
+    TRY(array_of(array, true));
+    free_levels(array);
+    object_free(array);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *made, CUmipmappedArray array, unsigned level)
+{
+    TRY(array_of(array, true));
+    if (!made || level >= array->levels)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct array *part = object_new(OBJECT_ARRAY, sizeof *part, array->object.owner);
+    if (!part)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    part->device = array->device;
+    part->shape = array->shape;
+    part->shape.width = at_least_one(array->shape.width >> level);
+    part->shape.height = array->shape.height ? at_least_one(array->shape.height >> level) : 0;
+    part->bytes = level_bytes(&array->shape, level);
+    part->parent = array;
+    *made = part;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray array)
+{
+    TRY(array_of(array, false));
+    if (!shape)
+        return CUDA_ERROR_INVALID_VALUE;
+    *shape = array->shape;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *flat, CUarray array)
+{
+    TRY(array_of(array, false));
+    if (!flat)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flat = (CUDA_ARRAY_DESCRIPTOR){array->shape.width, array->shape.height, array->shape.format,
+                                    array->shape.channels};
+    return CUDA_SUCCESS;
+}
+
+static CUresult requirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, const struct array *array, CUdevice ordinal)
+{
+    struct device *device;
+    TRY(device_of(ordinal, &device));
+    if (!out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (CUDA_ARRAY_MEMORY_REQUIREMENTS){.size = array->bytes, .alignment = 65536};
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUarray array, CUdevice device)
+{
+    TRY(array_of(array, false));
+    return requirements(out, array, device);
+}
+
+EXPORT CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS *out, CUmipmappedArray array,
+                                                      CUdevice device)
+{
+    TRY(array_of(array, true));
+    return requirements(out, array, device);
+}
+
+/* Memory mapped into sparse arrays is counted at its handle; the mapping itself takes nothing. */
+EXPORT CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream handle)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    return list && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream)
+{
+    return cuMemMapArrayAsync(list, count, PER_THREAD(stream));
+}
+
+/* ------------------------------------------------------------------------------ textures and surfaces */
+
+static uint64_t last_view;
+
+static CUresult view_new(unsigned long long *made, const void *resource)
+{
+    struct context *context;
+    TRY(context_current(&context));
+    if (!made || !resource)
+        return CUDA_ERROR_INVALID_VALUE;
+    *made = __atomic_add_fetch(&last_view, 1, __ATOMIC_RELAXED);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuTexObjectCreate(unsigned long long *made, const void *resource, const void *texture, const void *view)
+{
+    (void)texture, (void)view;
+    return view_new(made, resource);
+}
+
+EXPORT CUresult cuSurfObjectCreate(unsigned long long *made, const void *resource) { return view_new(made, resource); }
+EXPORT CUresult cuTexObjectDestroy(unsigned long long view) { return view ? driver_ready() : CUDA_ERROR_INVALID_VALUE; }
+EXPORT CUresult cuSurfObjectDestroy(unsigned long long view) { return view ? driver_ready() : CUDA_ERROR_INVALID_VALUE; }

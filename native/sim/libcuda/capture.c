@@ -1,0 +1,204 @@
+/* Stream capture: while a stream captures, work on it becomes nodes of a graph, each after the one before. */
+#include <string.h>
+
+#include "graph.h"
+
+static CUresult add(struct stream *stream, int type, struct node **made)
+{
+    struct node *last = stream->captured_last;
+    TRY(node_new(stream->capturing, type, &last, last != NULL, made));
+    stream->captured_last = *made;
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_kernel(struct stream *stream, const struct function *function, uint64_t duration_ns)
+{
+    struct node *node;
+    (void)function;
+    TRY(add(stream, NODE_KERNEL, &node));
+    node->duration_ns = duration_ns;
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_simple(struct stream *stream, int node_type)
+{
+    struct node *node;
+    return add(stream, node_type, &node);
+}
+
+CUresult capture_host(struct stream *stream, CUhostFn function, void *user_data)
+{
+    struct node *node;
+    TRY(add(stream, NODE_HOST, &node));
+    node->host = (CUDA_HOST_NODE_PARAMS){function, user_data};
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_allocate(struct stream *stream, size_t bytes, CUdeviceptr *address)
+{
+    struct node *last = stream->captured_last;
+    CUDA_MEM_ALLOC_NODE_PARAMS alloc = {.bytes = bytes};
+    alloc.pool.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, stream->device->ordinal};
+    TRY(cuGraphAddMemAllocNode(&stream->captured_last, stream->capturing, &last, last != NULL, &alloc));
+    *address = alloc.address;
+    return CUDA_SUCCESS;
+}
+
+CUresult capture_free(struct stream *stream, CUdeviceptr address)
+{
+    struct node *node;
+    TRY(add(stream, NODE_MEM_FREE, &node));
+    node->address = address;
+    return CUDA_SUCCESS;
+}
+
+static CUresult begin(CUstream handle, CUgraph graph, int mode)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    if (handle == NULL || handle == CU_STREAM_LEGACY || stream->capturing)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (mode < 0 || mode > 2)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!graph)
+        TRY(cuGraphCreate(&graph, 0));
+    stream->capturing = graph;
+    stream->captured_last = NULL;
+    stream->capture_mode = mode;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, int mode) { return begin(stream, NULL, mode); }
+EXPORT CUresult cuStreamBeginCapture_v2_ptsz(CUstream stream, int mode) { return begin(PER_THREAD(stream), NULL, mode); }
+EXPORT CUresult cuStreamBeginCapture(CUstream stream) { return begin(stream, NULL, 0); }
+EXPORT CUresult cuStreamBeginCapture_ptsz(CUstream stream) { return begin(PER_THREAD(stream), NULL, 0); }
+
+EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                            size_t count, int mode)
+{
+    (void)after, (void)edges, (void)count;
+    TRY(graph_of(graph));
+    return begin(stream, graph, mode);
+}
+
+EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after,
+                                                 const void *edges, size_t count, int mode)
+{
+    return cuStreamBeginCaptureToGraph(PER_THREAD(stream), graph, after, edges, count, mode);
+}
+
+/* Streams that joined by waiting for a captured event leave with the one that began. */
+static void leave(struct graph *graph)
+{
+    for (struct object *each = objects_first(OBJECT_STREAM); each; each = each->next) {
+        struct stream *stream = (struct stream *)each;
+        if (stream->capturing == graph)
+            stream->capturing = NULL;
+    }
+}
+
+EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    if (!stream->capturing)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    struct graph *captured = stream->capturing;
+    leave(captured);
+    if (graph)
+        *graph = captured;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
+{
+    return cuStreamEndCapture(PER_THREAD(stream), graph);
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    if (!status)
+        return CUDA_ERROR_INVALID_VALUE;
+    *status = stream->capturing != NULL;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status)
+{
+    return cuStreamIsCapturing(PER_THREAD(stream), status);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
+                                          const CUgraphNode **after, size_t *count)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    if (!status)
+        return CUDA_ERROR_INVALID_VALUE;
+    *status = stream->capturing != NULL;
+    if (id)
+        *id = stream->id;
+    if (graph)
+        *graph = stream->capturing;
+    if (after)
+        *after = &stream->captured_last;
+    if (count)
+        *count = stream->captured_last != NULL;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
+                                               const CUgraphNode **after, size_t *count)
+{
+    return cuStreamGetCaptureInfo_v2(PER_THREAD(stream), status, id, graph, after, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
+                                          const CUgraphNode **after, const void **edges, size_t *count)
+{
+    if (edges)
+        *edges = NULL;
+    return cuStreamGetCaptureInfo_v2(stream, status, id, graph, after, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
+                                               const CUgraphNode **after, const void **edges, size_t *count)
+{
+    return cuStreamGetCaptureInfo_v3(PER_THREAD(stream), status, id, graph, after, edges, count);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, int *status, uint64_t *id)
+{
+    return cuStreamGetCaptureInfo_v2(stream, status, id, NULL, NULL, NULL);
+}
+
+EXPORT CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, int *status, uint64_t *id)
+{
+    return cuStreamGetCaptureInfo(PER_THREAD(stream), status, id);
+}
+
+EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *after, size_t count, unsigned flags)
+{
+    struct stream *stream;
+    (void)flags;
+    TRY(stream_of(handle, &stream));
+    if (!stream->capturing)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (count)
+        stream->captured_last = after[count - 1];
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    static _Thread_local int current;
+    TRY(driver_ready());
+    if (!mode || *mode < 0 || *mode > 2)
+        return CUDA_ERROR_INVALID_VALUE;
+    int before = current;
+    current = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}

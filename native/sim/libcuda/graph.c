@@ -1,0 +1,537 @@
+/* Graphs: nodes with an order, made by hand or by capturing a stream. Memory nodes own addresses from the start and
+ * physical memory from the first launch on: a device keeps a reserve for all of its graphs, as high as they ever needed
+ * together, until it is trimmed. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "graph.h"
+
+enum { RESERVES = 4096 };
+
+struct reserve {
+    uint32_t record;
+    uint64_t bytes;
+};
+
+struct graph_memory {
+    struct reserve parts[RESERVES];
+    unsigned count;
+    uint64_t reserved, used;
+};
+
+static struct graph_memory memory_of[SIM_CARDS]; /* by ordinal, under memory_lock */
+
+CUresult graph_of(CUgraph handle)
+{
+    TRY(driver_ready());
+    return object_is(handle, OBJECT_GRAPH) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---------------------------------------------------------------------------------------- memory nodes */
+
+/* Memory for a node that starts to live: out of the reserve, which grows if it must. */
+static bool take_memory(struct device *device, uint64_t bytes)
+{
+    struct graph_memory *memory = &memory_of[device->ordinal];
+    uint64_t missing = memory->used + bytes > memory->reserved ? memory->used + bytes - memory->reserved : 0;
+    if (missing) {
+        uint32_t record = memory->count < RESERVES ? sim_charge(device->card, SIM_GRAPH, missing, 0) : 0;
+        if (!record)
+            return false;
+        memory->parts[memory->count++] = (struct reserve){record, missing};
+        memory->reserved += missing;
+    }
+    memory->used += bytes;
+    if (memory->used > device->graph_used_high)
+        device->graph_used_high = memory->used;
+    if (memory->reserved > device->graph_reserved_high)
+        device->graph_reserved_high = memory->reserved;
+    return true;
+}
+
+static bool bring_to_life(struct allocation *allocation)
+{
+    if (!allocation->live && take_memory(allocation->device, sim_round(allocation->bytes)))
+        allocation->live = true;
+    return allocation->live;
+}
+
+CUresult graph_memory_free(struct allocation *allocation)
+{
+    if (!allocation->live)
+        return CUDA_ERROR_INVALID_VALUE;
+    allocation->live = false;
+    memory_of[allocation->device->ordinal].used -= sim_round(allocation->bytes);
+    return CUDA_SUCCESS;
+}
+
+static void trim(struct graph_memory *memory, uint64_t keep)
+{
+    for (unsigned i = memory->count; i-- > 0;) {
+        if (memory->reserved - memory->parts[i].bytes < keep)
+            continue;
+        sim_release(memory->parts[i].record);
+        memory->reserved -= memory->parts[i].bytes;
+        memory->parts[i] = memory->parts[--memory->count];
+    }
+}
+
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
+{
+    struct device *device;
+    TRY(device_of(ordinal, &device));
+    memory_lock();
+    trim(&memory_of[ordinal], memory_of[ordinal].used);
+    memory_unlock();
+    return CUDA_SUCCESS;
+}
+
+void graph_memory_empty(struct device *device)
+{
+    memory_lock();
+    for (struct allocation *each = allocation_first(); each; each = each->next)
+        if (each->kind == ALLOCATION_GRAPH && each->device == device)
+            each->live = false;
+    memory_of[device->ordinal].used = 0;
+    trim(&memory_of[device->ordinal], 0);
+    memory_unlock();
+}
+
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
+{
+    struct device *device;
+    TRY(device_of(ordinal, &device));
+    if (!value || attribute < 0 || attribute > 3)
+        return CUDA_ERROR_INVALID_VALUE;
+    memory_lock();
+    const uint64_t values[] = {memory_of[ordinal].used, device->graph_used_high, memory_of[ordinal].reserved,
+                               device->graph_reserved_high};
+    memory_unlock();
+    memcpy(value, &values[attribute], sizeof values[attribute]);
+    return CUDA_SUCCESS;
+}
+
+/* The high-water marks can be set to 0, which brings them down to what is. */
+EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
+{
+    struct device *device;
+    TRY(device_of(ordinal, &device));
+    if (!value || (attribute != 1 && attribute != 3))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == 1)
+        device->graph_used_high = memory_of[ordinal].used;
+    else
+        device->graph_reserved_high = memory_of[ordinal].reserved;
+    return CUDA_SUCCESS;
+}
+
+/* ----------------------------------------------------------------------------------------------- nodes */
+
+EXPORT CUresult cuGraphCreate(CUgraph *made, unsigned flags)
+{
+    TRY(driver_ready());
+    if (!made || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *made = object_new(OBJECT_GRAPH, sizeof **made, NULL);
+    return *made ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static bool all_known(struct graph *graph, CUgraphNode const *after, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!object_is(after[i], OBJECT_NODE) || after[i]->graph != graph)
+            return false;
+    return true;
+}
+
+CUresult node_new(struct graph *graph, int type, CUgraphNode const *after, size_t count, struct node **made)
+{
+    TRY(graph_of(graph));
+    if ((count && !after) || !all_known(graph, after, count))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct node *node = object_new(OBJECT_NODE, sizeof *node, NULL);
+    if (!node)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    node->graph = graph;
+    node->type = type;
+    node->after_count = count;
+    node->after = count ? malloc(count * sizeof *node->after) : NULL;
+    if (node->after)
+        memcpy(node->after, after, count * sizeof *node->after);
+    node->before = graph->last;
+    *(graph->last ? &graph->last->next : &graph->first) = node;
+    graph->last = node;
+    graph->node_count++;
+    *made = node;
+    return CUDA_SUCCESS;
+}
+
+static void node_free(struct node *node)
+{
+    struct graph *graph = node->graph;
+    *(node->before ? &node->before->next : &graph->first) = node->next;
+    *(node->next ? &node->next->before : &graph->last) = node->before;
+    graph->node_count--;
+    free(node->after);
+    object_free(node);
+}
+
+EXPORT CUresult cuGraphDestroyNode(CUgraphNode node)
+{
+    TRY(driver_ready());
+    if (!object_is(node, OBJECT_NODE))
+        return CUDA_ERROR_INVALID_VALUE;
+    node_free(node);
+    return CUDA_SUCCESS;
+}
+
+/* Addresses of memory nodes go with the graph, unless their memory lives on. */
+static void drop_memory(struct node *node)
+{
+    memory_lock();
+    struct allocation *allocation = node->type == NODE_MEM_ALLOC ? allocation_at(node->address) : NULL;
+    if (allocation && allocation->kind == ALLOCATION_GRAPH && !allocation->live)
+        allocation_drop(allocation);
+    memory_unlock();
+}
+
+EXPORT CUresult cuGraphDestroy(CUgraph graph)
+{
+    TRY(graph_of(graph));
+    if (graph->users) { /* executable graphs are made of its nodes: it ends with the last of them */
+        graph->abandoned = true;
+        return CUDA_SUCCESS;
+    }
+    while (graph->first) {
+        drop_memory(graph->first);
+        node_free(graph->first);
+    }
+    object_free(graph);
+    return CUDA_SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------ adding by hand */
+
+#define AFTER CUgraphNode *made, CUgraph graph, CUgraphNode const *after, size_t count
+
+static CUresult add_kernel(AFTER, CUfunction function, void **parameters, void **extra)
+{
+    struct context *context;
+    TRY(context_current(&context));
+    if (!object_is(function, OBJECT_FUNCTION))
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(module_load(function->module, context->device));
+    TRY(node_new(graph, NODE_KERNEL, after, count, made));
+    (*made)->duration_ns = kernel_duration(context->device, function, parameters, extra);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphAddKernelNode_v2(AFTER, const CUDA_KERNEL_NODE_PARAMS *kernel)
+{
+    if (!kernel || !made)
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_kernel(made, graph, after, count, kernel->function ? kernel->function : kernel->kernel,
+                      kernel->parameters, kernel->extra);
+}
+
+EXPORT CUresult cuGraphAddKernelNode(AFTER, const CUDA_KERNEL_NODE_PARAMS *kernel)
+{
+    if (!kernel || !made)
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_kernel(made, graph, after, count, kernel->function, kernel->parameters, kernel->extra);
+}
+
+static CUresult add_alloc(AFTER, size_t bytes, int location, CUdeviceptr *address)
+{
+    struct device *device;
+    TRY(device_of(location, &device));
+    if (!bytes || !made)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(node_new(graph, NODE_MEM_ALLOC, after, count, made));
+    memory_lock();
+    struct allocation *allocation = allocation_new(bytes, ALLOCATION_GRAPH, NULL);
+    if (allocation)
+        allocation->device = device;
+    memory_unlock();
+    if (!allocation) {
+        node_free(*made);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *address = (*made)->address = allocation->address;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphAddMemAllocNode(AFTER, CUDA_MEM_ALLOC_NODE_PARAMS *alloc)
+{
+    if (!alloc)
+        return CUDA_ERROR_INVALID_VALUE;
+    return add_alloc(made, graph, after, count, alloc->bytes, alloc->pool.location.id, &alloc->address);
+}
+
+EXPORT CUresult cuGraphAddMemFreeNode(AFTER, CUdeviceptr address)
+{
+    if (!made || !address)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(node_new(graph, NODE_MEM_FREE, after, count, made));
+    (*made)->address = address;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphAddHostNode(AFTER, const CUDA_HOST_NODE_PARAMS *host)
+{
+    if (!made || !host || !host->function)
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(node_new(graph, NODE_HOST, after, count, made));
+    (*made)->host = *host;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphAddChildGraphNode(AFTER, CUgraph child)
+{
+    TRY(graph_of(child));
+    TRY(node_new(graph, NODE_GRAPH, after, count, made));
+    (*made)->child = child;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphAddEmptyNode(AFTER) { return node_new(graph, NODE_EMPTY, after, count, made); }
+
+EXPORT CUresult cuGraphAddMemsetNode(AFTER, const CUDA_MEMSET_NODE_PARAMS *parameters, CUcontext context)
+{
+    (void)parameters, (void)context;
+    return node_new(graph, NODE_MEMSET, after, count, made);
+}
+
+EXPORT CUresult cuGraphAddMemcpyNode(AFTER, const CUDA_MEMCPY3D *parameters, CUcontext context)
+{
+    (void)parameters, (void)context;
+    return node_new(graph, NODE_MEMCPY, after, count, made);
+}
+
+EXPORT CUresult cuGraphAddEventRecordNode(AFTER, CUevent event)
+{
+    (void)event;
+    return node_new(graph, NODE_EVENT_RECORD, after, count, made);
+}
+
+EXPORT CUresult cuGraphAddEventWaitNode(AFTER, CUevent event)
+{
+    (void)event;
+    return node_new(graph, NODE_WAIT_EVENT, after, count, made);
+}
+
+EXPORT CUresult cuGraphAddNode(AFTER, CUgraphNodeParams *of)
+{
+    if (!of)
+        return CUDA_ERROR_INVALID_VALUE;
+    switch (of->type) {
+    case NODE_KERNEL: return cuGraphAddKernelNode_v2(made, graph, after, count, &of->kernel);
+    case NODE_HOST: return cuGraphAddHostNode(made, graph, after, count, &of->host);
+    case NODE_GRAPH: return cuGraphAddChildGraphNode(made, graph, after, count, of->child);
+    case NODE_MEM_ALLOC: return cuGraphAddMemAllocNode(made, graph, after, count, &of->alloc);
+    case NODE_MEM_FREE: return cuGraphAddMemFreeNode(made, graph, after, count, of->free);
+    default: return node_new(graph, of->type, after, count, made);
+    }
+}
+
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, const void *edges,
+                                  size_t count, CUgraphNodeParams *of)
+{
+    (void)edges;
+    return cuGraphAddNode(made, graph, after, count, of);
+}
+
+/* ------------------------------------------------------------------------------------------ looking */
+
+EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+{
+    size_t room = count ? *count : 0, found = 0;
+    TRY(graph_of(graph));
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    *count = graph->node_count;
+    for (struct node *node = graph->first; nodes && node && found < room; node = node->next)
+        nodes[found++] = node;
+    if (nodes)
+        *count = found;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+{
+    size_t found = 0;
+    TRY(graph_of(graph));
+    if (!count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (struct node *node = graph->first; node; node = node->next) {
+        if (node->after_count)
+            continue;
+        if (nodes && found < *count)
+            nodes[found] = node;
+        found++;
+    }
+    *count = found;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
+{
+    TRY(driver_ready());
+    if (!object_is(node, OBJECT_NODE) || !type)
+        return CUDA_ERROR_INVALID_VALUE;
+    *type = node->type;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
+{
+    TRY(driver_ready());
+    if (!object_is(node, OBJECT_NODE) || node->type != NODE_MEM_ALLOC || !out)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(out, 0, sizeof *out);
+    memory_lock();
+    const struct allocation *allocation = allocation_at(node->address);
+    out->bytes = allocation ? allocation->bytes : 0;
+    memory_unlock();
+    out->address = node->address;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *address)
+{
+    TRY(driver_ready());
+    if (!object_is(node, OBJECT_NODE) || node->type != NODE_MEM_FREE || !address)
+        return CUDA_ERROR_INVALID_VALUE;
+    *address = node->address;
+    return CUDA_SUCCESS;
+}
+
+/* ----------------------------------------------------------------------------------------- executing */
+
+struct graph_exec {
+    struct object object;
+    struct graph *graph;
+    bool free_on_launch;
+};
+
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, unsigned long long flags)
+{
+    struct context *context;
+    TRY(context_current(&context));
+    TRY(graph_of(graph));
+    if (!made)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct graph_exec *exec = object_new(OBJECT_GRAPH_EXEC, sizeof *exec, NULL);
+    if (!exec)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    exec->graph = graph;
+    exec->free_on_launch = flags & 1;
+    graph->users++;
+    *made = exec;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphInstantiate(CUgraphExec *made, CUgraph graph, CUgraphNode *error, char *log, size_t bytes)
+{
+    if (error)
+        *error = NULL;
+    if (log && bytes)
+        *log = '\0';
+    return cuGraphInstantiateWithFlags(made, graph, 0);
+}
+
+EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *made, CUgraph graph, CUgraphNode *error, char *log, size_t bytes)
+{
+    return cuGraphInstantiate(made, graph, error, log, bytes);
+}
+
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *of)
+{
+    if (!of)
+        return CUDA_ERROR_INVALID_VALUE;
+    of->error_node = NULL;
+    of->result = 0;
+    return cuGraphInstantiateWithFlags(made, graph, of->flags);
+}
+
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *of)
+{
+    return cuGraphInstantiateWithParams(made, graph, of);
+}
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    TRY(driver_ready());
+    if (!object_is(exec, OBJECT_GRAPH_EXEC))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct graph *graph = exec->graph;
+    object_free(exec);
+    return --graph->users == 0 && graph->abandoned ? cuGraphDestroy(graph) : CUDA_SUCCESS;
+}
+
+static CUresult run(struct graph *graph, struct stream *stream, bool free_first, uint64_t *duration_ns);
+
+static CUresult run_memory(const struct node *node, bool free_first)
+{
+    CUresult result = CUDA_SUCCESS;
+    memory_lock();
+    struct allocation *allocation = allocation_at(node->address);
+    bool ours = allocation && allocation->kind == ALLOCATION_GRAPH;
+    if (node->type == NODE_MEM_FREE)
+        result = ours ? graph_memory_free(allocation) : CUDA_ERROR_INVALID_VALUE;
+    else if (ours && allocation->live && !free_first)
+        result = CUDA_ERROR_INVALID_VALUE; /* the last launch's memory was not freed */
+    else
+        result = ours && bring_to_life(allocation) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    memory_unlock();
+    return result;
+}
+
+static CUresult run_node(const struct node *node, struct stream *stream, bool free_first, uint64_t *duration_ns)
+{
+    switch (node->type) {
+    case NODE_KERNEL: *duration_ns += node->duration_ns; return CUDA_SUCCESS;
+    case NODE_GRAPH: return run(node->child, stream, free_first, duration_ns);
+    case NODE_MEM_ALLOC:
+    case NODE_MEM_FREE: return run_memory(node, free_first);
+    case NODE_HOST:
+        stream->last_task = task_add(stream->device->card, stream->mark, node->host.function, node->host.user_data);
+        return CUDA_SUCCESS;
+    default: return CUDA_SUCCESS;
+    }
+}
+
+/* Nodes run in the order in which they were added, which is one of those that their dependencies allow. */
+static CUresult run(struct graph *graph, struct stream *stream, bool free_first, uint64_t *duration_ns)
+{
+    for (const struct node *node = graph->first; node; node = node->next)
+        TRY(run_node(node, stream, free_first, duration_ns));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
+{
+    struct stream *stream;
+    uint64_t duration_ns = 0;
+    TRY(stream_of(handle, &stream));
+    if (!object_is(exec, OBJECT_GRAPH_EXEC))
+        return CUDA_ERROR_INVALID_VALUE;
+    TRY(run(exec->graph, stream, exec->free_on_launch, &duration_ns));
+    struct sim_process *self = &sim_state()->processes[sim_self_if_any()];
+    __atomic_store_n(&self->graph_launches, self->graph_launches + 1, __ATOMIC_RELAXED);
+    if (duration_ns)
+        stream->mark = sim_engine_enqueue(stream->device->card, duration_ns);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream) { return cuGraphLaunch(exec, PER_THREAD(stream)); }
+
+/* Physical memory comes with the first launch here, so an upload has nothing to do. */
+EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream handle)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    return object_is(exec, OBJECT_GRAPH_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream) { return cuGraphUpload(exec, PER_THREAD(stream)); }

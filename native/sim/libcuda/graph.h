@@ -1,0 +1,40 @@
+/* Graphs and their nodes. */
+#ifndef GPUSLICE_SIM_GRAPH_H
+#define GPUSLICE_SIM_GRAPH_H
+
+#include "driver.h"
+
+enum node_type {
+    NODE_KERNEL, NODE_MEMCPY, NODE_MEMSET, NODE_HOST, NODE_GRAPH, NODE_EMPTY, NODE_WAIT_EVENT, NODE_EVENT_RECORD,
+    NODE_MEM_ALLOC = 10, NODE_MEM_FREE = 11
+};
+
+struct node {
+    struct object object;
+    struct graph *graph;
+    int type;
+    struct node **after; /* what must be finished before it */
+    size_t after_count;
+    struct node *before, *next; /* in the order of adding */
+    uint64_t duration_ns;
+    uint64_t address;
+    CUDA_HOST_NODE_PARAMS host;
+    struct graph *child;
+};
+
+struct graph {
+    struct object object;
+    struct node *first, *last;
+    size_t node_count;
+    unsigned users; /* executable graphs made of it */
+    bool abandoned; /* destroyed while in use */
+};
+
+CUresult graph_of(CUgraph handle);
+CUresult node_new(struct graph *graph, int type, CUgraphNode const *after, size_t count, struct node **made);
+CUresult cuGraphCreate(CUgraph *made, unsigned flags);
+CUresult cuGraphDestroy(CUgraph graph);
+CUresult cuGraphAddMemAllocNode(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *alloc);
+
+#endif
