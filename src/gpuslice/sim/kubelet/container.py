@@ -181,7 +181,7 @@ class ContainerLife:
             attempt=self._attempt,
             image=self.record.image,
             argv=self._argv(image, own),
-            environ={**own, **self._card_environment(own)},
+            environ={**own, **self._node_environment(own)},
             rootfs=root,
             log=folder / f"{self._attempt}.log",
             working_dir=self._spec.get("workingDir") or image.working_dir,
@@ -205,11 +205,11 @@ class ContainerLife:
         tools = {f"/usr/bin/{name}": driver / name for name in rootfs.DRIVER_PROGRAMS}
         return {**tools, **image.programs}
 
-    def _card_environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        state = self._node.settings.gpu_state
-        if state is None or not _sees_cards(own):
-            return {}
-        return {"GPUSLICE_SIM_STATE": str(state)}
+    def _node_environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        settings = self._node.settings
+        if settings.gpu_state is None or not _sees_cards(own):
+            return dict(settings.environ)
+        return {**settings.environ, "GPUSLICE_SIM_STATE": str(settings.gpu_state)}
 
     def _argv(self, image: Image, own: Mapping[str, str]) -> tuple[str, ...]:
         """Kubernetes' rule: a command drops the image's own arguments."""

@@ -102,7 +102,7 @@ class Kubelet:
 
     def _recover(self) -> bool:
         """Clean the plugin folder and take over the checkpoint; False when there is none."""
-        self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
+        self._lay_out()
         checkpoint.remove_sockets(self.settings.plugin_folder)
         try:
             saved = checkpoint.read(self.settings.plugin_folder)
@@ -113,6 +113,13 @@ class Kubelet:
             return False
         self.book.restore(saved.holdings, saved.registered, time.monotonic())
         return True
+
+    def _lay_out(self) -> None:
+        self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
+        own = self.settings.host_root / "var" / "lib" / "kubelet"
+        own.parent.mkdir(parents=True, exist_ok=True)
+        if not own.is_symlink():
+            own.symlink_to(self.settings.root)
 
     # -- the node --------------------------------------------------------------------------------
 

@@ -39,11 +39,17 @@ class Rootfs:
         return self.path / normal.lstrip("/")
 
     def translate(self, argument: str) -> str:
-        """An argument that names a file of this root becomes its host path; all others stay."""
-        if not argument.startswith("/") or argument == "/":
-            return argument
-        host = self.inside(argument)
-        return str(host) if host.exists() else argument
+        """An argument that names a file of this root becomes its host path; all others stay.
+
+        So does the value of ``--flag=/path``, with its links followed: a socket's path must be short.
+        """
+        flag, equals, value = argument.partition("=")
+        if flag.startswith("--") and equals and value.startswith("/"):
+            return f"{flag}={os.path.realpath(self.inside(value))}" if self._has(value) else argument
+        return str(self.inside(argument)) if argument.startswith("/") and self._has(argument) else argument
+
+    def _has(self, container_path: str) -> bool:
+        return container_path != "/" and self.inside(container_path).exists()
 
     def environment(self, driver: Path | None) -> dict[str, str]:
         """What the container runtime adds so that the process sees this root."""

@@ -12,6 +12,7 @@ class KubeletSettings:
     """One node. `root` plays /var/lib/kubelet; everything the kubelet writes is under it.
 
     `speed_up` divides the waits of crash and image back-off, so that a demo need not take minutes.
+    `environ` is added to every container, so that its processes can be told from others.
     `node_status_s` is how often the node status is compared with what was reported (10 s).
     `driver` is the folder of the simulated driver, `gpu_state` its state file; None on a node without cards.
     """
@@ -31,8 +32,14 @@ class KubeletSettings:
     speed_up: float = 1.0
     node_status_s: float = 10.0
     lease_s: float = 10.0
+    environ: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 0
+
+    @property
+    def host_root(self) -> Path:
+        """What ``/`` of this node is to volumes with a host path; kubelet's own folder appears in it."""
+        return self.root.parent / "host"
 
     @property
     def plugin_folder(self) -> Path:

@@ -126,7 +126,7 @@ class PodWorker:
             try:
                 read = await references.fetch(self._node.client, self.pod)
                 made = volumes.prepare(
-                    self.pod, self._folder / "volumes", self._node.settings.root.parent / "host", read
+                    self.pod, self._folder / "volumes", self._node.settings.host_root, read
                 )
                 break
             except (ConfigError, KubeError) as error:

@@ -1,0 +1,1 @@
+"""The whole product on a simulated edge, in one command: the demo."""

@@ -1,0 +1,103 @@
+"""Where the demo finds its programs and keeps its files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import gpuslice
+from gpuslice.core.errors import GpusliceError
+
+LONGEST_FOLDER = 60  # a unix socket's path ends at 107 characters, and some stand below
+MARK = "GPUSLICE_DEMO"
+
+
+class DemoError(GpusliceError):
+    """The demo cannot be played; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Everything that one story writes is in `folder`, everything of the demo in `root`.
+
+    `native` holds what was compiled, `programs` our own commands and kubectl.
+    """
+
+    folder: Path
+    root: Path
+    native: Path
+    examples: Path
+    programs: Path
+    temporary: bool
+
+    @property
+    def driver(self) -> Path:
+        return self.native / "sim"
+
+    @property
+    def library(self) -> Path:
+        return self.native / "lib" / "libgpuslice.so"
+
+    @property
+    def mark(self) -> str:
+        """The line in the environment of every process of this demo."""
+        return f"{MARK}={self.root}"
+
+    def below(self, name: str) -> Places:
+        """The places of one story."""
+        folder = self.root / name
+        (folder / "home").mkdir(parents=True, exist_ok=True)
+        return replace(self, folder=folder)
+
+    def exports(self) -> str:
+        """What to type in another shell to use the cluster."""
+        return f"export KUBECONFIG={self.kubeconfig}\nexport PATH={self.programs}:$PATH"
+
+    def environment(self) -> dict[str, str]:
+        """For commands typed at the desk."""
+        return {
+            "PATH": f"{self.programs}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+            "HOME": str(self.folder / "home"),
+            "KUBECONFIG": str(self.kubeconfig),
+            "TERM": "dumb",
+            "LANG": "C.UTF-8",
+            MARK: str(self.root),
+        }
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+
+def find_places(folder: str = "") -> Places:
+    """Raises DemoError when something was not built, or the folder's name is too long for sockets."""
+    root = Path(gpuslice.__file__).parents[2]
+    place = Path(folder).absolute() if folder else Path(tempfile.mkdtemp(prefix="gpuslice-"))
+    places = Places(
+        folder=place,
+        root=place,
+        native=root / "native" / "build",
+        examples=root / "examples",
+        programs=Path(sys.executable).parent,
+        temporary=not folder,
+    )
+    _check(places)
+    return places
+
+
+def _check(places: Places) -> None:
+    if len(str(places.folder)) > LONGEST_FOLDER:
+        raise DemoError(
+            f"--dir {places.folder} has {len(str(places.folder))} characters; unix sockets below it allow "
+            f"{LONGEST_FOLDER}"
+        )
+    for path in (places.driver / "libcuda.so.1", places.driver / "nvidia-smi", places.library):
+        if not path.exists():
+            raise DemoError(f"{path} is not there: build it with `make native`")
+    if not (places.programs / "kubectl").exists():
+        raise DemoError(f"{places.programs / 'kubectl'} is not there: install it with `make setup`")
+    if not places.examples.is_dir():
+        raise DemoError(f"{places.examples} is not there: the demo runs from a checkout")

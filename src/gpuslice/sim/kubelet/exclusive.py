@@ -1,0 +1,72 @@
+"""The vendor's plugin for whole cards (``nvidia.com/gpu``), as far as the story before sharing needs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+
+from grpclib.server import Server
+
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.adapters.kubelet.rpc import (
+    API_VERSION,
+    HEALTHY,
+    DevicePluginService,
+    RegistrationClient,
+    unix_channel,
+)
+from gpuslice.core.contract import ENV_VISIBLE, EXCLUSIVE_GPU
+
+ENDPOINT = "nvidia-gpu.sock"
+_REGISTER_TIMEOUT_S = 5.0
+
+
+class ExclusiveCards(DevicePluginService):
+    """One device for each card; a container sees the cards it holds and no other."""
+
+    def __init__(self, folder: Path, uuids: Sequence[str]) -> None:
+        self._folder = folder
+        self._devices = [dp.Device(ID=one, health=HEALTHY) for one in uuids]
+        self._ended = asyncio.Event()
+        self._server: Server | None = None
+
+    async def start(self) -> None:
+        """Serve, then register, as kubelet dials back inside."""
+        self._server = Server([self])
+        await self._server.start(path=str(self._folder / ENDPOINT))
+        request = dp.RegisterRequest(version=API_VERSION, endpoint=ENDPOINT, resource_name=EXCLUSIVE_GPU)
+        async with unix_channel(self._folder / "kubelet.sock") as channel:
+            await RegistrationClient(channel).register(request, _REGISTER_TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """End the stream, which makes the cards unallocatable at once."""
+        self._ended.set()
+        await asyncio.sleep(0)
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def get_device_plugin_options(self, request: dp.Empty) -> dp.DevicePluginOptions:
+        return dp.DevicePluginOptions()
+
+    async def list_and_watch(self, request: dp.Empty) -> AsyncGenerator[dp.ListAndWatchResponse]:
+        yield dp.ListAndWatchResponse(devices=self._devices)
+        await self._ended.wait()
+
+    async def get_preferred_allocation(
+        self, request: dp.PreferredAllocationRequest
+    ) -> dp.PreferredAllocationResponse:
+        return dp.PreferredAllocationResponse()
+
+    async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
+        answers = [_answer(one.devices_ids) for one in request.container_requests]
+        return dp.AllocateResponse(container_responses=answers)
+
+    async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
+        return dp.PreStartContainerResponse()
+
+
+def _answer(uuids: Sequence[str]) -> dp.ContainerAllocateResponse:
+    environ: Mapping[str, str] = {ENV_VISIBLE: ",".join(sorted(uuids))}
+    return dp.ContainerAllocateResponse(envs=environ)
