@@ -15,10 +15,6 @@ from gpuslice.sim.cluster.quantity import canonical_quantity
 from gpuslice.sim.cluster.request import Object
 from gpuslice.sim.cluster.schema import Field, Message, Schema
 
-# An empty string means something else than no string for these.
-_ZERO_IS_ABSENT = frozenset({"minReadySeconds", "paused", "hostNetwork", "hostPID", "hostIPC", "unschedulable"})
-_KEEPS_EMPTY = frozenset({"storageClassName", "operator"})
-
 
 class Decoder:
     """Decodes one body; collects what a strict reader would complain about in ``unknown``."""
@@ -54,9 +50,7 @@ class Decoder:
         if field.shape == "map":
             return self._map(field, value, path) or None
         decoded = self._single(field, value, path)
-        if field.name in _ZERO_IS_ABSENT:
-            return decoded or None
-        return None if decoded == "" and field.name not in _KEEPS_EMPTY else decoded
+        return None if field.omits_zero and not decoded else decoded
 
     def _list(self, field: Field, value: Any, path: str) -> list[Any]:
         if not isinstance(value, list):

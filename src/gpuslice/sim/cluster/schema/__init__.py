@@ -13,7 +13,10 @@ SCALARS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: ``type`` is a scalar's name or a message's full name, ``shape`` one, list or map."""
+    """One field: ``type`` is a scalar's name or a message's full name, ``shape`` one, list or map.
+
+    ``omits_zero``: an empty string, 0 and false are the same as nothing (Go's plain ``omitempty``).
+    """
 
     name: str
     number: int
@@ -25,6 +28,7 @@ class Field:
     map_keys: tuple[str, ...] = ()
     is_set: bool = False
     atomic: bool = False
+    omits_zero: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -100,6 +104,7 @@ def _parse_field(package: str, words: list[str]) -> Field:
         map_keys=tuple(options["map"].split(",")) if "map" in options else (),
         is_set="set" in options,
         atomic="atomic" in options,
+        omits_zero="omit" in options,
     )
 
 
