@@ -6,20 +6,30 @@ import asyncio
 import contextlib
 import logging
 import time
+from typing import Protocol
 
 from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
+from gpuslice.adapters.kubelet.podresources import PodResourcesError
 from gpuslice.apps.agent.desk import Desk
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.metrics import Counters
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.holding import Holding
 
 _log = logging.getLogger(__name__)
 
 SOON_S = 0.2
 """After Allocate kubelet still has to enter the ids in its book; asking in that moment shows nothing."""
+
+
+class KubeletBook(Protocol):
+    """Who holds which devices, by kubelet: its pod-resources socket, or a kubelet in memory."""
+
+    async def holdings(self, resource: str) -> tuple[Holding, ...]:
+        """Raises `PodResourcesError` when kubelet does not answer."""
+        ...
 
 
 class Bookkeeper:
@@ -28,7 +38,7 @@ class Bookkeeper:
     def __init__(
         self,
         desk: Desk,
-        book: PodResources,
+        book: KubeletBook,
         writer: Writer,
         folders: Folders,
         counters: Counters,

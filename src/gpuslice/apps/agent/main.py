@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from gpuslice.adapters.web.app import Probes, json_answer, make_app
 from gpuslice.adapters.web.exposition import render
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
-from gpuslice.apps.agent.bookkeeper import Bookkeeper
+from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
 from gpuslice.apps.agent.cards import CardKeeper
 from gpuslice.apps.agent.desk import Desk
 from gpuslice.apps.agent.devices import DeviceList
@@ -61,7 +61,13 @@ RETRY_S = 1.0
 class Agent:
     """Everything of one node's agent around a Kubernetes client and a source of cards."""
 
-    def __init__(self, settings: AgentSettings, client: KubeClient, source: GpuSource) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        client: KubeClient,
+        source: GpuSource,
+        book: KubeletBook | None = None,
+    ) -> None:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
         name = settings.node_name
@@ -85,7 +91,7 @@ class Agent:
         )
         self.bookkeeper = Bookkeeper(
             self.desk,
-            PodResources(Path(settings.pod_resources_socket)),
+            book or PodResources(Path(settings.pod_resources_socket)),
             self._writer,
             self.folders,
             self.counters,
@@ -95,11 +101,12 @@ class Agent:
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}"
         )
-        self.server = PluginServer(self._plugin(unit), _address(settings))
+        self.plugin = self._make_plugin(unit)
+        self.server = PluginServer(self.plugin, _address(settings))
         self._source = source
         self._holding_back = "starting"
 
-    def _plugin(self, unit: str) -> GpuMemoryPlugin:
+    def _make_plugin(self, unit: str) -> GpuMemoryPlugin:
         settings = self.settings
         return GpuMemoryPlugin(
             self.desk,
@@ -121,15 +128,7 @@ class Agent:
         """
         if self._warning:
             _log.warning(self._warning)
-        tasks = {
-            "node": self.node.watch(),
-            "node object": self.node.keep(),
-            "pods": self._pods.run(),
-            "cards": self.cards.watch(),
-            "fault reports": self.cards.follow_events(),
-            "kubelet's book": self._keep_book(),
-            "device plugin": self._serve_kubelet(),
-        }
+        tasks = {**self.upkeep(), "device plugin": self._serve_kubelet()}
         async with serving(self._app(), Listen(self.settings.port, self.settings.host)) as port:
             listening(port)
             try:
@@ -140,6 +139,17 @@ class Agent:
                         task.cancel()
             finally:
                 await self._source.close()
+
+    def upkeep(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """All that goes on beside kubelet's calls, by name."""
+        return {
+            "node": self.node.watch(),
+            "node object": self.node.keep(),
+            "pods": self._pods.run(),
+            "cards": self.cards.watch(),
+            "fault reports": self.cards.follow_events(),
+            "kubelet's book": self._keep_book(),
+        }
 
     async def _keep_book(self) -> None:
         await self._pods.synced.wait()

@@ -168,15 +168,15 @@ class GpuMemoryPlugin(DevicePluginService):
 
     async def _until(self, size: int, met: Callable[[], bool]) -> None:
         """Wait a moment for news that meet the need; kubelet stands still, so never twice in vain."""
-        deadline = time.monotonic() + self._options.match_wait_s
-        if self._in_vain.get(size, 0) > time.monotonic():
+        deadline = asyncio.get_running_loop().time() + self._options.match_wait_s
+        if self._in_vain.get(size, 0) > asyncio.get_running_loop().time():
             return
         while not met():
             self._look()
             self._desk.changed.clear()
-            left_s = deadline - time.monotonic()
+            left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
-                self._in_vain[size] = time.monotonic() + self._options.match_wait_s
+                self._in_vain[size] = asyncio.get_running_loop().time() + self._options.match_wait_s
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._desk.changed.wait(), left_s)

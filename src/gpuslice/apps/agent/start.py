@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from grpclib import GRPCError, Status
@@ -62,7 +61,7 @@ class Starter:
 
     async def _identify(self, ids: frozenset[str]) -> Holder | None:
         """By kubelet's book, read anew; by what was granted when the book does not show it."""
-        deadline = time.monotonic() + IDENTIFY_S
+        deadline = asyncio.get_running_loop().time() + IDENTIFY_S
         while True:
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + IDENTIFY_S):
@@ -70,7 +69,7 @@ class Starter:
             except (PodResourcesError, TimeoutError) as error:
                 _log.warning("container start: kubelet's book not read", extra={"error": str(error)})
             holder = self._desk.holder(ids)
-            if holder is not None or time.monotonic() >= deadline:
+            if holder is not None or asyncio.get_running_loop().time() >= deadline:
                 return holder
             await asyncio.sleep(RETRY_S)
 
