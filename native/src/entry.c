@@ -64,12 +64,24 @@ static void *replacement(void *handle, const char *name, void *found)
     return address;
 }
 
+/* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */
+static void *own_entry(const char *name)
+{
+    void *own = strcmp(name, "dlsym") == 0    ? (void *)dlsym
+                : strcmp(name, "dlvsym") == 0 ? (void *)dlvsym
+                : strcmp(name, "dlopen") == 0 ? (void *)dlopen
+                                              : NULL;
+    return own && gs_enter() ? own : NULL;
+}
+
 /* Called by the stubs. The result: what to return, or NULL to go on to libc. */
 __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name)
 {
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     /* RTLD_NEXT asks for what comes after the caller, which only libc can tell: another tool in front of us finds
      * our symbol that way, as it should. */
+    if (name && name[0] == 'd' && name[1] == 'l')
+        return own_entry(name);
     if (handle == RTLD_NEXT || !name || !is_driver_name(name))
         return NULL;
     return replacement(handle, name, real(handle, name));
@@ -78,6 +90,8 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version)
 {
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
+    if (name && name[0] == 'd' && name[1] == 'l')
+        return own_entry(name);
     if (handle == RTLD_NEXT || !name || !version || !is_driver_name(name))
         return NULL;
     return replacement(handle, name, real(handle, name, version));

@@ -14,10 +14,21 @@ void gs_forget_graphs(void) { gs_table_forget(&executables); }
 
 /* ---- adding nodes ---- */
 
+/* A node that was captured may not say where: then it is the current device. -1 for host memory. */
+static CUdevice device_of(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    CUdevice device = -1;
+    if (parameters->poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return parameters->poolProps.location.id;
+    if (parameters->poolProps.location.type == 0)
+        DRIVER(cuCtxGetDevice)(&device);
+    return device;
+}
+
 static struct gs_card *see(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
-    CUdevice device = parameters->poolProps.location.id;
-    struct gs_card *card = parameters->poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE ? gs_card_of_device(device) : NULL;
+    CUdevice device = device_of(parameters);
+    struct gs_card *card = gs_card_of_device(device);
     if (card)
         gs_graph_memory_seen(device, card);
     return card;
@@ -92,7 +103,7 @@ static void add_node(struct demand *demand, CUgraphNode node, int depth)
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
         DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS && see(&parameters)) {
         demand->bytes += gs_round_up(parameters.bytesize, GS_PAGE_BYTES);
-        demand->device = parameters.poolProps.location.id;
+        demand->device = device_of(&parameters);
     }
 }
 

@@ -10,11 +10,11 @@ $(TEST_BUILD)/worker: tests/worker.c src/hooks.def src/driver_abi.h
 
 $(TEST_BUILD)/linked_worker: tests/worker.c src/hooks.def src/driver_abi.h $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
-	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $< -L$(BUILD)/sim -l:libcuda.so.1 -ldl -lpthread
+	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--no-as-needed -L$(BUILD)/sim -l:libcuda.so.1 -ldl -lpthread
 
 $(TEST_BUILD)/%.so: tests/%.c src/hooks.def $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
-	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $< -L$(BUILD)/sim -l:libcuda.so.1
+	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $< -Wl,--no-as-needed -L$(BUILD)/sim -l:libcuda.so.1
 
 $(TEST_BUILD)/region_layout: tests/region_layout.c include/region.h
 	@mkdir -p $(@D)

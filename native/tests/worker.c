@@ -65,6 +65,13 @@ static void *by_proc(int index)
     return ask && ask(functions[index].name, &found, version, flags, &status) == 0 ? found : NULL;
 }
 
+/* The version under which every glibc of this architecture has dlsym: how tools get at libc's own. */
+#if defined(__x86_64__)
+#define OLDEST "GLIBC_2.2.5"
+#else
+#define OLDEST "GLIBC_2.17"
+#endif
+
 static void *find(int index)
 {
     const char *symbol = functions[index].symbol;
@@ -75,8 +82,8 @@ static void *find(int index)
     if (strcmp(way, "default") == 0)
         return dlsym(RTLD_DEFAULT, symbol);
     if (strcmp(way, "dlvsym") == 0) {
-        void *found = dlvsym(driver, symbol, "libcuda.so.1");
-        return found ? found : dlvsym(driver, symbol, "");
+        void *(*look)(void *, const char *) = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", OLDEST);
+        return look ? look(driver, symbol) : NULL;
     }
     if (strcmp(way, "deepbind") == 0) {
         void *(*look)(const char *) = (void *(*)(const char *))dlsym(plug, "plug_function");
@@ -186,6 +193,26 @@ static int drop_graph(int id)
 
 static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
 
+/* cuGetProcAddress gives a program the form of the version it was built for, and it must call that form. */
+static bool by_version(int since) { return strncmp(way, "proc", 4) == 0 && version >= since; }
+
+static int make_context(int id)
+{
+    CUcontext *context = (CUcontext *)&held[id].pointer;
+    if (by_version(12050))
+        return CALL(cuCtxCreate_v4, context, NULL, 0, current_device());
+    if (by_version(11040))
+        return CALL(cuCtxCreate_v3, context, NULL, 0, 0, current_device());
+    return CALL(cuCtxCreate_v2, context, 0, current_device());
+}
+
+static int synchronize(void)
+{
+    CUcontext context = NULL;
+    PLAIN(int (*)(CUcontext *), "cuCtxGetCurrent", &context);
+    return by_version(13000) ? CALL(cuCtxSynchronize_v2, context) : CALL(cuCtxSynchronize);
+}
+
 static int allocate(int id, const char *kind, size_t bytes)
 {
     size_t pitch;
@@ -224,7 +251,7 @@ static int allocate(int id, const char *kind, size_t bytes)
     if (is(kind, "graph"))
         return make_graph(id, bytes);
     if (is(kind, "context"))
-        return CALL(cuCtxCreate_v2, (CUcontext *)&held[id].pointer, 0, current_device());
+        return make_context(id);
     return -2;
 }
 
@@ -454,7 +481,7 @@ static void obey(char *line)
     else if (is(word, "retain") && sscanf(line, "%*s %d", &id) == 1)
         answer(CALL(cuMemRetainAllocationHandle, &held[id].value, (void *)held[id].address));
     else if (is(word, "sync"))
-        answer(CALL(cuCtxSynchronize));
+        answer(synchronize());
     else if (is(word, "trim"))
         answer(own_pool ? CALL(cuMemPoolTrimTo, own_pool, 0) : 0);
     else if (is(word, "drop-pool")) {

@@ -1,0 +1,228 @@
+"""A container as libgpuslice sees one: a folder with limits, region and library, and workers that obey the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.reader import CardUsage, prepare_region, read_region
+from gpuslice.sim import gpu
+
+MIB: Final = 1 << 20
+BUILD: Final = Path(
+    os.environ.get("GPUSLICE_NATIVE_BUILD", Path(__file__).resolve().parents[2] / "native" / "build")
+)
+SIM: Final = BUILD / "sim"
+OUT_OF_MEMORY: Final = "error 2"
+V100: Final = "V100-SXM2-16GB"
+
+
+class Worker:
+    """One process of the container."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.greeting = self._line()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def say(self, command: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(command + "\n")
+        self._process.stdin.flush()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the worker ended with {self._process.wait()}")
+        return line.strip()
+
+    def ask(self, command: str) -> str:
+        self.say(command)
+        return self._line()
+
+    def heard(self) -> str:
+        """The answer to an earlier `say`."""
+        return self._line()
+
+    def ok(self, command: str) -> list[int]:
+        answer = self.ask(command).split()
+        assert answer[0] == "ok", f"{command}: {' '.join(answer)}"
+        return [int(word) for word in answer[1:]]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def leave(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        status = self._process.wait(30)
+        self._close()
+        return status
+
+    def _close(self) -> None:
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None and not stream.closed:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        self._close()
+
+
+@dataclass
+class Machine:
+    """The simulated cards, and what the driver says of them."""
+
+    state: Path
+    seed: str
+
+    def uuid(self, card: int = 0) -> str:
+        return gpu.make_uuid("GPU", self.seed, card)
+
+    def used(self, card: int = 0) -> int:
+        """Bytes that live processes hold of the card, by the driver's books."""
+        with gpu.Machine(self.state) as cards:
+            return cards.cards()[card].used_bytes
+
+
+@dataclass
+class Container:
+    """One container's files. Workers started here share its limits."""
+
+    root: Path
+    machine: Machine
+    limits: list[CardLimit]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for folder in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
+            (self.root / folder).mkdir(parents=True)
+        (self.root / "usr/lib/gpuslice").symlink_to(BUILD / "lib")
+        if self.limits:
+            write_limits(self.limits_path, self.limits)
+        prepare_region(self.region_path)
+
+    @property
+    def limits_path(self) -> Path:
+        return self.root / "etc/gpuslice/limits"
+
+    @property
+    def region_path(self) -> Path:
+        return self.root / "var/lib/gpuslice/region"
+
+    def environ(self, **more: str) -> dict[str, str]:
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        return {
+            **inherited,
+            gpu.STATE_VARIABLE: str(self.machine.state),
+            "LD_LIBRARY_PATH": str(SIM),
+            "LD_PRELOAD": str(self.root / "usr/lib/gpuslice/libgpuslice.so"),
+            "GPUSLICE_TEST_PLUG": str(BUILD / "tests/plug.so"),
+            **self.environment,
+            **more,
+        }
+
+    def worker(self, way: str = "dlsym", version: int = 12020, **environment: str) -> Worker:
+        linked = way in ("linked", "default")
+        program = BUILD / "tests" / ("linked_worker" if linked else "worker")
+        return Worker([str(program), way, str(version)], self.environ(**environment))
+
+    def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=self.environ(**environment),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def card(self, index: int = 0) -> CardUsage:
+        reading = read_region(self.region_path)
+        assert reading is not None
+        return next(card for card in reading.cards if card.uuid == self.limits[index].uuid)
+
+
+@contextmanager
+def container(
+    folder: Path,
+    *,
+    memory_mib: int | None = 1024,
+    share: int | None = None,
+    cards: int = 1,
+    profile: str = V100,
+    cuda: str = "12.2",
+    kernel_us: float = 0,
+    pool_chunk_mib: int = 32,
+    **environment: str,
+) -> Iterator[Container]:
+    """A container limited on every card of a fresh machine."""
+    machine = make_machine(
+        folder, cards=cards, profile=profile, cuda=cuda, kernel_us=kernel_us, pool_chunk_mib=pool_chunk_mib
+    )
+    yield make_container(
+        folder / "container", machine, memory_mib=memory_mib, share=share, cards=cards, **environment
+    )
+
+
+def make_machine(
+    folder: Path,
+    *,
+    cards: int = 1,
+    profile: str = V100,
+    cuda: str = "12.2",
+    kernel_us: float = 0,
+    pool_chunk_mib: int = 32,
+) -> Machine:
+    gpu.create(
+        folder / "cards",
+        [profile] * cards,
+        cuda_version=cuda,
+        seed=str(folder),
+        kernel_us=kernel_us,
+        pool_chunk_mib=pool_chunk_mib,
+    )
+    return Machine(folder / "cards", str(folder))
+
+
+def make_container(
+    root: Path,
+    machine: Machine,
+    *,
+    memory_mib: int | None = 1024,
+    share: int | None = None,
+    cards: int = 1,
+    **environment: str,
+) -> Container:
+    memory = None if memory_mib is None else memory_mib * MIB
+    limits = [CardLimit(machine.uuid(card), memory, share) for card in range(cards)]
+    return Container(root, machine, limits, dict(environment))
