@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpuslice.adapters.wire.errors import MalformedError
+
+_NULL = msgspec.Raw(b"null")
+
 
 class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
     pass
@@ -52,6 +56,7 @@ class _NamedNode(_Wire):
 
 
 class NodeList(_Wire):
+    metadata: dict[str, str] = {}
     items: list[msgspec.Raw] | None = None
 
 
@@ -60,32 +65,31 @@ class ExtenderArgs(msgspec.Struct, gc=False, rename="pascal"):
 
     pod: Pod | None = None
     nodes: NodeList | None = None
-    node_names: list[str] | None = None
+    node_names: msgspec.Raw = _NULL
 
-    def names(self) -> list[str] | None:
-        """The nodes to decide about, None when the caller named none in either way."""
-        if self.node_names is not None:
-            return self.node_names
+    def names_json(self) -> bytes | None:
+        """The nodes to decide about as a JSON list of names; None when the caller named none."""
+        raw = bytes(self.node_names)
+        if raw != b"null":
+            return raw
         if self.nodes is None or self.nodes.items is None:
             return None
-        return [_NODE.decode(item).metadata.name for item in self.nodes.items]
+        return msgspec.json.encode([_decode(_NODE, item).metadata.name for item in self.nodes.items])
+
+    @property
+    def whole_nodes(self) -> list[msgspec.Raw] | None:
+        """The node objects, where the caller sent them instead of names."""
+        return self.nodes.items if self.nodes is not None and bytes(self.node_names) == b"null" else None
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
     """`failed_nodes` may be helped by preemption, those in `failed_and_unresolvable_nodes` not."""
 
-    nodes: Any = None
-    node_names: list[str] | None = None
-    failed_nodes: dict[str, str] | None = None
-    failed_and_unresolvable_nodes: dict[str, str] | None = None
+    nodes: NodeList | None = None
+    node_names: msgspec.Raw = _NULL
+    failed_nodes: msgspec.Raw = _NULL
+    failed_and_unresolvable_nodes: msgspec.Raw = _NULL
     error: str = ""
-
-
-class HostPriority(msgspec.Struct, gc=False, rename="pascal"):
-    """A node's score, 0…10."""
-
-    host: str
-    score: int
 
 
 class BindingArgs(msgspec.Struct, gc=False, frozen=True, rename="pascal"):
@@ -144,10 +148,6 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims] = {}
 
 
-class MalformedError(ValueError):
-    """The body is not what the endpoint takes; the message is for the caller."""
-
-
 T = TypeVar("T")
 
 _ARGS = msgspec.json.Decoder(ExtenderArgs)
@@ -160,7 +160,7 @@ _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def decode_args(body: bytes) -> ExtenderArgs:
     """The body of filter or prioritize. Raises `MalformedError`."""
     args = _decode(_ARGS, body)
-    if args.pod is None or (args.nodes is None and args.node_names is None):
+    if args.pod is None or (args.nodes is None and bytes(args.node_names) == b"null"):
         return _in_any_case(_ARGS, body)
     return args
 
@@ -188,7 +188,7 @@ def _go_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:

@@ -11,14 +11,15 @@ Everything here is synchronous and looks at the ledger as it is now: no decision
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import compress
 
+import msgspec
 import numpy as np
 
-from gpuslice.adapters.wire.extender import ExtenderArgs, FilterResult, HostPriority
+from gpuslice.adapters.wire.extender import ExtenderArgs, FilterResult, NodeList
 from gpuslice.adapters.wire.extender import Pod as WirePod
+from gpuslice.apps.extender.asked import Asked, Names, Reason
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
@@ -65,6 +66,7 @@ class Decisions:
     ) -> None:
         self.ledger = ledger
         self.policy = policy
+        self._names = Names(ledger.fleet)
         self._filter_best = filter_best
         self._explain = explain
         self._on_refused = on_refused
@@ -73,107 +75,107 @@ class Decisions:
     # -- filter --------------------------------------------------------------------------------------------
 
     def filter(self, args: ExtenderArgs) -> FilterResult:
-        """Part the nodes asked about into those that can hold the pod and the others with their reasons."""
+        """Part the nodes asked about into those that can hold the pod and the others with their reasons.
+
+        Raises `MalformedError` when the names are no list of strings.
+        """
         if args.pod is None:
             return FilterResult(error=NO_POD)
-        names = args.names()
-        if names is None:
+        raw = args.names_json()
+        if raw is None:
             return FilterResult(error=NO_NAMES)
+        fleet = self.ledger.flush()
+        asked = self._names.asked(raw)
+        everyone = np.ones(len(asked.rows), dtype=np.bool_)
         try:
             request = request_of(args.pod)
         except InvalidRequestError as error:
-            reasons = dict.fromkeys(names, str(error))
             self._on_refused(Refused(args.pod, str(error)))
-            return _answer(args, [], reasons, reasons)
+            reasons = asked.reasons_json([], dict.fromkeys(asked.names(everyone), str(error)))
+            return _answer(args, asked, ~everyone, reasons, reasons)
         if request is None:  # we were asked about a pod that is none of our business
-            return _answer(args, names, {}, {})
-        return self._filter(args, names, request)
+            return _answer(args, asked, everyone, _NOBODY, _NOBODY)
+        return self._filter(args, args.pod, asked, fleet, request)
 
-    def _filter(self, args: ExtenderArgs, names: Sequence[str], request: Request) -> FilterResult:
-        fleet, shape = self.ledger.flush(), shape_of(request)
-        rows = _rows(fleet, names)
-        keys = self._keys(shape, rows, names, request)
-        fits = keys != NEVER
-        passing = list(compress(names, fits))
-        failed, never = self._reasons(fleet, names, rows, fits, request)
-        if self._filter_best and len(passing) > self._filter_best:
-            passing, dropped = self._best(names, keys)
-            failed |= dict.fromkeys(dropped, NOT_THE_BEST)
-        if not passing:
-            self._note_refused(args, names, rows, request)
-        return _answer(args, passing, failed, never)
+    def _filter(
+        self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
+    ) -> FilterResult:
+        keys = self._keys(shape_of(request), asked, request)
+        fits = passing = keys != NEVER
+        reasons = [] if fits.all() else _reasons(fleet, asked, ~fits, request)
+        if self._filter_best and fits.sum() > self._filter_best:
+            passing = _best(keys, self._filter_best)
+            reasons.append((fits & ~passing, NOT_THE_BEST))
+        if not passing.any():
+            self._note_refused(pod, asked, request)
+        if passing.all():
+            return _answer(args, asked, passing, _NOBODY, _NOBODY)
+        never = ~fits & ~_large_enough(fleet, asked, request)
+        return _answer(
+            args,
+            asked,
+            passing,
+            self._reasons_json(asked, ~passing, reasons, request),
+            self._reasons_json(asked, never, [(which & never, text) for which, text in reasons], request),
+        )
 
-    def _best(self, names: Sequence[str], keys: Ints) -> tuple[list[str], list[str]]:
-        """The `filter_best` best of the fitting nodes, and the other fitting ones."""
-        best = np.argpartition(keys, self._filter_best - 1)[: self._filter_best]
-        chosen = np.zeros(len(keys), dtype=np.bool_)
-        chosen[best] = True
-        others = (keys != NEVER) & ~chosen
-        return list(compress(names, chosen)), list(compress(names, others))
+    def _reasons_json(
+        self, asked: Asked, which: Flags, reasons: list[Reason], request: Request
+    ) -> msgspec.Raw:
+        """The texts of `reasons`; nodes that share nothing are told so by name."""
+        if self._explain:
+            return asked.reasons_json(
+                [], {name: self._explained(name, request) for name in asked.names(which)}
+            )
+        strangers = which & ~asked.known
+        own = {name: not_shared(name).reason for name in asked.names(strangers)} if strangers.any() else {}
+        return asked.reasons_json(reasons, own)
 
-    def _reasons(
-        self, fleet: Fleet, names: Sequence[str], rows: Ints, fits: Flags, request: Request
-    ) -> tuple[dict[str, str], dict[str, str]]:
-        """Why each node was refused, and the part of it that not even an empty node would change."""
-        refused = ~fits
-        if not refused.any():
-            return {}, {}
-        texts, never = _texts(fleet, rows, request)
-        failed: dict[str, str] = {}
-        unresolvable: dict[str, str] = {}
-        for name, text, final in compress(zip(names, texts, never, strict=True), refused):
-            reason = text or self._special(name, request)
-            failed[name] = self._explained(name, request, reason)
-            if final:
-                unresolvable[name] = failed[name]
-        return failed, unresolvable
-
-    def _special(self, name: str, request: Request) -> str:
+    def _explained(self, name: str, request: Request) -> str:
         state = self.ledger.state(name)
-        return refuse(state, request).reason if state is not None else not_shared(name).reason
+        return str(refuse(state, request)) if state is not None else not_shared(name).reason
 
-    def _explained(self, name: str, request: Request, reason: str) -> str:
-        if not self._explain:
-            return reason
-        state = self.ledger.state(name)
-        return str(refuse(state, request)) if state is not None else reason
-
-    def _note_refused(self, args: ExtenderArgs, names: Sequence[str], rows: Ints, request: Request) -> None:
+    def _note_refused(self, pod: WirePod, asked: Asked, request: Request) -> None:
         """Tell the policy, once for a pod, that its shape fits nowhere; tell the owner why."""
-        assert args.pod is not None
-        uid, shape = args.pod.metadata.uid, shape_of(request)
+        uid, shape = pod.metadata.uid, shape_of(request)
         if uid not in self._refused and self.policy.choose(shape) is None:
             self._refused[uid] = None
             self.policy.refused(shape)
             if len(self._refused) > REMEMBERED_REFUSED:
                 self._refused.popitem(last=False)
-        self._on_refused(Refused(args.pod, self._explanation(names, rows, request)))
+        self._on_refused(Refused(pod, self._explanation(asked, request)))
 
-    def _explanation(self, names: Sequence[str], rows: Ints, request: Request) -> str:
+    def _explanation(self, asked: Asked, request: Request) -> str:
         """What was asked, what is missing and the most that would fit, over all nodes asked about."""
-        shared = int((rows >= 0).sum())
+        shared = int(asked.known.sum())
         if not shared:
-            return f"asked for {request.units} units; none of the {len(names)} nodes shares its cards"
-        left = np.sort(self.ledger.fleet.left[rows], axis=1)[:, ::-1]
-        most = np.where(rows >= 0, left[:, min(request.gpu_count, left.shape[1]) - 1], -1)
-        state = self.ledger.state(names[int(most.argmax())])
+            return f"asked for {request.units} units; none of the {len(asked.rows)} nodes shares its cards"
+        left = np.sort(self.ledger.fleet.left[asked.rows], axis=1)[:, ::-1]
+        most = np.where(asked.known, left[:, min(request.gpu_count, left.shape[1]) - 1], -1)
+        best = np.arange(len(most)) == most.argmax()
+        state = self.ledger.state(asked.names(best)[0])
         detail = refuse(state, request).detail if state is not None else ""
         return f"{detail} ({shared} nodes with shared cards looked at)"
 
     # -- prioritize ----------------------------------------------------------------------------------------
 
-    def prioritize(self, args: ExtenderArgs) -> list[HostPriority]:
-        """Scores 0…10: the node to take has 10, alone, since kube-scheduler draws lots among equals."""
-        names = args.names() or []
+    def prioritize(self, args: ExtenderArgs) -> bytes:
+        """Scores 0…10 as JSON: the node to take has 10, alone, since kube-scheduler draws lots among equals.
+
+        Raises `MalformedError` when the names are no list of strings.
+        """
+        raw = args.names_json()
+        if raw is None:
+            return b"[]"
+        self.ledger.flush()
+        asked = self._names.asked(raw)
         try:
             request = request_of(args.pod) if args.pod is not None else None
         except InvalidRequestError:
             request = None
-        if request is None or not names:
-            return [HostPriority(name, 0) for name in names]
-        rows = _rows(self.ledger.flush(), names)
-        scores = _scores(self._keys(shape_of(request), rows, names, request))
-        return list(map(HostPriority, names, scores))
+        if request is None:
+            return asked.scores_json(np.zeros(len(asked.rows), dtype=np.int64))
+        return asked.scores_json(_scores(self._keys(shape_of(request), asked, request)))
 
     # -- choose, assume --------------------------------------------------------------------------------------
 
@@ -197,13 +199,21 @@ class Decisions:
 
     # -- the arrays ------------------------------------------------------------------------------------------
 
-    def _keys(self, shape: Shape, rows: Ints, names: Sequence[str], request: Request) -> Ints:
+    def _keys(self, shape: Shape, asked: Asked, request: Request) -> Ints:
         """The policy's rank of each node asked about; NEVER where it does not fit or is not known."""
         ranks = self.policy.keys(shape)
-        keys = np.where(rows >= 0, ranks[rows], NEVER) if len(ranks) else np.full(len(rows), NEVER)
+        if not len(ranks):
+            return np.full(len(asked.rows), NEVER)
+        keys: Ints = ranks[asked.rows]
+        keys[~asked.known] = NEVER
         if self.ledger.core_required and not request.core_percent:
-            keys[[name in self.ledger.core_required for name in names]] = NEVER
+            row_of = self.ledger.fleet.row_of
+            barred = [row_of[name] for name in self.ledger.core_required if name in row_of]
+            keys[np.isin(asked.rows, barred)] = NEVER
         return keys
+
+
+_NOBODY = msgspec.Raw(b"{}")
 
 
 def request_of(pod: WirePod) -> Request | None:
@@ -211,50 +221,57 @@ def request_of(pod: WirePod) -> Request | None:
     return pod_request(container_specs(pod.spec), pod.metadata.labels)
 
 
-def _rows(fleet: Fleet, names: Sequence[str]) -> Ints:
-    """Row of each node, -1 where it is not known or shares nothing."""
-    get = fleet.row_of.get
-    return np.array([get(name, -1) for name in names], dtype=np.int64)
-
-
-def _texts(fleet: Fleet, rows: Ints, request: Request) -> tuple[list[str], list[bool]]:
-    """Per node the reason if it were refused, "" where only a closer look tells; and whether it is final."""
+def _reasons(fleet: Fleet, asked: Asked, refused: Flags, request: Request) -> list[Reason]:
+    """Why the known ones of the `refused` were refused."""
     if not fleet.rows:
-        return [""] * len(rows), [True] * len(rows)
-    each, known = request.units_per_gpu, rows >= 0
-    large_enough = (fleet.size[rows] >= each).sum(axis=1) >= request.gpu_count
+        return []
+    refused = refused & asked.known
+    enough = (fleet.left[asked.rows] >= request.units_per_gpu).sum(axis=1)
+    roomy = enough >= (1 if request.core_percent else request.gpu_count)
     text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
-    texts = np.where(known, text, "")
-    if request.core_percent:
-        roomy = (fleet.left[rows] >= each).any(axis=1)
-        texts = np.where(known & roomy, NO_CORE, texts)
-    else:
-        roomy = (fleet.left[rows] >= each).sum(axis=1) >= request.gpu_count
-        texts = np.where(known & roomy, CORE_REQUIRED, texts)
-    return texts.tolist(), (~known | ~large_enough).tolist()
+    return [
+        (refused & ~roomy, text),
+        (refused & roomy, NO_CORE if request.core_percent else CORE_REQUIRED),
+    ]
 
 
-def _scores(keys: Ints) -> list[int]:
+def _large_enough(fleet: Fleet, asked: Asked, request: Request) -> Flags:
+    """Which nodes could hold the request if nobody else were there."""
+    if not fleet.rows:
+        return np.zeros(len(asked.rows), dtype=np.bool_)
+    large: Flags = (fleet.size[asked.rows] >= request.units_per_gpu).sum(axis=1) >= request.gpu_count
+    return large & asked.known
+
+
+def _best(keys: Ints, count: int) -> Flags:
+    """The `count` best of the nodes."""
+    chosen = np.zeros(len(keys), dtype=np.bool_)
+    chosen[np.argpartition(keys, count - 1)[:count]] = True
+    return chosen
+
+
+def _scores(keys: Ints) -> Ints:
     """Best key 10, the others by their cost between 9 and 0, what does not fit 0."""
-    fits = keys != NEVER
     scores = np.zeros(len(keys), dtype=np.int64)
+    fits = keys != NEVER
     if not fits.any():
-        return scores.tolist()
+        return scores
     costs = (keys >> 32).astype(np.float64)  # the policy's own cost, without the fixed order among equals
     least, most = costs[fits].min(), costs[fits].max()
     spread = (most - least) or 1.0
     scores[fits] = np.round((TOP_SCORE - 1) * (most - costs[fits]) / spread).astype(np.int64)
     scores[int(keys.argmin())] = TOP_SCORE
-    return scores.tolist()
+    return scores
 
 
 def _answer(
-    args: ExtenderArgs, passing: list[str], failed: dict[str, str], never: dict[str, str]
+    args: ExtenderArgs, asked: Asked, passing: Flags, failed: msgspec.Raw, never: msgspec.Raw
 ) -> FilterResult:
     """In the form of the question: names for names, whole nodes for whole nodes."""
-    result = FilterResult(node_names=passing, failed_nodes=failed, failed_and_unresolvable_nodes=never)
-    if args.node_names is None and args.nodes is not None:
-        kept, names = set(passing), args.names() or []
-        items = [item for name, item in zip(names, args.nodes.items or (), strict=True) if name in kept]
-        result.nodes = {"metadata": {}, "items": items}
+    result = FilterResult(
+        node_names=asked.names_json(passing), failed_nodes=failed, failed_and_unresolvable_nodes=never
+    )
+    if args.whole_nodes is not None:
+        kept = [item for item, passes in zip(args.whole_nodes, passing, strict=True) if passes]
+        result.nodes = NodeList(items=kept)
     return result

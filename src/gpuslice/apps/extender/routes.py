@@ -14,12 +14,11 @@ from typing import Any
 from aiohttp import web
 
 from gpuslice.adapters.web.app import json_answer
+from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import (
     BindingArgs,
     BindingResult,
     FilterResult,
-    HostPriority,
-    MalformedError,
     decode_args,
     decode_binding,
 )
@@ -52,31 +51,30 @@ class Verbs:
         body, began = await request.read(), time.perf_counter()
         result = self._filter(body)
         answer = json_answer(result)
-        self._observe("filter", result.error or ("" if result.node_names else "none"), began)
+        self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
         return answer
 
     def _filter(self, body: bytes) -> FilterResult:
         try:
             args = decode_args(body)
+            if reason := self.not_ready():
+                return FilterResult(error=reason)
+            return self.decisions.filter(args)
         except MalformedError as error:
             return FilterResult(error=str(error))
-        if reason := self.not_ready():
-            return FilterResult(error=reason)
-        return self.decisions.filter(args)
 
     async def prioritize(self, request: web.Request) -> web.Response:
         body, began = await request.read(), time.perf_counter()
         scores = self._prioritize(body)
-        answer = json_answer(scores)
-        self._observe("prioritize", "" if scores else "none", began)
-        return answer
+        self._observe("prioritize", "none" if scores == b"[]" else "", began)
+        return web.Response(body=scores, content_type="application/json")
 
-    def _prioritize(self, body: bytes) -> list[HostPriority]:
+    def _prioritize(self, body: bytes) -> bytes:
         try:
             return self.decisions.prioritize(decode_args(body))
         except MalformedError as error:
             _log.warning("prioritize not understood", extra={"error": str(error)})
-            return []  # the answer has no place for an error, and the scheduler ignores one
+            return b"[]"  # the answer has no place for an error, and the scheduler ignores one
 
     async def bind(self, request: web.Request) -> web.Response:
         body, began = await request.read(), time.perf_counter()

@@ -1,0 +1,79 @@
+"""Node names as bytes mean the same as node names as strings."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.names import UNKNOWN, NameTable, joined
+
+NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,60}[a-z0-9])?", fullmatch=True)
+
+
+def plain(row_of: dict[str, int], names: list[str]) -> list[int]:
+    return [row_of.get(name, UNKNOWN) for name in names]
+
+
+@given(st.lists(NAMES, unique=True, max_size=60), st.lists(NAMES, max_size=30), st.randoms())
+def test_rows_are_those_of_a_dictionary(known: list[str], others: list[str], dice: object) -> None:
+    row_of = {name: row for row, name in enumerate(reversed(known))}
+    table = NameTable(row_of)
+    asked = known[::2] + others + known[1::2]
+    dice.shuffle(asked)  # type: ignore[attr-defined]
+    assert table.rows(msgspec.json.encode(asked)).tolist() == plain(row_of, asked)
+
+
+def test_thousands_of_names_that_differ_in_a_digit_are_told_apart() -> None:
+    names = [f"ip-10-{a}-{b}.eu-west-1.compute.internal" for a in range(100) for b in range(100)]
+    row_of = {name: row for row, name in enumerate(names)}
+    table = NameTable(row_of)
+    asked = [*names[5000:], "ip-10-100-1.eu-west-1.compute.internal", *names[:5000]]
+    assert table.rows(msgspec.json.encode(asked)).tolist() == plain(row_of, asked)
+
+
+@pytest.mark.parametrize(
+    ("raw", "rows"),
+    [
+        (b"[]", []),
+        (b' ["a"]', [0]),
+        (b'[ "a" ,\n "b" , "x"]', [0, 2, -1]),
+        (b'["\\u0061"]', [0]),
+        (b'["a,b","b"]', [-1, 2]),
+        (b'["","a"]', [-1, 0]),
+        ('["ä"]'.encode(), [-1]),
+    ],
+)
+def test_any_json_list_of_strings_is_read(raw: bytes, rows: list[int]) -> None:
+    assert NameTable({"a": 0, "b": 2}).rows(raw).tolist() == rows
+
+
+@pytest.mark.parametrize("raw", [b"[1,2]", b'{"a":1}', b'[{"a":"b"}]', b'["a",1]', b'[["a"]]', b"3"])
+def test_anything_else_is_an_error(raw: bytes) -> None:
+    with pytest.raises(MalformedError):
+        NameTable({"a": 0}).rows(raw)
+
+
+def test_without_nodes_every_name_is_unknown() -> None:
+    assert NameTable({}).rows(b'["a"]').tolist() == [UNKNOWN]
+
+
+@given(st.lists(NAMES, unique=True, min_size=1, max_size=40))
+def test_what_is_written_is_json_that_says_so(names: list[str]) -> None:
+    table = NameTable({name: row for row, name in enumerate(names)})
+    rows = np.arange(len(names))[::-1]
+    expected = names[::-1]
+    scores = rows % 11
+    assert msgspec.json.decode(table.names(rows)) == expected
+    assert msgspec.json.decode(joined([table.pairs(rows, 'no "room"')], b"{", b"}")) == dict.fromkeys(
+        expected, 'no "room"'
+    )
+    hosts = msgspec.json.decode(joined([table.scores(rows, scores), b""], b"[", b"]"))
+    assert [(each["Host"], each["Score"]) for each in hosts] == list(
+        zip(expected, scores.tolist(), strict=True)
+    )
+    nobody = rows[:0]
+    assert (table.names(nobody), table.pairs(nobody, "x"), table.scores(nobody, nobody)) == (b"[]", b"", b"")
