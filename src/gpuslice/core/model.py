@@ -5,7 +5,7 @@ All are frozen; a change makes a new one. Units are steps of ``aliyun.com/gpu-me
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -139,7 +139,6 @@ class Pod:
     terminating: bool = False
     problem: str = ""
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
-    labels: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> str:

@@ -100,7 +100,6 @@ def pod_of(
         terminating=terminating,
         problem=problem or misread,
         version=version_number(version),
-        labels=dict(labels),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.slim import SlimNode, SlimPod
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.model import Node, Pod
 from gpuslice.core.views import container_specs, node_of, pod_of
 
 
-def pod_view(pod: objects.Pod) -> Pod:
+def pod_view(pod: objects.Pod | SlimPod) -> Pod:
     """A pod as core sees it; `request` is None when it asks for nothing of ours."""
     meta, spec = pod.metadata, pod.spec
     return pod_of(
@@ -26,7 +27,7 @@ def pod_view(pod: objects.Pod) -> Pod:
     )
 
 
-def node_view(node: objects.Node, unhealthy: frozenset[int] = frozenset()) -> Node:
+def node_view(node: objects.Node | SlimNode, unhealthy: frozenset[int] = frozenset()) -> Node:
     """A node as core sees it; `unhealthy` comes from its ConfigMap (`unhealthy_view`)."""
     meta = node.metadata
     return node_of(

@@ -54,8 +54,8 @@ class NameTable:
         return self._look_up(self._hashes(raw, *found))
 
     def names(self, rows: Rows) -> bytes:
-        """A JSON list of these rows' names."""
-        return b"[" + self._cells(rows, b"", b",").tobytes()[:-1] + b"]"
+        """A JSON list of these rows' names, as compact as Go writes it."""
+        return b"[" + self._cells(rows, b"", b",").tobytes()[:-1].translate(None, b" ") + b"]"
 
     def pairs(self, rows: Rows, text: str) -> bytes:
         """``"name":"text"`` for each row, with commas between: the inside of a JSON object."""

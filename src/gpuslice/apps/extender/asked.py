@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import compress
@@ -10,6 +11,8 @@ import msgspec
 
 from gpuslice.adapters.wire.names import UNKNOWN, NameTable, Rows, joined, name_list
 from gpuslice.core.policy.fleet import Flags, Fleet
+
+EXPECTED = 4  # filters whose prioritize may still come
 
 Reason = tuple[Flags, str]
 """Which of the nodes asked about, and the text for all of them."""
@@ -36,6 +39,10 @@ class Asked:
         """A JSON list of the names of `which`, of which none is a stranger unless all are meant."""
         return msgspec.Raw(self.raw if which.all() else self.table.names(self.rows[which]))
 
+    def part(self, which: Flags, raw: bytes) -> Asked:
+        """The question that will come about `which`, whose names are `raw`."""
+        return self if which.all() else Asked(self.table, raw, self.rows[which])
+
     def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> msgspec.Raw:
         """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
         parts = [self.table.pairs(self.rows[which], text) for which, text in reasons if which.any()]
@@ -60,10 +67,19 @@ class Names:
     fleet: Fleet
     _table: NameTable = field(default_factory=lambda: NameTable({}))
     _version: tuple[int, int] = (-1, -1)
+    _expected: deque[Asked] = field(default_factory=lambda: deque(maxlen=EXPECTED))
 
     def asked(self, raw: bytes) -> Asked:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
         version = (self.fleet.cards_version, len(self.fleet.row_of))
         if version != self._version:
             self._table, self._version = NameTable(self.fleet.row_of), version
+            self._expected.clear()
+        for each in self._expected:
+            if each.raw == raw:
+                return each
         return Asked(self._table, raw, self._table.rows(raw))
+
+    def expect(self, asked: Asked) -> None:
+        """kube-scheduler prioritizes what filter let pass, in the very same order and words."""
+        self._expected.appendleft(asked)

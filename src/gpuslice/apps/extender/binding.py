@@ -18,10 +18,9 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
-from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.decisions import Decisions
@@ -173,15 +172,15 @@ class Binder:
             raise self._as_reason(error, pod) from error
         return await self._post_binding(pod, patched, placement, annotations)
 
-    async def _annotate(self, pod: Pod, annotations: dict[str, str]) -> objects.Pod:
+    async def _annotate(self, pod: Pod, annotations: dict[str, str]) -> SlimPod:
         version = str(pod.version) if pod.version else ""
         patch = {"metadata": {"annotations": annotations}}
         return await self._client.merge_patch(
-            PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
+            SLIM_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
         )
 
     async def _post_binding(
-        self, pod: Pod, patched: objects.Pod, placement: Placement, annotations: dict[str, str]
+        self, pod: Pod, patched: SlimPod, placement: Placement, annotations: dict[str, str]
     ) -> bool:
         """The Binding. Whatever is not a yes is settled by reading the pod."""
         try:
@@ -223,7 +222,7 @@ class Binder:
 
     async def _settle_once(self, pod: Pod, node: str) -> bool:
         try:
-            seen = await self._client.get(PODS, pod.name, pod.namespace)
+            seen = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
         except NotFoundError:
             self._ledger.remove_pod(pod.uid)
             return False
@@ -237,7 +236,7 @@ class Binder:
         self._ledger.forget(pod.uid)
         return False
 
-    async def _withdraw(self, seen: objects.Pod) -> None:
+    async def _withdraw(self, seen: SlimPod) -> None:
         """Remove our annotations from an unbound pod: a Binding made on the version with them then fails."""
         ours = [name for name in PLACEMENT_ANNOTATIONS if name in (seen.metadata.annotations or {})]
         if not ours:
@@ -245,7 +244,7 @@ class Binder:
         patch = {"metadata": {"annotations": dict.fromkeys(ours)}}
         try:
             await self._client.merge_patch(
-                PODS,
+                SLIM_PODS,
                 seen.metadata.name,
                 patch,
                 seen.metadata.namespace,
@@ -279,10 +278,11 @@ class Binder:
 
     async def _read(self, args: BindingArgs) -> Pod:
         try:
-            pod = pod_view(await self._client.get(PODS, args.pod_name, args.pod_namespace))
+            seen: SlimPod = await self._client.get(SLIM_PODS, args.pod_name, args.pod_namespace)
         except KubeError as error:
             self.counts.failed += 1
             raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from error
+        pod = pod_view(seen)
         if args.pod_uid and pod.uid != args.pod_uid:
             self.counts.failed += 1
             raise NotBoundError(

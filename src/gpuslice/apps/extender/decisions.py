@@ -92,9 +92,9 @@ class Decisions:
         except InvalidRequestError as error:
             self._on_refused(Refused(args.pod, str(error)))
             reasons = asked.reasons_json([], dict.fromkeys(asked.names(everyone), str(error)))
-            return _answer(args, asked, ~everyone, reasons, reasons)
+            return _answer(args, _NO_NAMES, ~everyone, reasons, reasons)
         if request is None:  # we were asked about a pod that is none of our business
-            return _answer(args, asked, everyone, _NOBODY, _NOBODY)
+            return _answer(args, msgspec.Raw(raw), everyone, _NOBODY, _NOBODY)
         return self._filter(args, args.pod, asked, fleet, request)
 
     def _filter(
@@ -106,14 +106,17 @@ class Decisions:
         if self._filter_best and fits.sum() > self._filter_best:
             passing = _best(keys, self._filter_best)
             reasons.append((fits & ~passing, NOT_THE_BEST))
-        if not passing.any():
+        names = asked.names_json(passing)
+        if passing.any():
+            self._names.expect(asked.part(passing, bytes(names)))
+        else:
             self._note_refused(pod, asked, request)
         if passing.all():
-            return _answer(args, asked, passing, _NOBODY, _NOBODY)
+            return _answer(args, names, passing, _NOBODY, _NOBODY)
         never = ~fits & ~_large_enough(fleet, asked, request)
         return _answer(
             args,
-            asked,
+            names,
             passing,
             self._reasons_json(asked, ~passing, reasons, request),
             self._reasons_json(asked, never, [(which & never, text) for which, text in reasons], request),
@@ -213,7 +216,7 @@ class Decisions:
         return keys
 
 
-_NOBODY = msgspec.Raw(b"{}")
+_NOBODY, _NO_NAMES = msgspec.Raw(b"{}"), msgspec.Raw(b"[]")
 
 
 def request_of(pod: WirePod) -> Request | None:
@@ -265,12 +268,10 @@ def _scores(keys: Ints) -> Ints:
 
 
 def _answer(
-    args: ExtenderArgs, asked: Asked, passing: Flags, failed: msgspec.Raw, never: msgspec.Raw
+    args: ExtenderArgs, names: msgspec.Raw, passing: Flags, failed: msgspec.Raw, never: msgspec.Raw
 ) -> FilterResult:
     """In the form of the question: names for names, whole nodes for whole nodes."""
-    result = FilterResult(
-        node_names=asked.names_json(passing), failed_nodes=failed, failed_and_unresolvable_nodes=never
-    )
+    result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)
     if args.whole_nodes is not None:
         kept = [item for item, passes in zip(args.whole_nodes, passing, strict=True) if passes]
         result.nodes = NodeList(items=kept)

@@ -6,17 +6,22 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+from gpuslice.adapters.kube.resources import CONFIG_MAPS
+from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod, strip
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Pod
+from gpuslice.core.model import Node, Pod, Request
 
 _log = logging.getLogger(__name__)
+
+DIFFERENT_REQUESTS = 10_000  # kept to be shared; a cluster has a few dozen
+CALM_GC = (20_000, 50, 100)  # young garbage only, and seldom: requests make little of it
 
 Told = Callable[[Pod], None]
 
@@ -29,12 +34,13 @@ class World:
         self._client = client
         self._problem = problem
         self._unhealthy: dict[str, frozenset[int]] = {}
-        self.pods = Reflector(client, PODS, self._pod_changed)
-        self.nodes = Reflector(client, NODES, self._node_changed)
+        self.pods = Reflector(client, SLIM_PODS, self._pod_changed)
+        self.nodes = Reflector(client, SLIM_NODES, self._node_changed)
         self.config_maps = Reflector(
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
         self._told: set[str] = set()
+        self._requests: dict[Request, Request] = {}
 
     @property
     def synced(self) -> bool:
@@ -50,6 +56,7 @@ class World:
             self.ledger.flush()
             gc.collect()
             gc.freeze()  # the cluster stays: no later collection need walk over it
+            gc.set_threshold(*CALM_GC)
 
     async def until_synced(self) -> None:
         for reflector in (self.config_maps, self.nodes, self.pods):
@@ -57,22 +64,31 @@ class World:
 
     async def reread_pods(self) -> None:
         """Bring in what the API server knows now, not when the watch will tell: after a take-over."""
-        listing = await self._client.list(PODS)
+        listing = await self._client.list(SLIM_PODS)
         for pod in listing.items or ():
             self.ledger.apply_pod(pod_view(pod))
 
     # -- changes -------------------------------------------------------------------------------------------
 
-    def _pod_changed(self, change: Change[objects.Pod]) -> None:
+    def _pod_changed(self, change: Change[SlimPod]) -> None:
         if change.object is None:
             return
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_pod(change.object.metadata.uid)
             self._told.discard(change.object.metadata.uid)
             return
-        pod = pod_view(change.object)
+        pod = self._shared(pod_view(change.object))
+        strip(change.object)  # the ledger has it now; the reflector needs no more than its version
         self.ledger.apply_pod(pod)
         self._tell(pod)
+
+    def _shared(self, pod: Pod) -> Pod:
+        """With a request that all pods of its kind share: most of a cluster's pods are alike."""
+        if pod.request is None:
+            return pod
+        if len(self._requests) > DIFFERENT_REQUESTS:
+            self._requests.clear()
+        return replace(pod, request=self._requests.setdefault(pod.request, pod.request))
 
     def _tell(self, pod: Pod) -> None:
         if not pod.problem or pod.finished:
@@ -82,13 +98,15 @@ class World:
             _log.warning("pod left out in part", extra={"pod": pod.key, "problem": pod.problem})
             self._problem(pod)
 
-    def _node_changed(self, change: Change[objects.Node]) -> None:
+    def _node_changed(self, change: Change[SlimNode]) -> None:
         if change.object is None:
             return
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_node(change.object.metadata.name)
         else:
-            self._apply_node(change.object)
+            name = change.object.metadata.name
+            self._apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
+            strip(change.object)
 
     def _config_map_changed(self, change: Change[objects.ConfigMap]) -> None:
         found = unhealthy_view(change.object) if change.object is not None else None
@@ -101,13 +119,12 @@ class World:
             self._unhealthy[name] = cards
             if problem:
                 _log.warning("unhealthy cards not read", extra={"node": name, "problem": problem})
-        node = self.nodes.objects.get(("", name))
-        if node is not None:
-            self._apply_node(node)
+        state = self.ledger.state(name)
+        if state is not None:
+            self._apply_node(replace(state.node, unhealthy=self._unhealthy.get(name, frozenset())))
 
-    def _apply_node(self, node: objects.Node) -> None:
-        view = node_view(node, self._unhealthy.get(node.metadata.name, frozenset()))
-        known = self.ledger.state(view.name)
-        if view.problem and (known is None or known.node.problem != view.problem):
-            _log.warning("node not read in full", extra={"node": view.name, "problem": view.problem})
-        self.ledger.apply_node(view)
+    def _apply_node(self, node: Node) -> None:
+        known = self.ledger.state(node.name)
+        if node.problem and (known is None or known.node.problem != node.problem):
+            _log.warning("node not read in full", extra={"node": node.name, "problem": node.problem})
+        self.ledger.apply_node(node)
