@@ -76,7 +76,7 @@ class Extender:
     def __init__(self, settings: ExtenderSettings, client: KubeClient) -> None:
         self.settings = settings
         self.ledger = Ledger()
-        self.policy = make_policy(settings.policy, self.ledger.fleet)
+        self.policy = make_policy(settings.policy, self.ledger.fleet, renew_when_asked=False)
         self.ledger.witness = self.policy
         self.teller = Teller(EventRecorder(client, COMPONENT))
         self.world = World(client, self.ledger, problem=self._tell_problem)
@@ -118,14 +118,14 @@ class Extender:
         )
         app = make_app(Probes(gpuslice.__version__, self.not_ready, self._render_metrics), verbs.routes())
         async with asyncio.TaskGroup() as tasks:
-            background = tasks.create_task(self._work(), name="extender")
+            background = tasks.create_task(self.work(), name="extender")
             async with serving(app, listen_of(self.settings)) as port:
                 _log.info("extender started", extra={"port": port, "policy": self.policy.name})
                 listening(port)
                 await stopped
             background.cancel()
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
         """All that goes on beside the requests."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.teller.run(), name="tell")

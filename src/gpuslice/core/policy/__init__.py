@@ -46,15 +46,23 @@ POLICIES: tuple[type[Policy], ...] = (Binpack, Spread, BestFit, Fgd, Opportunity
 DEFAULT_POLICY = OpportunityCost.name
 
 
-def make_policy(name: str, fleet: Fleet, counts: Mapping[Shape, float] | None = None) -> Policy:
+def make_policy(
+    name: str,
+    fleet: Fleet,
+    counts: Mapping[Shape, float] | None = None,
+    *,
+    renew_when_asked: bool = True,
+) -> Policy:
     """The policy of this name for a fleet; ValueError names those there are.
 
     `counts` tells a policy that looks at the workload how many pods of each shape to expect; without it
-    such a policy learns from the pods that arrive.
+    such a policy learns from the pods that arrive. With `renew_when_asked` False what was learned is taken
+    up by `Policy.tend`, so that no request waits for it.
     """
+    if name == OpportunityCost.name:
+        return OpportunityCost(fleet, counts, renew_when_asked=renew_when_asked)
     for policy in POLICIES:
         if policy.name == name:
-            return policy(fleet, counts) if issubclass(policy, Fgd | OpportunityCost) else policy(fleet)
-    raise ValueError(
-        f'placement policy "{name}" is unknown, wants one of {", ".join(p.name for p in POLICIES)}'
-    )
+            return Fgd(fleet, counts) if policy is Fgd else policy(fleet)
+    known = ", ".join(policy.name for policy in POLICIES)
+    raise ValueError(f'placement policy "{name}" is unknown, wants one of {known}')

@@ -15,9 +15,8 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.mix import LearnedMix
-from gpuslice.core.policy.prices import CuttingStock
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
-from gpuslice.core.policy.worth import Market, States, Worth, demand_of, layout_of, market_of
+from gpuslice.core.policy.worth import Market, States, Stock, Worth, demand_of, layout_of, market_of
 
 STEP = 0.02  # cards; costs closer than this are equal
 TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
@@ -52,10 +51,14 @@ class SlotPrice:
     def departed(self) -> None:
         self._departed += 1
 
+    @property
+    def turnover(self) -> float:
+        """Departures for each pod placed, of late: 0 … 1."""
+        return min(1.0, self._departed / self._placed) if self._placed else 0.0
+
     def renew(self, slot_demand: float) -> None:
         """Raise the price as pods come and go: then whole nodes must be kept before the first refusal."""
-        turnover = min(1.0, self._departed / self._placed) if self._placed else 0.0
-        self.price = max(self.price, MOST_SLOT_PRICE * slot_demand * turnover)
+        self.price = max(self.price, MOST_SLOT_PRICE * slot_demand * self.turnover)
 
     def refused(self, slot_demand: float) -> bool:
         """A pod was refused although the cards it wants are free, but apart; says whether the price rose."""
@@ -108,7 +111,7 @@ class OpportunityCost(Policy):
         self._renew_when_asked = renew_when_asked
         self._known = counts
         self._mix = LearnedMix()
-        self._stock: dict[int, CuttingStock] = {}
+        self._stock: Stock = {}
         self._market: Market | None = None
         self._cache: RankCache | None = None
         self._next: RankCache | None = None
@@ -171,9 +174,8 @@ class OpportunityCost(Policy):
         learned = self._mix.renew(self.fleet)
         demand = demand_of(learned if self._known is None else self._known)
         same_cards = before is not None and not self._cards_changed(before)
-        return market_of(
-            before.layout if before and same_cards else layout_of(self.fleet), demand, self._stock
-        )
+        layout = before.layout if before and same_cards else layout_of(self.fleet)
+        return market_of(layout, demand, self._stock, self.slot_price.turnover)
 
     def _scattered(self, shape: Shape) -> bool:
         """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""

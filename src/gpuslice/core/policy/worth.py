@@ -11,8 +11,7 @@ few cards may serve it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,9 @@ from gpuslice.core.policy.prices import CuttingStock, worth_of_space
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
+NEWS_PART = 0.2  # of what a new mix says about packing; the rest stays, as do the pods packed so far
+SCARCE_POWER = 0.5  # how much dearer cards are that few shapes must share; doubled by full turnover
+NEAR_SLOT = 0.6  # what a slot still to be freed is worth, for each card that keeps it from being one
 WHOLE_VALUE, WHOLE_FREE = 0.95, 0.05  # room for one whole card: by value and by wholly free cards
 FINEST_PARTS = 200  # cards of more units are looked at in hundredths
 COARSE_PARTS = 100
@@ -59,6 +61,7 @@ class Layout:
     weight: Floats
     kind: Ints
     kinds: tuple[tuple[CardClass, str, float], ...]
+    cards: Ints
     mean_units: float
     version: int
 
@@ -84,6 +87,7 @@ def layout_of(fleet: Fleet) -> Layout:
         weight=np.where(present, fleet.size / mean, 0.0),
         kind=kind,
         kinds=kinds,
+        cards=fleet.cards.copy(),
         mean_units=mean,
         version=fleet.cards_version,
     )
@@ -176,11 +180,12 @@ class States:
 class Worth:
     """Values of free parts of cards and of nodes under one mix; never changes."""
 
-    def __init__(self, layout: Layout, values: Floats, parts: Columns, slots: Columns) -> None:
-        self.layout = layout
-        self.values = values
-        self._parts = parts
+    def __init__(self, market: Market, slots: Columns) -> None:
+        self.layout = market.layout
+        self.values = market.values
+        self._parts = parts = market.parts
         self._slots = slots
+        self._turnover = market.turnover
         self._alike = bool((parts.by_value == parts.by_value[:1]).all())
 
     def of(self, states: States) -> Floats:
@@ -209,8 +214,17 @@ class Worth:
             return np.zeros(len(kind))
         slots = np.minimum(states.whole_cards[:, None] / columns.cards, _fed(states, columns) / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
+        slots += self._turnover * self._near_slots(states, columns)
         worth: Floats = np.einsum("ij,ij->i", slots * columns.gpu, columns.weight[kind])
         return worth
+
+    def _near_slots(self, states: States, columns: Columns) -> Floats:
+        """Chances that the next slot comes free while others fill up: less for each card it still lacks."""
+        free = states.whole_cards[:, None]
+        wanted = (np.floor(free / columns.cards) + 1.0) * columns.cards
+        possible = wanted <= self.layout.cards[states.rows][:, None]
+        near: Floats = NEAR_SLOT ** (wanted - free) * possible
+        return near
 
 
 def _fed(states: States, columns: Columns) -> Floats:
@@ -249,73 +263,97 @@ def _by_part(item: tuple[Shape, float]) -> tuple[float, int, int, int, int]:
     return (-part, shape.units, shape.cards, shape.cpu_milli, shape.memory_mib)
 
 
-def card_values(layout: Layout, counts: Mapping[Shape, float], stock: dict[int, CuttingStock]) -> Floats:
+class PackedWorth:
+    """What free parts of one class of cards are worth when packed well, under a mix that keeps changing.
+
+    Prices jump from one corner of a linear program to another when the mix changes a little; pods packed
+    by the old prices stay. So new prices are taken up bit by bit.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._cutter = CuttingStock(parts)
+        self._worth: Floats | None = None
+
+    def renew(self, pieces: Floats) -> Floats:
+        """Worth of 0 … parts, as part of a card; `pieces[size]` are asked for."""
+        prices = self._cutter.prices({int(size): float(pieces[size]) for size in np.flatnonzero(pieces)})
+        worth = np.minimum(1.0, worth_of_space(self._cutter.length, prices))
+        if self._worth is not None:
+            worth = NEWS_PART * worth + (1.0 - NEWS_PART) * self._worth
+        self._worth = worth
+        return worth
+
+
+Stock = dict[int, PackedWorth]
+
+
+def card_values(layout: Layout, counts: Mapping[Shape, float], stock: Stock) -> Floats:
     """The table of what free parts of cards are worth, in mean cards, one stretch for each class."""
     tables = []
     for card in layout.classes:
         share = {shape: count for shape, count in counts.items() if 0 < shape.units < card.size}
-        cutter = stock.setdefault(card.size, CuttingStock(card.parts))
-        tables.append(_values(card, share, cutter) * (card.size / layout.mean_units))
+        packed = stock.setdefault(card.size, PackedWorth(card.parts))
+        tables.append(_values(card, share, packed) * (card.size / layout.mean_units))
     return np.concatenate(tables)
 
 
-def _values(card: CardClass, share: Mapping[Shape, float], cutter: CuttingStock) -> Floats:
+def _values(card: CardClass, share: Mapping[Shape, float], packed: PackedWorth) -> Floats:
     """v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of it."""
     pieces = np.zeros(card.parts + 1)
     for shape, count in share.items():
         pieces[card.pieces(shape.units)] += count * shape.cards
     values = np.zeros(card.parts + 1)
     if share:
-        prices = cutter.prices({int(size): float(pieces[size]) for size in np.flatnonzero(pieces)})
-        packed = np.minimum(1.0, worth_of_space(card.parts, prices))
         served = np.cumsum(pieces) / pieces.sum()
-        values = PACKED_PART * packed + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
+        values = (
+            PACKED_PART * packed.renew(pieces) + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
+        )
     values[0], values[-1] = 0.0, 1.0
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced."""
+    """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
+
+    `turnover`: departures for each pod placed, 0 while a cluster fills up, 1 where as many go as come.
+    """
 
     layout: Layout
     values: Floats
     parts: Columns
     slots: Columns
     slot_demand: float  # S: weight of all shapes of several cards, each at its best kind
+    turnover: float
 
     def worth(self, slot_price: float) -> Worth:
         """Price the slots: W / S times their demand, at most `slot_price` in all."""
-        slots = self.slots
-        scaled = Columns(
-            slots.weight * slot_price,
-            slots.cards_per_cpu,
-            slots.cards_per_memory,
-            slots.by_value,
-            slots.by_free,
-            slots.cards,
-            slots.gpu,
-        )
-        return Worth(self.layout, self.values, self.parts, scaled)
+        return Worth(self, replace(self.slots, weight=self.slots.weight * slot_price))
 
 
-def market_of(layout: Layout, demand: Demand, stock: dict[int, CuttingStock]) -> Market:
-    """Weigh the kept shapes for each kind of node."""
+def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> Market:
+    """Weigh the kept shapes for each kind of node.
+
+    A shape that may use few cards weighs more there. Where pods come and go, it is the scarce cards that
+    refuse it, and any other pod on them displaces one of its own; while a cluster fills up, they are full
+    in the end either way, so the weight must not drive other pods off nodes that will stay half empty.
+    """
     shapes = [shape for shape, _ in demand.kept]
     weight = np.zeros((len(layout.kinds), len(shapes)))
     whole = np.zeros_like(weight, dtype=np.bool_)
+    power = SCARCE_POWER * (1.0 + turnover)
     for column, (shape, part) in enumerate(demand.kept):
         usable = [_may_use(shape, card, model) for card, model, _ in layout.kinds]
         cards = sum(kind[2] for kind, may in zip(layout.kinds, usable, strict=True) if may)
         everything = sum(kind[2] for kind in layout.kinds)
         if cards > 0:
-            weight[:, column] = np.array(usable) * (part / sqrt(cards / everything))
+            weight[:, column] = np.array(usable) * (part / (cards / everything) ** power)
         whole[:, column] = [shape.units >= card.size for card, _, _ in layout.kinds]
     several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
     values = card_values(layout, demand.counts, stock)
     parts = _columns(shapes, weight * ~(whole & several), whole, layout.mean_units)
     slots = _columns(shapes, weight * (whole & several), whole, layout.mean_units)
-    return Market(layout, values, parts, slots, float(slots.weight.max(axis=0, initial=0.0).sum()))
+    return Market(layout, values, parts, slots, float(slots.weight.max(axis=0, initial=0.0).sum()), turnover)
 
 
 def _may_use(shape: Shape, card: CardClass, model: str) -> bool:
