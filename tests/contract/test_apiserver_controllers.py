@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest_asyncio
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
-from gpuslice.sim.controllers.run import Controllers
+from gpuslice.sim.controllers.run import Controllers, Settings
 from tests.contract.kubectl_rig import Rig, kubectl_rig, rows
 from tests.contract.test_apiserver_kubectl import _NODE, _SET
 
@@ -65,7 +66,8 @@ class Hand:
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     async with kubectl_rig(Path(tmp_path_factory.mktemp("controllers"))) as made:
         await made.ok("apply", "-f", "-", text=_NODE)
-        tasks = [asyncio.create_task(Controllers(made.client).run()), asyncio.create_task(Hand(made).run())]
+        controllers = Controllers(made.client, Settings(node_grace_s=1))
+        tasks = [asyncio.create_task(controllers.run()), asyncio.create_task(Hand(made).run())]
         yield made
         for task in tasks:
             task.cancel()
@@ -140,6 +142,27 @@ spec:
     await rig.ok("wait", "job/gpushare-installer", "--for=condition=Complete", "--timeout=20s")
     row = rows(await rig.ok("get", "job"))[0]
     assert " ".join(row[:5]) == "gpushare-installer Complete 3/1 of 3"
+
+
+async def test_a_service_lists_the_addresses_of_its_ready_pods(rig: Rig) -> None:
+    await rig.ok("create", "deployment", "back", "--image=x:1", "--port=80")
+    await rig.ok("expose", "deployment", "back", "--port=8080", "--target-port=80")
+    await rig.ok("rollout", "status", "deploy/back", "--timeout=20s")
+    name = await rig.ok("get", "pods", "-l", "app=back", "-o", "jsonpath={.items[0].metadata.name}")
+    status = '{"status":{"podIP":"10.0.0.7"}}'
+    await rig.ok("patch", "pod", name, "--subresource=status", "--type=merge", "-p", status)
+    filled = "--for=jsonpath={.subsets[0].addresses[0].ip}=10.0.0.7"
+    await rig.ok("wait", "endpoints/back", filled, "--timeout=20s")
+    assert "10.0.0.7:80" in await rig.ok("describe", "service", "back")
+
+
+async def test_pods_of_a_node_that_is_gone_go_too(rig: Rig) -> None:
+    await rig.ok("create", "-f", "-", text='{"apiVersion":"v1","kind":"Node","metadata":{"name":"brief"}}')
+    spec = {"nodeName": "brief", "containers": [{"name": "c", "image": "x:1"}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranded"}, "spec": spec}
+    await rig.ok("create", "-f", "-", text=json.dumps(pod))
+    await rig.ok("delete", "node", "brief")
+    await rig.ok("wait", "pod", "stranded", "--for=delete", "--timeout=20s")
 
 
 async def test_a_deployment_deleted_with_orphans_leaves_its_pods(rig: Rig) -> None:

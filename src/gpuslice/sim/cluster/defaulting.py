@@ -277,6 +277,11 @@ def _event(obj: Object) -> None:
     _set(obj, reportingComponent="", reportingInstance="", type="Normal", source={})
 
 
+def _endpoint_slice(obj: Object) -> None:
+    for port in obj.get("ports") or []:
+        _set(port, name="", protocol="TCP")
+
+
 _DEFAULTS: dict[str, Callable[[Object], None]] = {
     "pods": _pod,
     "deployments.apps": _deployment,
@@ -290,6 +295,7 @@ _DEFAULTS: dict[str, Callable[[Object], None]] = {
     "secrets": _secret,
     "nodes": _node,
     "events": _event,
+    "endpointslices.discovery.k8s.io": _endpoint_slice,
     "priorityclasses.scheduling.k8s.io": _priority_class,
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": _mutating,
     "validatingwebhookconfigurations.admissionregistration.k8s.io": _webhooks,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -36,6 +37,7 @@ def parse_quantity(text: str) -> Decimal:
     return number.scaleb(int(suffix[1:]))
 
 
+@lru_cache(maxsize=4096)
 def canonical_quantity(text: str) -> str:
     """As the API server writes it back: the largest suffix that leaves a whole number."""
     _, suffix = _split(text)

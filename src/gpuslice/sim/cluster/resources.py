@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 STORED_VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
@@ -194,15 +195,15 @@ def _devices() -> _Group:
     return devices
 
 
-@dataclass(frozen=True, slots=True)
 class Catalog:
     """All resources, looked up by group, version and plural name."""
 
-    resources: tuple[Resource, ...]
+    def __init__(self, resources: Iterable[Resource]) -> None:
+        self.resources = tuple(resources)
+        self._by_path = {(r.group, r.version, r.plural): r for r in self.resources}
 
     def find(self, group: str, version: str, plural: str) -> Resource | None:
-        wanted = (group, version, plural)
-        return next((r for r in self.resources if (r.group, r.version, r.plural) == wanted), None)
+        return self._by_path.get((group, version, plural))
 
     def by_kind(self, api_version: str, kind: str) -> Resource | None:
         wanted = (api_version, kind)
@@ -217,4 +218,4 @@ class Catalog:
 
 
 def standard_catalog() -> Catalog:
-    return Catalog(tuple(_core() + _workloads() + _access() + _cluster_wide()))
+    return Catalog(_core() + _workloads() + _access() + _cluster_wide())

@@ -144,6 +144,8 @@ def _volumes(spec: Object, path: str) -> Iterator[Cause]:
 
 def check_pod_update(old: Object, new: Object) -> Iterator[Cause]:
     """Only images, deadlines, more tolerations, fewer gates; the node is set by binding alone."""
+    if old["spec"] == new["spec"]:
+        return
     held = copy.deepcopy(old["spec"])
     wanted = copy.deepcopy(new["spec"])
     gates_held = {gate["name"] for gate in held.pop("schedulingGates", [])}

@@ -27,6 +27,7 @@ class Delete:
     name: str
     uid: str
     propagation: str = "Background"
+    grace_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,12 @@ def reconcile(
     return actions if heard_s is None or silent else [*actions, Again(heard_s + grace_s - now_s + 0.1)]
 
 
+def leave_lost_node(pods: Sequence[Object]) -> list[Action]:
+    """Pods of a node that is gone: no kubelet will ever finish them."""
+    metadatas = [pod["metadata"] for pod in pods]
+    return [Delete("Pod", m["namespace"], m["name"], m["uid"], grace_s=0) for m in metadatas]
+
+
 def _last_heard_s(node: Object, lease: Object | None) -> float | None:
     """The newest heartbeat of status or lease; None for a node no kubelet has reported for."""
     texts = [

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, KubeError, NotFoundError
-from gpuslice.adapters.kube.events import EventRecorder
-from gpuslice.adapters.kube.objects import ObjectReference
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.sim.controllers import (
     daemonset,
     deployment,
@@ -21,21 +19,21 @@ from gpuslice.sim.controllers import (
     namespaces,
     nodes,
     replicaset,
+    services,
     statefulset,
 )
-from gpuslice.sim.controllers.actions import Action, Again, Create, Delete, Patch, Tell
+from gpuslice.sim.controllers.actions import Action
 from gpuslice.sim.controllers.cache import Cache, collected_kinds, known_kinds
+from gpuslice.sim.controllers.execute import Executor, Key
 from gpuslice.sim.controllers.expectations import Expectations
 from gpuslice.sim.controllers.ownership import controller_uid
 from gpuslice.sim.controllers.work import WorkQueue
 
 Object = Mapping[str, Any]
-Key = tuple[str, str]
-"""Kind and uid of the object to look at."""
-
 _log = logging.getLogger(__name__)
 _WORKERS = 4
 _GARBAGE = "garbage"
+_LOST_NODE = "lost node"  # keyed by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,6 @@ class Controllers:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._expected = Expectations(time.monotonic)
         self._busy: set[Key] = set()
-        self._recorders: dict[str, EventRecorder] = {}
         self._reconcilers: dict[str, Callable[[Object], list[Action]]] = {
             "StatefulSet": self._stateful_set,
             "ReplicaSet": self._replica_set,
@@ -68,15 +65,9 @@ class Controllers:
             "DaemonSet": self._daemon_set,
             "Job": self._job,
             "Node": self._node,
+            "Service": self._service,
         }
-        self._components = {
-            "StatefulSet": "statefulset-controller",
-            "ReplicaSet": "replicaset-controller",
-            "Deployment": "deployment-controller",
-            "DaemonSet": "daemonset-controller",
-            "Job": "job-controller",
-            "Node": "node-controller",
-        }
+        self._executor = Executor(client, self._cache, self._queue, self._expected)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -101,7 +92,7 @@ class Controllers:
             self._touch_namespace(kind, obj)
         if owner := controller_uid(obj):
             self._touch_owner(obj, owner)
-        self._touch_neighbours(kind, obj)
+        self._touch_neighbours(kind, obj, gone)
 
     def _touch_graph(self, kind: str, obj: Object, gone: bool) -> None:
         if kind == "Lease":
@@ -126,16 +117,24 @@ class Controllers:
         if reference["kind"] == "ReplicaSet" and (owner := self._cache.of("ReplicaSet").get(uid)):
             self._queue.add(("Deployment", controller_uid(owner)))
 
-    def _touch_neighbours(self, kind: str, obj: Object) -> None:
+    def _touch_neighbours(self, kind: str, obj: Object, gone: bool) -> None:
         """A node matters to every DaemonSet; a lease and a pod to their node."""
         name = obj["metadata"]["name"]
+        if kind == "Node" and gone:
+            self._queue.add_after((_LOST_NODE, name), self._settings.node_grace_s)
         if kind == "Node":
             for uid in self._cache.of("DaemonSet"):
                 self._queue.add(("DaemonSet", uid))
         elif kind == "Lease" and obj["metadata"]["namespace"] == "kube-node-lease":
             self._touch_node(name)
-        elif kind == "Pod" and obj["spec"].get("nodeName"):
-            self._touch_node(obj["spec"]["nodeName"], only_tainted=True)
+        elif kind == "Pod":
+            self._touch_services(obj)
+            self._touch_node(obj["spec"].get("nodeName", ""), only_tainted=True)
+
+    def _touch_services(self, pod: Object) -> None:
+        for uid, service in self._cache.of("Service").items():
+            if services.selects_pod(service, pod):
+                self._queue.add(("Service", uid))
 
     def _touch_node(self, name: str, only_tainted: bool = False) -> None:
         node = self._cache.get("Node", "", name)
@@ -178,7 +177,10 @@ class Controllers:
     async def _look(self, key: Key) -> None:
         kind, uid = key
         if kind == _GARBAGE:
-            await self._do(key, None, await self._collect(uid))
+            await self._executor.carry_out(key, None, await self._collect(uid))
+            return
+        if kind == _LOST_NODE:
+            await self._executor.carry_out(key, None, self._lost_node(uid))
             return
         obj = self._cache.of(kind).get(uid)
         if obj is None:
@@ -189,7 +191,7 @@ class Controllers:
         if kind == "Namespace":
             await self._namespace(key, obj)
         else:
-            await self._do(key, obj, self._reconcilers[kind](obj))
+            await self._executor.carry_out(key, obj, self._reconcilers[kind](obj))
 
     def _stateful_set(self, obj: Object) -> list[Action]:
         uid = obj["metadata"]["uid"]
@@ -214,8 +216,21 @@ class Controllers:
     def _node(self, obj: Object) -> list[Action]:
         name = obj["metadata"]["name"]
         lease = self._cache.get("Lease", "kube-node-lease", name)
-        pods = [pod for pod in self._cache.of("Pod").values() if pod["spec"].get("nodeName") == name]
+        pods = self._pods_on(name)
         return nodes.reconcile(obj, lease, pods, self._now_s(), self._settings.node_grace_s)
+
+    def _lost_node(self, name: str) -> list[Action]:
+        return [] if self._cache.get("Node", "", name) else nodes.leave_lost_node(self._pods_on(name))
+
+    def _pods_on(self, node: str) -> list[Object]:
+        return [pod for pod in self._cache.of("Pod").values() if pod["spec"].get("nodeName") == node]
+
+    def _service(self, obj: Object) -> list[Action]:
+        metadata = obj["metadata"]
+        pods = [pod for pod in self._cache.of("Pod").values() if services.selects_pod(obj, pod)]
+        endpoints = self._cache.get("Endpoints", metadata["namespace"], metadata["name"])
+        slices = self._cache.owned("EndpointSlice", metadata["uid"])
+        return services.reconcile(obj, pods, endpoints, slices)
 
     async def _namespace(self, key: Key, obj: Object) -> None:
         name = obj["metadata"]["name"]
@@ -225,7 +240,7 @@ class Controllers:
             for item in self._cache.of(kind).values()
             if item["metadata"].get("namespace") == name
         ]
-        await self._do(key, obj, namespaces.reconcile(obj, held))
+        await self._executor.carry_out(key, obj, namespaces.reconcile(obj, held))
         if namespaces.is_empty(obj, held):
             document = {**obj, "spec": {"finalizers": []}}
             await self._client.replace(self._kinds["Namespace"], document, subresource="finalize")
@@ -248,75 +263,3 @@ class Controllers:
         except NotFoundError:
             return True
         return bool(owner["metadata"]["uid"] != reference["uid"])
-
-    # -- doing ----------------------------------------------------------------------------------------
-
-    async def _do(self, key: Key, about: Object | None, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Create():
-                    await self._create(key, about, action)
-                case Delete():
-                    await self._delete(key, action)
-                case Patch():
-                    await self._patch(action)
-                case Tell():
-                    await self._tell(key[0], about, action)
-                case Again():
-                    self._queue.add_after(key, action.after_s)
-
-    async def _create(self, key: Key, about: Object | None, action: Create) -> None:
-        try:
-            made = await self._client.create(self._kinds[action.kind], action.obj, action.namespace)
-        except AlreadyExistsError:
-            self._queue.add_after(key, 0.1)
-            return
-        except KubeError as error:
-            if action.kind == "Pod":
-                await self._tell(key[0], about, Tell("FailedCreate", f"Error creating: {error}", "Warning"))
-            raise
-        uid = made["metadata"]["uid"]
-        if uid not in self._cache.of(action.kind):
-            self._expected.creation(key[1], uid)
-        if action.kind == "Pod" and key[0] in ("ReplicaSet", "DaemonSet", "Job"):
-            name = made["metadata"]["name"]
-            await self._tell(key[0], about, Tell("SuccessfulCreate", f"Created pod: {name}"))
-
-    async def _delete(self, key: Key, action: Delete) -> None:
-        try:
-            await self._client.delete(
-                self._kinds[action.kind],
-                action.name,
-                action.namespace,
-                uid=action.uid,
-                propagation=action.propagation,
-            )
-        except (NotFoundError, ConflictError):
-            return
-        if action.uid in self._cache.of(action.kind):
-            self._expected.deletion(key[1], action.uid)
-
-    async def _patch(self, action: Patch) -> None:
-        resource = self._kinds[action.kind]
-        part = "status" if action.status else ""
-        try:
-            await self._client.merge_patch(
-                resource, action.name, action.change, action.namespace, uid=action.uid, subresource=part
-            )
-        except NotFoundError:
-            return
-
-    async def _tell(self, kind: str, about: Object | None, action: Tell) -> None:
-        if about is None or kind not in self._components:
-            return
-        component = self._components[kind]
-        recorder = self._recorders.setdefault(component, EventRecorder(self._client, component))
-        metadata = about["metadata"]
-        reference = ObjectReference(
-            api_version=self._kinds[kind].api_version,
-            kind=kind,
-            namespace=metadata.get("namespace", ""),
-            name=metadata["name"],
-            uid=metadata["uid"],
-        )
-        await recorder.create_event(reference, action.reason, action.message, type=action.type)

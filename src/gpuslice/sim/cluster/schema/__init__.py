@@ -29,10 +29,7 @@ class Field:
     is_set: bool = False
     atomic: bool = False
     omits_zero: bool = False
-
-    @property
-    def is_message(self) -> bool:
-        return self.type not in SCALARS
+    is_message: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +94,7 @@ def _parse_field(package: str, words: list[str]) -> Field:
         name=name.removeprefix("*"),
         number=int(number),
         type=full,
+        is_message=full not in SCALARS,
         shape=shape,
         inline=name.startswith("*"),
         patch=tuple(options["patch"].split(",")) if "patch" in options else (),
