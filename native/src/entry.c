@@ -53,8 +53,10 @@ static void *replacement(void *handle, const char *name, void *found)
     bool nvml = is_nvml_name(name);
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our own symbols are visible to everybody. Where no driver is loaded they are not there. */
-    if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so"))
+    if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so")) {
+        gs_real_dlsym(RTLD_NEXT, name); /* finds nothing behind us, and says so in dlerror() */
         return (void *)gs_absent;
+    }
     if (!gs_enter())
         return NULL;
     if (nvml)

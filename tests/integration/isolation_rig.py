@@ -1,11 +1,11 @@
-"""A container as libgpuslice sees one: a folder with limits, region and library, and workers that obey the test."""
+"""A container as libgpuslice sees one: a folder with limits, region, library, and workers that obey."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -82,10 +82,8 @@ class Worker:
     def _close(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None and not stream.closed:
-                try:
+                with suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass
 
     def __enter__(self) -> Self:
         return self

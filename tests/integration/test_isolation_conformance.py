@@ -66,7 +66,7 @@ def settled(box: Container, worker: Worker) -> None:
 
 
 def too_much(worker: Worker, kind: str) -> str:
-    """What a request past the limit gets. A context has a size of its own: there the card is filled before."""
+    """What a request past the limit gets. A context has its own size: there the card is filled before."""
     if kind != "context":
         return worker.ask(f"alloc 1 {kind} {2048 * MIB}")
     worker.ok(f"alloc 2 plain {700 * MIB}")

@@ -1,4 +1,4 @@
-"""The limit holds for the sum over a container's processes, and what was counted is what the driver's books say."""
+"""The limit holds for all of a container's processes together; what is counted is what the driver says."""
 
 from __future__ import annotations
 

@@ -1,0 +1,243 @@
+"""How programs come to the driver, and that the right variant of a function is what they get."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Worker, container
+
+PER_THREAD = 2
+
+
+def proc(worker: Worker, name: str, version: int, flags: int = 0) -> tuple[str, str]:
+    """Which library and symbol cuGetProcAddress answers with."""
+    _, result, status, library, symbol = worker.ask(f"proc {name} {version} {flags}").split()
+    if result != "0" or status != "0":
+        return f"result {result} status {status}", "-"
+    return Path(library).name, symbol
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "flags", "symbol"),
+    [
+        ("cuMemAlloc", 2000, 0, "cuMemAlloc"),
+        ("cuMemAlloc", 12020, 0, "cuMemAlloc_v2"),
+        ("cuLaunchKernel", 12020, 0, "cuLaunchKernel"),
+        ("cuLaunchKernel", 12020, PER_THREAD, "cuLaunchKernel_ptsz"),
+        ("cuLaunchKernel", 4000, PER_THREAD, "cuLaunchKernel"),
+        ("cuMemAllocAsync", 12020, 0, "cuMemAllocAsync"),
+        ("cuMemAllocAsync", 12020, PER_THREAD, "cuMemAllocAsync_ptsz"),
+        ("cuGraphLaunch", 13000, PER_THREAD, "cuGraphLaunch_ptsz"),
+        ("cuCtxCreate", 3020, 0, "cuCtxCreate_v2"),
+        ("cuCtxCreate", 11040, 0, "cuCtxCreate_v3"),
+        ("cuCtxCreate", 12050, 0, "cuCtxCreate_v4"),
+        ("cuGetProcAddress", 11030, 0, "cuGetProcAddress"),
+        ("cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2"),
+        ("cuMemGetInfo", 13000, 0, "cuMemGetInfo_v2"),
+        ("cuStreamSynchronize", 12020, PER_THREAD, "cuStreamSynchronize_ptsz"),
+    ],
+)
+def test_a_version_and_its_flags_get_the_variant_they_ask_for(
+    tmp_path: Path, name: str, version: int, flags: int, symbol: str
+) -> None:
+    with container(tmp_path, cuda="13.0") as box, box.worker() as worker:
+        worker.ok("start 0")
+        assert proc(worker, name, version, flags) == ("libgpuslice.so", symbol)
+
+
+def test_what_we_do_not_know_passes_through(tmp_path: Path) -> None:
+    with container(tmp_path, cuda="13.0") as box, box.worker() as worker:
+        worker.ok("start 0")
+        assert proc(worker, "cuMemcpyHtoD", 12020)[0] == "libcuda.so.1"
+        assert proc(worker, "cuMemoryOfTomorrow", 12020)[0] != "libgpuslice.so"
+
+
+def test_without_limits_the_driver_itself_is_found(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        box.limits_path.unlink()
+        with box.worker() as worker:
+            assert "libcuda.so.1" in worker.ask("name cuMemAlloc_v2")
+            assert proc(worker, "cuMemAlloc", 12020)[0] == "libcuda.so.1"
+
+
+def test_a_constructor_that_runs_before_everything_is_held(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        early = str(BUILD / "tests/early.so")
+        preload = f"{box.environ()['LD_PRELOAD']}:{early}"
+        for size, answer in ((2048 * MIB, "early 2"), (64 * MIB, "early 0")):
+            done = box.run("/bin/true", LD_PRELOAD=preload, GPUSLICE_TEST_EARLY_BYTES=str(size))
+            assert done.stdout.strip() == answer
+
+
+def test_a_tool_preloaded_before_us_stands_in_front(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        early = str(BUILD / "tests/early.so")
+        preload = f"{early}:{box.environ()['LD_PRELOAD']}"
+        done = box.run("/bin/true", LD_PRELOAD=preload, GPUSLICE_TEST_EARLY_BYTES=str(2048 * MIB))
+        assert done.stdout.strip() == "early 2"
+
+
+def test_a_forked_child_holds_nothing_of_its_parents(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 plain {500 * MIB}")
+        used = box.card().used_bytes
+        worker.ask("fork")  # the driver refuses a child after cuInit; what counts is what is left
+        worker.ok(f"alloc 1 plain {200 * MIB}")
+        assert box.card().used_bytes == used + 200 * MIB == box.machine.used()
+
+
+def test_a_fork_before_the_driver_counts_on_its_own(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as worker:
+        assert worker.ask("fork") == "ok 0"
+        worker.ok("start 0")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_exec_returns_what_the_old_program_held(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as one, box.worker() as two:
+        one.ok("start 0")
+        one.ok(f"alloc 0 plain {800 * MIB}")
+        one.ask("exec")  # the same pid, another program, which does not use the card
+        two.ok("start 0")
+        two.ok(f"alloc 0 plain {800 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_exec_into_a_program_that_allocates_starts_from_nothing(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 plain {800 * MIB}")
+        worker.ask("exec")
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 plain {800 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_ipc_memory_is_counted_once(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as opener:
+        maker.ok("start 0")
+        opener.ok("start 0")
+        maker.ok(f"alloc 0 plain {400 * MIB}")
+        handle = maker.ask("export 0").split()[1]
+        opener.ok(f"import 0 {handle}")
+        assert box.card().used_bytes == box.machine.used()
+        opener.ok("close 0")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_memory_that_an_importer_keeps_alive_stays_counted(tmp_path: Path) -> None:
+    """Else a container could give itself memory by making, handing over and dying, again and again."""
+    with container(tmp_path) as box, box.worker() as opener:
+        opener.ok("start 0")
+        with box.worker() as maker:
+            maker.ok("start 0")
+            maker.ok(f"alloc 0 plain {600 * MIB}")
+            opener.ok(f"import 0 {maker.ask('export 0').split()[1]}")
+        assert opener.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
+        assert box.card().used_bytes >= box.machine.used()
+        opener.ok("close 0")
+        opener.ok(f"alloc 1 plain {500 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+@pytest.mark.parametrize("version", ["10.1", "12.2", "13.0"])
+def test_heaps_and_modules_count_once_they_are_there(tmp_path: Path, version: str) -> None:
+    with container(tmp_path, cuda=version) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"heap {64 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+CUDART_PROGRAM = r"""
+#include <cstdio>
+#include <cstdlib>
+#include <cuda_runtime.h>
+int main(int count, char **arguments)
+{
+    size_t free_bytes, total;
+    void *memory;
+    printf("info %d", cudaMemGetInfo(&free_bytes, &total));
+    printf(" %zu\n", total);
+    printf("small %d\n", cudaMalloc(&memory, 64 << 20));
+    printf("large %d\n", cudaMalloc(&memory, size_t(2) << 30));
+    printf("async %d\n", cudaMallocAsync(&memory, size_t(2) << 30, cudaStreamPerThread));
+}
+"""
+
+
+@pytest.mark.parametrize("streams", ["legacy", "per-thread"])
+def test_programs_with_the_static_cuda_runtime_are_held(tmp_path: Path, streams: str) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not on this machine: programs with the static CUDA runtime cannot be built")
+    source = tmp_path / "program.cu"
+    source.write_text(CUDART_PROGRAM)
+    built = subprocess.run(
+        [nvcc, "-o", str(tmp_path / "program"), f"--default-stream={streams}", str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if built.returncode:
+        pytest.skip(f"nvcc does not compile here: {built.stderr.splitlines()[:1]}")
+    with container(tmp_path / "box", cuda="13.0", profile="H200", memory_mib=2048) as box:
+        bare = box.run(str(tmp_path / "program"), LD_PRELOAD="")
+        if not bare.stdout.startswith("info 0"):
+            pytest.skip(f"the simulated driver does not serve this runtime: {bare.stdout.splitlines()[:1]}")
+        done = box.run(str(tmp_path / "program"))
+    assert done.stdout.split("\n")[:4] == [f"info 0 {2048 * MIB}", "small 0", "large 2", "async 2"]
+
+
+def test_the_host_process_keeps_its_manners(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        handlers, _mask, errno, result = worker.ask("manners").split()[1:]
+        assert (handlers, errno, result) == ("0", "77", "2")
+
+
+def test_the_library_prints_nothing_and_leaves_the_exit_status(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        done = box.run("/bin/sh", "-c", "exit 7")
+        assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+
+
+def test_programs_without_the_driver_open_no_file(tmp_path: Path) -> None:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not on this machine")
+    with container(tmp_path) as box:
+        log = tmp_path / "calls"
+        box.run(
+            strace,
+            "-f",
+            "-o",
+            str(log),
+            "-E",
+            f"LD_PRELOAD={box.environ()['LD_PRELOAD']}",
+            "/bin/true",
+            LD_PRELOAD="",
+        )
+        text = log.read_text()
+    assert "libgpuslice.so" in text
+    assert "limits" not in text
+    assert "region" not in text
+
+
+def test_a_machine_without_a_driver_notices_nothing(tmp_path: Path) -> None:
+    """Our exported symbols must not make a program believe that there is a driver."""
+    probe = "import ctypes; it = ctypes.CDLL(None); print(hasattr(it, 'cuMemAlloc_v2'), hasattr(it, 'dlsym'))"
+    with container(tmp_path) as box:
+        done = box.run(sys.executable, "-c", probe, LD_LIBRARY_PATH="")
+    assert done.stdout.strip() == "False True"
+
+
+def test_nvidia_smi_without_limits_shows_the_whole_card(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        box.limits_path.unlink()
+        assert "/ 16130MiB" in box.run(str(SIM / "nvidia-smi")).stdout
