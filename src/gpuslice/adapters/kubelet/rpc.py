@@ -7,14 +7,17 @@ kubelet's ("v1beta1", "v1") while the messages' package is ours: only the path i
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from grpclib import Status
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
@@ -124,6 +127,11 @@ def _server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: typ
         try:
             async for reply in replies:
                 await stream.send_message(reply)
+        except asyncio.CancelledError:
+            # grpclib would leave the other side waiting for ever on a connection that stays open.
+            with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError):
+                await stream.send_trailing_metadata(status=Status.UNAVAILABLE, status_message="ending")
+            raise
         finally:
             await replies.aclose()
 
@@ -229,7 +237,7 @@ class PodResourcesClient:
         return reply
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def unix_channel(path: Path) -> AsyncIterator[Channel]:
     """A gRPC channel over the unix socket at `path`; it connects at the first call, closes at the end."""
     channel = Channel(path=str(path))

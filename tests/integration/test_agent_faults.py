@@ -1,0 +1,286 @@
+"""The agent when things happen in another order, or do not happen: every way ends in one truth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.sim.cluster.faults import Fault
+from gpuslice.sim.kubelet.devices import AdmissionError
+from tests.integration.agent_bench import Bench, container, eventually, uuid
+
+V100 = 16130
+TWO = {0: V100, 1: V100}
+
+
+# -- two equal pods in the other order -------------------------------------------------------------------
+async def test_two_equal_pods_started_in_the_opposite_order_each_say_their_own_card(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        first = await node.place("first", 4, 0, assume_ns=1)
+        second = await node.place("second", 4, 1, assume_ns=2)
+        of_second = (await node.kubelet.admit(second))["main"]
+        await node.kubelet.start_container(second)
+        of_first = (await node.kubelet.admit(first))["main"]
+        await node.kubelet.start_container(first)
+        for name, granted in (("first", of_first), ("second", of_second)):
+            said = await node.annotations(name)
+            assert said["ALIYUN_COM_GPU_MEM_IDX"] == granted.envs["ALIYUN_COM_GPU_MEM_IDX"]
+            assert said["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
+        assert node.kubelet.cards(first) != node.kubelet.cards(second)
+
+
+async def test_a_pod_that_still_waits_takes_over_the_wish_of_the_one_that_got_its_card(
+    tmp_path: Path,
+) -> None:
+    """Else the extender would think that both sit on one card and give the other card away."""
+    async with Bench(tmp_path, TWO).running() as node:
+        late = await node.place("late", 10, 0, assume_ns=1)
+        early = await node.place("early", 10, 1, assume_ns=2)
+        await node.kubelet.admit(early)  # gets card 0: "late" was placed before it
+        assert node.kubelet.cards(early) == {uuid(0)}
+        await node.annotated("early", IDX="0", ASSIGNED="true")
+        said = await node.annotated("late", IDX="1", ASSIGNED="false", ASSUME_TIME="1")
+        assert json.loads(said["scheduler.framework.gpushare.allocation"]) == {"0": {"1": 10}}
+        await node.kubelet.admit(late)
+        assert node.kubelet.cards(late) == {uuid(1)}
+
+
+async def test_a_pod_lands_where_there_really_is_room(tmp_path: Path) -> None:
+    """Its card was given to a pod that nobody had placed; there is room on the other one."""
+    async with Bench(tmp_path, TWO, settings={"place_unplaced": True}).running() as node:
+        await node.kubelet.admit(await node.place("nobody", 10))  # the best fit of two empty cards is card 0
+        pod = await node.place("p", 10, 0)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "1"
+        await node.annotated("p", IDX="1", ASSIGNED="true")
+
+
+# -- kubelet ---------------------------------------------------------------------------------------------
+async def test_after_a_restart_of_kubelet_the_plugin_is_registered_again_and_pods_stay(
+    tmp_path: Path,
+) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pod = await node.place("p", 4, 1)
+        await node.kubelet.admit(pod)
+        await node.kubelet.restart()
+        assert node.kubelet.healthy() == 0
+        await eventually(lambda: node.kubelet.healthy() == 30, "registered again", timeout_s=2)
+        assert node.kubelet.cards(pod) == {uuid(1)}
+        await node.kubelet.start_container(pod)
+        assert (await node.annotations("p"))["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
+
+
+async def test_after_a_lost_checkpoint_assigned_pods_get_their_own_cards_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pods = [await node.place(name, 5, card) for name, card in (("a", 1), ("b", 0), ("c", 1))]
+        for pod in pods:
+            await node.kubelet.admit(pod)
+            await node.kubelet.start_container(pod)
+        await node.annotated("c", ASSIGNED="true")
+        before = {pod["metadata"]["name"]: node.kubelet.cards(pod) for pod in pods}
+        await node.kubelet.restart(lose_checkpoint=True)
+        await eventually(lambda: node.kubelet.healthy() == 30 and node.agent.desk.book == (), "book is empty")
+        for pod in pods:  # kubelet admits by creation time
+            await node.kubelet.admit(pod)
+        assert {pod["metadata"]["name"]: node.kubelet.cards(pod) for pod in pods} == before
+
+
+async def test_the_sockets_may_vanish_without_a_restart(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        before = node.agent.server.registrations
+        (node.kubelet.plugin_folder / "aliyungpushare.sock").unlink()
+        await eventually(lambda: node.agent.server.registrations > before, "registered again")
+        assert node.kubelet.healthy() == 15
+
+
+async def test_sighup_registers_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        before = node.agent.server.registrations
+        node.agent.register_again()
+        await eventually(lambda: node.agent.server.registrations > before, "registered again")
+        await node.kubelet.admit(await node.place("p", 4, 0))
+
+
+async def test_kubelet_may_come_after_the_agent(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        await node.kubelet.stop()
+        await node.stop_agent()
+        node.ready = False
+        (node.kubelet.plugin_folder / "kubelet.sock").unlink(missing_ok=True)
+        await node.start_agent()
+        await eventually(lambda: "kubelet has not registered" in node.agent.not_ready(), "agent waits")
+        await node.kubelet.start()
+        await eventually(node.registered, "registered")
+
+
+async def test_kubelets_book_unreadable_does_not_keep_a_container_from_its_limit(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pod = await node.place("p", 4, 1)
+        await node.kubelet.close_pod_resources()
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert f"{uuid(1)} memory=4509925376" in limits.read_text()
+        assert "pod-resources" in node.agent.bookkeeper.problem
+        await node.kubelet.open_pod_resources()
+        await node.annotated("p", ASSIGNED="true")
+
+
+async def test_where_compute_is_divided_a_container_waits_until_it_is_told_apart(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels={"ack.node.gpu.schedule": "core_mem"}).running() as node:
+        from gpuslice.sim.kubelet.devices import PluginError
+
+        spec = container(4, **{"aliyun.com/gpu-core.percentage": "30"})
+        pod = await node.place("p", 0, 0, containers=[spec])
+        await node.kubelet.close_pod_resources()
+        await node.kubelet.admit(pod)
+        with pytest.raises(PluginError, match="does not tell yet which container"):
+            await node.kubelet.start_container(pod)
+        await node.kubelet.open_pod_resources()
+        await node.kubelet.start_container(pod)
+        (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert " share=30\n" in limits.read_text()
+
+
+# -- the agent itself ------------------------------------------------------------------------------------
+async def test_the_agent_may_die_between_allocate_and_the_containers_start(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pod = await node.place("p", 4, 1)
+        other = await node.place("other", 4, 0)
+        await node.kubelet.admit(pod)
+        await node.kill_agent()
+        await node.start_agent()
+        await node.kubelet.start_container(pod)
+        (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert uuid(1) in limits.read_text() or node.kubelet.cards(pod) == {uuid(0)}
+        await node.kubelet.admit(other)
+        await node.kubelet.start_container(other)
+        for name, each in (("p", pod), ("other", other)):
+            card = next(iter(node.kubelet.cards(each)))
+            said = await node.annotated(name, ASSIGNED="true")
+            assert uuid(int(said["ALIYUN_COM_GPU_MEM_IDX"])) == card
+
+
+async def test_a_second_agent_waits_until_the_first_has_ended(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        first = node.agent
+        first_task, first_stop = node._agent_task, node._stopped
+        node.ready = False
+        await node.start_agent()
+        await asyncio.sleep(0.5)
+        assert first.server.registered
+        assert not node.agent.server.registered
+        first_stop.set()
+        assert first_task is not None
+        await first_task
+        await eventually(node.registered, "the second took over")
+
+
+async def test_an_agent_that_ends_leaves_no_socket_behind(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        await node.stop_agent()
+        assert not (node.kubelet.plugin_folder / "aliyungpushare.sock").exists()
+        await eventually(lambda: node.kubelet.healthy() == 0, "kubelet noticed")
+
+
+# -- the API server --------------------------------------------------------------------------------------
+async def test_pods_are_admitted_and_started_while_the_api_server_is_down(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pod = await node.place("p", 4, 1)
+        node.cluster.add_fault(Fault(code=503))
+        node.cluster.drop_watches()
+        async with asyncio.timeout(5):
+            granted = (await node.kubelet.admit(pod))["main"]
+            await node.kubelet.start_container(pod)
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "1"
+        node.cluster.faults.clear()
+        await node.annotated("p", ASSIGNED="true")
+
+
+async def test_a_slow_api_server_does_not_hold_a_container_up_for_long(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pod = await node.place("p", 4, 1)
+        await node.kubelet.admit(pod)
+        node.cluster.add_fault(Fault(method="PATCH", delay_s=60))
+        began = asyncio.get_running_loop().time()
+        await node.kubelet.start_container(pod)
+        assert asyncio.get_running_loop().time() - began < 5
+        node.cluster.faults.clear()
+
+
+async def test_a_pod_of_the_same_name_made_anew_at_once_is_another_pod(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        for turn in range(6):
+            pod = await node.place("web-0", 4, turn % 2, assume_ns=turn + 1)
+            granted = (await node.kubelet.admit(pod))["main"]
+            assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == str(turn % 2)
+            await node.kubelet.start_container(pod)
+            await node.annotated("web-0", IDX=str(turn % 2), ASSIGNED="true")
+            node.kubelet.remove(pod)
+            await node.client.delete(PODS, "web-0", "default", grace_s=0)
+        assert node.agent.desk.waiting() == []
+
+
+async def test_a_pod_heard_of_a_moment_after_kubelets_question_is_waited_for(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO, settings={"match_wait_s": 5.0}).running() as node:
+        node.cluster.add_fault(Fault(method="GET", path="/api/v1/pods", delay_s=0.5))
+        node.cluster.drop_watches()
+        pod = await node.place("p", 4, 1, known=False)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "1"
+
+
+async def test_a_request_without_a_pod_is_refused_after_a_bounded_wait_and_not_waited_for_twice(
+    tmp_path: Path,
+) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        began = asyncio.get_running_loop().time()
+        for name in ("x", "y"):
+            with pytest.raises(AdmissionError, match="no pod that waits"):
+                await node.kubelet.admit(await node.place(name, 3, known=False))
+        assert asyncio.get_running_loop().time() - began < 1.5  # 0.3 s is the wait
+
+
+# -- what cannot be read ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("index", ["-1", "zero", "", "7,7", "99999999999"])
+async def test_a_corrupt_annotation_is_mended_by_the_truth(tmp_path: Path, index: str) -> None:
+    async with Bench(tmp_path).running() as node:
+        pod = await node.place("p", 4, annotations={"ALIYUN_COM_GPU_MEM_IDX": index})
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        await node.annotated("p", IDX="0", POD="4", ASSIGNED="true")
+
+
+async def test_an_annotation_that_somebody_changed_is_set_right(tmp_path: Path) -> None:
+    async with Bench(tmp_path, TWO).running() as node:
+        pod = await node.place("p", 4, 1)
+        await node.kubelet.admit(pod)
+        await node.annotated("p", IDX="1", ASSIGNED="true")
+        wrong = {
+            "ALIYUN_COM_GPU_MEM_IDX": "0",
+            "scheduler.framework.gpushare.allocation": '{"0":{"0":4}}',
+        }
+        await node.client.merge_patch(PODS, "p", {"metadata": {"annotations": wrong}}, "default")
+        said = await node.annotated("p", IDX="1")
+        assert json.loads(said["scheduler.framework.gpushare.allocation"]) == {"0": {"1": 4}}
+
+
+async def test_a_request_for_devices_of_a_foreign_card_is_refused(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        from grpclib import GRPCError
+
+        from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+        from gpuslice.adapters.kubelet.rpc import DevicePluginClient, unix_channel
+
+        async with unix_channel(node.kubelet.plugin_folder / "aliyungpushare.sock") as channel:
+            plugin = DevicePluginClient(channel)
+            for ids in (["GPU-of-another-node-_-0"], ["nonsense"], []):
+                one = dp.ContainerAllocateRequest(devices_ids=ids)
+                with pytest.raises(GRPCError) as refused:
+                    await plugin.allocate(dp.AllocateRequest(container_requests=[one]))
+                assert refused.value.status.name == "FAILED_PRECONDITION"
+                assert refused.value.message

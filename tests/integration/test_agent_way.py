@@ -1,0 +1,215 @@
+"""The agent on the way of one pod: from kubelet's question to the limits and the annotations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.sim.kubelet.devices import AdmissionError
+from tests.integration.agent_bench import Bench, container, eventually, uuid
+
+V100 = 16130
+T4 = 15079
+
+
+async def test_a_pod_gets_its_annotated_card_env_mounts_and_limit(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 1: V100}).running() as node:
+        pod = await node.place("p", 4, 1)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert dict(granted.envs) == {
+            "NVIDIA_VISIBLE_DEVICES": uuid(1),
+            "ALIYUN_COM_GPU_MEM_IDX": "1",
+            "ALIYUN_COM_GPU_MEM_POD": "4",
+            "ALIYUN_COM_GPU_MEM_CONTAINER": "4",
+            "ALIYUN_COM_GPU_MEM_DEV": "15",
+        }
+        mounts = {mount.container_path: (mount.host_path, mount.read_only) for mount in granted.mounts}
+        preload, read_only = mounts["/etc/ld.so.preload"]
+        assert read_only
+        assert Path(preload).read_text() == "/usr/lib/gpuslice/libgpuslice.so\n"
+        assert (Path(mounts["/usr/lib/gpuslice"][0]) / "libgpuslice.so").read_bytes() == b"the library"
+        etc, var = Path(mounts["/etc/gpuslice"][0]), Path(mounts["/var/lib/gpuslice"][0])
+        assert list(etc.iterdir()) == []
+        assert not mounts["/var/lib/gpuslice"][1]
+        await node.kubelet.start_container(pod)
+        assert (etc / "limits").read_text() == (
+            f"gpuslice 1\n{uuid(1)} memory=4509925376 share=-\nend 1\n"  # 4301 MiB
+        )
+        assert var.stat().st_mode & 0o777 == 0o777
+        said = await node.annotations("p")
+        assert said["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
+        assert int(said["ALIYUN_COM_GPU_MEM_ASSUME_TIME"]) > 1_700_000_000_000_000_000
+        assert said["ALIYUN_COM_GPU_MEM_IDX"] == "1"
+
+
+async def test_cards_are_cut_by_their_own_size_and_keep_their_minor_numbers(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 2: T4}).running() as node:
+        assert node.kubelet.healthy() == 15 + 14
+        pod = await node.place("p", 14, 2)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "2"
+        assert granted.envs["ALIYUN_COM_GPU_MEM_DEV"] == "14"
+
+
+async def test_the_node_says_which_cards_it_has_and_says_it_again(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 2: T4}, {"ack.node.gpu.schedule": "core_mem"}).running() as node:
+
+        async def status() -> bool:
+            found = (await node.node_object()).get("status", {})
+            wanted = {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "200"}
+            return all(wanted.items() <= found.get(side, {}).items() for side in ("capacity", "allocatable"))
+
+        await eventually(status, "gpu-count in node status")
+        zeroed = {"aliyun.com/gpu-count": "0", "aliyun.com/gpu-core.percentage": "0"}
+        await node.client.patch_status(NODES, "n1", {"capacity": zeroed, "allocatable": zeroed})
+        await eventually(status, "gpu-count again")
+        cards = json.loads((await node.node_object())["metadata"]["annotations"]["gpuslice.io/gpus"])
+        assert [(card["index"], card["memory_mib"], card["units"]) for card in cards] == [
+            (0, V100, 15),
+            (2, T4, 14),
+        ]
+
+
+async def test_a_pod_with_two_containers_gets_both_on_its_card(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 1: V100}).running() as node:
+        pod = await node.place("p", 0, 1, containers=[container(2, "a"), container(3, "b")])
+        granted = await node.kubelet.admit(pod)
+        assert [granted[name].envs["ALIYUN_COM_GPU_MEM_CONTAINER"] for name in "ab"] == ["2", "3"]
+        assert {granted[name].envs["ALIYUN_COM_GPU_MEM_POD"] for name in "ab"} == {"5"}
+        assert node.kubelet.cards(pod, "a") == node.kubelet.cards(pod, "b") == {uuid(1)}
+        await node.kubelet.start_container(pod, "a")
+        said = await node.annotations("p")
+        assert json.loads(said["scheduler.framework.gpushare.allocation"]) == {"0": {"1": 2}, "1": {"1": 3}}
+
+
+async def test_a_pod_on_four_cards_gets_the_same_from_each(tmp_path: Path) -> None:
+    cards = {0: V100, 1: V100, 2: V100, 3: V100, 4: V100}
+    async with Bench(tmp_path, cards).running() as node:
+        pod = await node.place("p", 8, 0, 1, 3, 4, labels={"aliyun.com/gpu-count": "4"})
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuid(card) for card in (0, 1, 3, 4))
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "0,1,3,4"
+        assert granted.envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "2"
+        assert granted.envs["ALIYUN_COM_GPU_MEM_POD"] == "8"
+        await node.kubelet.start_container(pod)
+        (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert limits.read_text().count(f" memory={2150 << 20} ") == 4
+
+
+async def test_an_init_container_and_a_sidecar_stay_on_the_pods_card(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 1: V100}).running() as node:
+        init = [container(6, "init"), {**container(2, "side"), "restartPolicy": "Always"}]
+        pod = await node.place("p", 0, 1, containers=[container(3, "app")], initContainers=init)
+        await node.kubelet.admit(pod)
+        for name in ("init", "side", "app"):
+            assert node.kubelet.cards(pod, name) == {uuid(1)}
+        assert node.kubelet.ids(pod, "app") <= node.kubelet.ids(pod, "init")
+        for name, mib in (("init", 6452), ("side", 2150), ("app", 3226)):
+            await node.kubelet.start_container(pod, name)
+            written = list((tmp_path / "host" / "containers").glob("*/etc/limits"))
+            assert any(f"memory={mib << 20} " in path.read_text() for path in written), name
+        said = await node.annotated("p", ASSIGNED="true", IDX="1")
+        assert said["ALIYUN_COM_GPU_MEM_POD"] == "6"
+
+
+async def test_a_share_of_compute_is_written_into_the_limits(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels={"ack.node.gpu.schedule": "core_mem"}).running() as node:
+        spec = container(4, **{"aliyun.com/gpu-core.percentage": "30"})
+        pod = await node.place("p", 0, 0, containers=[spec])
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert " share=30\n" in limits.read_text()
+
+
+@pytest.mark.parametrize("labels", [{"cgpu.disable.isolation": "true"}, {"ack.node.gpu.schedule": "share"}])
+async def test_without_isolation_the_env_says_so_and_nothing_is_mounted(
+    tmp_path: Path, labels: dict[str, str]
+) -> None:
+    async with Bench(tmp_path, labels=labels).running() as node:
+        pod = await node.place("p", 3, 0)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["CGPU_DISABLE"] == "true"
+        assert granted.envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "3"
+        assert not granted.mounts
+        await node.kubelet.start_container(pod)
+        assert (await node.annotations("p"))["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
+
+
+async def test_a_container_may_exempt_itself_from_the_limit(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        spec = {**container(3), "env": [{"name": "CGPU_DISABLE", "value": "true"}]}
+        pod = await node.place("p", 0, 0, containers=[spec])
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert f"{uuid(0)} memory=- share=-\n" in limits.read_text()
+
+
+async def test_on_a_node_with_one_card_a_pod_that_nobody_placed_gets_it_and_the_annotation(
+    tmp_path: Path,
+) -> None:
+    async with Bench(tmp_path).running() as node:
+        pod = await node.place("p", 4)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
+        said = await node.annotated("p", IDX="0", POD="4", DEV="15", ASSIGNED="true")
+        assert json.loads(said["scheduler.framework.gpushare.allocation"]) == {"0": {"0": 4}}
+
+
+async def test_on_a_node_with_several_cards_such_a_pod_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 1: V100}).running() as node:
+        pod = await node.place("p", 4)
+        with pytest.raises(AdmissionError, match="no pod that waits on node n1 was placed with 4 units"):
+            await node.kubelet.admit(pod)
+
+
+async def test_as_an_option_the_refusal_is_the_vendors_poison(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {0: V100, 1: V100}, settings={"legacy_poison_env": True})
+    async with bench.running() as node:
+        pod = await node.place("p", 4)
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["NVIDIA_VISIBLE_DEVICES"] == "no-gpu-has-4GiB-to-run"
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "-1"
+
+
+async def test_a_pod_that_no_card_can_hold_is_told_what_is_free(tmp_path: Path) -> None:
+    async with Bench(tmp_path, {0: V100, 1: V100}).running() as node:
+        for name, card in (("a", 0), ("b", 1)):
+            await node.kubelet.admit(await node.place(name, 12, card))
+        pod = await node.place("c", 4, 0)
+        with pytest.raises(
+            AdmissionError, match=r"no room for 4 units .* \(free units: card 0: 3, card 1: 3\)"
+        ):
+            await node.kubelet.admit(pod)
+
+
+async def test_a_container_that_starts_again_gets_a_fresh_region(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        pod = await node.place("p", 4, 0)
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        (folder,) = (tmp_path / "host" / "containers").iterdir()
+        (folder / "var" / "region").write_bytes(b"of the first life")
+        await node.kubelet.start_container(pod)
+        assert list((folder / "var").iterdir()) == []
+        owner = json.loads((folder / "owner.json").read_text())
+        assert (owner["namespace"], owner["pod"], owner["container"]) == ("default", "p", "main")
+
+
+async def test_the_folder_of_a_pod_that_is_gone_is_swept(tmp_path: Path) -> None:
+    async with Bench(tmp_path, settings={"sweep_after_s": 1.0}).running() as node:
+        stays, goes = await node.place("stays", 4, 0), await node.place("goes", 5, 0)
+        for pod in (stays, goes):
+            await node.kubelet.admit(pod)
+            await node.kubelet.start_container(pod)
+        containers = tmp_path / "host" / "containers"
+        assert len(list(containers.iterdir())) == 2
+        node.kubelet.remove(goes)
+        await node.client.delete(PODS, "goes", "default", grace_s=0)
+        await eventually(lambda: len(list(containers.iterdir())) == 1, "the folder is swept")
+        (left,) = containers.iterdir()
+        assert json.loads((left / "owner.json").read_text())["pod"] == "stays"
