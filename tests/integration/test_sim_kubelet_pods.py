@@ -235,3 +235,23 @@ async def test_config_maps_and_secrets_reach_a_container_once_they_exist(node: N
     await node.create_config_map("settings", {"colour": "green"})
     await node.wait_pod("one", lambda it: it["status"].get("phase") == "Succeeded")
     assert await node.log("one") == "green\n"
+
+
+async def test_a_pod_is_ready_only_when_its_probe_says_so(node: Node) -> None:
+    probe = {"exec": {"command": ["sh", "-c", 'test -e "$HOME/tmp/ready"']}, "periodSeconds": 1}
+    command = "sleep 0.5; touch $HOME/tmp/ready; sleep 60"
+    await node.create(make_pod("one", command=command, container={"readinessProbe": probe}))
+    pod = await node.wait_pod("one", lambda it: state_of(it) == "running")
+    assert pod["status"]["containerStatuses"][0]["ready"] is False
+    pod = await node.wait_pod("one", lambda it: it["status"]["containerStatuses"][0]["ready"])
+    assert {c["type"]: c["status"] for c in pod["status"]["conditions"]}["Ready"] == "True"
+
+
+async def test_a_container_whose_liveness_fails_is_started_again(node: Node) -> None:
+    probe = {"tcpSocket": {"port": 1}, "periodSeconds": 1, "failureThreshold": 1}
+    await node.create(make_pod("one", container={"livenessProbe": probe}))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    await node.wait_pod("one", lambda it: bool(it["status"]["containerStatuses"][0]["restartCount"]))
+    reasons = [reason for reason, _ in await node.events("one")]
+    assert "Unhealthy" in reasons
+    assert "Killing" in reasons

@@ -80,6 +80,7 @@ def _extender(places: Places, port: int) -> dict[str, Any]:
         "image": IMAGE,
         "args": ["extender", "--host=127.0.0.1", f"--port={port}"],
         "env": [{"name": "KUBECONFIG", "value": str(places.kubeconfig)}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, "periodSeconds": 5},
     }
     spec = {
         "hostNetwork": True,

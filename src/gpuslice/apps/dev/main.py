@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -70,6 +71,7 @@ class Playing:
     async def play(self, story: Story, *, keep: bool) -> None:
         """One story in a cluster of its own; with `keep`, until cancelled."""
         places = self._places.below(story.name)
+        logging.basicConfig(filename=places.folder / "simulation.log", level=logging.INFO, force=True)
         player = Player(places, self._score, colour=self._colour)
         player.title(story)
         async with World(places, story.nodes) as world, asyncio.TaskGroup() as group:

@@ -71,7 +71,14 @@ class Player:
             return True
         self._score.wrong.append(f"{story.name}: {step.command}")
         self._print(f"✗ this is not what is documented:\n{step.expected.difference(output)}", style="31")
+        await self._explain()
         return False
+
+    async def _explain(self) -> None:
+        """What the cluster itself says is wrong."""
+        events = "kubectl get events -A --field-selector=type=Warning"
+        output = await desk.run(events, self._places.environment(), self._desk)
+        self._print(f"$ {events}\n{output}", style="2")
 
     async def _run_until_right(self, step: Step, world: World) -> str:
         deadline = time.monotonic() + step.within_s

@@ -16,6 +16,7 @@ from gpuslice.sim.kubelet.backoff import BackOff, shown
 from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
 from gpuslice.sim.kubelet.environment import ConfigError, environment, expand
 from gpuslice.sim.kubelet.node_services import NodeServices, device_options
+from gpuslice.sim.kubelet.prober import Prober
 from gpuslice.sim.kubelet.records import ContainerRecord, RunningState, TerminatedState, WaitingState
 from gpuslice.sim.kubelet.rootfs import Mount
 from gpuslice.sim.kubelet.runtime import Container, ContainerSpec, StartError
@@ -25,6 +26,7 @@ from gpuslice.sim.workload.images import Image, PullError
 
 RETRY_S = 10.0  # how soon a container that cannot be configured is looked at again
 START_ERROR_EXIT = 128
+DEFAULT_GRACE_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class ContainerLife:
                 break
             except (ConfigError, PluginError, AdmissionError) as error:
                 self._set(WaitingState("CreateContainerConfigError", str(error)))
-                await self._tell("Failed", f"Error: {error}", warning=True)
+                await self._tell("Failed", f"Error: {error}", True)
                 await self._pause(RETRY_S)
         return await self._launch(spec)
 
@@ -115,7 +117,7 @@ class ContainerLife:
             container = await self._node.runtime.start(spec)
         except StartError as error:
             now = datetime.now(UTC)
-            await self._tell("Failed", f"Error: {error}", warning=True)
+            await self._tell("Failed", f"Error: {error}", True)
             self._set(TerminatedState(START_ERROR_EXIT, now, now, reason="StartError", message=str(error)))
             return None
         await self._tell("Started", "Container started")
@@ -143,14 +145,14 @@ class ContainerLife:
 
     async def _pull_failed(self, reference: str, error: PullError) -> None:
         self._set(WaitingState("ErrImagePull", str(error)))
-        await self._tell("Failed", f'Failed to pull image "{reference}": {error}', warning=True)
-        await self._tell("Failed", "Error: ErrImagePull", warning=True)
+        await self._tell("Failed", f'Failed to pull image "{reference}": {error}', True)
+        await self._tell("Failed", "Error: ErrImagePull", True)
         self._image_failures.after_failure()
         await self._pause(1.0)
         words = f'Back-off pulling image "{reference}"'
         self._set(WaitingState("ImagePullBackOff", f"{words}: ErrImagePull: {error}"))
         await self._tell("BackOff", words)
-        await self._tell("Failed", "Error: ImagePullBackOff", warning=True)
+        await self._tell("Failed", "Error: ImagePullBackOff", True)
         await self._pause(self._image_failures.delay_s)
 
     async def _prepare(self, image: Image) -> ContainerSpec:
@@ -223,10 +225,29 @@ class ContainerLife:
 
     async def _watch(self, container: Container) -> None:
         self.record.container_id = f"sim://{container.id}"
+        prober = self._prober(container)
         self._set(RunningState(container.started_at))
         self.running.set()
-        await container.exited.wait()
+        probing = asyncio.create_task(prober.run(), name=f"probes of {self.record.name}")
+        try:
+            await container.exited.wait()
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
         self._ended(container)
+
+    def _prober(self, container: Container) -> Prober:
+        settings, pod = self._node.settings, self._facts.pod
+        return Prober(
+            container=container,
+            spec=self._spec,
+            record=self.record,
+            grace_s=pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S),
+            speed_up=settings.speed_up,
+            stop=self._node.runtime.stop,
+            changed=self._changed,
+            tell=self._tell,
+        )
 
     def _ended(self, container: Container) -> None:
         assert container.exit_code is not None
@@ -262,7 +283,7 @@ class ContainerLife:
             words = f"back-off {shown(wait_s)} restarting failed container={self.record.name} pod={pod}"
             self._set(WaitingState("CrashLoopBackOff", words))
             event = f"Back-off restarting failed container {self.record.name} in pod {pod}"
-            await self._tell("BackOff", event, warning=True)
+            await self._tell("BackOff", event, True)
             await self._pause(wait_s)
         self._attempt += 1
 
@@ -275,7 +296,7 @@ class ContainerLife:
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._node.settings.speed_up)
 
-    async def _tell(self, reason: str, message: str, *, warning: bool = False) -> None:
+    async def _tell(self, reason: str, message: str, warning: bool = False) -> None:
         await self._node.event(self._facts.pod, reason, message, warning=warning, container=self.record.name)
 
 

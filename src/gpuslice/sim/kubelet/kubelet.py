@@ -202,7 +202,11 @@ class Kubelet:
             worker.update(current)
 
     async def _run_worker(self, uid: str, worker: PodWorker) -> None:
-        await worker.run()
+        """A pod that cannot be run for a reason nobody thought of must not stop the others."""
+        try:
+            await worker.run()
+        except Exception:
+            _log.exception("pod worker failed", extra={"pod": worker.pod["metadata"]["name"]})
         del self._workers[uid]
 
     async def _remove_all(self) -> None:

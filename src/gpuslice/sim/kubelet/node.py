@@ -13,7 +13,7 @@ from gpuslice.adapters.kube.resources import LEASES, NODES
 from gpuslice.sim.kubelet.devices import Capacity, DeviceBook
 from gpuslice.sim.kubelet.records import timestamp
 from gpuslice.sim.kubelet.settings import KubeletSettings
-from gpuslice.sim.scheduler.amounts import Object
+from gpuslice.sim.scheduler.amounts import Object, amounts_of
 
 LEASE_NAMESPACE = "kube-node-lease"
 URL_ANNOTATION = "sim.gpuslice.io/kubelet-url"
@@ -164,5 +164,5 @@ def is_extended(resource: str) -> bool:
 
 def device_limits(container: Object) -> dict[str, int]:
     """A container's limits of extended resources, in whole devices."""
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return {name: int(amount) for name, amount in limits.items() if is_extended(name)}
+    limits = amounts_of((container.get("resources") or {}).get("limits"))
+    return {name: amount for name, amount in limits.items() if is_extended(name)}

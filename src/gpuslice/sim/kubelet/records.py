@@ -55,7 +55,10 @@ State = WaitingState | RunningState | TerminatedState
 
 @dataclass(slots=True)
 class ContainerRecord:
-    """One container of a pod. `last` is how its attempt before this one ended."""
+    """One container of a pod. `last` is how its attempt before this one ended.
+
+    `probed_ready` and `probed_started` are what its probes say; true where it has none.
+    """
 
     name: str
     image: str
@@ -64,16 +67,18 @@ class ContainerRecord:
     last: TerminatedState | None = None
     restart_count: int = 0
     container_id: str = ""
+    probed_ready: bool = True
+    probed_started: bool = True
 
     @property
     def ready(self) -> bool:
         if self.kind is ContainerKind.INIT:
             return isinstance(self.state, TerminatedState) and self.state.exit_code == 0
-        return isinstance(self.state, RunningState)
+        return self.started and self.probed_ready
 
     @property
     def started(self) -> bool:
-        return isinstance(self.state, RunningState)
+        return isinstance(self.state, RunningState) and self.probed_started
 
     def as_json(self) -> dict[str, Any]:
         return {

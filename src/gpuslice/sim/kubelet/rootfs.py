@@ -56,7 +56,7 @@ class Rootfs:
         programs = [str(self.path / one) for one in ("usr/local/bin", "usr/bin", "bin")]
         result = {
             "PATH": ":".join([*programs, HOST_PATH]),
-            "HOME": str(self.path / "root"),
+            "HOME": str(self.path),
             "TMPDIR": str(self.path / "tmp"),
         }
         if driver is not None:

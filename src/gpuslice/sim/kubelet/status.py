@@ -23,7 +23,7 @@ def phase_of(pod: Object, records: Sequence[ContainerRecord]) -> str:
     ended = [_ended(one) for one in apps]
     if any(isinstance(one.state, WaitingState) and one.last is None for one in apps):
         return "Pending"
-    if any(one is None for one in ended) or not apps:
+    if any(one is None for one in ended) or not apps or _sidecar_runs(init):
         return "Running"
     if policy == "Always" or any(isinstance(one.state, WaitingState) for one in apps):
         return "Running"
@@ -43,6 +43,11 @@ def _ended(record: ContainerRecord) -> TerminatedState | None:
     if isinstance(record.state, RunningState):
         return None
     return record.state if isinstance(record.state, TerminatedState) else record.last
+
+
+def _sidecar_runs(init: Iterable[ContainerRecord]) -> bool:
+    """A pod is not over before its sidecars are."""
+    return any(one.kind is ContainerKind.SIDECAR and isinstance(one.state, RunningState) for one in init)
 
 
 def _init_failed(init: Iterable[ContainerRecord]) -> bool:

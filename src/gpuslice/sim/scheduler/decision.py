@@ -19,7 +19,11 @@ LEAST_PERCENTAGE = 5
 
 
 class FitError(Exception):
-    """No node does; the text is the event's message."""
+    """No node does; the text is the event's message. `by_extender`: an extender refused some of them."""
+
+    def __init__(self, message: str, *, by_extender: bool) -> None:
+        super().__init__(message)
+        self.by_extender = by_extender
 
 
 @dataclass(slots=True)
@@ -36,9 +40,11 @@ class Decider:
         """The node for the pod. Raises FitError, or ExtenderError when a needed extender failed."""
         failures: dict[str, Failure] = {}
         feasible = self._filter(pod, failures)
+        in_tree = len(failures)
         feasible = await self._filter_by_extenders(pod, feasible, failures)
         if not feasible:
-            raise FitError(fit_error(len(self.cache), failures))
+            by_extender = len(failures) > in_tree
+            raise FitError(fit_error(len(self.cache), failures), by_extender=by_extender)
         if len(feasible) == 1:
             return feasible[0].name
         return self._best(await self._score(pod, feasible))

@@ -80,8 +80,7 @@ class Scheduler:
             self._cache.remove_node(change.object["metadata"]["name"])
             return
         self._cache.set_node(change.object)
-        if change.old is None or _node_digest(change.old) != _node_digest(change.object):
-            self._wake()
+        self._wake(change.old is None or _node_digest(change.old) != _node_digest(change.object))
 
     def _on_pod(self, change: Change[dict[str, Any]]) -> None:
         pod = change.object
@@ -92,8 +91,7 @@ class Scheduler:
         elif pod["spec"].get("nodeName"):
             self._queue.remove(pod["metadata"]["uid"])
             self._cache.set_pod(pod)
-            if pod.get("status", {}).get("phase") in FINISHED:
-                self._wake()
+            self._wake(pod.get("status", {}).get("phase") in FINISHED)
         elif self._is_ours(pod):
             self._queue.add(pod, self._clock())
             self._stirred.set()
@@ -112,8 +110,8 @@ class Scheduler:
         finished = pod.get("status", {}).get("phase") in FINISHED
         return named and not gated and not gone and not finished
 
-    def _wake(self) -> None:
-        self._queue.wake(self._clock())
+    def _wake(self, makes_room: bool = True) -> None:
+        self._queue.wake(self._clock(), makes_room=makes_room)
         self._stirred.set()
 
     # -- the loop --------------------------------------------------------------------------------
@@ -140,6 +138,7 @@ class Scheduler:
         try:
             node = await decider.choose(waiting.pod)
         except FitError as error:
+            waiting.any_event = error.by_extender
             await self._failed(waiting, str(error), unschedulable=True)
         except ExtenderError as error:
             await self._failed(waiting, str(error), unschedulable=False)

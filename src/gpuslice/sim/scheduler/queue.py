@@ -15,13 +15,17 @@ UNSCHEDULABLE_LIMIT_S = 300.0  # after this long a pod is tried again whatever h
 
 @dataclass(slots=True)
 class Waiting:
-    """One pod in the queue. `attempts` were made; `since` is when it entered the place where it is."""
+    """One pod in the queue. `attempts` were made; `since` is when it entered the place where it is.
+
+    `any_event` wakes it, because an extender said no and only it knows what would help.
+    """
 
     pod: Object
     added_at: float
     since: float
     attempts: int = 0
     round_started: int = 0
+    any_event: bool = False
 
     @property
     def uid(self) -> str:
@@ -96,11 +100,12 @@ class SchedulingQueue:
         place = self.unschedulable if unschedulable and not missed else self.backoff
         place[waiting.uid] = waiting
 
-    def wake(self, now: float) -> None:
-        """Something happened in the cluster that may make room."""
-        self._events += 1
-        for uid in list(self.unschedulable):
-            self._release(uid, now)
+    def wake(self, now: float, *, makes_room: bool = True) -> None:
+        """Something happened in the cluster; where it cannot make room only extenders may know better."""
+        self._events += makes_room
+        for uid, waiting in list(self.unschedulable.items()):
+            if makes_room or waiting.any_event:
+                self._release(uid, now)
 
     def next_due(self, now: float) -> float | None:
         """When `pop` may give a pod without any further event; None when never."""

@@ -11,6 +11,36 @@ from gpuslice.apps.dev.stories.installing import INSTALL, agents_ready
 ISOLATED, SHARED_ONLY = "cn-shanghai.192.168.7.157", "cn-shanghai.192.168.7.158"
 _SHARED = {"cgpu": "true"}
 
+_LABEL_CHANGE = (
+    Step(
+        "A change of the isolation label counts from the agent's next start, so delete its pod.",
+        f"kubectl label node {SHARED_ONLY} cgpu.disable.isolation=false --overwrite",
+        exactly(f"node/{SHARED_ONLY} labeled"),
+    ),
+    Step(
+        "",
+        "kubectl delete po -n kube-system -l name=gpushare-device-plugin-ds"
+        f" --field-selector=spec.nodeName={SHARED_ONLY}",
+        columns('pod "gpushare-device-plugin-ds-«id»" deleted«any»'),
+    ),
+    Step(
+        "The DaemonSet makes a new one; what ran goes on.",
+        f"kubectl get po -A -o wide --field-selector=spec.nodeName={SHARED_ONLY}",
+        columns(
+            "NAMESPACE NAME READY STATUS RESTARTS AGE IP NODE NOMINATED NODE READINESS GATES\n"
+            f"default cgpu-test-no-isolation-0 1/1 Running 0 «age» «address» {SHARED_ONLY} <none> <none>\n"
+            f"kube-system gpushare-device-plugin-ds-«id» 1/1 Running 0 «age» «address» {SHARED_ONLY} "
+            "<none> <none>"
+        ),
+    ),
+    Step(
+        "The same program there has its limit now.",
+        "kubectl apply -f examples/node-pools/cgpu-test.yaml && kubectl scale sts cgpu-test --replicas=2",
+        columns("statefulset.apps/cgpu-test «any»\nstatefulset.apps/cgpu-test scaled"),
+    ),
+    Step("", "kubectl exec cgpu-test-1 -- nvidia-smi", exactly(smi.table(3039, 3226))),
+)
+
 STORY = Story(
     "pools",
     "Two node pools: with and without enforced limits",
@@ -31,6 +61,18 @@ STORY = Story(
     (
         INSTALL,
         agents_ready([ISOLATED, SHARED_ONLY]),
+        Step(
+            "Each node has a card of 15 units.",
+            "kubectl inspect cgpu",
+            exactly(
+                "NAME                       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)\n"
+                "cn-shanghai.192.168.7.157  192.168.7.157  0/15                   0/15\n"
+                "cn-shanghai.192.168.7.158  192.168.7.158  0/15                   0/15\n"
+                "----------------------------------------------------------------------\n"
+                "Allocated/Total GPU Memory In Cluster:\n"
+                "0/30 (0%)"
+            ),
+        ),
         Step(
             "The agents, one on each node.",
             "kubectl get po -n kube-system -l name=gpushare-device-plugin-ds -o wide"
@@ -82,5 +124,6 @@ STORY = Story(
                 "ALIYUN_COM_GPU_MEM_POD=3"
             ),
         ),
+        *_LABEL_CHANGE,
     ),
 )

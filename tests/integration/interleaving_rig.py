@@ -1,0 +1,389 @@
+"""A cluster of real processes' parts in a virtual world: extender, agents, and kubelet's device manager.
+
+kube-scheduler and kubelet are played by the test; what they know of the API server they know at once, so that
+only our own processes are slow, late, interrupted or dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from grpclib import GRPCError
+
+from gpuslice.adapters.gpu.recorded import RecordedSource
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.views import node_view, pod_view
+from gpuslice.adapters.kubelet.podresources import PodResourcesError
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.agent.main import Agent
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.core import holding as core_holding
+from gpuslice.core.contract import GPU_MEM, card_of_device_id
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod
+from gpuslice.sim.cluster.cluster import Cluster
+from gpuslice.sim.cluster.request import Request
+from gpuslice.sim.kubelet import checkpoint
+from gpuslice.sim.kubelet.devices import (
+    AdmissionError,
+    Allocation,
+    Answer,
+    Call,
+    ContainerDemand,
+    Device,
+    DeviceBook,
+    Options,
+    PluginError,
+    PreferredCall,
+)
+from tests.builders import UNIT_MIB, api_node, api_pod
+from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
+
+Object = dict[str, Any]
+CARDS = {"n1": (4, 3), "n2": (4,)}
+"""Units of each card; small, so that pods meet."""
+
+
+def uuid_of(node: str, index: int) -> str:
+    return f"GPU-{node}-{index}"
+
+
+def memory_mib(units: int) -> int:
+    return units * UNIT_MIB + 770
+
+
+class KubeletGoneError(PodResourcesError):
+    """kubelet is not running."""
+
+
+@dataclass(eq=False)
+class NodeInMemory:
+    """One node: kubelet's book, the pods it runs, and the agent beside it."""
+
+    name: str
+    world: World
+    folder: Path
+    book: DeviceBook = field(init=False)
+    admitted: dict[str, Object] = field(default_factory=dict)  # by uid, in kubelet's eyes active
+    running: dict[str, dict[str, str]] = field(default_factory=dict)  # uid → environment
+    agent: Agent | None = None
+    process: Process | None = None
+    busy: bool = False
+    _generation: int = 0
+
+    def __post_init__(self) -> None:
+        self.book = DeviceBook(self.world.dice)
+        self.folder.mkdir(parents=True)
+        cards = [
+            {"index": index, "uuid": uuid_of(self.name, index), "memory_mib": memory_mib(units)}
+            for index, units in enumerate(CARDS[self.name])
+        ]
+        (self.folder / "cards.json").write_text(json.dumps({"cards": cards}))
+
+    # -- the agent -------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        self.process = Process(f"agent {self.name}", self.world.loop)
+        client = KubeClient(HeldTransport(self.world.network, self.process))
+        source = RecordedSource(self.folder / "cards.json")
+        self.agent = Agent(self._settings(), client, source, book=self)
+        for name, work in self.agent.upkeep().items():
+            self.process.start(work, name)
+        self.process.start(self._register(self.agent), "register")
+        self.world.loop.settle()
+
+    def _settings(self) -> AgentSettings:
+        library = self.folder / "libgpuslice.so"
+        library.write_bytes(b"the library")
+        return AgentSettings(
+            node_name=self.name,
+            root=str(self.folder / "host"),
+            library=str(library),
+            match_wait_s=0.2,
+            health_check=False,
+            unhealthy_file=str(self.folder / "none"),
+        )
+
+    async def _register(self, agent: Agent) -> None:
+        await agent.until_servable()
+        message = await anext(agent.devices.messages())
+        self._generation = self.book.register(GPU_MEM, Options(True, True))
+        self.book.update(GPU_MEM, self._generation, [Device(each.ID) for each in message.devices])
+        self.save()
+
+    def kill_agent(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.world.network.forget(self.process)
+        self.agent = None
+        self.book.stop(GPU_MEM, self._generation, self.world.loop.time())
+
+    # -- kubelet ---------------------------------------------------------------------------------------
+
+    async def holdings(self, resource: str) -> tuple[core_holding.Holding, ...]:
+        """What the pod-resources socket tells; the seam of the agent's bookkeeper."""
+        return tuple(
+            core_holding.Holding("default", pod["metadata"]["name"], one.container, one.ids)
+            for uid, pod in self.admitted.items()
+            for one in self.book.holdings_of(uid, "main")
+            if one.resource == resource
+        )
+
+    async def admit(self, pod: Object) -> None:
+        """kubelet's admission: serialised, final when it fails."""
+        uid, units = pod["metadata"]["uid"], int(pod["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
+        self.admitted[uid] = pod
+        steps = self.book.allocate(uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted))
+        try:
+            await self._answer(steps)
+        except AdmissionError as error:
+            self.admitted.pop(uid)
+            self.world.set_status(pod, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
+            self.world.rejections.append(str(error))
+        self.save()
+
+    async def start(self, uid: str) -> None:
+        """PreStartContainer and, if the plugin agrees, the container."""
+        (held,) = self.book.holdings_of(uid, "main")
+        request = dp.PreStartContainerRequest(devices_ids=sorted(held.ids))
+        try:
+            await self._ask(lambda agent: agent.plugin.pre_start_container(request))
+        except PluginError:
+            return  # kubelet tries again later
+        if uid in self.admitted:
+            response = dp.ContainerAllocateResponse.FromString(held.response)
+            self.running[uid] = dict(response.envs)
+            self.world.set_status(self.admitted[uid], {"phase": "Running"})
+
+    def finish(self, uid: str) -> None:
+        """The containers are gone, and with them the devices."""
+        pod = self.admitted.pop(uid)
+        self.running.pop(uid, None)
+        self.book.forget_except(self.admitted)
+        self.save()
+        self.world.remove(pod)
+
+    def restart(self, *, keeps_book: bool) -> None:
+        """kubelet starts anew; without its book the machine was rebooted, so nothing runs."""
+        saved = checkpoint.decode(self._saved)
+        self.book = DeviceBook(self.world.dice)
+        if keeps_book:
+            self.book.restore(saved.holdings, saved.registered, self.world.loop.time())
+        else:
+            self.admitted.clear()
+            self.running.clear()
+        if self.agent is not None and self.process is not None:
+            self.process.start(self._register(self.agent), "register again")
+        self.world.loop.settle()
+
+    def save(self) -> None:
+        self._saved = checkpoint.encode(self.book.holdings(), self.book.registered())
+
+    async def _answer(self, steps: Allocation) -> None:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    answer = await self._call(call)
+                except PluginError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration:
+            return
+
+    async def _call(self, call: Call) -> Answer:
+        if isinstance(call, PreferredCall):
+            wish = dp.ContainerPreferredAllocationRequest(
+                available_deviceIDs=list(call.available),
+                must_include_deviceIDs=list(call.must_include),
+                allocation_size=call.size,
+            )
+            question = dp.PreferredAllocationRequest(container_requests=[wish])
+            preferred = await self._ask(lambda agent: agent.plugin.get_preferred_allocation(question))
+            return tuple(preferred.container_responses[0].deviceIDs)
+        container = dp.ContainerAllocateRequest(devices_ids=list(call.ids))
+        request = dp.AllocateRequest(container_requests=[container])
+        granted = await self._ask(lambda agent: agent.plugin.allocate(request))
+        raw: bytes = granted.container_responses[0].SerializeToString()
+        return raw
+
+    async def _ask(self, question: Any) -> Any:
+        """A call of the plugin; an error when it says no, dies, or is not there."""
+        if self.agent is None or self.process is None:
+            raise PluginError("no plugin")
+        task = self.process.start(question(self.agent), "call")
+        await asyncio.wait([task])
+        self.process.tasks.remove(task)
+        if task.cancelled():
+            raise PluginError("connection lost")
+        try:
+            return task.result()
+        except GRPCError as error:
+            raise PluginError(str(error.message)) from error
+
+    # -- what is true ------------------------------------------------------------------------------------
+
+    def cards_of(self, uid: str) -> dict[str, int]:
+        """Units by card uuid, by kubelet's book."""
+        ids = [identifier for one in self.book.holdings_of(uid, "main") for identifier in one.ids]
+        uuids = [card_of_device_id(identifier) for identifier in ids]
+        return {uuid: uuids.count(uuid) for uuid in uuids}
+
+
+class World:
+    """Everything there is. `dice` makes kubelet's random choices."""
+
+    def __init__(self, folder: Path, seed: int = 0) -> None:
+        self.loop = VirtualLoop()
+        asyncio.set_event_loop(self.loop)
+        self.dice = random.Random(seed)
+        self.cluster = Cluster(clock=self._clock, dice=random.Random(seed), tracks_managers=False)
+        self.network = Network(self.cluster, self.loop)
+        self.rejections: list[str] = []
+        self.nodes = {name: NodeInMemory(name, self, folder / name) for name in CARDS}
+        for name, cards in CARDS.items():
+            self.call("POST", "/api/v1/nodes", api_node(name, sum(cards), len(cards)))
+        self.extender: Extender | None = None
+        self.process: Process | None = None
+        self.start_extender()
+        for node in self.nodes.values():
+            node.start_agent()
+        self.rest()
+
+    def _clock(self) -> float:
+        return 1_700_000_000.0 + self.loop.time()
+
+    def close(self) -> None:
+        for process in [self.process, *(node.process for node in self.nodes.values())]:
+            if process is not None:
+                process.kill()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+    # -- the extender --------------------------------------------------------------------------------------
+
+    def start_extender(self) -> None:
+        self.process = Process("extender", self.loop)
+        client = KubeClient(HeldTransport(self.network, self.process))
+        self.extender = Extender(ExtenderSettings(policy="binpack"), client)
+        self.process.start(self.extender.work(), "work")
+        self.loop.settle()
+
+    def kill_extender(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.network.forget(self.process)
+        self.extender = None
+
+    def bind(self, pod: Object, node: str) -> asyncio.Task[Any] | None:
+        """kube-scheduler's bind call; it does not wait for the answer here."""
+        if self.extender is None or self.process is None or self.extender.not_ready():
+            return None
+        meta = pod["metadata"]
+        args = BindingArgs(pod_name=meta["name"], pod_namespace="default", pod_uid=meta["uid"], node=node)
+        task = self.process.start(self.extender.binder.bind(args), "bind call")
+        self.loop.settle()
+        return task
+
+    # -- the API server, without delay -----------------------------------------------------------------------
+
+    def call(
+        self, method: str, path: str, body: Object | None = None, kind: str = "application/json"
+    ) -> Object:
+        raw = msgspec.json.encode(body) if body is not None else b""
+        answer = self.cluster.handle(Request(method, path, {}, {"content-type": kind}, raw))
+        found: Object = msgspec.json.decode(answer.body)
+        return found
+
+    def create(self, name: str, units: int) -> Object:
+        pod = api_pod(name, str(units))
+        del pod["metadata"]["uid"]
+        return self.call("POST", "/api/v1/namespaces/default/pods", pod)
+
+    def delete(self, name: str) -> None:
+        self.call("DELETE", f"/api/v1/namespaces/default/pods/{name}")
+
+    def remove(self, pod: Object) -> None:
+        """As kubelet does once a pod's containers are gone: only the very pod, without grace."""
+        meta = pod["metadata"]
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": meta["uid"]}}
+        self.call("DELETE", f"/api/v1/namespaces/default/pods/{meta['name']}", options)
+
+    def set_status(self, pod: Object, status: Object) -> None:
+        meta = pod["metadata"]
+        body = {"metadata": {"uid": meta["uid"]}, "status": status}
+        path = f"/api/v1/namespaces/default/pods/{meta['name']}/status"
+        self.call("PATCH", path, body, "application/merge-patch+json")
+
+    def pods(self) -> list[Object]:
+        found: list[Object] = self.call("GET", "/api/v1/namespaces/default/pods")["items"]
+        return found
+
+    def views(self) -> list[Pod]:
+        return [pod_view(msgspec.convert(pod, objects.Pod)) for pod in self.pods()]
+
+    def waiting(self, node: str) -> list[Object]:
+        """Bound pods that the node's kubelet has not admitted yet."""
+        known = self.nodes[node].admitted
+        return [
+            pod
+            for pod in self.pods()
+            if pod["spec"].get("nodeName") == node
+            and pod["metadata"]["uid"] not in known
+            and pod["status"].get("phase") not in ("Failed", "Succeeded")
+            and "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def rebuilt(self) -> Ledger:
+        """A ledger made from the API server alone."""
+        ledger = Ledger()
+        for node in self.call("GET", "/api/v1/nodes")["items"]:
+            ledger.apply_node(node_view(msgspec.convert(node, objects.Node)))
+        for pod in self.views():
+            ledger.apply_pod(pod)
+        return ledger
+
+    # -- running -------------------------------------------------------------------------------------------
+
+    def play(self, node: NodeInMemory, work: Any) -> None:
+        """Something that kubelet does; it does one thing at a time."""
+        node.busy = True
+
+        async def once() -> None:
+            try:
+                await work
+            finally:
+                node.busy = False
+
+        self.loop.create_task(once())
+        self.loop.settle()
+
+    def processes(self) -> Iterator[Process]:
+        for process in [self.process, *(node.process for node in self.nodes.values())]:
+            if process is not None:
+                yield process
+
+    def rest(self, seconds: float = 1.0) -> None:
+        """Deliver everything, let time pass, until nothing moves any more."""
+        for _ in range(200):
+            self.loop.settle()
+            if not self.network.calm() and not any(node.busy for node in self.nodes.values()):
+                self.loop.advance(seconds)
+                if not self.network.calm():
+                    return
+            else:
+                self.loop.advance(0.1)
+        raise AssertionError("the world never comes to rest")

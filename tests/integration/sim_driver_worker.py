@@ -1,0 +1,70 @@
+"""The other end of `sim_driver_client`: standard library only, so that it starts quickly."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+libraries: dict[str, ctypes.CDLL] = {}
+
+
+def library_of(name: str) -> ctypes.CDLL:
+    file = "libnvidia-ml.so.1" if name.startswith("nvml") else "libcuda.so.1"
+    return libraries.setdefault(file, ctypes.CDLL(file))
+
+
+def as_argument(value: Any, buffers: list[Any], alive: list[Any]) -> Any:
+    if value is None:
+        return ctypes.c_void_p(None)
+    if isinstance(value, int):
+        return ctypes.c_uint64(value & (2**64 - 1))
+    if isinstance(value, str):
+        return ctypes.c_char_p(value.encode())
+    if "pointers" in value:
+        inner = [
+            ctypes.create_string_buffer(bytes.fromhex(each), len(each) // 2) for each in value["pointers"]
+        ]
+        alive.extend(inner)
+        return (ctypes.c_void_p * len(inner))(*(ctypes.addressof(each) for each in inner))
+    data = bytes.fromhex(value["in"]) if "in" in value else bytes(value["out"])
+    buffers.append(ctypes.create_string_buffer(data, len(data)))
+    return buffers[-1]
+
+
+def call(name: str, arguments: list[Any]) -> dict[str, Any]:
+    buffers: list[Any] = []
+    alive: list[Any] = []
+    function = getattr(library_of(name), name)
+    result = function(*(as_argument(value, buffers, alive) for value in arguments))
+    return {"result": result, "out": [buffer.raw.hex() for buffer in buffers]}
+
+
+def in_child(request: dict[str, Any]) -> dict[str, Any]:
+    """Makes the call in a forked child and brings its answer back."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.write(write, json.dumps(call(request["in_child"], request["arguments"])).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    os.wait()
+    return found
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    if "exec" in request:
+        os.execv(sys.executable, [sys.executable, __file__])
+    if "in_child" in request:
+        return in_child(request)
+    if "has" in request:
+        return {"has": hasattr(library_of(request["has"]), request["has"])}
+    return call(request["call"], request["arguments"])
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)

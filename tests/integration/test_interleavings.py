@@ -1,0 +1,299 @@
+"""Any order of events, any loss, any death: nothing is given twice, and all end up saying the same.
+
+The invariants of ARCHITECTURE.md that hold at every moment are checked after each step; that everybody agrees
+is checked once the world has come to rest.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpuslice.core.contract import ENV_CONTAINER_UNITS, ENV_INDEX, ENV_VISIBLE
+from tests.integration.interleaving_rig import CARDS, NodeInMemory, World, uuid_of
+
+NAMES = [f"app-{number}" for number in range(5)]
+picks = st.integers(0, 1_000_000)
+nodes = st.sampled_from(sorted(CARDS))
+each_pods_node = st.lists(nodes, min_size=len(NAMES), max_size=len(NAMES))
+
+
+class Interleavings(RuleBasedStateMachine):
+    world: World
+
+    @initialize(seed=st.integers(0, 1 << 30))
+    def begin(self, seed: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.world = World(Path(self.folder.name), seed)
+
+    def teardown(self) -> None:
+        try:
+            self.settle_everything()
+            self.everybody_agrees()
+        finally:
+            self.world.close()
+            self.folder.cleanup()
+
+    # -- users -------------------------------------------------------------------------------------
+
+    @rule(names=st.sets(st.sampled_from(NAMES), min_size=1), units=st.integers(1, 4))
+    def create(self, names: set[str], units: int) -> None:
+        for name in sorted(names):
+            self.world.create(name, units)
+
+    @rule(name=st.sampled_from(NAMES))
+    def delete(self, name: str) -> None:
+        self.world.delete(name)
+
+    # -- kube-scheduler --------------------------------------------------------------------------------------
+
+    @rule(pick=picks, node=nodes)
+    def bind(self, pick: int, node: str) -> None:
+        """Any pod, bound or not, to any node, also while another bind of it is under way."""
+        pods = self.world.pods()
+        if pods:
+            self.world.bind(pods[pick % len(pods)], node)
+
+    @rule(wishes=each_pods_node)
+    def bind_all(self, wishes: list[str]) -> None:
+        """All that have no node, at once."""
+        pods = [pod for pod in self.world.pods() if "nodeName" not in pod["spec"]]
+        for pod, node in zip(pods, wishes, strict=False):
+            self.world.bind(pod, node)
+
+    @rule(wishes=each_pods_node, seconds=st.sampled_from([0.0, 6.0]))
+    def all_goes_well(self, wishes: list[str], seconds: float) -> None:
+        """A while without trouble, so that the next trouble meets a cluster at work."""
+        self.everybody_lives()
+        self.world.rest(0.5)
+        self.bind_all(wishes)
+        self.world.rest(seconds)
+        for node in self.world.nodes.values():
+            self.finish_kubelets_work(node)
+
+    # -- the network -------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.network.messages)
+    @rule(pick=picks)
+    def deliver(self, pick: int) -> None:
+        self.world.network.deliver(self.message(pick))
+
+    @rule()
+    def deliver_all(self) -> None:
+        self.world.network.calm()
+
+    @precondition(lambda self: self.world.network.messages)
+    @rule(pick=picks)
+    def lose_request(self, pick: int) -> None:
+        self.world.network.lose_request(self.message(pick))
+
+    @precondition(lambda self: self.world.network.messages)
+    @rule(pick=picks)
+    def lose_answer(self, pick: int) -> None:
+        self.world.network.lose_answer(self.message(pick))
+
+    @precondition(lambda self: self.world.network.messages)
+    @rule(pick=picks)
+    def delay(self, pick: int) -> None:
+        self.world.network.delay(self.message(pick))
+
+    @precondition(lambda self: self.world.network.streams)
+    @rule(pick=picks)
+    def deliver_line(self, pick: int) -> None:
+        streams = self.world.network.streams
+        self.world.network.deliver_line(streams[pick % len(streams)])
+
+    @precondition(lambda self: self.world.network.streams)
+    @rule(pick=picks, compacted=st.booleans())
+    def cut(self, pick: int, compacted: bool) -> None:
+        streams = self.world.network.streams
+        self.world.network.cut(streams[pick % len(streams)])
+        if compacted:
+            self.world.cluster.compact()
+
+    # -- time and death ----------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([0.3, 2.0, 20.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.loop.advance(seconds)
+
+    @rule(stays_dead=st.booleans())
+    def extender_dies(self, stays_dead: bool) -> None:
+        if self.world.extender is not None:
+            self.world.kill_extender()
+        if not stays_dead:
+            self.world.start_extender()
+
+    @rule(name=nodes, stays_dead=st.booleans())
+    def agent_dies(self, name: str, stays_dead: bool) -> None:
+        node = self.world.nodes[name]
+        if node.agent is not None:
+            node.kill_agent()
+            self.world.loop.settle()
+        if not stays_dead:
+            node.start_agent()
+
+    @rule()
+    def everybody_lives(self) -> None:
+        if self.world.extender is None:
+            self.world.start_extender()
+        for node in self.world.nodes.values():
+            if node.agent is None:
+                node.start_agent()
+
+    @rule(name=nodes, keeps_book=st.booleans())
+    def kubelet_dies(self, name: str, keeps_book: bool) -> None:
+        node = self.world.nodes[name]
+        if not node.busy:
+            node.restart(keeps_book=keeps_book)
+
+    # -- kubelet -----------------------------------------------------------------------------------
+
+    @rule(name=nodes, pick=picks)
+    def kubelet_admits(self, name: str, pick: int) -> None:
+        node, waiting = self.world.nodes[name], self.world.waiting(name)
+        if waiting and not node.busy:
+            self.world.play(node, node.admit(waiting[pick % len(waiting)]))
+
+    @rule(name=nodes, pick=picks)
+    def kubelet_starts(self, name: str, pick: int) -> None:
+        node = self.world.nodes[name]
+        held = [uid for uid in node.admitted if node.book.holdings_of(uid, "main")]
+        if held and not node.busy:
+            self.world.play(node, node.start(held[pick % len(held)]))
+
+    @rule(name=nodes)
+    def kubelet_ends(self, name: str) -> None:
+        self.end_terminating(self.world.nodes[name])
+
+    # -- what holds at every moment ----------------------------------------------------------------
+
+    @invariant()
+    def no_process_died_by_itself(self) -> None:
+        for process in self.world.processes():
+            process.check()
+
+    @invariant()
+    def no_device_is_given_twice(self) -> None:
+        for node in self.world.nodes.values():
+            given = Counter(one for held in node.book.holdings() for one in held.ids)
+            assert all(count == 1 for count in given.values())
+
+    @invariant()
+    def each_container_sits_on_one_card_and_is_told_so(self) -> None:
+        for node in self.world.nodes.values():
+            for uid, environment in node.running.items():
+                ((uuid, units),) = node.cards_of(uid).items()
+                assert environment[ENV_VISIBLE] == uuid
+                assert uuid == uuid_of(node.name, int(environment[ENV_INDEX]))
+                assert int(environment[ENV_CONTAINER_UNITS]) == units
+
+    @invariant()
+    def no_card_is_promised_beyond_its_units(self) -> None:
+        assert list(self.world.rebuilt().overcommitted()) == []
+
+    @invariant()
+    def the_extender_never_counts_beyond_a_card(self) -> None:
+        if self.world.extender is not None:
+            assert list(self.world.extender.ledger.overcommitted()) == []
+
+    # -- what holds in the end ---------------------------------------------------------------------
+
+    def everybody_agrees(self) -> None:
+        extender = self.world.extender
+        assert extender is not None
+        rebuilt = self.world.rebuilt()
+        for name, node in self.world.nodes.items():
+            mine, theirs = rebuilt.state(name), extender.ledger.state(name)
+            assert mine is not None
+            assert theirs is not None
+            assert mine == theirs
+            self.kubelet_and_annotations_agree(node)
+        assert extender.ledger.assumed() == []
+
+    def kubelet_and_annotations_agree(self, node: NodeInMemory) -> None:
+        annotated = {pod.uid: pod for pod in self.world.views() if pod.node == node.name and not pod.finished}
+        assert set(annotated) == set(node.admitted)
+        for uid, pod in annotated.items():
+            assert pod.placement is not None
+            said = {uuid_of(node.name, share.gpu): share.units for share in pod.placement.shares}
+            assert said == node.cards_of(uid)
+            assert pod.assigned
+
+    def settle_everything(self) -> None:
+        """All processes live, all messages arrive, kubelet does its work: the world comes to rest."""
+        world = self.world
+        self.everybody_lives()
+        world.rest(seconds=40.0)
+        for node in world.nodes.values():
+            self.finish_kubelets_work(node)
+        world.rest(seconds=40.0)
+
+    def finish_kubelets_work(self, node: NodeInMemory) -> None:
+        self.end_terminating(node)
+        for pod in self.world.waiting(node.name):
+            self.world.play(node, node.admit(pod))
+            self.world.rest()
+        for uid in list(node.admitted):
+            self.world.play(node, node.start(uid))
+            self.world.rest()
+
+    def end_terminating(self, node: NodeInMemory) -> None:
+        for pod in self.world.pods():
+            if pod["spec"].get("nodeName") == node.name and "deletionTimestamp" in pod["metadata"]:
+                if pod["metadata"]["uid"] in node.admitted:
+                    node.finish(pod["metadata"]["uid"])
+                else:
+                    self.world.remove(pod)
+        gone = set(node.admitted) - {pod["metadata"]["uid"] for pod in self.world.pods()}
+        for uid in gone:
+            node.finish(uid)
+
+    def message(self, pick: int) -> Any:
+        messages = self.world.network.messages
+        return messages[pick % len(messages)]
+
+
+Interleavings.TestCase.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestInterleavings = Interleavings.TestCase
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_two_equal_pods_started_in_the_opposite_order_keep_to_their_cards(world: World) -> None:
+    """The race that the amount alone cannot decide: annotations, kubelet and environment still agree."""
+    first, second = world.create("app-0", 3), world.create("app-1", 3)
+    for pod in (first, second):
+        world.bind(pod, "n1")
+        world.rest()
+    node = world.nodes["n1"]
+    for pod in reversed(world.waiting("n1")):
+        world.play(node, node.admit(pod))
+        world.rest()
+    for uid in list(node.admitted):
+        world.play(node, node.start(uid))
+        world.rest()
+    assert len(node.running) == 2
+    for view in world.views():
+        assert view.placement is not None
+        (share,) = view.placement.shares
+        assert node.running[view.uid][ENV_INDEX] == str(share.gpu)
+        assert node.cards_of(view.uid) == {uuid_of("n1", share.gpu): 3}

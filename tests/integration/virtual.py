@@ -1,0 +1,244 @@
+"""A world in which the test decides what happens next: time stands still, every message waits to be let go.
+
+Processes run as they are, on an event loop without real time. Between them and the API server stands a
+`Network` that holds each request and each watch until the test delivers it, loses it on its way, or loses its
+answer. A process that was killed is gone with its tasks; its messages are still on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuslice.adapters.kube.errors import UnavailableError, error_of
+from gpuslice.adapters.kube.http import NO_STRINGS, Response
+from gpuslice.sim.cluster.cluster import Cluster
+from gpuslice.sim.cluster.request import Request
+from gpuslice.sim.cluster.watch import Watch
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock moves only when the test says so."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return self._now_s
+
+    def settle(self) -> None:
+        """Run until nothing can go on without a message or without time."""
+        for _ in range(10_000):
+            self.call_soon(self.stop)
+            self.run_forever()
+            if not self._ready:  # type: ignore[attr-defined]
+                return
+        raise AssertionError("the processes never come to rest")
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, stopping at each timer on the way."""
+        end = self._now_s + seconds
+        while (due := self._next_timer()) is not None and due <= end:
+            self._now_s = max(self._now_s, due)
+            self.settle()
+        self._now_s = end
+        self.settle()
+
+    def _next_timer(self) -> float | None:
+        timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+        return min(timers, default=None)
+
+
+@dataclass(eq=False)
+class Process:
+    """What dies together. `alive` is False after `kill`; its messages may still arrive."""
+
+    name: str
+    loop: VirtualLoop
+    alive: bool = True
+    tasks: list[asyncio.Task[Any]] = field(default_factory=list)
+
+    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = self.loop.create_task(work, name=f"{self.name}: {name}")
+        self.tasks.append(task)
+        return task
+
+    def kill(self) -> None:
+        """As with SIGKILL: whatever the tasks still try to send goes nowhere."""
+        self.alive = False
+        for task in self.tasks:
+            task.cancel()
+        self.loop.settle()
+
+    def check(self) -> None:
+        """Raise what a task of a living process died of."""
+        for task in self.tasks:
+            if self.alive and task.done() and not task.cancelled() and task.exception() is not None:
+                raise AssertionError(f"{task.get_name()} died") from task.exception()
+
+
+@dataclass(eq=False)
+class Message:
+    """One request on its way. `answer` is what the sender waits for."""
+
+    sender: Process
+    request: Request
+    answer: asyncio.Future[Any]
+
+    def __repr__(self) -> str:
+        return f"{self.sender.name}: {self.request.method} {self.request.path}"
+
+
+@dataclass(eq=False)
+class Stream:
+    """An open watch of a living process."""
+
+    owner: Process
+    watch: Watch
+    lines: asyncio.Queue[bytes | None]
+    waiting: list[bytes] = field(default_factory=list)
+
+    def fetch(self) -> None:
+        self.waiting += [line for line in self.watch.take().split(b"\n") if line]
+
+    @property
+    def pending(self) -> bool:
+        self.fetch()
+        return bool(self.waiting) or self.watch.ended
+
+
+class Network:
+    """Everything between the processes and the API server."""
+
+    def __init__(self, cluster: Cluster, loop: VirtualLoop) -> None:
+        self.cluster = cluster
+        self.loop = loop
+        self.messages: list[Message] = []
+        self.streams: list[Stream] = []
+
+    # -- what the test decides ---------------------------------------------------------------------------
+
+    def deliver(self, message: Message) -> None:
+        self.messages.remove(message)
+        answer = self.cluster.handle(message.request)
+        self._answer(message, answer)
+
+    def lose_request(self, message: Message) -> None:
+        self.messages.remove(message)
+        self._fail(message)
+
+    def lose_answer(self, message: Message) -> None:
+        """The API server did it, and nobody hears of it."""
+        self.messages.remove(message)
+        answer = self.cluster.handle(message.request)
+        if answer.watch is not None:
+            answer.watch.end()
+        self._fail(message)
+
+    def delay(self, message: Message) -> None:
+        """The sender gives up; the request arrives later, when nobody expects it any more."""
+        self._fail(message)
+
+    def deliver_line(self, stream: Stream) -> None:
+        stream.fetch()
+        if stream.waiting:
+            stream.lines.put_nowait(stream.waiting.pop(0))
+        elif stream.watch.ended:
+            self.cut(stream)
+        self.loop.settle()
+
+    def cut(self, stream: Stream) -> None:
+        """The connection of a watch breaks; what was on its way is lost."""
+        self.streams.remove(stream)
+        stream.watch.end()
+        stream.lines.put_nowait(None)
+        self.loop.settle()
+
+    def calm(self) -> bool:
+        """Deliver all there is, in order; True when there was something."""
+        busy = False
+        while True:
+            if self.messages:
+                self.deliver(self.messages[0])
+            elif pending := [each for each in self.streams if each.pending]:
+                self.deliver_line(pending[0])
+            else:
+                return busy
+            busy = True
+
+    def forget(self, process: Process) -> None:
+        """A killed process's connections are closed; its requests stay on their way."""
+        for stream in [each for each in self.streams if each.owner is process]:
+            self.streams.remove(stream)
+            stream.watch.end()
+
+    # -- the answers ---------------------------------------------------------------------------------------
+
+    def _answer(self, message: Message, answer: Any) -> None:
+        if message.sender.alive and not message.answer.done():
+            message.answer.set_result(answer)
+        elif answer.watch is not None:
+            answer.watch.end()
+        self.loop.settle()
+
+    def _fail(self, message: Message) -> None:
+        if message.sender.alive and not message.answer.done():
+            message.answer.set_exception(UnavailableError(f"{message}: connection lost"))
+        self.loop.settle()
+
+
+class HeldTransport:
+    """The Kubernetes client's transport of one process."""
+
+    def __init__(self, network: Network, owner: Process) -> None:
+        self._network = network
+        self._owner = owner
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = NO_STRINGS,
+        headers: Mapping[str, str] = NO_STRINGS,
+        body: bytes = b"",
+    ) -> Response:
+        answer = await self._send(Request(method, path, query, _lower(headers), body))
+        return Response(answer.status, dict(answer.headers), answer.body)
+
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = NO_STRINGS,
+        headers: Mapping[str, str] = NO_STRINGS,
+    ) -> AsyncIterator[bytes]:
+        answer = await self._send(Request(method, path, query, _lower(headers)))
+        if answer.watch is None:
+            raise error_of(answer.status, answer.body, {}, what=f"{method} {path}")
+        stream = Stream(self._owner, answer.watch, asyncio.Queue())
+        self._network.streams.append(stream)
+        try:
+            while (line := await stream.lines.get()) is not None:
+                yield line
+        finally:
+            with contextlib.suppress(ValueError):
+                self._network.streams.remove(stream)
+            stream.watch.end()
+        raise UnavailableError(f"{method} {path}: connection lost")
+
+    async def _send(self, request: Request) -> Any:
+        if not self._owner.alive:
+            raise asyncio.CancelledError  # a dead process sends nothing
+        future = self._network.loop.create_future()
+        self._network.messages.append(Message(self._owner, request, future))
+        return await future
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
