@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuslice.core.policy import BestFit, Binpack, Fgd, Fleet, OpportunityCost, Shape, Spread
+from gpuslice.core.policy import BestFit, Binpack, Fgd, Fleet, OpportunityCost, Shape, Spread, fitting_rows
 from gpuslice.core.policy.fgd import typical_pods
 from gpuslice.core.policy.mix import LearnedMix, prior
 from gpuslice.core.policy.opportunity import SlotPrice
@@ -135,6 +135,19 @@ def test_ranks_stay_in_force_until_the_new_ones_are_ready() -> None:
     for shape in shapes:
         assert beside.keys(shape).tolist() == inside.keys(shape).tolist()
     assert not beside.tend()
+
+
+def test_nodes_in_the_same_state_are_costed_once_and_alike() -> None:
+    """A large fleet is looked at by distinct states: every row costs what it costs when asked alone."""
+    fleet = make_fleet(*[(10,) * 4] * 400, *[(10,) * 2] * 400)
+    policy = OpportunityCost(fleet, {Shape(10): 10.0, Shape(3): 60.0, Shape(10, 4): 1.0})
+    for row in range(0, 800, 3):
+        fleet.take(row, (row % 2,), Shape(3 + row % 5))
+    for shape in (Shape(3), Shape(10), Shape(10, 2)):
+        ranker = policy.cache().ranker
+        rows = fitting_rows(fleet, shape, np.arange(fleet.rows))
+        together = ranker.rank(shape, rows)[0].tolist()
+        assert together == [int(ranker.rank(shape, rows[at : at + 1])[0][0]) for at in range(len(rows))]
 
 
 def test_slots_become_dear_when_pods_of_several_cards_are_refused_among_free_cards() -> None:

@@ -7,7 +7,7 @@ learned from refusals and from how many pods come and go.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +27,8 @@ SLOT_PRICE_RISE = 1.5
 MOST_SLOT_PRICE = 5.0  # × the slots' demand
 FREE_SLOTS_ELSEWHERE = 4  # times the refused pod's cards must be free in all for the price to rise
 TURNOVER_HALF_LIFE_ARRIVALS = 2_000
+MANY_ROWS = 256  # from here on it pays to look for nodes in the same state
+HASH_FACTOR = np.int64(0x5851F42D4C957F2D)
 LARGEST = np.iinfo(np.int64).max
 
 
@@ -114,8 +116,7 @@ class OpportunityCost(Policy):
         self._stock: Stock = {}
         self._market: Market | None = None
         self._cache: RankCache | None = None
-        self._next: RankCache | None = None
-        self._waiting: list[Shape] = []
+        self._renewal: Iterator[None] | None = None
         self._slot_price_rose = False
 
     def arrived(self, shape: Shape) -> None:
@@ -134,23 +135,27 @@ class OpportunityCost(Policy):
 
     def cache(self) -> RankCache:
         if self._cache is None or self._market is None or self._cards_changed(self._market):
-            self._cache, self._next = self._renewed(), None
+            self._cache, self._renewal = self._renewed(), None
         elif self._renew_when_asked and self._due:
             self._cache = self._renewed()
         return self._cache
 
     def tend(self) -> bool:
-        """Begin a new mix when it is due, then rank one shape a call, then let the new ranks take over."""
-        if self._next is None:
+        if self._renewal is None:
             if self._cache is None or not self._due:
                 return False
-            self._waiting = self._cache.shapes()
-            self._next = self._renewed()
-        elif self._waiting:
-            self._next.ranks(self._waiting.pop(0))
-        else:
-            self._cache, self._next = self._next, None
+            self._renewal = self._renew_beside(self._cache.shapes())
+        if next(self._renewal, self) is self:
+            self._renewal = None
         return True
+
+    def _renew_beside(self, shapes: list[Shape]) -> Iterator[None]:
+        """Take up a new mix and rank all shapes under it, then let the new ranks take over."""
+        renewed = self._renewed()
+        yield
+        for shape in shapes:
+            yield from renewed.prepare(shape)
+        self._cache = renewed
 
     @property
     def _due(self) -> bool:
@@ -203,6 +208,13 @@ class Pricing:
 
     def cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
+        if len(rows) < MANY_ROWS:
+            return self._cost(shape, rows)
+        first, like = self._distinct(rows)
+        cost, slot = self._cost(shape, first)
+        return cost[like], slot[like]
+
+    def _cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         nodes = self._look(rows)
         ways = self._ways(shape, nodes)
         stale = np.flatnonzero(self.fleet.stamp[rows] > self._before_at[rows])
@@ -211,6 +223,19 @@ class Pricing:
         self._before_at[rows[stale]] = self.fleet.clock
         loss = self._before[rows][ways.line] - worth[len(stale) :]
         return _cheapest(len(rows), ways, loss + ways.tie)
+
+    def _distinct(self, rows: Rows) -> tuple[Rows, Rows]:
+        """Some of `rows`, each in a state of its own, and for every row which of these is in the same."""
+        fleet, layout = self.fleet, self.worth.layout
+        cards = np.concatenate([fleet.left[rows], fleet.core_left[rows], layout.size[rows]], axis=1)
+        whole = np.stack(
+            [layout.kind[rows], fleet.cpu_left[rows].view(np.int64), fleet.memory_left[rows].view(np.int64)]
+        )
+        _, first, like = np.unique(_hash(cards) + _hash(whole.T), return_index=True, return_inverse=True)
+        same = first[like]
+        if (cards == cards[same]).all() and (whole == whole[:, same]).all():
+            return rows[first], like
+        return rows, np.arange(len(rows))
 
     def _look(self, rows: Rows) -> _Nodes:
         fleet, worth, layout = self.fleet, self.worth, self.worth.layout
@@ -288,6 +313,13 @@ class Pricing:
             tie += TIE_FREE_CARD / layout.mean_units * after[:, 0]
         slot = slots[:, 0] if shape.cards == 1 else np.full(len(lines), NO_SLOT)
         return _Ways(lines, slot, states, tie)
+
+
+def _hash(table: Ints) -> Ints:
+    """A number for each line; equal lines have equal numbers, others nearly always different ones."""
+    factors = HASH_FACTOR ** np.arange(1, table.shape[1] + 1, dtype=np.int64)
+    numbers: Ints = (table * factors).sum(axis=1)
+    return numbers
 
 
 def _cheapest(count: int, ways: _Ways, cost: Floats) -> tuple[Floats, Ints]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -18,6 +19,7 @@ CARDS_SHIFT = 24
 CACHE_BYTES = 24 << 20  # of all ranks that one policy keeps
 BYTES_PER_ROW = 16
 LEAST_SHAPES = 8
+ROWS_AT_A_TIME = 1024  # ranked beside the requests, so that none waits long
 BEST_SCORE = 10  # of what an extender may tell kube-scheduler
 
 
@@ -55,9 +57,19 @@ class RankCache:
         if ranks is None or len(ranks.keys) != self.fleet.rows:
             ranks = self._new(shape)
         if ranks.clock != self.fleet.clock:
-            self._renew(ranks, shape, self.fleet.changed_since(ranks.clock))
+            changed = self.fleet.changed_since(ranks.clock)
+            ranks.clock = self.fleet.clock
+            self._renew(ranks, shape, changed)
         self._ranks.move_to_end(shape)
         return ranks
+
+    def prepare(self, shape: Shape) -> Iterator[None]:
+        """Rank a shape that is not known yet, some rows at a time; pauses between."""
+        ranks = self._new(shape)
+        ranks.clock = self.fleet.clock  # rows that change from now on are renewed when it is asked for
+        for start in range(0, len(ranks.keys), ROWS_AT_A_TIME):
+            self._renew(ranks, shape, np.arange(start, min(start + ROWS_AT_A_TIME, len(ranks.keys))))
+            yield
 
     def shapes(self) -> list[Shape]:
         """What ranks are kept for, those asked for last at the end."""
@@ -71,7 +83,6 @@ class RankCache:
         return ranks
 
     def _renew(self, ranks: Ranks, shape: Shape, rows: Rows) -> None:
-        ranks.clock = self.fleet.clock
         ranks.keys[rows] = NEVER
         fitting = fitting_rows(self.fleet, shape, rows)
         if len(fitting):
