@@ -90,6 +90,10 @@ async def test_a_stateful_set_rolls_out_scales_and_is_replaced_by_name(rig: Rig)
     await rig.ok("wait", "pod", "app-3g-v1-1", "--for=delete", "--timeout=20s")
     await rig.ok("rollout", "restart", "sts/app-3g-v1")
     await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=20s")
+    await rig.ok("rollout", "undo", "sts/app-3g-v1")
+    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=20s")
+    history = await rig.ok("rollout", "history", "sts/app-3g-v1")
+    assert [line.split()[0] for line in history.splitlines()[2:] if line] == ["2", "3"]
     await rig.ok("delete", "sts", "app-3g-v1", "--cascade=foreground")
     assert await rig.ok("get", "pods,controllerrevisions", "-l", "app=app-3g-v1", "-o", "name") == ""
 
@@ -123,6 +127,11 @@ spec:
     await rig.ok("apply", "-f", "-", text=text)
     await rig.ok("rollout", "status", "ds/plugin", "--timeout=20s")
     assert rows(await rig.ok("get", "ds"))[0][:7] == ["plugin", "1", "1", "1", "1", "1", "cgpu=true"]
+    await rig.ok("set", "image", "ds/plugin", "c=x:2")
+    await rig.ok("rollout", "status", "ds/plugin", "--timeout=20s")
+    await rig.ok("rollout", "undo", "ds/plugin")
+    await rig.ok("rollout", "status", "ds/plugin", "--timeout=20s")
+    assert await rig.ok("get", "pods", "-l", "name=plugin", "-o", "jsonpath={..image}") == "x:1"
     await rig.ok("label", "node", "cn-hangzhou.192.168.2.167", "--overwrite", "cgpu=false")
     await rig.ok("wait", "pod", "-l", "name=plugin", "--for=delete", "--timeout=20s")
     await rig.ok("label", "node", "cn-hangzhou.192.168.2.167", "--overwrite", "cgpu=true")

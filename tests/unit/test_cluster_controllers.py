@@ -8,6 +8,7 @@ from typing import Any
 from gpuslice.sim.controllers import daemonset, deployment, garbage, job, nodes, replicaset, statefulset
 from gpuslice.sim.controllers.actions import Action, Again, Create, Delete, Patch
 from gpuslice.sim.controllers.ownership import template_hash
+from gpuslice.sim.controllers.revisions import LABEL, revision_name
 from tests.unit.cluster_wire import make_set
 
 _NOW_S = 1_700_000_000.0
@@ -22,7 +23,7 @@ def _stored(obj: dict[str, Any], uid: str = "u") -> dict[str, Any]:
 
 
 def _pod(name: str, revision: str = "", *, ready: bool = True, **metadata: Any) -> dict[str, Any]:
-    labels = {"app": "s", statefulset.REVISION_LABEL: revision}
+    labels = {"app": "s", LABEL: revision}
     pod = {
         "metadata": {"name": name, "labels": labels, **metadata},
         "spec": {"nodeName": "n1", "containers": []},
@@ -60,7 +61,7 @@ class TestStatefulSet:
 
     def test_in_order_waits_for_each_to_be_ready(self) -> None:
         owner = self._set(3, podManagementPolicy="OrderedReady")
-        revision = statefulset.revision_name(owner)
+        revision = revision_name(owner)
         assert _created(statefulset.reconcile(owner, [], [], _NOW_S)) == ["s-0"]
         starting = [_pod("s-0", revision, ready=False)]
         assert _created(statefulset.reconcile(owner, starting, [], _NOW_S)) == []
@@ -68,18 +69,18 @@ class TestStatefulSet:
 
     def test_a_pod_being_deleted_keeps_its_name_taken(self) -> None:
         owner = self._set(1)
-        going = _pod("s-0", statefulset.revision_name(owner), deletionTimestamp=_NOW)
+        going = _pod("s-0", revision_name(owner), deletionTimestamp=_NOW)
         assert _created(statefulset.reconcile(owner, [going], [], _NOW_S)) == []
 
     def test_scaling_down_takes_the_highest(self) -> None:
         owner = self._set(1)
-        revision = statefulset.revision_name(owner)
+        revision = revision_name(owner)
         pods = [_pod(f"s-{n}", revision) for n in range(3)]
         assert _deleted(statefulset.reconcile(owner, pods, [], _NOW_S)) == ["s-2", "s-1"]
 
     def test_an_update_replaces_from_the_highest_one_at_a_time(self) -> None:
         owner = self._set(2)
-        revision = statefulset.revision_name(owner)
+        revision = revision_name(owner)
         assert _deleted(statefulset.reconcile(owner, [_pod("s-0"), _pod("s-1")], [], _NOW_S)) == ["s-1"]
         half = [_pod("s-0"), _pod("s-1", revision, ready=False)]
         assert _deleted(statefulset.reconcile(owner, half, [], _NOW_S)) == []
@@ -88,13 +89,13 @@ class TestStatefulSet:
 
     def test_a_failed_pod_is_made_anew(self) -> None:
         owner = self._set(1)
-        failed = _pod("s-0", statefulset.revision_name(owner))
+        failed = _pod("s-0", revision_name(owner))
         failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
         assert _deleted(statefulset.reconcile(owner, [failed], [], _NOW_S)) == ["s-0"]
 
     def test_the_status_ends_a_rollout_when_all_are_ready(self) -> None:
         owner = self._set(1)
-        revision = statefulset.revision_name(owner)
+        revision = revision_name(owner)
         status = _status(statefulset.reconcile(owner, [_pod("s-0", revision)], [], _NOW_S))
         assert (status["readyReplicas"], status["updatedReplicas"]) == (1, 1)
         assert status["currentRevision"] == status["updateRevision"] == revision
@@ -196,8 +197,8 @@ class TestDaemonSet:
 
     def test_one_pod_for_each_selected_node(self) -> None:
         found = [self._node("a", {"cgpu": "true"}), self._node("b", {})]
-        actions = daemonset.reconcile(self._set(), [], found, _NOW_S)
-        (made,) = [action for action in actions if isinstance(action, Create)]
+        actions = daemonset.reconcile(self._set(), [], [], found, _NOW_S)
+        (made,) = [action for action in actions if isinstance(action, Create) and action.kind == "Pod"]
         terms = made.obj["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert terms["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["a"]
 
@@ -205,12 +206,12 @@ class TestDaemonSet:
         tainted = self._node("a", {"cgpu": "true"}, taints=[{"key": "x", "effect": "NoSchedule"}])
         key = "node.kubernetes.io/unschedulable"
         cordoned = self._node("b", {"cgpu": "true"}, taints=[{"key": key, "effect": "NoSchedule"}])
-        actions = daemonset.reconcile(self._set(), [], [tainted, cordoned], _NOW_S)
+        actions = daemonset.reconcile(self._set(), [], [], [tainted, cordoned], _NOW_S)
         assert len(_created(actions)) == 1
 
     def test_a_pod_on_a_node_that_lost_its_label_goes(self) -> None:
         pod = _pod("ds-x")
-        actions = daemonset.reconcile(self._set(), [pod], [self._node("n1", {})], _NOW_S)
+        actions = daemonset.reconcile(self._set(), [pod], [], [self._node("n1", {})], _NOW_S)
         assert _deleted(actions) == ["ds-x"]
 
 

@@ -22,32 +22,36 @@ async def stream_watch(incoming: web.Request, response: Response) -> web.StreamR
     outgoing.enable_chunked_encoding()
     try:
         await outgoing.prepare(incoming)
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(watch.timeout_s or _LONGEST_S):
-                await _pump(watch, outgoing)
+        with contextlib.suppress(ConnectionError):
+            await _pump(watch, outgoing, asyncio.get_running_loop().time() + (watch.timeout_s or _LONGEST_S))
     finally:
         watch.end()
     return outgoing
 
 
-async def _pump(watch: Watch, outgoing: web.StreamResponse) -> None:
+async def _pump(watch: Watch, outgoing: web.StreamResponse, deadline_s: float) -> None:
+    """Until the deadline, which is announced by a last bookmark so that the client resumes from there."""
     ready = asyncio.Event()
     watch.on_ready = ready.set
     while True:
         ready.clear()
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        if left_s <= 0 and watch.wants_bookmarks:
+            watch.bookmark()
         if lines := watch.take():
             await outgoing.write(lines)
-        elif watch.ended:
+        elif not watch.ended and left_s > 0:
+            await _wait(watch, ready, min(left_s, _BOOKMARK_EVERY_S))
+            continue
+        if watch.ended or left_s <= 0:
             return
-        else:
-            await _wait(watch, ready)
 
 
-async def _wait(watch: Watch, ready: asyncio.Event) -> None:
+async def _wait(watch: Watch, ready: asyncio.Event, longest_s: float) -> None:
     """For something to send; a bookmark when nothing comes for long."""
     try:
-        async with asyncio.timeout(_BOOKMARK_EVERY_S):
+        async with asyncio.timeout(longest_s):
             await ready.wait()
     except TimeoutError:
-        if watch.wants_bookmarks:
+        if watch.wants_bookmarks and longest_s >= _BOOKMARK_EVERY_S:
             watch.bookmark()

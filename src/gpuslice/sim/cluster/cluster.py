@@ -40,7 +40,7 @@ class Cluster:
         clock: Callable[[], float] = time.time,
         dice: random.Random | None = None,
         webhook: Webhook | None = None,
-        history_limit: int = 10_000,
+        history_limit: int = 5_000,
         tracks_managers: bool = True,
     ) -> None:
         self.now_s = clock
@@ -79,7 +79,7 @@ class Cluster:
         if fault is not None and fault.code:
             return error_of(fault).response()
         if response.watch is not None:
-            self._watches.append(response.watch)
+            self._watches = [*self.watches(), response.watch]
         return response
 
     def _ask(self, call: WebhookCall) -> WebhookAnswer:

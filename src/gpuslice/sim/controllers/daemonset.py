@@ -11,10 +11,10 @@ from gpuslice.sim.controllers.actions import Action, Create, Tell, delete, patch
 from gpuslice.sim.controllers.ownership import controller_reference, is_going, labels_of, template_hash
 from gpuslice.sim.controllers.placement import node_takes, pinned_node
 from gpuslice.sim.controllers.pods import is_available, is_finished, is_ready, new_pod
+from gpuslice.sim.controllers.revisions import LABEL, record
 
 Object = Mapping[str, Any]
 
-HASH_LABEL = "controller-revision-hash"
 _TOLERATED = {
     "node.kubernetes.io/not-ready": "NoExecute",
     "node.kubernetes.io/unreachable": "NoExecute",
@@ -26,7 +26,11 @@ _TOLERATED = {
 
 
 def reconcile(
-    daemon_set: Object, pods: Sequence[Object], nodes: Sequence[Object], now_s: float
+    daemon_set: Object,
+    pods: Sequence[Object],
+    revisions: Sequence[Object],
+    nodes: Sequence[Object],
+    now_s: float,
 ) -> list[Action]:
     """Pods to make where one is missing, to delete where one is too many or outdated."""
     by_node: dict[str, list[Object]] = {}
@@ -36,8 +40,12 @@ def reconcile(
     eligible = {node["metadata"]["name"] for node in nodes if node_takes(spec, node)}
     actions: list[Action] = []
     if not is_going(daemon_set):
+        name, held = daemon_set["metadata"]["name"], (labels_of(pod).get(LABEL, "") for pod in pods)
+        digest = template_hash(daemon_set["spec"]["template"])
+        kept = {f"{name}-{value}" for value in held}
+        past = record(daemon_set, "DaemonSet", digest, revisions, kept)
         actions = _place(daemon_set, by_node, eligible)
-        actions = actions or _roll(daemon_set, by_node, eligible, now_s)
+        actions = past + (actions or _roll(daemon_set, by_node, eligible, now_s))
     return [*actions, *_status(daemon_set, by_node, eligible, now_s)]
 
 
@@ -68,7 +76,7 @@ def _delete(pod: Object) -> list[Action]:
 
 def _pod(daemon_set: Object, node: str) -> dict[str, Any]:
     metadata, template = daemon_set["metadata"], daemon_set["spec"]["template"]
-    labels = {HASH_LABEL: template_hash(template)}
+    labels = {LABEL: template_hash(template)}
     if "templateGeneration" in metadata:
         labels["pod-template-generation"] = str(metadata["templateGeneration"])
     reference = controller_reference(daemon_set, "apps/v1", "DaemonSet")
@@ -97,7 +105,7 @@ def _with_tolerations(spec: Object) -> dict[str, Any]:
 
 
 def _is_current(daemon_set: Object, pod: Object) -> bool:
-    return labels_of(pod).get(HASH_LABEL) == template_hash(daemon_set["spec"]["template"])
+    return labels_of(pod).get(LABEL) == template_hash(daemon_set["spec"]["template"])
 
 
 def _roll(

@@ -208,7 +208,8 @@ class Controllers:
 
     def _daemon_set(self, obj: Object) -> list[Action]:
         pods = self._cache.owned("Pod", obj["metadata"]["uid"])
-        return daemonset.reconcile(obj, pods, list(self._cache.of("Node").values()), self._now_s())
+        revisions = self._cache.owned("ControllerRevision", obj["metadata"]["uid"])
+        return daemonset.reconcile(obj, pods, revisions, list(self._cache.of("Node").values()), self._now_s())
 
     def _job(self, obj: Object) -> list[Action]:
         return job.reconcile(obj, self._cache.owned("Pod", obj["metadata"]["uid"]), self._now_s())

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.sim.controllers.actions import Action, Create, Tell, delete, patch_status
-from gpuslice.sim.controllers.ownership import controller_reference, is_going, labels_of, template_hash
+from gpuslice.sim.controllers.ownership import controller_reference, is_going, labels_of
 from gpuslice.sim.controllers.pods import is_available, is_finished, is_ready, new_pod, phase
+from gpuslice.sim.controllers.revisions import LABEL, record, revision_name, template_of
 
 Object = Mapping[str, Any]
 
 _API, _KIND = "apps/v1", "StatefulSet"
-REVISION_LABEL = "controller-revision-hash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,49 +27,28 @@ class Revisions:
     templates: Mapping[str, Object]
 
 
-def revision_name(owner: Object) -> str:
-    """The name of the revision that the spec's template is."""
-    return f"{owner['metadata']['name']}-{template_hash(owner['spec']['template'])}"
-
-
 def reconcile(
     stateful_set: Object, pods: Sequence[Object], revisions: Sequence[Object], now_s: float
 ) -> list[Action]:
     """What to do next, given the set's own pods and ControllerRevisions."""
     if is_going(stateful_set):
         return []
-    update = revision_name(stateful_set)
     known = {item["metadata"]["name"]: item for item in revisions}
-    actions: list[Action] = []
-    if update not in known:
-        actions.append(_new_revision(stateful_set, update, revisions))
+    update = revision_name(stateful_set)
+    in_use = {labels_of(pod).get(LABEL, "") for pod in pods}
     held = _Held(stateful_set, pods, _revisions(stateful_set, update, known), now_s)
-    actions += held.steps()
-    return actions + patch_status("StatefulSet", stateful_set, held.status())
+    return [
+        *record(stateful_set, _KIND, update, revisions, in_use | {held.revisions.current}),
+        *held.steps(),
+        *patch_status("StatefulSet", stateful_set, held.status()),
+    ]
 
 
 def _revisions(stateful_set: Object, update: str, known: Mapping[str, Object]) -> Revisions:
-    templates = {name: item["data"]["spec"]["template"] for name, item in known.items()}
+    templates = {name: template_of(item) for name, item in known.items()}
     templates[update] = stateful_set["spec"]["template"]
     current = (stateful_set.get("status") or {}).get("currentRevision") or update
     return Revisions(current if current in templates else update, update, templates)
-
-
-def _new_revision(owner: Object, name: str, others: Sequence[Object]) -> Create:
-    metadata = owner["metadata"]
-    number = max((item.get("revision", 0) for item in others), default=0) + 1
-    labels = {**(owner["spec"]["template"].get("metadata") or {}).get("labels", {})}
-    labels[REVISION_LABEL] = name
-    body = {
-        "metadata": {
-            "name": name,
-            "labels": labels,
-            "ownerReferences": [controller_reference(owner, _API, _KIND)],
-        },
-        "revision": number,
-        "data": {"spec": {"template": {**owner["spec"]["template"], "$patch": "replace"}}},
-    }
-    return Create("ControllerRevision", body, metadata["namespace"])
 
 
 class _Held:
@@ -166,7 +145,7 @@ class _Held:
         return []
 
     def _revision(self, pod: Object) -> str:
-        return labels_of(pod).get(REVISION_LABEL, "")
+        return labels_of(pod).get(LABEL, "")
 
     def _create(self, number: int) -> list[Action]:
         own, namespace = self.set["metadata"]["name"], self.set["metadata"]["namespace"]
@@ -188,10 +167,10 @@ class _Held:
         labels = {
             "statefulset.kubernetes.io/pod-name": name,
             "apps.kubernetes.io/pod-index": str(number),
-            REVISION_LABEL: revision,
+            LABEL: revision,
         }
         reference = controller_reference(self.set, _API, _KIND)
-        pod = new_pod(_clean(self.revisions.templates[revision]), reference, labels, name=name)
+        pod = new_pod(self.revisions.templates[revision], reference, labels, name=name)
         spec = pod["spec"]
         spec |= {"hostname": name, "subdomain": self.spec.get("serviceName", "")}
         for claim in claims:
@@ -224,7 +203,3 @@ class _Held:
         """Pods of the current and of the update revision."""
         held = [self._revision(pod) for pod in live if not is_going(pod)]
         return held.count(self.revisions.current), held.count(self.revisions.update)
-
-
-def _clean(template: Object) -> Object:
-    return {key: value for key, value in template.items() if key != "$patch"}
