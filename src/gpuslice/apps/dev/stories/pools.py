@@ -24,14 +24,15 @@ _LABEL_CHANGE = (
         columns('pod "gpushare-device-plugin-ds-«id»" deleted«any»'),
     ),
     Step(
-        "The DaemonSet makes a new one; what ran goes on.",
-        f"kubectl get po -A -o wide --field-selector=spec.nodeName={SHARED_ONLY}",
-        columns(
-            "NAMESPACE NAME READY STATUS RESTARTS AGE IP NODE NOMINATED NODE READINESS GATES\n"
-            f"default cgpu-test-no-isolation-0 1/1 Running 0 «age» «address» {SHARED_ONLY} <none> <none>\n"
-            f"kube-system gpushare-device-plugin-ds-«id» 1/1 Running 0 «age» «address» {SHARED_ONLY} "
-            "<none> <none>"
-        ),
+        "The DaemonSet makes a new one.",
+        "kubectl get po -n kube-system -l name=gpushare-device-plugin-ds"
+        f" --field-selector=spec.nodeName={SHARED_ONLY}",
+        columns("NAME READY STATUS RESTARTS AGE\ngpushare-device-plugin-ds-«id» 1/1 Running 0 «age»"),
+    ),
+    Step(
+        "What ran goes on.",
+        "kubectl get po cgpu-test-no-isolation-0",
+        columns("NAME READY STATUS RESTARTS AGE\ncgpu-test-no-isolation-0 1/1 Running 0 «age»"),
     ),
     Step(
         "The same program there has its limit now.",

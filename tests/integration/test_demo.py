@@ -1,0 +1,127 @@
+"""`gpuslice demo` as somebody with an empty home would start it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuslice.apps.dev import guard
+from gpuslice.apps.dev.expected import columns, containing, exactly
+from gpuslice.apps.dev.stories import STORIES
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = Path(sys.executable).parent / "gpuslice"
+BUILT = [ROOT / "native/build/sim/nvidia-smi", ROOT / "native/build/lib/libgpuslice.so", PROGRAM]
+needs_build = pytest.mark.skipif(
+    not all(path.exists() for path in BUILT), reason="wants what `make setup` and `make native` install"
+)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A demo with nothing of our surroundings but a path to the system's programs."""
+    return subprocess.Popen(
+        [PROGRAM, "demo", "--dir", str(folder), *arguments],
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder / "nowhere")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a short name: unix sockets stand below it."""
+    path = Path(f"/tmp/gpuslice-test-{os.getpid()}-{time.monotonic_ns() % 100_000}")
+    path.mkdir()
+    yield path
+    guard.end(mark_of(path))
+    subprocess.run(["rm", "-rf", path], check=True)
+
+
+def mark_of(folder: Path) -> bytes:
+    return f"GPUSLICE_DEMO={folder}".encode()
+
+
+@needs_build
+@pytest.mark.parametrize("story", list(STORIES))
+def test_a_story_comes_out_as_documented(story: str, folder: Path) -> None:
+    process = start(folder, "--story", story)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    steps = len(STORIES[story].steps)
+    assert f"{steps} of {steps} outputs are as documented" in output
+    assert guard.marked(mark_of(folder)) == []
+
+
+@needs_build
+def test_a_kept_cluster_can_be_used_and_ends_with_ctrl_c(folder: Path) -> None:
+    process = start(folder, "--keep", "--story", "pools")
+    shown = wait_for(process, "export PATH=")
+    kubeconfig = re.search(r"export KUBECONFIG=(\S+)", shown)
+    assert kubeconfig is not None, shown
+    listed = subprocess.run(
+        [PROGRAM.parent / "kubectl", "get", "nodes", "-o", "name"],
+        env={"KUBECONFIG": kubeconfig[1], "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout.split() == ["node/cn-shanghai.192.168.7.157", "node/cn-shanghai.192.168.7.158"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert guard.marked(mark_of(folder)) == []
+
+
+@needs_build
+def test_a_killed_demo_leaves_nothing_running(folder: Path) -> None:
+    process = start(folder, "--keep", "--story", "cgpu")
+    wait_for(process, "export PATH=")
+    assert len(guard.marked(mark_of(folder))) > 3
+    process.kill()
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while guard.marked(mark_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert guard.marked(mark_of(folder)) == []
+
+
+@needs_build
+def test_a_folder_too_deep_for_sockets_is_refused_with_a_sentence(folder: Path) -> None:
+    process = start(folder / ("x" * 60))
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "unix sockets below it allow 60" in output
+
+
+def wait_for(process: subprocess.Popen[str], words: str) -> str:
+    """What the demo printed up to and including `words`."""
+    assert process.stdout is not None
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if words in line:
+            return shown
+    raise AssertionError(shown)
+
+
+def test_an_output_fits_when_only_marks_and_lost_blanks_differ() -> None:
+    documented = exactly("NAME  AGE\none   «age»\n\nend")
+    assert documented.fits("NAME  AGE  \none   3m15s\n\n\nend\n")
+    assert not documented.fits("NAME AGE\none   3m15s\n\nend")
+    assert columns("a b «n»").fits("a     b  17  ")
+    assert not columns("a b «n»").fits("a b c")
+    assert containing("two\nthree").fits("one\r\ntwo\r\nthree\r\nfour")
+
+
+def test_a_difference_shows_what_was_documented_and_what_was_printed() -> None:
+    assert exactly("a\nb").difference("a\nc").splitlines()[-2:] == ["-b", "+c"]
