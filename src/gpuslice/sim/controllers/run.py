@@ -26,7 +26,7 @@ from gpuslice.sim.controllers.actions import Action
 from gpuslice.sim.controllers.cache import Cache, collected_kinds, known_kinds
 from gpuslice.sim.controllers.execute import Executor, Key
 from gpuslice.sim.controllers.expectations import Expectations
-from gpuslice.sim.controllers.ownership import controller_uid
+from gpuslice.sim.controllers.ownership import controller_uid, labels_of
 from gpuslice.sim.controllers.work import WorkQueue
 
 Object = Mapping[str, Any]
@@ -58,6 +58,7 @@ class Controllers:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._expected = Expectations(time.monotonic)
         self._busy: set[Key] = set()
+        self._faces: dict[str, object] = {}
         self._reconcilers: dict[str, Callable[[Object], list[Action]]] = {
             "StatefulSet": self._stateful_set,
             "ReplicaSet": self._replica_set,
@@ -118,27 +119,34 @@ class Controllers:
             self._queue.add(("Deployment", controller_uid(owner)))
 
     def _touch_neighbours(self, kind: str, obj: Object, gone: bool) -> None:
-        """A node matters to every DaemonSet; a lease and a pod to their node."""
+        """A node matters to every DaemonSet, a pod to its services and to a node that drives it away."""
         name = obj["metadata"]["name"]
         if kind == "Node" and gone:
             self._queue.add_after((_LOST_NODE, name), self._settings.node_grace_s)
-        if kind == "Node":
+        if kind == "Node" and self._looks_different(obj, gone):
             for uid in self._cache.of("DaemonSet"):
                 self._queue.add(("DaemonSet", uid))
-        elif kind == "Lease" and obj["metadata"]["namespace"] == "kube-node-lease":
-            self._touch_node(name)
         elif kind == "Pod":
             self._touch_services(obj)
-            self._touch_node(obj["spec"].get("nodeName", ""), only_tainted=True)
+            self._touch_tainted_node(obj["spec"].get("nodeName", ""))
+
+    def _looks_different(self, node: Object, gone: bool) -> bool:
+        """Whether what decides about placement changed: not so for the many reports of a kubelet."""
+        uid, spec = node["metadata"]["uid"], node.get("spec") or {}
+        face = None if gone else (labels_of(node), spec.get("taints"))
+        before, self._faces[uid] = self._faces.get(uid), face
+        if gone:
+            del self._faces[uid]
+        return face != before
 
     def _touch_services(self, pod: Object) -> None:
         for uid, service in self._cache.of("Service").items():
             if services.selects_pod(service, pod):
                 self._queue.add(("Service", uid))
 
-    def _touch_node(self, name: str, only_tainted: bool = False) -> None:
+    def _touch_tainted_node(self, name: str) -> None:
         node = self._cache.get("Node", "", name)
-        if node is not None and (not only_tainted or (node.get("spec") or {}).get("taints")):
+        if node is not None and (node.get("spec") or {}).get("taints"):
             self._queue.add(("Node", node["metadata"]["uid"]))
 
     def _is_in_ending_namespace(self, obj: Object) -> bool:
@@ -217,7 +225,7 @@ class Controllers:
     def _node(self, obj: Object) -> list[Action]:
         name = obj["metadata"]["name"]
         lease = self._cache.get("Lease", "kube-node-lease", name)
-        pods = self._pods_on(name)
+        pods = self._pods_on(name) if (obj.get("spec") or {}).get("taints") else []
         return nodes.reconcile(obj, lease, pods, self._now_s(), self._settings.node_grace_s)
 
     def _lost_node(self, name: str) -> list[Action]:
