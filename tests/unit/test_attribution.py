@@ -16,7 +16,7 @@ readings = st.lists(
         ProcessReading,
         pid=st.integers(1, 30),
         uuid=st.sampled_from([CARD, "GPU-b"]),
-        memory_bytes=st.integers(0, 1 << 34),
+        memory_bytes=st.none() | st.integers(0, 1 << 34),
         sm_ratio=st.none() | st.floats(0, 1),
     )
 )
@@ -49,7 +49,7 @@ def test_a_process_that_the_driver_says_nothing_of_makes_its_container_unknown()
     processes = [ProcessReading(1, CARD, 100), ProcessReading(2, CARD, None)]
     card = divide(CARD, 300, processes, {1: A, 2: A})
     assert card.owners[A].memory_bytes is None
-    assert card.strangers[Stranger.DRIVER].memory_bytes is None
+    assert card.strangers == {Stranger.UNKNOWN: Usage(300, None, 0)}
 
 
 def test_a_process_that_left_is_gone_not_lost() -> None:

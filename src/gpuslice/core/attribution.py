@@ -29,16 +29,20 @@ class Stranger(StrEnum):
     UNKNOWN_CONTAINER = "unknown_container"  # in one that no pod of this node names
     GONE = "gone"  # the driver lists it, the system does not any more
     DRIVER = "driver"  # memory in use that no process holds: the driver's own
+    UNKNOWN = "unknown"  # what is left when the memory of some process cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One process on one card. `memory_bytes` and `sm_ratio` (0…1) are None where the driver does not say."""
+    """One process on one card. Figures are None where the driver does not say; ratios are 0…1."""
 
     pid: int
     uuid: str
     memory_bytes: int | None = None
     sm_ratio: float | None = None
+    memory_ratio: float | None = None  # of the time, memory was read or written
+    encoder_ratio: float | None = None
+    decoder_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +112,12 @@ def _sum(members: list[ProcessReading]) -> Usage:
 def _add_rest(
     used_bytes: int | None, owners: Mapping[ContainerKey, Usage], strangers: dict[Stranger, Usage]
 ) -> None:
-    """What the card has in use beyond its processes; unknown when any part is."""
-    parts = [usage.memory_bytes for usage in (*owners.values(), *strangers.values())]
-    if used_bytes is None or None in parts:
-        strangers[Stranger.DRIVER] = Usage(None, None, 0)
+    """What the card has in use beyond what is known of its processes, so that the sum is the card's figure.
+
+    It is the driver's own only when the memory of every process is known.
+    """
+    if used_bytes is None:
         return
+    parts = [usage.memory_bytes for usage in (*owners.values(), *strangers.values())]
     rest = used_bytes - sum(part for part in parts if part is not None)
-    strangers[Stranger.DRIVER] = Usage(rest, None, 0)
+    strangers[Stranger.UNKNOWN if None in parts else Stranger.DRIVER] = Usage(rest, None, 0)

@@ -16,26 +16,33 @@ _LISTS = (
     "nvmlDeviceGetMPSComputeRunningProcesses",
 )
 _MOST_PERCENT = 100  # drivers are known to report garbage above
+HOLD_S = 2.5
+_Busy = tuple[float, float, float, float]  # parts of the time: SM, memory, encoder, decoder
+_IDLE: _Busy = (0.0, 0.0, 0.0, 0.0)
 
 
 class ProcessReader:
     """Reads one card's processes; remembers up to when the utilisation samples have been seen.
 
     The driver answers a question "since when" from its own buffer: asking from 0 each time would bring back
-    what idle and dead processes did long ago.
+    what idle and dead processes did long ago. A driver makes a sample up to once a second, and only of
+    processes that were busy: the last one of a process stands for `HOLD_S`.
     """
 
     def __init__(self, card: Any, uuid: str) -> None:
         self._card = card
         self._uuid = uuid
         self._seen_us = 0
+        self._held: dict[int, tuple[float, _Busy]] = {}  # pid → until when, what
 
-    def read(self) -> list[ProcessReading]:
+    def read(self, now_s: float) -> list[ProcessReading]:
         """One reading for each process. A process without a sample is idle if samples can be had at all."""
         memory = self._memory()
-        busy = self._busy()
+        if not self._update(now_s):
+            return [ProcessReading(pid, self._uuid, used) for pid, used in memory.items()]
+        self._held = {pid: held for pid, held in self._held.items() if pid in memory and held[0] > now_s}
         return [
-            ProcessReading(pid, self._uuid, used, None if busy is None else busy.get(pid, 0.0))
+            ProcessReading(pid, self._uuid, used, *self._held.get(pid, (0.0, _IDLE))[1])
             for pid, used in memory.items()
         ]
 
@@ -62,22 +69,23 @@ class ProcessReader:
         if not answered and error is not None:
             raise error
 
-    def _busy(self) -> dict[int, float] | None:
-        """pid → share of the time since the last question, 0…1; None where the card does not tell."""
+    def _update(self, now_s: float) -> bool:
+        """Take in what is new of how busy processes are; false where the card does not tell."""
         try:
             samples = _utilization(self._card, self._seen_us)
         except (pynvml.NVMLError, AttributeError):
-            return None
-        newest: dict[int, Any] = {}
-        for sample in samples:
-            if sample.smUtil <= _MOST_PERCENT and sample.timeStamp >= self._stamp(newest.get(sample.pid)):
-                newest[int(sample.pid)] = sample
+            return False
+        for sample in sorted(samples, key=lambda sample: int(sample.timeStamp)):
+            if sample.smUtil <= _MOST_PERCENT:
+                self._held[int(sample.pid)] = (now_s + HOLD_S, _busy(sample))
         self._seen_us = max([self._seen_us, *(int(sample.timeStamp) for sample in samples)])
-        return {pid: sample.smUtil / 100 for pid, sample in newest.items()}
+        return True
 
-    @staticmethod
-    def _stamp(sample: Any) -> int:
-        return 0 if sample is None else int(sample.timeStamp)
+
+def _busy(sample: Any) -> _Busy:
+    percents = (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)
+    sm, memory, encoder, decoder = (min(int(percent), _MOST_PERCENT) / 100 for percent in percents)
+    return sm, memory, encoder, decoder
 
 
 def _utilization(card: Any, since_us: int) -> list[Any]:

@@ -30,6 +30,10 @@ _FIELD_VALUES: dict[int, tuple[str, float]] = {
     140: ("NVML_FI_DEV_MEMORY_TEMP", 1.0),
     157: ("NVML_FI_DEV_POWER_INSTANT", 1e-3),
 }
+_TRIES = 3
+_OVER_ALL_LINKS = frozenset(
+    {"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"}
+)
 _NVLINK_THROUGHPUT = 449
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
@@ -143,7 +147,7 @@ class _Card:
         self._links: tuple[float, float] | None = None
 
     def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
-        memory = memory_info(self._handle)  # a lost card fails here and is reported as lost
+        memory, processes = self._memory_and_processes(now_s)  # a lost card fails here
         asked = [number for number in wanted if self._may_ask(number, now_s)]
         fields: dict[int, Reading] = {}
         fields |= self._by_call([number for number in asked if number in READERS], now_s)
@@ -162,9 +166,20 @@ class _Card:
             used_bytes=int(memory.used),
             reserved_bytes=_reserved(memory),
             fields=fields,
-            processes=_optional(lambda: tuple(self._processes.read()), None),
+            processes=processes,
             unsupported={number: reason for number, (reason, _) in self._unsupported.items()},
         )
+
+    def _memory_and_processes(self, now_s: float) -> tuple[Any, tuple[ProcessReading, ...] | None]:
+        """Both of one moment, as far as that can be had: the list is read again if memory moved meanwhile."""
+        memory = memory_info(self._handle)
+        for _ in range(_TRIES):
+            before = int(memory.used)
+            processes = _optional(lambda: tuple(self._processes.read(now_s)), None)
+            memory = memory_info(self._handle)
+            if int(memory.used) == before:
+                break
+        return memory, processes
 
     def _may_ask(self, number: int, now_s: float) -> bool:
         refused = self._unsupported.get(number)
@@ -194,7 +209,7 @@ class _Card:
     ) -> dict[int, Reading]:
         """All field values in one call; each item has its own verdict."""
         known = {n: _FIELD_VALUES.get(n, (names[n], 1.0)) for n in numbers}
-        askable = {n: (getattr(pynvml, name, None), factor) for n, (name, factor) in known.items() if name}
+        askable = {n: (_field_id(name), factor) for n, (name, factor) in known.items() if name}
         ids = [(n, number, factor) for n, (number, factor) in askable.items() if number is not None]
         if not ids:
             return {}
@@ -249,6 +264,12 @@ class _Card:
             ways = ways or number == _NVLINK_THROUGHPUT or bool(getattr(pynvml, names[number] or "-", None))
             if number not in found and not ways:
                 self._refuse(number, "NVML does not give this field", now_s)
+
+
+def _field_id(name: str) -> int | tuple[int, int] | None:
+    """An NVML field's number, with its scope where it has one; None when this binding does not know it."""
+    number: int | None = getattr(pynvml, name, None)
+    return (number, _ALL_LINKS) if number is not None and name in _OVER_ALL_LINKS else number
 
 
 def _reserved(memory: Any) -> int | None:

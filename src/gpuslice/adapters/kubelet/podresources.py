@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, call_error
@@ -28,12 +28,26 @@ class PodResources:
 
         Not among them are ordinary init containers: kubelet does not list them.
         """
+        return tuple(holdings_of(await self._pods(), resource))
+
+    async def by_resource(self, wanted: Callable[[str], bool]) -> dict[str, tuple[Holding, ...]]:
+        """As `holdings`, of every resource that is `wanted` and held by anybody, in one question."""
+        pods = await self._pods()
+        names = {
+            devices.resource_name
+            for pod in pods
+            for container in pod.containers
+            for devices in container.devices
+        }
+        return {name: tuple(holdings_of(pods, name)) for name in sorted(names) if wanted(name)}
+
+    async def _pods(self) -> Sequence[pr.PodResources]:
         try:
             async with unix_channel(self._path) as channel:
                 answer = await PodResourcesClient(channel).list(self._timeout_s)
         except CALL_FAILED as error:
             raise PodResourcesError(f"pod-resources at {self._path}: {call_error(error)}") from error
-        return tuple(holdings_of(answer.pod_resources, resource))
+        return answer.pod_resources
 
 
 def holdings_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[Holding]:

@@ -14,6 +14,8 @@ from . import layout
 
 MOST_BYTES: Final = 1 << 50
 """No card has more: such a number was not written by the library."""
+_HEAD_BYTES: Final = ctypes.sizeof(layout.Head)
+_SLOT_BYTES: Final = ctypes.sizeof(layout.Slot)
 
 
 class RegionError(ValueError):
@@ -79,16 +81,62 @@ def read_region(path: Path | str) -> RegionReading | None:
     return parse_region(data)
 
 
+class RegionFile:
+    """A region that is looked at again and again: kept open, and only what is in use of it is read.
+
+    A region that was replaced (a new container under the same ids) is noticed by its inode.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._file = -1
+        self._inode = 0
+
+    def cards(self) -> tuple[CardUsage, ...] | None:
+        """The cards, as `read_region` gives them. Raises RegionError, OSError."""
+        if not self._open():
+            return None
+        head = os.pread(self._file, _HEAD_BYTES, 0)
+        if len(head) < _HEAD_BYTES:
+            raise RegionError(f"a region has {layout.REGION_BYTES} bytes, this file {len(head)}")
+        high = min(layout.Head.from_buffer_copy(head).slots_high, layout.SLOTS)
+        slots = os.pread(self._file, high * _SLOT_BYTES, _HEAD_BYTES)
+        reading = _reading(head + slots, len(slots) // _SLOT_BYTES)
+        return None if reading is None else reading.cards
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> bool:
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError:
+            self.close()
+            return False
+        if self._file < 0 or inode != self._inode:
+            self.close()
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._inode = inode
+        return True
+
+
 def parse_region(data: bytes) -> RegionReading | None:
     """As `read_region`, from the file's bytes."""
     if len(data) < layout.REGION_BYTES:
         raise RegionError(f"a region has {layout.REGION_BYTES} bytes, this file {len(data)}")
+    return _reading(data, layout.SLOTS)
+
+
+def _reading(data: bytes, room: int) -> RegionReading | None:
+    """`room`: how many slots there are in `data` behind the head."""
     head = layout.Head.from_buffer_copy(data)
     if head.magic == 0:
         return None
     if head.magic != layout.MAGIC | layout.VERSION:
         raise RegionError(f"magic is {head.magic:#x}, wants {layout.MAGIC | layout.VERSION:#x}")
-    slots = _slots(data, min(head.slots_high, layout.SLOTS))
+    slots = _slots(data, min(head.slots_high, room))
     return RegionReading(
         tuple(_card_usage(card, index, slots) for index, card in enumerate(head.cards) if card.key)
     )

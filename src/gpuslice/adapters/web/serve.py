@@ -20,12 +20,17 @@ RELOAD_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP."""
+    """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP.
+
+    `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
+    """
 
     port: int
     host: str = "0.0.0.0"
     certificate: str = ""
     key: str = ""
+    client_ca: str = ""
+    must_show: bool = False
     drain_s: float = 5.0  # what a request that is under way gets to finish
 
     @property
@@ -79,6 +84,9 @@ def _tls_context(listen: Listen) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(listen.certificate, listen.key or None)
+    if listen.client_ca:
+        context.load_verify_locations(listen.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED if listen.must_show else ssl.CERT_OPTIONAL
     return context
 
 

@@ -1,0 +1,177 @@
+"""The Prometheus ecosystem's web-config file: TLS, client certificates and basic authentication.
+
+Source of the grammar: prometheus/exporter-toolkit, web configuration. What is not honoured here is refused
+by name instead of being ignored: a server must not be less safe than its file says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from gpuslice.core.errors import GpusliceError
+
+ClientAuth = Literal[
+    "", "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven",
+    "RequireAndVerifyClientCert",
+]  # fmt: skip
+TlsVersion = Literal["TLS12", "TLS13"]
+_REMEMBERED = 100
+
+
+class WebConfigError(GpusliceError):
+    """The file cannot be honoured; the message names the key."""
+
+
+class _Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    client_auth_type: ClientAuth = ""
+    min_version: TlsVersion = "TLS12"
+    prefer_server_cipher_suites: bool = True
+
+
+class _Http(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    http2: bool = True
+    headers: dict[str, str] = {}
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tls_server_config: _Tls | None = None
+    http_server_config: _Http | None = None
+    basic_auth_users: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    """What a server does to be safe. `users`: name → bcrypt hash. `must_show`: a client certificate."""
+
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    must_show: bool = False
+    users: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_web_config(path: Path) -> WebConfig:
+    """The file at `path`; names in it are relative to its folder. Raises `WebConfigError`."""
+    try:
+        file = msgspec.yaml.decode(path.read_bytes(), type=_File | None) or _File()
+    except (OSError, msgspec.DecodeError) as error:
+        raise WebConfigError(f"web config file {path}: {error}") from error
+    tls = file.tls_server_config or _Tls()
+    if bool(tls.cert_file) != bool(tls.key_file):
+        raise WebConfigError(f"web config file {path}: cert_file and key_file go together")
+    verified = tls.client_auth_type in {"VerifyClientCertIfGiven", "RequireAndVerifyClientCert"}
+    if verified != bool(tls.client_ca_file) or tls.client_auth_type in {
+        "RequestClientCert",
+        "RequireAnyClientCert",
+    }:
+        raise WebConfigError(
+            f"web config file {path}: client_auth_type {tls.client_auth_type or 'NoClientCert'} with "
+            f'client_ca_file "{tls.client_ca_file}", wants a CA file and VerifyClientCertIfGiven or '
+            f"RequireAndVerifyClientCert, or neither"
+        )
+    _check_hashes(path, file.basic_auth_users)
+    place = path.parent
+    return WebConfig(
+        certificate=str(place / tls.cert_file) if tls.cert_file else "",
+        key=str(place / tls.key_file) if tls.key_file else "",
+        client_ca=str(place / tls.client_ca_file) if tls.client_ca_file else "",
+        must_show=tls.client_auth_type == "RequireAndVerifyClientCert",
+        users=file.basic_auth_users,
+        headers=(file.http_server_config or _Http()).headers,
+    )
+
+
+def guard(app: web.Application, config: WebConfig) -> web.Application:
+    """`app` behind basic authentication and with the extra headers that `config` asks for."""
+    if config.users:
+        app.middlewares.append(_authentication(Users(config.users)))
+    if config.headers:
+        app.on_response_prepare.append(_headers(config.headers))
+    return app
+
+
+class Users:
+    """Checks passwords; bcrypt takes 50 ms and more, so what was right is remembered by a keyed digest."""
+
+    def __init__(self, hashes: Mapping[str, str]) -> None:
+        import bcrypt
+
+        self._bcrypt = bcrypt
+        self._hashes = {name: hashed.encode() for name, hashed in hashes.items()}
+        # compared for a name that does not exist, so that time does not tell which names do
+        self._nobody = bcrypt.hashpw(b"", bcrypt.gensalt(rounds=10))
+        self._key = hashlib.sha256(self._nobody).digest()
+        self._right: dict[bytes, None] = {}
+
+    async def accepts(self, name: str, password: str) -> bool:
+        digest = hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
+        if digest in self._right:
+            return True
+        hashed = self._hashes.get(name)
+        same = await asyncio.to_thread(self._same, password, hashed or self._nobody)
+        if not same or hashed is None:
+            return False
+        if len(self._right) >= _REMEMBERED:
+            self._right.pop(next(iter(self._right)))
+        self._right[digest] = None
+        return True
+
+    def _same(self, password: str, hashed: bytes) -> bool:
+        try:
+            return bool(self._bcrypt.checkpw(password.encode()[:72], hashed))  # bcrypt knows no more
+        except ValueError:
+            return False
+
+
+def _check_hashes(path: Path, users: Mapping[str, str]) -> None:
+    for name, hashed in users.items():
+        if not hashed.startswith(("$2a$", "$2b$", "$2y$")) or len(hashed) != 60:
+            raise WebConfigError(f"web config file {path}: the password of {name} is no bcrypt hash")
+
+
+def _authentication(users: Users) -> Callable[..., Awaitable[web.StreamResponse]]:
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = _credentials(request.headers.get("Authorization", ""))
+        if given is None or not await users.accepts(*given):
+            return web.Response(
+                status=401, text="Unauthorized\n", headers={"WWW-Authenticate": 'Basic realm="metrics"'}
+            )
+        return await handler(request)
+
+    return check
+
+
+def _credentials(header: str) -> tuple[str, str] | None:
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        name, separator, password = base64.b64decode(encoded, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return (name, password) if separator else None
+
+
+def _headers(headers: Mapping[str, str]) -> Callable[..., Awaitable[None]]:
+    async def add(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(headers)
+
+    return add

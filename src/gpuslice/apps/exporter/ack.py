@@ -1,0 +1,190 @@
+"""The vendor's own metrics, for dashboards that were made for them; each set is behind a switch.
+
+``DCGM_CUSTOM_*`` is the set of its exporter 2.0, the six ``nvidia_gpu_*`` gauges that of 1.0 (port 9445).
+Units are theirs: percent, MiB, milliwatts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuslice.adapters.gpu.telemetry import CardSample
+from gpuslice.adapters.web.exposition import Family, MetricKind, labels
+from gpuslice.apps.exporter.book import ShareMode
+from gpuslice.apps.exporter.picture import CardPicture
+from gpuslice.apps.exporter.sampler import Snapshot
+from gpuslice.core.attribution import ContainerKey, Owner, ProcessReading
+from gpuslice.core.units import MIB
+
+_CUSTOM = {
+    "DCGM_CUSTOM_PROCESS_SM_UTIL": "SM utilization of a process in percent.",
+    "DCGM_CUSTOM_PROCESS_MEM_COPY_UTIL": "Memory bandwidth utilization of a process in percent.",
+    "DCGM_CUSTOM_PROCESS_ENCODE_UTIL": "Encoder utilization of a process in percent.",
+    "DCGM_CUSTOM_PROCESS_DECODE_UTIL": "Decoder utilization of a process in percent.",
+    "DCGM_CUSTOM_PROCESS_MEM_USED": "Memory used by a process in MiB.",
+    "DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED": "Memory allocated to a container in MiB.",
+    "DCGM_CUSTOM_CONTAINER_CP_ALLOCATED": "Compute share allocated to a container; 0 without a limit.",
+    "DCGM_CUSTOM_DEV_FB_TOTAL": "Memory of the card in MiB.",
+    "DCGM_CUSTOM_DEV_FB_ALLOCATED": "Part of the card's memory that is allocated.",
+    "DCGM_CUSTOM_ALLOCATE_MODE": "How the node's cards are given out: 0 not, 1 whole, 2 shared.",
+    "DCGM_CUSTOM_ILLEGAL_PROCESS_SM_UTIL": "SM utilization of a process without an allocation in percent.",
+    "DCGM_CUSTOM_ILLEGAL_PROCESS_MEM_COPY_UTIL": "Memory bandwidth utilization of such a process in percent.",
+    "DCGM_CUSTOM_ILLEGAL_PROCESS_ENCODE_UTIL": "Encoder utilization of such a process in percent.",
+    "DCGM_CUSTOM_ILLEGAL_PROCESS_DECODE_UTIL": "Decoder utilization of such a process in percent.",
+    "DCGM_CUSTOM_ILLEGAL_PROCESS_MEM_USED": "Memory used by such a process in MiB.",
+}
+_LEGACY = {
+    "nvidia_gpu_duty_cycle": "Percent of time over the past sample period during which one or more kernels "
+    "were executing on the GPU device",
+    "nvidia_gpu_memory_total_bytes": "Total memory of the GPU device",
+    "nvidia_gpu_memory_used_bytes": "Memory used by the GPU device",
+    "nvidia_gpu_num_devices": "Number of GPU devices",
+    "nvidia_gpu_power_usage_milliwatts": "Power usage of the GPU device in watts",
+    "nvidia_gpu_temperature_celsius": "Temperature of the GPU device in celsius",
+}
+_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2}
+
+
+def _families(words: dict[str, str]) -> dict[str, Family]:
+    return {name: Family(name, MetricKind.GAUGE, about) for name, about in words.items()}
+
+
+# -- exporter 2.0 ------------------------------------------------------------------------------------------
+
+
+def custom_families(snapshot: Snapshot, owners: dict[int, Owner], node: str, pool: str = "") -> list[Family]:
+    """The ``DCGM_CUSTOM_*`` set. `owners`: pid → whose it is."""
+    found = _families(_CUSTOM)
+    at_node = {"NodeName": node, "NodePoolId": pool, "PodSource": "gpuslice"}
+    modes = [_MODES[mode] for card in snapshot.cards for mode in card.modes]
+    found["DCGM_CUSTOM_ALLOCATE_MODE"].add(max(modes, default=0), labels(at_node))
+    for card in snapshot.cards:
+        device = at_node | _device(card.sample)
+        _card(found, card, device | {"DriverVersion": snapshot.driver_version, "SupportDCGM": "true"})
+        for key, each in card.containers.items():
+            at = labels(device | _pod(key, _mode(card, key)))
+            if each.allocated_bytes is not None:
+                found["DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED"].add(each.allocated_bytes / MIB, at)
+                found["DCGM_CUSTOM_CONTAINER_CP_ALLOCATED"].add(each.share_ratio or 0.0, at)
+        for process in card.sample.processes or ():
+            _process(found, card, process, owners.get(process.pid), device)
+    return list(found.values())
+
+
+def _card(found: dict[str, Family], card: CardPicture, device: dict[str, str]) -> None:
+    at, total = labels(device), card.sample.total_bytes
+    if total:
+        found["DCGM_CUSTOM_DEV_FB_TOTAL"].add(total / MIB, at)
+        if card.allocated_bytes is not None:
+            found["DCGM_CUSTOM_DEV_FB_ALLOCATED"].add(card.allocated_bytes / total, at)
+
+
+def _process(
+    found: dict[str, Family],
+    card: CardPicture,
+    process: ProcessReading,
+    owner: Owner | None,
+    device: dict[str, str],
+) -> None:
+    """A process of a container with an allocation is legal; any other is not."""
+    legal = isinstance(owner, ContainerKey) and card.containers[owner].promise is not None
+    prefix = "DCGM_CUSTOM_PROCESS_" if legal else "DCGM_CUSTOM_ILLEGAL_PROCESS_"
+    key = owner if isinstance(owner, ContainerKey) else ContainerKey("", "", "")
+    about = {"ProcessId": str(process.pid), "ProcessName": "", "ProcessType": "C"}
+    at = labels(device | _pod(key, _mode(card, key)) | about)
+    if process.memory_bytes is not None:
+        found[prefix + "MEM_USED"].add(process.memory_bytes / MIB, at)
+    if process.sm_ratio is not None:
+        found[prefix + "SM_UTIL"].add(process.sm_ratio * 100, at)
+    for name, ratio in (
+        ("MEM_COPY_UTIL", process.memory_ratio),
+        ("ENCODE_UTIL", process.encoder_ratio),
+        ("DECODE_UTIL", process.decoder_ratio),
+    ):
+        if ratio is not None:
+            found[prefix + name].add(ratio * 100, at)
+
+
+def _device(sample: CardSample) -> dict[str, str]:
+    return {
+        "UUID": sample.uuid,
+        "device": f"nvidia{sample.index}",
+        "gpu": str(sample.index),
+        "modelName": sample.model,
+    }
+
+
+def _pod(key: ContainerKey, mode: str) -> dict[str, str]:
+    return {
+        "AllocateMode": mode,
+        "ContainerName": key.container,
+        "NamespaceName": key.namespace,
+        "PodName": key.pod,
+    }
+
+
+def _mode(card: CardPicture, key: ContainerKey) -> str:
+    each = card.containers.get(key)
+    return str(each.promise.mode) if each is not None and each.promise is not None else ""
+
+
+# -- exporter 1.0 ------------------------------------------------------------------------------------------
+
+
+def legacy_families(snapshot: Snapshot, node: str) -> list[Family]:
+    """Six gauges: one series a card for a whole or idle one, one a container for a shared one."""
+    found = _families(_LEGACY)
+    found["nvidia_gpu_num_devices"].add(len(snapshot.cards), labels({"node_name": node}))
+    for card in snapshot.cards:
+        fields = card.sample.fields
+        for about, used, duty in _holders(card):
+            at = labels(_legacy_labels(card.sample, node) | about)
+            _put(found, "nvidia_gpu_duty_cycle", duty, at)
+            _put(found, "nvidia_gpu_memory_total_bytes", card.sample.total_bytes, at)
+            _put(found, "nvidia_gpu_memory_used_bytes", used, at)
+            power = fields.get(155)
+            _put(found, "nvidia_gpu_power_usage_milliwatts", _times(power, 1000), at)
+            _put(found, "nvidia_gpu_temperature_celsius", _times(fields.get(150), 1), at)
+    return list(found.values())
+
+
+def _holders(card: CardPicture) -> Iterator[tuple[dict[str, str], float | None, float | None]]:
+    """(labels of the holder, bytes used, duty cycle) of each series of a card."""
+    duty = _times(card.sample.fields.get(203), 1)
+    held = {key: each for key, each in card.containers.items() if each.promise is not None}
+    if not held:
+        yield _legacy_pod(None, ""), card.sample.used_bytes, duty
+    for key, each in held.items():
+        assert each.promise is not None
+        if each.promise.mode is ShareMode.EXCLUSIVE:
+            yield _legacy_pod(key, "exclusive"), card.sample.used_bytes, duty
+        else:
+            share = None if each.sm_ratio is None else each.sm_ratio * 100
+            yield _legacy_pod(key, "share"), each.used_bytes, share
+
+
+def _legacy_labels(sample: CardSample, node: str) -> dict[str, str]:
+    return {
+        "minor_number": str(sample.index),
+        "name": sample.model,
+        "node_name": node,
+        "uuid": sample.uuid,
+    }
+
+
+def _legacy_pod(key: ContainerKey | None, mode: str) -> dict[str, str]:
+    return {
+        "allocate_mode": mode,
+        "container_name": key.container if key else "",
+        "namespace_name": key.namespace if key else "",
+        "pod_name": key.pod if key else "",
+    }
+
+
+def _put(found: dict[str, Family], name: str, value: float | None, at: str) -> None:
+    if value is not None:
+        found[name].add(value, at)
+
+
+def _times(value: float | str | None, factor: float) -> float | None:
+    return value * factor if isinstance(value, (int, float)) else None

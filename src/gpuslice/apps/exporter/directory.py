@@ -1,0 +1,134 @@
+"""Which pods are on this node, by every key that a process or kubelet may name them with.
+
+Three sources: the API server, the names of kubelet's log folders, and the agent's folders. None is needed:
+without any, processes are attributed to nobody, and the page says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuslice.adapters.cgroup.container import ContainerRef
+from gpuslice.adapters.kube import objects
+from gpuslice.core.attribution import ContainerKey
+
+CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: what its cgroup is named by
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """One pod. `containers`: id (bare, 64 hex digits) → container name, as far as they have started."""
+
+    namespace: str
+    name: str
+    uid: str
+    names: tuple[str, ...] = ()
+    containers: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cgroup_uid: str = ""  # where it differs from `uid`: a static pod's
+
+    def key(self, container: str) -> ContainerKey:
+        return ContainerKey(self.namespace, self.name, container)
+
+
+class Directory:
+    """The node's pods. `known` is false until a source has answered once."""
+
+    def __init__(self) -> None:
+        self.known = False
+        self.version = 0  # grows with each change, for who keeps what was looked up
+        self._by_uid: dict[str, KnownPod] = {}
+        self._by_name: dict[tuple[str, str], KnownPod] = {}
+        self._by_container: dict[str, ContainerKey] = {}
+
+    def replace(self, pods: Iterable[KnownPod]) -> None:
+        """All pods of the node anew."""
+        self.known = True
+        self.version += 1
+        self._by_uid, self._by_name, self._by_container = {}, {}, {}
+        for pod in pods:
+            self._index(pod)
+
+    def put(self, pod: KnownPod) -> None:
+        self.remove(pod.uid)
+        self._index(pod)
+        self.version += 1
+
+    def remove(self, uid: str) -> None:
+        gone = self._by_uid.pop(uid, None)
+        if gone is None:
+            return
+        self.version += 1
+        self._by_uid.pop(gone.cgroup_uid, None)
+        if self._by_name.get((gone.namespace, gone.name)) is gone:
+            del self._by_name[gone.namespace, gone.name]
+        for identifier in gone.containers:
+            self._by_container.pop(identifier, None)
+
+    def pod(self, namespace: str, name: str) -> KnownPod | None:
+        return self._by_name.get((namespace, name))
+
+    def container_id(self, key: ContainerKey) -> str:
+        """The id of the container that runs under this name; "" while unknown."""
+        pod = self.pod(key.namespace, key.pod)
+        named = [each for each, name in (pod.containers if pod else {}).items() if name == key.container]
+        return named[-1] if named else ""
+
+    def owner(self, ref: ContainerRef, holding: Mapping[str, tuple[str, ...]]) -> ContainerKey | None:
+        """The container that a cgroup names; None for one of no pod that is known.
+
+        A container that has just started is not in the pod's status yet: its pod is known by the uid, and
+        where the pod has one container, or one with an allocation (`holding`, by ``namespace/pod``), it is
+        that one.
+        """
+        exact = self._by_container.get(ref.container_id)
+        if exact is not None:
+            return exact
+        pod = self._by_uid.get(ref.pod_uid)
+        if pod is None:
+            return None
+        for names in (pod.names, holding.get(f"{pod.namespace}/{pod.name}", ())):
+            if len(names) == 1:
+                return pod.key(names[0])
+        return None
+
+    def _index(self, pod: KnownPod) -> None:
+        self._by_uid[pod.uid] = pod
+        if pod.cgroup_uid:
+            self._by_uid[pod.cgroup_uid] = pod
+        self._by_name[pod.namespace, pod.name] = pod
+        for identifier, name in pod.containers.items():
+            self._by_container[identifier] = pod.key(name)
+
+
+def known_pod(pod: objects.Pod) -> KnownPod:
+    """A pod of the API."""
+    meta, status = pod.metadata, pod.status
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    return KnownPod(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        names=tuple(each.name for each in (*(pod.spec.init_containers or ()), *pod.spec.containers)),
+        containers={_bare(each.container_id): each.name for each in statuses if each.container_id},
+        labels=meta.labels or {},
+        cgroup_uid=(meta.annotations or {}).get(CONFIG_HASH, ""),
+    )
+
+
+def pods_of_log_folders(folder: Path) -> list[KnownPod]:
+    """Pods by kubelet's log folders: ``<namespace>_<pod>_<uid>/<container>/``. Raises OSError."""
+    pods = []
+    for entry in sorted(folder.iterdir()):
+        parts = entry.name.split("_")  # none of the three can hold an underscore
+        if len(parts) == 3 and entry.is_dir():
+            names = tuple(sorted(each.name for each in entry.iterdir() if each.is_dir()))
+            pods.append(KnownPod(parts[0], parts[1], parts[2], names))
+    return pods
+
+
+def _bare(container_id: str) -> str:
+    """``containerd://<id>`` without the runtime."""
+    return container_id.rpartition("://")[2]

@@ -1,0 +1,113 @@
+"""What the agent wrote for each container and what the interposer counted there.
+
+The agent's folder of a container names its owner (``owner.json``), its limits (``etc/limits``) and holds the
+region that the container's processes share (``var/region``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gpuslice.adapters.region.limits import CardLimit, LimitsError, read_limits
+from gpuslice.adapters.region.reader import CardUsage, RegionError, RegionFile
+from gpuslice.core.attribution import ContainerKey
+
+NO_CARDS: dict[str, CardUsage] = {}
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    uid: str = ""
+
+
+_OWNER = msgspec.json.Decoder(_Owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call."""
+
+    limits: dict[str, CardLimit]
+    counted: dict[str, CardUsage]
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """All containers of the agent's folder; and what could not be read, one sentence each."""
+
+    containers: dict[ContainerKey, Isolated]
+    problems: tuple[str, ...] = ()
+
+    def limit(self, key: ContainerKey, uuid: str) -> CardLimit | None:
+        found = self.containers.get(key)
+        return None if found is None else found.limits.get(uuid)
+
+    def counted(self, key: ContainerKey, uuid: str) -> CardUsage | None:
+        found = self.containers.get(key)
+        return None if found is None else found.counted.get(uuid)
+
+
+@dataclass(slots=True)
+class _Folder:
+    stamp: tuple[int, int]
+    key: ContainerKey | None
+    limits: dict[str, CardLimit]
+    region: RegionFile
+
+
+class IsolationReader:
+    """Reads below ``<root>/containers``; files that did not change are not read again."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "containers"
+        self._known: dict[str, _Folder] = {}
+
+    def read(self) -> Isolation:
+        """Everything now. A folder that cannot be read is a problem of its own, not of the others."""
+        try:
+            names = [entry.name for entry in self._folder.iterdir() if entry.is_dir()]
+        except FileNotFoundError:
+            names = []  # no agent, or a node without isolation
+        for gone in self._known.keys() - set(names):
+            self._known.pop(gone).region.close()
+        found: dict[ContainerKey, Isolated] = {}
+        problems: list[str] = []
+        for name in names:
+            try:
+                self._add(name, found)
+            except (OSError, LimitsError, RegionError, msgspec.DecodeError) as error:
+                problems.append(f"{self._folder / name}: {error}")
+        return Isolation(found, tuple(problems))
+
+    def _add(self, name: str, found: dict[ContainerKey, Isolated]) -> None:
+        folder = self._look(name)
+        if folder.key is not None:
+            counted = {card.uuid: card for card in folder.region.cards() or ()}
+            found[folder.key] = Isolated(folder.limits, counted)
+
+    def _look(self, name: str) -> _Folder:
+        folder = self._folder / name
+        stamp = (_stamp(folder / "owner.json"), _stamp(folder / "etc" / "limits"))
+        known = self._known.get(name)
+        if known is not None and known.stamp == stamp:
+            return known
+        if known is not None:
+            known.region.close()
+        owner = _OWNER.decode((folder / "owner.json").read_bytes()) if stamp[0] else _Owner()
+        limits = {limit.uuid: limit for limit in read_limits(folder / "etc" / "limits") or ()}
+        key = ContainerKey(owner.namespace, owner.pod, owner.container) if owner.pod else None
+        read = _Folder(stamp, key, limits, RegionFile(folder / "var" / "region"))
+        self._known[name] = read
+        return read
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

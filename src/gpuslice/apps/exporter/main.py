@@ -1,0 +1,236 @@
+"""The exporter process: wires everything and starts named tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpuslice.adapters.gpu.nvml import NvmlSource
+from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
+from gpuslice.adapters.gpu.telemetry import NvmlTelemetry, Telemetry
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.errors import ConfigError, KubeError
+from gpuslice.adapters.kube.resources import CONFIG_MAPS
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
+from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.serve import run, until_stopped
+from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
+from gpuslice.apps.exporter.book import Book, book_of, is_ours
+from gpuslice.apps.exporter.clocks import ClockWindows
+from gpuslice.apps.exporter.config import CounterConfig
+from gpuslice.apps.exporter.directory import Directory
+from gpuslice.apps.exporter.extra import EXTRA_FIELDS, OWN_FIELDS
+from gpuslice.apps.exporter.fields import load as load_fields
+from gpuslice.apps.exporter.flags import DcgmCommand
+from gpuslice.apps.exporter.owners import Owners
+from gpuslice.apps.exporter.pods import ApiPods, LogFolderPods
+from gpuslice.apps.exporter.privilege import hidden_processes
+from gpuslice.apps.exporter.sampler import Health, Sampler
+from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
+from gpuslice.apps.exporter.view import View
+from gpuslice.apps.exporter.web import make_app, make_legacy_app, serve_all
+from gpuslice.apps.exporter.xids import Xids
+from gpuslice.apps.settings import SettingsError, load, options, shown
+
+_log = logging.getLogger(__name__)
+LOOK_EVERY_S = 2.0
+EVENTS_RETRY_S = 10.0
+
+
+class Exporter:
+    """One node's exporter around a source of samples, one of faults, and a Kubernetes client if any."""
+
+    def __init__(
+        self,
+        settings: ExporterSettings,
+        telemetry: Telemetry,
+        source: GpuSource,
+        client: KubeClient | None = None,
+    ) -> None:
+        self.settings = settings
+        self.node = settings.node_name or platform.node()
+        self.health = Health()
+        self.directory = Directory()
+        self.xids = Xids()
+        self.clocks = ClockWindows(settings.clock_events_count_window_size / 1000)
+        self.config = CounterConfig(settings.collectors, load_fields())
+        self.owners = Owners(self.directory, Path(settings.proc))
+        self.sampler = Sampler(
+            telemetry,
+            self.owners,
+            self.health,
+            root=Path(settings.root),
+            memory_unit=settings.memory_unit,
+            chosen=parse_devices(settings.devices),
+        )
+        self.sampler.obstacle = self._obstacle
+        self.view = View(self)
+        self._source = source
+        self._client = client
+        self._hidden = hidden_processes(settings.proc)
+        self._take_config()
+
+    async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
+        """Serve until `stopped`; `listening` hears the port of the metrics."""
+        tasks = {
+            "samples": self._sample(),
+            "faults": self._follow_faults(),
+            "counter file": self._watch_config(),
+        }
+        if self.settings.kubernetes:
+            tasks |= {"kubelet's book": self._keep_book(), "pods": self._keep_pods()}
+        if self.settings.configmap_data not in {"", "none"}:
+            await self._use_config_map()
+        async with serve_all(self.settings, make_app(self.view), make_legacy_app(self.view)) as port:
+            listening(port)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    running = [group.create_task(work, name=name) for name, work in tasks.items()]
+                    await stopped
+                    for task in running:
+                        task.cancel()
+            finally:
+                await self._source.close()
+
+    def shown_settings(self) -> dict[str, Any]:
+        return shown(self.settings)
+
+    # -- tasks ----------------------------------------------------------------------------------------
+
+    async def _sample(self) -> None:
+        while True:
+            began_s = time.monotonic()
+            await self.sampler.sample()
+            for uuid, bits in self.sampler.snapshot.clock_events.items():
+                self.clocks.add(uuid, bits, began_s)
+            await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
+
+    async def _follow_faults(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(self._source.events()) as events:  # type: ignore[type-var]
+                    self.health.good("xid", 0.0)
+                    async for event in events:
+                        _log.warning("xid", extra={"xid": event.xid, "uuid": event.uuid})
+                        self.xids.add(event.uuid, event.xid, time.time())
+            except GpuUnavailableError as error:
+                self.health.bad("xid", str(error))
+            await asyncio.sleep(EVENTS_RETRY_S)
+
+    async def _watch_config(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            version = self.config.version
+            self.config.look()
+            if self.config.version != version:
+                self._take_config()
+
+    async def _keep_book(self) -> None:
+        reader = PodResources(Path(self.settings.pod_resources_kubelet_socket))
+        more = frozenset(self.settings.nvidia_resource_names)
+        while True:
+            began_s = time.monotonic()
+            try:
+                self._take_book(book_of(await reader.by_resource(lambda name: is_ours(name, more))), began_s)
+            except PodResourcesError as error:
+                self.health.bad("pod_resources", str(error), time.monotonic() - began_s)
+            await asyncio.sleep(self.settings.book_interval_s)
+
+    def _take_book(self, book: Book, began_s: float) -> None:
+        self.sampler.book = book
+        took_s = time.monotonic() - began_s
+        if book.problems:
+            self.health.bad("pod_resources", book.problems[0], took_s)
+        else:
+            self.health.good("pod_resources", took_s)
+
+    async def _keep_pods(self) -> None:
+        source, logs = self.settings.pod_source, Path(self.settings.pod_logs)
+        if self._client is not None and source in {"auto", "api"}:
+            await ApiPods(self._client, self.node, self.directory, self.health).run()
+        elif source == "logs" or (source == "auto" and logs.is_dir()):  # noqa: ASYNC240
+            await LogFolderPods(logs, self.directory, self.health).run()
+        elif source != "off":
+            self.health.bad("pods", "neither an API server nor kubelet's log folders")
+
+    # -- what changes ---------------------------------------------------------------------------------
+
+    async def _use_config_map(self) -> None:
+        """The counters of a ConfigMap, once; the file stays when it cannot be read."""
+        namespace, _, name = self.settings.configmap_data.partition(":")
+        try:
+            if self._client is None:
+                raise ConfigError("no API server is known")
+            found = await self._client.get(CONFIG_MAPS, name, namespace)
+            self.config.use((found.data or {})["metrics"], f"ConfigMap {namespace}/{name}")
+            self._take_config()
+        except (KubeError, ConfigError, KeyError) as error:
+            _log.warning("ConfigMap with counters not read", extra={"error": str(error)})
+
+    def _take_config(self) -> None:
+        self.config.look()
+        fields = {each.field.id: each.field.nvml_field for each in self.config.file.counters if each.field}
+        own = dict.fromkeys(OWN_FIELDS, "")
+        self.sampler.wanted = {**EXTRA_FIELDS, **own, **fields}
+
+    def _obstacle(self) -> str:
+        """Why no process can be given to a container; "" when that can be done."""
+        if not self.settings.kubernetes:
+            return ""
+        if self._hidden:
+            return self._hidden
+        return "" if self.directory.known else "pods of this node are not known"
+
+
+async def _main(settings: ExporterSettings) -> None:
+    telemetry = NvmlTelemetry(timeout_s=settings.driver_timeout_s)
+    source = NvmlSource(timeout_s=settings.driver_timeout_s)
+    try:
+        wanted = settings.kubernetes and settings.pod_source in {"auto", "api"}
+        connection = connect(os.environ, kubeconfig=settings.kubeconfig) if wanted else None
+    except ConfigError as error:
+        if settings.pod_source == "api" or settings.kubeconfig:
+            raise
+        _log.warning("no API server", extra={"reason": str(error)})
+        connection = None
+    if connection is None:
+        await Exporter(settings, telemetry, source).run(until_stopped())
+        return
+    async with AiohttpTransport(connection) as transport:
+        client = KubeClient(transport, manager="gpuslice-exporter")
+        await Exporter(settings, telemetry, source, client).run(until_stopped())
+
+
+def _check(settings: ExporterSettings) -> None:
+    if settings.web_config_file:
+        read_web_config(Path(settings.web_config_file))
+    for pattern in settings.kubernetes_pod_label_allowlist_regex:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise SettingsError(f'pod label expression "{pattern}": {error}') from error
+
+
+@click.command("exporter", cls=DcgmCommand)
+@options(ExporterSettings)
+def command(**flags: Any) -> None:
+    """Run the metrics exporter of a node; takes dcgm-exporter's flags and counter files."""
+    try:
+        settings = load(ExporterSettings, flags, os.environ)
+        configure_logs("debug" if settings.debug else "info")
+        _check(settings)
+        run(_main(settings))
+    except (SettingsError, ConfigError, WebConfigError) as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,72 @@
+"""Whose a process is: pid → cgroup → container, remembered for as long as the process lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuslice.adapters.cgroup.container import ContainerRef, parse_cgroup
+from gpuslice.apps.exporter.directory import Directory
+from gpuslice.core.attribution import Owner, Stranger
+
+CHECK_EVERY = 10
+"""A pid is held against its start time once in so many samples: pids are used again, but not at once."""
+
+
+@dataclass(slots=True)
+class _Known:
+    started: str
+    ref: ContainerRef | None
+
+
+class Owners:
+    """Looks processes up below `proc`."""
+
+    def __init__(self, directory: Directory, proc: Path) -> None:
+        self._directory = directory
+        self._proc = str(proc)
+        self._known: dict[int, _Known] = {}
+        self._resolved: dict[int, Owner] = {}
+        self._version = -1
+        self._turn = 0
+
+    def of(self, pids: Iterable[int], holding: Mapping[str, tuple[str, ...]]) -> dict[int, Owner]:
+        """The owner of each process that exists; one that does not is left out. Forgets all others."""
+        wanted = set(pids)
+        self._turn += 1
+        self._known = {pid: known for pid, known in self._known.items() if pid in wanted}
+        self._resolved = {pid: owner for pid, owner in self._resolved.items() if pid in wanted}
+        if self._version != self._directory.version:
+            self._version, self._resolved = self._directory.version, {}
+        for pid in wanted:
+            resolved = self._resolved.get(pid, Stranger.UNKNOWN_CONTAINER)
+            # a container of a pod that is not known yet is asked for again each time
+            if resolved is Stranger.UNKNOWN_CONTAINER or (pid + self._turn) % CHECK_EVERY == 0:
+                self._look(pid, holding)
+        return dict(self._resolved)
+
+    def _look(self, pid: int, holding: Mapping[str, tuple[str, ...]]) -> None:
+        self._resolved.pop(pid, None)
+        try:
+            known = self._read(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            self._known.pop(pid, None)
+            return
+        self._resolved[pid] = self._owner(known.ref, holding)
+
+    def _read(self, pid: int) -> _Known:
+        with open(f"{self._proc}/{pid}/stat", "rb") as file:
+            # the second field is a file name in parentheses and may hold anything; the 22nd is the start
+            started = file.read().rpartition(b")")[2].split()[19].decode()
+        known = self._known.get(pid)
+        if known is None or known.started != started:
+            with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+                known = _Known(started, parse_cgroup(file.read()))
+            self._known[pid] = known
+        return known
+
+    def _owner(self, ref: ContainerRef | None, holding: Mapping[str, tuple[str, ...]]) -> Owner:
+        if ref is None:
+            return Stranger.HOST
+        return self._directory.owner(ref, holding) or Stranger.UNKNOWN_CONTAINER

@@ -1,0 +1,254 @@
+"""Our own families: the snapshot as Prometheus sees it. Device series carry no pod; container series do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import gpuslice
+from gpuslice.adapters.web.exposition import Family, labels
+from gpuslice.apps.exporter import catalogue as c
+from gpuslice.apps.exporter.book import ShareMode
+from gpuslice.apps.exporter.directory import Directory
+from gpuslice.apps.exporter.extra import NVLINK, PCIE, RECOVERY, THROTTLE
+from gpuslice.apps.exporter.picture import CardPicture, ContainerPicture
+from gpuslice.apps.exporter.sampler import LostCard, Reading, Snapshot
+from gpuslice.apps.exporter.xids import Xids
+from gpuslice.core.attribution import ContainerKey
+
+_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2}
+_MILLI = 1e-3
+
+
+class Families:
+    """Families by metric, in the order in which they were first used."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Family] = {}
+
+    def add(self, metric: c.Metric, label_text: str, value: float | None) -> None:
+        """One sample; nothing when the value is unknown."""
+        if value is None:
+            return
+        family = self._found.get(metric.name)
+        if family is None:
+            family = self._found[metric.name] = metric.family()
+        family.samples.append((label_text, value))
+
+    def all(self) -> list[Family]:
+        return list(self._found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class PageContext:
+    """What the page needs beside the snapshot."""
+
+    node: str
+    directory: Directory
+    xids: Xids
+    max_series: int = 100_000
+
+
+def card_labels(node: str, index: int, uuid: str, **more: str) -> str:
+    return labels({"node": node, "gpu": str(index), "gpu_uuid": uuid, **more})
+
+
+def families(snapshot: Snapshot, context: PageContext) -> list[Family]:
+    """Cards, containers and what belongs to nobody."""
+    found = Families()
+    for lost in snapshot.lost:
+        _lost(found, lost, context)
+    for card in snapshot.cards:
+        _card(found, card, snapshot, context)
+    room = context.max_series
+    for card in snapshot.cards:
+        room = _containers(found, card, snapshot, context, room)
+        _rest(found, card, context.node)
+    return found.all()
+
+
+def _lost(found: Families, lost: LostCard, context: PageContext) -> None:
+    at = card_labels(context.node, lost.index, lost.uuid)
+    found.add(c.GPU_UP, at, 0)
+    what = card_labels(context.node, lost.index, lost.uuid, what="card", reason=lost.reason)
+    found.add(c.UNAVAILABLE, what, 1)
+    if lost.uuid:
+        _xids(found, lost.index, lost.uuid, context)
+
+
+def _card(found: Families, card: CardPicture, snapshot: Snapshot, context: PageContext) -> None:
+    sample, fields = card.sample, card.sample.fields
+    node, index, uuid = context.node, sample.index, sample.uuid
+    at = card_labels(node, index, uuid)
+    about = {
+        "model": sample.model,
+        "pci_bus_id": sample.pci_bus_id,
+        "driver_version": snapshot.driver_version,
+    }
+    found.add(c.GPU_UP, at, 1)
+    found.add(c.GPU_INFO, card_labels(node, index, uuid, **about), 1)
+    found.add(c.GPU_MEMORY_TOTAL, at, sample.total_bytes)
+    found.add(c.GPU_MEMORY_USED, at, sample.used_bytes)
+    found.add(c.GPU_MEMORY_RESERVED, at, sample.reserved_bytes)
+    found.add(c.GPU_MEMORY_ALLOCATED, at, card.allocated_bytes)
+    found.add(c.GPU_ALLOCATE_MODE, at, max((_MODES[mode] for mode in card.modes), default=0))
+    found.add(c.GPU_UTILIZATION, at, _scaled(fields.get(203), 0.01))
+    found.add(c.GPU_TEMPERATURE, at, _scaled(fields.get(150), 1))
+    found.add(c.GPU_TEMPERATURE_MARGIN, at, _difference(fields.get(158), fields.get(150)))
+    found.add(c.GPU_POWER, at, _scaled(fields.get(155), 1))
+    found.add(c.GPU_POWER_LIMIT, at, _scaled(fields.get(164), 1))
+    found.add(c.GPU_ENERGY, at, _scaled(fields.get(156), _MILLI))
+    found.add(c.GPU_RECOVERY, at, _scaled(fields.get(RECOVERY), 1))
+    for metric, name, parts in (
+        (c.GPU_THROTTLED, "reason", THROTTLE),
+        (c.GPU_PCIE, "direction", PCIE),
+        (c.GPU_NVLINK, "direction", NVLINK),
+    ):
+        for word, (number, factor) in parts.items():
+            if number in fields:
+                value = _scaled(fields[number], factor)
+                found.add(metric, card_labels(node, index, uuid, **{name: word}), value)
+    _xids(found, index, uuid, context)
+
+
+def _xids(found: Families, index: int, uuid: str, context: PageContext) -> None:
+    for xid, tally in context.xids.of(uuid).items():
+        at = card_labels(context.node, index, uuid, xid=str(xid))
+        found.add(c.XID_ERRORS, at, tally.count)
+        found.add(c.XID_LAST, at, tally.last_s or None)
+
+
+def _containers(
+    found: Families, card: CardPicture, snapshot: Snapshot, context: PageContext, room: int
+) -> int:
+    """Adds the card's containers as far as there is room; answers what is left."""
+    for place, key in enumerate(card.containers):
+        if room < len(_PER_CONTAINER):
+            at = _missing_labels(context.node, card, "containers", "more series than max_series")
+            found.add(c.UNAVAILABLE, at, len(card.containers) - place)
+            return 0
+        _container(found, card, key, snapshot, context)
+        room -= len(_PER_CONTAINER)
+    return room
+
+
+_PER_CONTAINER = tuple(metric for metric in c.METRICS if metric.labels[: len(c.CONTAINER)] == c.CONTAINER)
+
+
+def _container(
+    found: Families, card: CardPicture, key: ContainerKey, snapshot: Snapshot, context: PageContext
+) -> None:
+    each = card.containers[key]
+    who = {
+        "node": context.node,
+        "gpu": str(card.sample.index),
+        "gpu_uuid": card.sample.uuid,
+        "namespace": key.namespace,
+        "pod": key.pod,
+        "container": key.container,
+    }
+    at = labels(who)
+    found.add(c.CONTAINER_INFO, labels({**who, **_about(key, each, context.directory)}), 1)
+    found.add(c.MEMORY_USED, at, each.used_bytes)
+    found.add(c.MEMORY_LIMIT, at, each.limit_bytes)
+    found.add(c.MEMORY_ALLOCATED, at, each.allocated_bytes)
+    found.add(c.MEMORY_PEAK, at, each.peak_bytes)
+    found.add(c.MEMORY_REFUSED, at, each.refused)
+    found.add(c.SM_UTILIZATION, at, each.sm_ratio)
+    found.add(c.SM_SECONDS, at, snapshot.sm_seconds.get((card.sample.uuid, key)))
+    found.add(c.COMPUTE_SHARE, at, each.share_ratio)
+    found.add(c.THROTTLED, at, each.throttled_s)
+    found.add(c.PROCESSES, at, each.processes)
+
+
+def _about(key: ContainerKey, each: ContainerPicture, directory: Directory) -> dict[str, str]:
+    pod = directory.pod(key.namespace, key.pod)
+    return {
+        "pod_uid": pod.uid if pod is not None else "",
+        "container_id": directory.container_id(key),
+        "resource": each.promise.resource if each.promise is not None else "",
+        "share_mode": each.promise.mode if each.promise is not None else "none",
+    }
+
+
+def _rest(found: Families, card: CardPicture, node: str) -> None:
+    sample = card.sample
+    for kind, use in card.strangers.items():
+        at = card_labels(node, sample.index, sample.uuid, reason=kind)
+        found.add(c.UNATTRIBUTED_MEMORY, at, use.memory_bytes)
+        found.add(c.UNATTRIBUTED_SM, at, use.sm_ratio)
+        if use.processes:
+            found.add(c.UNATTRIBUTED_PROCESSES, at, use.processes)
+    for (what, reason), count in card.missing.items():
+        found.add(c.UNAVAILABLE, _missing_labels(node, card, what, reason), count)
+
+
+def _missing_labels(node: str, card: CardPicture, what: str, reason: str) -> str:
+    return card_labels(node, card.sample.index, card.sample.uuid, what=what, reason=reason)
+
+
+def pod_label_family(directory: Directory, snapshot: Snapshot, node: str, allowed: Iterable[str]) -> Family:
+    """Labels of the pods with a card, under names that Prometheus takes."""
+    patterns = [re.compile(pattern) for pattern in allowed]
+    family = c.POD_LABELS.family()
+    keys = {(key.namespace, key.pod) for card in snapshot.cards for key in card.containers}
+    for namespace, name in sorted(keys):
+        pod = directory.pod(namespace, name)
+        shown = {
+            "label_" + re.sub(r"\W", "_", label, flags=re.ASCII): value
+            for label, value in sorted((pod.labels if pod else {}).items())
+            if not patterns or any(pattern.fullmatch(label) for pattern in patterns)
+        }
+        if shown:
+            family.add(1, labels({"node": node, "namespace": namespace, "pod": name, **shown}))
+    return family
+
+
+# -- the exporter itself -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SelfReport:
+    """How the exporter is doing at the moment of a scrape."""
+
+    readings: Mapping[str, Reading]
+    sample_age_s: float | None
+    attributed: bool | None
+    devices: int | None
+    expected: int
+    supported: Mapping[str, bool]
+    config_ok: bool
+    config_problems: int
+    series: int
+
+
+def self_families(node: str, report: SelfReport) -> list[Family]:
+    found = Families()
+    at = labels({"node": node})
+    found.add(c.BUILD_INFO, labels({"version": gpuslice.__version__}), 1)
+    for name, reading in sorted(report.readings.items()):
+        which = labels({"node": node, "collector": name})
+        found.add(c.COLLECTOR_SUCCESS, which, int(reading.success))
+        found.add(c.COLLECTOR_DURATION, which, round(reading.took_s, 6))
+        found.add(c.COLLECTOR_ERRORS, which, reading.errors)
+    found.add(c.SAMPLE_AGE, at, None if report.sample_age_s is None else round(report.sample_age_s, 3))
+    found.add(c.ATTRIBUTION, at, None if report.attributed is None else int(report.attributed))
+    found.add(c.DEVICES, at, report.devices)
+    found.add(c.DEVICES_EXPECTED, at, report.expected)
+    for name, given in report.supported.items():
+        found.add(c.FIELD_SUPPORTED, labels({"node": node, "field": name}), int(given))
+    found.add(c.CONFIG_SUCCESS, at, int(report.config_ok))
+    found.add(c.CONFIG_PROBLEMS, at, report.config_problems)
+    found.add(c.SERIES, at, report.series)
+    return found.all()
+
+
+def _scaled(value: float | str | None, factor: float) -> float | None:
+    return None if value is None or isinstance(value, str) else value * factor
+
+
+def _difference(top: float | str | None, now: float | str | None) -> float | None:
+    if isinstance(top, float) and isinstance(now, float):
+        return top - now
+    return None

@@ -1,0 +1,165 @@
+"""One card at one moment as the page shows it: readings, owners and promises brought together. No I/O.
+
+For every card the containers' memory and the unattributed rest add up to the card's used memory. What could
+not be read is None here, absent on the page, and counted in `CardPicture.missing` with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gpuslice.adapters.gpu.telemetry import CardSample
+from gpuslice.adapters.region.reader import CardUsage as Counted
+from gpuslice.apps.exporter.book import Book, Promise, ShareMode, allocated_bytes
+from gpuslice.apps.exporter.isolation import Isolation
+from gpuslice.core.attribution import CardUsage, ContainerKey, Owner, Stranger, Usage, divide
+
+NO_PROCESS_LIST = "process list not readable"
+HIDDEN_PROCESSES = "driver lists no processes although containers use the card"
+NO_MEMORY = "driver does not tell memory of processes"
+NO_UTILIZATION = "driver does not tell utilization of processes"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPicture:
+    """One container on one card; None is unknown."""
+
+    used_bytes: int | None
+    sm_ratio: float | None
+    processes: int | None
+    promise: Promise | None = None
+    allocated_bytes: int | None = None
+    limit_bytes: int | None = None
+    share_ratio: float | None = None
+    peak_bytes: int | None = None
+    refused: int | None = None
+    throttled_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CardPicture:
+    """One card. `missing`: (what, reason) → how many series are absent for it."""
+
+    sample: CardSample
+    containers: Mapping[ContainerKey, ContainerPicture]
+    strangers: Mapping[Stranger, Usage]
+    allocated_bytes: int | None
+    missing: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+    @property
+    def modes(self) -> set[ShareMode]:
+        promises = (each.promise for each in self.containers.values())
+        return {promise.mode for promise in promises if promise is not None}
+
+    @property
+    def attributed(self) -> bool:
+        return not any(what == "attribution" for what, _ in self.missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known beside the cards' readings. `obstacle`: why processes have no containers."""
+
+    owners: Mapping[int, Owner]
+    book: Book
+    isolation: Isolation
+    memory_unit: str = "GiB"
+    obstacle: str = ""
+
+
+def draw(sample: CardSample, known: Knowledge) -> CardPicture:
+    """Everything about one card."""
+    promises = known.book.of(sample.uuid)
+    counted = {key: found for key in promises if (found := known.isolation.counted(key, sample.uuid))}
+    obstacle = known.obstacle or _obstacle(sample, counted.values())
+    usage = _unattributed(sample, promises, known) if obstacle else _divided(sample, promises, known)
+    containers = {key: _container(key, use, sample, known, obstacle) for key, use in usage.owners.items()}
+    missing = _missing(sample, containers, obstacle)
+    given = [each.allocated_bytes for each in containers.values() if each.promise is not None]
+    allocated = None if None in given else sum(each for each in given if each is not None)
+    if any(each.promise is not None and not each.promise.units for each in containers.values()):
+        allocated = sample.total_bytes  # time slices of a whole card are the card, however many
+    return CardPicture(sample, containers, _strangers(sample, containers, usage), allocated, missing)
+
+
+def _strangers(
+    sample: CardSample, containers: Mapping[ContainerKey, ContainerPicture], usage: CardUsage
+) -> dict[Stranger, Usage]:
+    """Those that `usage` has, with the rest such that everything adds up to the card's figure."""
+    rest_of = Stranger.UNKNOWN if Stranger.UNKNOWN in usage.strangers else Stranger.DRIVER
+    strangers = {kind: use for kind, use in usage.strangers.items() if kind is not rest_of}
+    if sample.used_bytes is not None:
+        parts = [each.used_bytes or 0 for each in containers.values()]
+        parts += [use.memory_bytes or 0 for use in strangers.values()]
+        strangers[rest_of] = Usage(sample.used_bytes - sum(parts), None, 0)
+    return strangers
+
+
+def _obstacle(sample: CardSample, counted: Iterable[Counted]) -> str:
+    if sample.processes is None:
+        return NO_PROCESS_LIST
+    used = any(each.used_bytes for each in counted)
+    return HIDDEN_PROCESSES if used and not sample.processes else ""
+
+
+def _divided(sample: CardSample, promises: Mapping[ContainerKey, Promise], known: Knowledge) -> CardUsage:
+    return divide(sample.uuid, sample.used_bytes, sample.processes or (), known.owners, promises)
+
+
+def _unattributed(
+    sample: CardSample, promises: Mapping[ContainerKey, Promise], known: Knowledge
+) -> CardUsage:
+    """No process can be given to anybody: the interposer's count is what is left, where there is one."""
+    owners = {key: Usage(_counted_bytes(known.isolation, key, sample.uuid), None, 0) for key in promises}
+    return CardUsage(sample.uuid, owners, {Stranger.UNKNOWN: Usage(None, None, 0)})
+
+
+def _counted_bytes(isolation: Isolation, key: ContainerKey, uuid: str) -> int | None:
+    """What the interposer counts; 0 where it is in force and nobody has called CUDA yet."""
+    counted = isolation.counted(key, uuid)
+    if counted is not None:
+        return counted.used_bytes
+    return 0 if isolation.limit(key, uuid) is not None else None
+
+
+def _container(
+    key: ContainerKey, use: Usage, sample: CardSample, known: Knowledge, obstacle: str
+) -> ContainerPicture:
+    limit, counted = known.isolation.limit(key, sample.uuid), known.isolation.counted(key, sample.uuid)
+    promise = known.book.of(sample.uuid).get(key)
+    whole = promise is not None and promise.mode is ShareMode.EXCLUSIVE
+    used = use.memory_bytes
+    if used is None and counted is not None:
+        used = counted.used_bytes
+    return ContainerPicture(
+        used_bytes=used,
+        sm_ratio=use.sm_ratio,
+        processes=None if obstacle else use.processes,
+        promise=promise,
+        allocated_bytes=None
+        if promise is None
+        else allocated_bytes(promise, sample.total_bytes, known.memory_unit),
+        limit_bytes=limit.memory_bytes if limit is not None else sample.total_bytes if whole else None,
+        share_ratio=limit.share_percent / 100 if limit is not None and limit.share_percent else None,
+        peak_bytes=counted.peak_bytes if counted is not None else None,
+        refused=counted.refused if counted is not None else 0 if limit is not None else None,
+        throttled_s=counted.throttled_ns / 1e9 if counted is not None else 0.0 if limit is not None else None,
+    )
+
+
+def _missing(
+    sample: CardSample, containers: Mapping[ContainerKey, ContainerPicture], obstacle: str
+) -> Mapping[tuple[str, str], int]:
+    found: Counter[tuple[str, str]] = Counter()
+    if obstacle:
+        found["attribution", obstacle] = 1
+    for each in containers.values():
+        if each.used_bytes is None:
+            found["memory_used", obstacle or NO_MEMORY] += 1
+        if each.sm_ratio is None:
+            found["sm_utilization", obstacle or NO_UTILIZATION] += 1
+    if sample.used_bytes is None:
+        found["card_memory", "driver does not tell"] += 1
+    return found

@@ -1,0 +1,219 @@
+"""What can be set about the exporter: dcgm-exporter's settings under its names, and our own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from gpuslice.apps.settings import Settings, SettingsError, about
+
+Types = Literal["corrected", "upstream"]
+PodLabels = Literal["off", "exclusive"]
+PodSource = Literal["auto", "api", "logs", "off"]
+
+
+class ExporterSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice exporter``."""
+
+    collectors: Annotated[
+        str,
+        about(
+            "Counter file in dcgm-exporter's CSV grammar; empty for the built-in one. Changes are picked up.",
+            env=("DCGM_EXPORTER_COLLECTORS",),
+        ),
+    ] = ""
+    address: Annotated[
+        str, about("Where to listen; port 0 lets the system choose.", env=("DCGM_EXPORTER_LISTEN",))
+    ] = ":9400"
+    collect_interval: Annotated[
+        int,
+        about(
+            "Time between two samples of the cards. Raise it when the driver is slow.",
+            unit="ms",
+            env=("DCGM_EXPORTER_INTERVAL",),
+            ge=100,
+        ),
+    ] = 1000
+    kubernetes: Annotated[
+        bool,
+        about("Tell which pod holds and uses what.", env=("DCGM_EXPORTER_KUBERNETES",)),
+    ] = True
+    use_old_namespace: Annotated[
+        bool,
+        about(
+            "Label names of dcgm-exporter 1.x (uuid, pod_name, …) on DCGM series.",
+            env=("DCGM_EXPORTER_USE_OLD_NAMESPACE",),
+        ),
+    ] = False
+    configmap_data: Annotated[
+        str,
+        about(
+            'ConfigMap with the counters under the key "metrics", as NAMESPACE:NAME; before the file.',
+            env=("DCGM_EXPORTER_CONFIGMAP_DATA",),
+        ),
+    ] = "none"
+    devices: Annotated[
+        str,
+        about('Which cards: "f" or "g" for all, "g:0,2-3" for some.', env=("DCGM_EXPORTER_DEVICES_STR",)),
+    ] = "f"
+    no_hostname: Annotated[
+        bool, about("Leave the label hostname out of DCGM series.", env=("DCGM_EXPORTER_NO_HOSTNAME",))
+    ] = False
+    web_config_file: Annotated[
+        str,
+        about(
+            "TLS and basic authentication, in the file format of the Prometheus ecosystem.",
+            env=("DCGM_EXPORTER_WEB_CONFIG_FILE",),
+        ),
+    ] = ""
+    xid_count_window_size: Annotated[
+        int,
+        about(
+            "Window of DCGM_EXP_XID_ERRORS_COUNT.",
+            unit="ms",
+            env=("DCGM_EXPORTER_XID_COUNT_WINDOW_SIZE",),
+            ge=1,
+        ),
+    ] = 300_000
+    clock_events_count_window_size: Annotated[
+        int,
+        about(
+            "Window of DCGM_EXP_CLOCK_EVENTS_COUNT.",
+            unit="ms",
+            env=("DCGM_EXPORTER_CLOCK_EVENTS_COUNT_WINDOW_SIZE",),
+            ge=1,
+        ),
+    ] = 300_000
+    replace_blanks_in_model_name: Annotated[
+        bool,
+        about('"Tesla-T4" in place of "Tesla T4".', env=("DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",)),
+    ] = False
+    debug: Annotated[bool, about("Log at level debug.", env=("DCGM_EXPORTER_DEBUG",))] = False
+    log_format: Annotated[
+        str, about("Accepted for compatibility; logs are JSON.", env=("DCGM_EXPORTER_LOG_FORMAT",))
+    ] = "json"
+    kubernetes_enable_pod_labels: Annotated[
+        bool,
+        about(
+            "Show labels of pods with a card, as gpuslice_pod_labels.",
+            env=("DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",),
+        ),
+    ] = False
+    kubernetes_enable_pod_uid: Annotated[
+        bool,
+        about(
+            "Label pod_uid beside the pod labels of DCGM series.",
+            env=("DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",),
+        ),
+    ] = False
+    kubernetes_pod_label_allowlist_regex: Annotated[
+        tuple[str, ...],
+        about(
+            "Which pod labels, by regular expressions that must match whole names; empty for all.",
+            env=("DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX",),
+        ),
+    ] = ()
+    pod_resources_kubelet_socket: Annotated[
+        str, about("kubelet's pod-resources socket.", env=("DCGM_POD_RESOURCES_KUBELET_SOCKET",))
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    nvidia_resource_names: Annotated[
+        tuple[str, ...],
+        about("More resources whose devices are whole cards.", env=("NVIDIA_RESOURCE_NAMES",)),
+    ] = ()
+
+    node_name: Annotated[
+        str,
+        about("Name of the node for the API server; empty for the host name.", env=("NODE_NAME",)),
+    ] = ""
+    kubeconfig: Annotated[
+        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
+    ] = ""
+    pod_source: Annotated[
+        PodSource,
+        about(
+            "Where pods are known from: the API server, names of log folders (no permissions needed), auto "
+            "for the first that is there, or off."
+        ),
+    ] = "auto"
+    pod_logs: Annotated[str, about("kubelet's folder of pod logs, for the source logs.")] = "/var/log/pods"
+    proc: Annotated[str, about("The host's /proc. With hostPID it is the container's own.")] = "/proc"
+    root: Annotated[
+        str, about("The agent's folder on this host, for limits and what the interposer counts.")
+    ] = "/var/lib/gpuslice"
+    memory_unit: Annotated[
+        Literal["GiB", "MiB"], about("What one aliyun.com/gpu-mem is; as the agent's.")
+    ] = "GiB"
+    book_interval_s: Annotated[
+        float, about("How often kubelet's book of devices is read.", unit="s", ge=0.1)
+    ] = 5.0
+    driver_timeout_s: Annotated[float, about("How long a sample may take.", unit="s", ge=0.1)] = 30.0
+    stale_after_s: Annotated[
+        float,
+        about(
+            "How old a sample may be before its values are no longer shown; 0 for ten intervals.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0.0
+    metric_types: Annotated[
+        Types,
+        about(
+            "Types of DCGM series: corrected where the counter file calls a rate a counter, or as written."
+        ),
+    ] = "corrected"
+    compat_pod_labels: Annotated[
+        PodLabels,
+        about(
+            "Labels pod, namespace and container on DCGM series of cards that exactly one container holds, "
+            "for dashboards made for dcgm-exporter. Such series change their identity with the pod."
+        ),
+    ] = "off"
+    ack_metrics: Annotated[
+        bool, about("Also the vendor's DCGM_CUSTOM_* set, for dashboards that were made for it.")
+    ] = False
+    ack_node_pool: Annotated[str, about("Label NodePoolId of the DCGM_CUSTOM_* set.")] = ""
+    legacy_address: Annotated[
+        str,
+        about('Where the six nvidia_gpu_* gauges are served, e.g. ":9445"; empty for nowhere.'),
+    ] = ""
+    max_series: Annotated[
+        int,
+        about("Most container series on a page; the rest is counted as unavailable.", ge=100),
+    ] = 100_000
+
+    def __post_init__(self) -> None:
+        parse_devices(self.devices)
+        parse_address(self.address)
+        if self.legacy_address:
+            parse_address(self.legacy_address)
+
+    @property
+    def interval_s(self) -> float:
+        return self.collect_interval / 1000
+
+    @property
+    def stale_s(self) -> float:
+        return self.stale_after_s or max(10 * self.interval_s, 10.0)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``host:port``, ``:port`` or ``[ipv6]:port``. Raises `SettingsError`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f'address is "{text}", wants host:port or :port')
+    return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def parse_devices(text: str) -> frozenset[int] | None:
+    """Card numbers of dcgm-exporter's device option; None for all. Raises `SettingsError`."""
+    kind, separator, numbers = text.strip().partition(":")
+    if kind in {"f", "g"} and not separator:
+        return None
+    if kind != "g" or not numbers:
+        raise SettingsError(f'devices is "{text}", wants "f", "g" or "g:" and a list such as 0,2-3')
+    chosen: set[int] = set()
+    for part in numbers.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise SettingsError(f'devices is "{text}": "{part}" is neither a number nor a range')
+        chosen |= set(range(int(first), int(last or first) + 1))
+    return frozenset(chosen)

@@ -1,0 +1,80 @@
+"""The exporter's HTTP: its page and the vendor's old one, each with the security of the web-config file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from aiohttp import web
+
+import gpuslice
+from gpuslice.adapters.web.app import Probes, json_answer
+from gpuslice.adapters.web.app import make_app as make_probed_app
+from gpuslice.adapters.web.exposition import CONTENT_TYPE
+from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
+from gpuslice.apps.exporter.settings import ExporterSettings, parse_address
+from gpuslice.apps.exporter.view import View
+
+_INDEX = """<html><head><title>GPU exporter</title></head>
+<body><h1>GPU exporter</h1><p><a href="/metrics">Metrics</a> <a href="/health">Health</a></p></body></html>
+"""
+
+
+def make_app(view: View) -> web.Application:
+    """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
+    probes = Probes(gpuslice.__version__, view.not_ready, view.metrics)
+
+    async def index(_: web.Request) -> web.Response:
+        return web.Response(text=_INDEX, content_type="text/html")
+
+    async def health(_: web.Request) -> web.Response:
+        return web.Response(text="KO" if view.not_ready() else "OK")  # 200 all the same, as upstream
+
+    async def state(_: web.Request) -> web.Response:
+        return json_answer(view.state())
+
+    return make_probed_app(
+        probes, [web.get("/", index), web.get("/health", health), web.get("/debug/state", state)]
+    )
+
+
+def make_legacy_app(view: View) -> web.Application:
+    """Port 9445: the same page with and without a path."""
+    app = web.Application()
+    app.add_routes([web.get("/", _page(view.legacy)), web.get("/metrics", _page(view.legacy))])
+    return app
+
+
+def _page(body: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body(), headers={"Content-Type": CONTENT_TYPE})
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def serve_all(
+    settings: ExporterSettings, app: web.Application, legacy: web.Application
+) -> AsyncIterator[int]:
+    """Both pages; yields the port of the first. The old one is served only where it has an address."""
+    config = read_web_config(Path(settings.web_config_file)) if settings.web_config_file else WebConfig()
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(guard(app, config), _listen(settings.address, config)))
+        if settings.legacy_address:
+            listen = _listen(settings.legacy_address, config)
+            await stack.enter_async_context(serving(guard(legacy, config), listen))
+        yield port
+
+
+def _listen(address: str, config: WebConfig) -> Listen:
+    host, port = parse_address(address)
+    return Listen(
+        port,
+        host,
+        certificate=config.certificate,
+        key=config.key,
+        client_ca=config.client_ca,
+        must_show=config.must_show,
+    )
