@@ -38,7 +38,7 @@ class NameTable:
         longest = self._quoted.shape[1] // _WORD + 2
         self._factors = _odd_numbers(longest, seed)
         self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)
-        self._levels: list[tuple[int, Rows]] = []
+        self._levels: list[tuple[int, npt.NDArray[np.int32]]] = []
         self._lines: dict[tuple[bytes, bytes], Bytes] = {}
         self._build()
 
@@ -87,7 +87,7 @@ class NameTable:
         hashes = np.zeros(len(starts), dtype=np.uint64)
         longest = min(int(lengths.max(initial=0)), (len(self._factors) - 1) * _WORD)
         for number in range(-(-longest // _WORD)):
-            rest = np.clip(lengths - number * _WORD, 0, _WORD)
+            rest = np.minimum(np.maximum(lengths - number * _WORD, 0), _WORD)
             at = np.minimum(starts + number * _WORD, len(words) - 1)
             hashes += (words[at] & _TAIL[rest]) * self._factors[number]
         hashes += lengths.astype(np.uint64) * self._factors[-1]
@@ -105,7 +105,7 @@ class NameTable:
 
     def _candidates(self, level: int, hashes: Words) -> Rows:
         shift, table = self._levels[level]
-        rows: Rows = table[_slots(hashes, shift)]
+        rows: Rows = table[_slots(hashes, shift)].astype(np.int64)
         rows[self._hash_of_row[rows] != hashes] = UNKNOWN  # an empty slot points to the hash 0 at the end
         return rows
 
@@ -122,7 +122,7 @@ class NameTable:
         self._hash_of_row[rows] = hashes
         while len(rows):
             bits = max(4, len(rows).bit_length() + 3)
-            table = np.full(1 << bits, UNKNOWN, dtype=np.int64)
+            table = np.full(1 << bits, UNKNOWN, dtype=np.int32)
             slots = _slots(hashes, 64 - bits)
             table[slots] = rows
             self._levels.append((64 - bits, table))
@@ -145,14 +145,18 @@ def _slots(hashes: Words, shift: int) -> npt.NDArray[np.uint64]:
 
 
 def _bounds(raw: bytes) -> tuple[Rows, Rows] | None:
-    """Where each name starts and how long it is; None when the list needs a real JSON parser."""
-    if b"\\" in raw or not raw.startswith(b"["):
+    """Where each name starts and how long it is; None when the list is not plain and compact.
+
+    `raw` is known to be JSON: with one byte between each closing and the next opening quote, brackets around
+    and no escapes it can only be a list of strings.
+    """
+    if b"\\" in raw or not (raw.startswith(b'["') and raw.endswith(b'"]')):
         return None
     quotes = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == _QUOTE)
-    commas = raw.count(b",")
-    if len(quotes) % 2 or len(quotes) // 2 != commas + 1 or b"{" in raw or raw.count(b"[") > 1:
+    opening, closing = quotes[::2], quotes[1::2]
+    if len(opening) != len(closing) or not (opening[1:] - closing[:-1] == 2).all():
         return None
-    return quotes[::2] + 1, quotes[1::2] - quotes[::2] - 1
+    return opening + 1, closing - opening - 1
 
 
 def _framed(quoted: Bytes, before: bytes, after: bytes) -> Bytes:

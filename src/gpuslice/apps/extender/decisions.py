@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from gpuslice.adapters.wire.extender import ExtenderArgs, FilterResult, NodeList
 from gpuslice.adapters.wire.extender import Pod as WirePod
@@ -113,7 +114,7 @@ class Decisions:
             self._note_refused(pod, asked, request)
         if passing.all():
             return _answer(args, names, passing, _NOBODY, _NOBODY)
-        never = ~fits & ~_large_enough(fleet, asked, request)
+        never = _never(fleet, asked, ~fits, request)
         return _answer(
             args,
             names,
@@ -226,11 +227,9 @@ def request_of(pod: WirePod) -> Request | None:
 
 def _reasons(fleet: Fleet, asked: Asked, refused: Flags, request: Request) -> list[Reason]:
     """Why the known ones of the `refused` were refused."""
-    if not fleet.rows:
-        return []
     refused = refused & asked.known
-    enough = (fleet.left[asked.rows] >= request.units_per_gpu).sum(axis=1)
-    roomy = enough >= (1 if request.core_percent else request.gpu_count)
+    cards = 1 if request.core_percent else request.gpu_count
+    roomy = _with_cards(fleet.left, asked.rows, refused, request.units_per_gpu, cards)
     text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
     return [
         (refused & ~roomy, text),
@@ -238,12 +237,17 @@ def _reasons(fleet: Fleet, asked: Asked, refused: Flags, request: Request) -> li
     ]
 
 
-def _large_enough(fleet: Fleet, asked: Asked, request: Request) -> Flags:
-    """Which nodes could hold the request if nobody else were there."""
-    if not fleet.rows:
-        return np.zeros(len(asked.rows), dtype=np.bool_)
-    large: Flags = (fleet.size[asked.rows] >= request.units_per_gpu).sum(axis=1) >= request.gpu_count
-    return large & asked.known
+def _never(fleet: Fleet, asked: Asked, refused: Flags, request: Request) -> Flags:
+    """Which of the `refused` could not hold the request if nobody else were there."""
+    known = refused & asked.known
+    return refused & ~_with_cards(fleet.size, asked.rows, known, request.units_per_gpu, request.gpu_count)
+
+
+def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, which: Flags, units: int, cards: int) -> Flags:
+    """Which nodes of `which` have at least `cards` cards with at least `units` of `amounts`."""
+    found = np.zeros(len(rows), dtype=np.bool_)
+    found[which] = (amounts[rows[which]] >= units).sum(axis=1) >= cards
+    return found
 
 
 def _best(keys: Ints, count: int) -> Flags:
