@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../src/driver_abi.h"
@@ -366,6 +367,46 @@ static void run_threads(int count, int rounds, size_t bytes)
     printf("ok %d %d %d\n", granted, refused, odd);
 }
 
+/* ---- work ---- */
+
+static double seconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static CUfunction kernel(void)
+{
+    static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry work() { ret; }\n";
+    static CUfunction made;
+    CUmodule module;
+    if (!made && CALL(cuModuleLoadData, &module, image) == 0)
+        PLAIN(int (*)(CUfunction *, CUmodule, const char *), "cuModuleGetFunction", &made, module, "work");
+    return made;
+}
+
+/* Launches for so long; waits for the device after every `every` of them (0: never), and idles `pause_us` then. */
+static void burn(double for_s, int every, int pause_us)
+{
+    CUfunction work = kernel();
+    double until = seconds() + for_s;
+    int launched = 0, failed = 0;
+    while (work && seconds() < until) {
+        failed += CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) != 0;
+        launched++;
+        if (every && launched % every == 0) {
+            synchronize();
+            if (pause_us)
+                usleep((useconds_t)pause_us);
+        }
+        if (!every && launched % 64 == 0)
+            while (PLAIN(int (*)(CUstream), "cuStreamQuery", NULL) == 600 && seconds() < until)
+                usleep(100); /* a queue has an end: the driver lets a program run ahead by so much */
+    }
+    printf("ok %d %d\n", launched, failed);
+}
+
 /* ---- what must not change ---- */
 
 static void tell_manners(void)
@@ -503,6 +544,8 @@ static void obey(char *line)
         answer(CALL(cuIpcCloseMemHandle, held[id].value));
     else if (is(word, "threads") && sscanf(line, "%*s %d %llu %llu", &id, &more, &bytes) == 3)
         run_threads(id, (int)more, bytes);
+    else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu", &bytes, &id, &more) == 3)
+        burn((double)bytes / 1000, id, (int)more);
     else if (is(word, "manners"))
         tell_manners();
     else if (is(word, "fork"))

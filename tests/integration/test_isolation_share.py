@@ -1,0 +1,77 @@
+"""A share of compute is kept, alone and beside others, whatever shape the work has."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuslice.sim import gpu
+from tests.integration.isolation_rig import Machine, Worker, container, make_container, make_machine
+
+WARM_UP_MS = 400
+MEASURED_MS = 1500
+
+
+def busy_ns(machine: Machine) -> int:
+    with gpu.Machine(machine.state) as cards:
+        return cards.cards()[0].busy_ns
+
+
+def burn(worker: Worker, milliseconds: int, every: int, pause_us: int = 0) -> None:
+    worker.say(f"burn {milliseconds} {every} {pause_us}")
+
+
+def share_of_card(machine: Machine, worker: Worker, every: int, pause_us: int = 0) -> float:
+    """How much of the card one worker keeps busy, in percent, after the controller has found its feet."""
+    burn(worker, WARM_UP_MS + MEASURED_MS + 500, every, pause_us)
+    time.sleep(WARM_UP_MS / 1000)
+    began, busy = time.monotonic_ns(), busy_ns(machine)
+    time.sleep(MEASURED_MS / 1000)
+    share = 100 * (busy_ns(machine) - busy) / (time.monotonic_ns() - began)
+    worker.heard()
+    return share
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "every"),
+    [(200, 0), (2000, 0), (20000, 1), (500, 1)],
+    ids=["short, queued", "long, queued", "very long, one by one", "short, one by one"],
+)
+def test_a_container_alone_keeps_to_its_share(tmp_path: Path, kernel_us: int, every: int) -> None:
+    with container(tmp_path, share=30, kernel_us=kernel_us) as box, box.worker() as worker:
+        worker.ok("start 0")
+        share = share_of_card(box.machine, worker, every)
+        assert 25 <= share <= 35
+        assert box.card().throttled_ns > 0
+
+
+def test_without_a_share_nothing_waits(tmp_path: Path) -> None:
+    with container(tmp_path, kernel_us=1000) as box, box.worker() as worker:
+        worker.ok("start 0")
+        assert share_of_card(box.machine, worker, 0) > 85
+        assert box.card().throttled_ns == 0
+
+
+def test_the_share_is_the_containers_not_the_processes(tmp_path: Path) -> None:
+    with container(tmp_path, share=30, kernel_us=1000) as box, box.worker() as one, box.worker() as two:
+        one.ok("start 0")
+        two.ok("start 0")
+        burn(two, WARM_UP_MS + MEASURED_MS + 500, 1)
+        share = share_of_card(box.machine, one, 1)
+        two.heard()
+        assert 25 <= share <= 35
+
+
+def test_two_containers_get_their_shares(tmp_path: Path) -> None:
+    machine = make_machine(tmp_path, kernel_us=1000)
+    small = make_container(tmp_path / "small", machine, share=30)
+    large = make_container(tmp_path / "large", machine, share=60)
+    with small.worker() as one, large.worker() as two:
+        one.ok("start 0")
+        two.ok("start 0")
+        for worker in (one, two):
+            burn(worker, WARM_UP_MS + MEASURED_MS, 1)
+        launched = [int(worker.heard().split()[1]) for worker in (one, two)]
+        assert 1.5 <= launched[1] / launched[0] <= 2.6
