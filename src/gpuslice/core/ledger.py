@@ -110,6 +110,8 @@ class Ledger:
 
         The pod's earlier holding, if any, makes way: nobody is ever placed twice.
         """
+        if pod.uid in self._gone:
+            return Refusal("The pod is finished or gone", never=True)
         before = self.holding(pod.uid)
         self._drop_holding(pod.uid)
         refusal = self._no_room(pod, placement)

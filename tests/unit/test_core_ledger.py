@@ -1,0 +1,365 @@
+"""After any order of events the ledger is what a new one would be, and no card is promised twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod, Refusal
+from gpuslice.core.placement import NodeState, place
+from gpuslice.core.policy import make_policy
+from gpuslice.core.policy.fleet import Shape
+from tests.builders import make_node, make_placement, make_pod, make_request
+
+
+def ledger_of(*pods: Pod, cards: tuple[int, ...] = (15, 15)) -> Ledger:
+    ledger = Ledger()
+    ledger.apply_node(make_node(cards=cards))
+    for pod in pods:
+        ledger.apply_pod(pod)
+    return ledger
+
+
+def left(ledger: Ledger, node: str = "n1") -> tuple[int, ...]:
+    state = ledger.state(node)
+    assert state is not None
+    return state.left
+
+
+def test_a_bound_pod_holds_what_its_annotations_say() -> None:
+    assert left(ledger_of(make_pod(node="n1", card=1, memory=4))) == (15, 11)
+
+
+def test_an_annotated_pod_that_is_not_bound_holds_nothing() -> None:
+    assert left(ledger_of(make_pod(), make_pod("q", card=1))) == (15, 15)
+
+
+def test_a_terminating_pod_holds_its_cards_and_a_finished_one_does_not() -> None:
+    pod = make_pod(node="n1", card=0, terminating=True)
+    ledger = ledger_of(pod)
+    assert left(ledger) == (11, 15)
+    ledger.apply_pod(replace(pod, finished=True))
+    assert left(ledger) == (15, 15)
+
+
+def test_a_late_event_does_not_bring_a_pod_back() -> None:
+    pod = make_pod(node="n1", card=0)
+    ledger = ledger_of(pod)
+    ledger.remove_pod(pod.uid)
+    ledger.apply_pod(pod)
+    assert left(ledger) == (15, 15)
+    assert ledger.pods == {}
+
+
+def test_older_news_of_a_pod_change_nothing() -> None:
+    old = make_pod(node="n1", card=0, version=5)
+    new = replace(old, placement=make_placement("n1", 4, 1), version=9)
+    assert left(ledger_of(new, old)) == (15, 11)
+
+
+def test_a_new_pod_under_an_old_name_ends_the_old_one() -> None:
+    old = make_pod("app-0", node="n1", card=0, uid="old", version=5)
+    new = make_pod("app-0", node="n1", card=1, uid="new", version=9)
+    ledger = ledger_of(old, new, old)
+    assert left(ledger) == (15, 11)
+    assert set(ledger.pods) == {"new"}
+
+
+def test_a_pod_may_be_seen_before_its_node() -> None:
+    ledger = Ledger()
+    ledger.apply_pod(make_pod(node="n1", card=0))
+    assert ledger.state("n1") is None
+    ledger.apply_node(make_node())
+    assert left(ledger) == (11,)
+
+
+def test_a_pod_that_nobody_placed_counts_against_every_card() -> None:
+    ledger = ledger_of(make_pod(node="n1", memory=10), make_pod("q", node="n1", card=0, memory=3))
+    assert left(ledger) == (2, 5)
+
+
+def test_more_used_than_there_is_leaves_nothing_and_never_less() -> None:
+    ledger = ledger_of(make_pod(node="n1", card=0, memory=10))
+    ledger.apply_node(make_node(cards=(8, 15)))
+    assert left(ledger) == (0, 15)
+    assert list(ledger.overcommitted()) == [("n1", 0, 10, 8)]
+    ledger.apply_node(make_node(cards=(15, 15)))
+    assert left(ledger) == (5, 15)
+
+
+def test_a_vanished_card_takes_its_pods_share_with_it_and_brings_it_back() -> None:
+    ledger = ledger_of(make_pod(node="n1", card=1, memory=10))
+    ledger.apply_node(make_node(cards=(15,)))
+    assert left(ledger) == (15,)
+    ledger.apply_node(make_node(cards=(15, 15)))
+    assert left(ledger) == (15, 5)
+
+
+def test_an_unhealthy_card_has_nothing_free() -> None:
+    ledger = ledger_of()
+    ledger.apply_node(make_node(cards=(15, 15), unhealthy=frozenset({0})))
+    assert left(ledger) == (0, 15)
+    assert ledger.flush().size[ledger.fleet.row_of["n1"]].tolist() == [0, 15]
+
+
+def test_an_assumed_placement_holds_until_it_is_forgotten() -> None:
+    ledger = ledger_of()
+    pod = make_pod()
+    assert ledger.assume(pod, make_placement("n1", 4, 0)) is None
+    ledger.apply_pod(pod)  # the watch shows it, still unbound
+    assert left(ledger) == (11, 15)
+    ledger.forget(pod.uid)
+    assert left(ledger) == (15, 15)
+
+
+def test_an_assumed_placement_becomes_the_pods_own_when_it_is_seen_bound() -> None:
+    ledger = ledger_of()
+    pod = make_pod()
+    ledger.assume(pod, make_placement("n1", 4, 0))
+    ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 0)))
+    ledger.forget(pod.uid)
+    assert left(ledger) == (11, 15)
+    assert ledger.assumed() == []
+
+
+def test_bound_elsewhere_wins_over_what_was_assumed() -> None:
+    ledger = ledger_of()
+    ledger.apply_node(make_node("n2"))
+    pod = make_pod()
+    ledger.assume(pod, make_placement("n1", 4, 0))
+    ledger.apply_pod(replace(pod, node="n2", placement=make_placement("n2", 4, 0)))
+    assert left(ledger) == (15, 15)
+    assert left(ledger, "n2") == (11,)
+
+
+def test_what_does_not_fit_is_not_assumed() -> None:
+    ledger = ledger_of(make_pod("a", node="n1", card=0, memory=12))
+    refusal = ledger.assume(make_pod(), make_placement("n1", 4, 0))
+    assert isinstance(refusal, Refusal)
+    assert isinstance(ledger.assume(make_pod(), make_placement("ghost", 4, 0)), Refusal)
+    assert left(ledger) == (3, 15)
+
+
+def test_nothing_is_assumed_for_a_pod_that_is_gone() -> None:
+    ledger = ledger_of()
+    ledger.remove_pod(make_pod().uid)
+    assert isinstance(ledger.assume(make_pod(), make_placement("n1", 4, 0)), Refusal)
+    assert left(ledger) == (15, 15)
+
+
+def test_a_second_assumption_replaces_the_first_and_a_failed_one_leaves_it() -> None:
+    ledger = ledger_of()
+    pod = make_pod()
+    ledger.assume(pod, make_placement("n1", 4, 0))
+    assert ledger.assume(pod, make_placement("n1", 4, 1)) is None
+    assert left(ledger) == (15, 11)
+    assert isinstance(ledger.assume(pod, make_placement("n1", 16, 0)), Refusal)
+    assert left(ledger) == (15, 11)
+
+
+class Diary:
+    """Hears what a policy hears."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Shape]] = []
+
+    def arrived(self, shape: Shape) -> None:
+        self.told.append(("arrived", shape))
+
+    def placed(self, shape: Shape) -> None:
+        self.told.append(("placed", shape))
+
+    def departed(self, shape: Shape) -> None:
+        self.told.append(("departed", shape))
+
+
+def test_a_policy_hears_of_each_pod_once() -> None:
+    diary = Diary()
+    ledger = Ledger(diary)
+    ledger.apply_node(make_node())
+    pod = make_pod()
+    for _ in range(2):
+        ledger.apply_pod(pod)
+    ledger.assume(pod, make_placement("n1", 4, 0))
+    for _ in range(2):
+        ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 0)))
+    ledger.remove_pod(pod.uid)
+    assert [what for what, _ in diary.told] == ["arrived", "placed", "departed"]
+
+
+@pytest.mark.parametrize(
+    ("cards", "units", "gpus", "chosen"),
+    [
+        ((12207, 8138, 4069, 16276), 8138, 1, (1,)),
+        ((4069, 4069), 8138, 1, None),
+        ((8138, 0), 8138, 1, (0,)),
+        ((5, 5, 5), 5, 1, (0,)),
+        ((5, 9, 5, 7), 10, 2, (0, 2)),
+        ((5, 4, 4), 10, 2, None),
+    ],
+)
+def test_cards_of_one_node(
+    cards: tuple[int, ...], units: int, gpus: int, chosen: tuple[int, ...] | None
+) -> None:
+    state = NodeState(make_node(cards=[16276] * len(cards)), cards, (0,) * len(cards))
+    answer = place(state, make_request(units, cards=gpus))
+    if chosen is None:
+        assert isinstance(answer, Refusal)
+    else:
+        assert not isinstance(answer, Refusal)
+        assert tuple(share.gpu for share in answer.shares) == chosen
+
+
+NODES = ("n1", "n2")
+
+
+class LedgerLife(RuleBasedStateMachine):
+    """An API server's truth, and a ledger that hears of it late, twice or out of order."""
+
+    pods: Bundle[str] = Bundle("pods")
+
+    @initialize()
+    def start(self) -> None:
+        self.ledger = Ledger()
+        self.policy = make_policy("binpack", self.ledger.fleet)
+        self.ledger.witness = self.policy
+        self.truth: dict[str, Pod] = {}
+        self.news: list[Pod] = []
+        self.cards: dict[str, tuple[int, ...]] = {}
+        self.version = 0
+        self.count = 0
+        for name in NODES:
+            self.set_node(name, (8, 15))
+
+    def publish(self, pod: Pod) -> None:
+        self.version += 1
+        pod = replace(pod, version=self.version)
+        self.truth[pod.uid] = pod
+        self.news.append(pod)
+
+    @rule(name=st.sampled_from(NODES), cards=st.lists(st.integers(1, 16), min_size=1, max_size=3).map(tuple))
+    def set_node(self, name: str, cards: tuple[int, ...]) -> None:
+        self.cards[name] = cards
+        self.ledger.apply_node(make_node(name, cards))
+
+    @rule(name=st.sampled_from(NODES))
+    def remove_node(self, name: str) -> None:
+        self.cards.pop(name, None)
+        self.ledger.remove_node(name)
+
+    @rule(target=pods, name=st.sampled_from("abc"), units=st.integers(1, 10))
+    def create(self, name: str, units: int) -> str:
+        for uid, pod in list(self.truth.items()):
+            if pod.name == name:
+                self.delete_for_real(uid)
+        self.count += 1
+        uid = f"uid-{self.count}"
+        self.publish(make_pod(name, units, uid=uid))
+        return uid
+
+    @rule(uid=pods, node=st.sampled_from(NODES), data=st.data())
+    def bind_by_us(self, uid: str, node: str, data: st.DataObject) -> None:
+        """The whole way of a bind, with the ledger asked for room and the API server's answer drawn."""
+        pod = self.truth.get(uid)
+        state = self.ledger.state(node)
+        if pod is None or pod.node or state is None or pod.request is None:
+            return
+        placement = place(state, pod.request)
+        if isinstance(placement, Refusal) or self.ledger.assume(pod, placement) is not None:
+            return
+        if data.draw(st.booleans(), label="bound"):
+            self.publish(replace(pod, node=node, placement=placement))
+        else:
+            self.ledger.forget(uid)
+
+    @rule(uid=pods, node=st.sampled_from(NODES))
+    def bind_by_a_stranger(self, uid: str, node: str) -> None:
+        pod = self.truth.get(uid)
+        if pod is not None and not pod.node:
+            self.publish(replace(pod, node=node))
+
+    @rule(uid=pods, card=st.integers(0, 3))
+    def repair(self, uid: str, card: int) -> None:
+        pod = self.truth.get(uid)
+        if pod is not None and pod.node and pod.request is not None:
+            self.publish(replace(pod, placement=make_placement(pod.node, pod.request.units, card)))
+
+    @rule(uid=pods)
+    def finish(self, uid: str) -> None:
+        if uid in self.truth:
+            self.publish(replace(self.truth[uid], finished=True))
+
+    @rule(uid=consumes(pods))
+    def delete(self, uid: str) -> None:
+        self.delete_for_real(uid)
+
+    def delete_for_real(self, uid: str) -> None:
+        if self.truth.pop(uid, None) is not None:
+            self.deliver_all()
+            self.ledger.remove_pod(uid)
+
+    @rule(data=st.data())
+    def deliver_one(self, data: st.DataObject) -> None:
+        """Any event that ever happened, perhaps again, perhaps long after it was true."""
+        if self.news:
+            self.ledger.apply_pod(data.draw(st.sampled_from(self.news), label="news"))
+
+    @rule()
+    def deliver_all(self) -> None:
+        for pod in self.truth.values():
+            self.ledger.apply_pod(pod)
+
+    @invariant()
+    def the_arrays_say_what_the_book_says(self) -> None:
+        fleet = self.ledger.flush()
+        for name in NODES:
+            state = self.ledger.state(name)
+            if state is None:
+                assert name not in fleet.row_of
+                continue
+            row = fleet.row_of[name]
+            assert tuple(fleet.left[row][: len(state.left)].tolist()) == state.left
+            assert not np.any(fleet.left[row][len(state.left) :])
+
+    @invariant()
+    def nothing_is_less_than_nothing(self) -> None:
+        assert int(self.ledger.flush().left.min(initial=0)) >= 0
+
+    @invariant()
+    def up_to_date_it_is_what_a_new_ledger_would_be(self) -> None:
+        self.deliver_all()
+        rebuilt = Ledger()
+        for pod in reversed(self.truth.values()):
+            rebuilt.apply_pod(pod)
+        for name, cards in self.cards.items():
+            rebuilt.apply_node(make_node(name, cards))
+        assert self.ledger.snapshot() == rebuilt.snapshot()
+        assert self.ledger.assumed() == []
+
+
+class PromisesKept(LedgerLife):
+    """Without strangers, shrinking nodes and repairs nothing is ever promised twice."""
+
+    def set_node(self, name: str, cards: tuple[int, ...]) -> None:
+        self.cards[name] = (8, 15)
+        self.ledger.apply_node(make_node(name, (8, 15)))
+
+    bind_by_a_stranger = repair = None  # type: ignore[assignment]
+
+    @invariant()
+    def no_card_is_over_committed(self) -> None:
+        assert list(self.ledger.overcommitted()) == []
+
+
+LIFE: Any = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestLedgerLife = LedgerLife.TestCase
+TestLedgerLife.settings = LIFE
+TestPromisesKept = PromisesKept.TestCase
+TestPromisesKept.settings = LIFE
