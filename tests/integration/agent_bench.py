@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,7 +148,9 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.recording = self.folder / "cards.json"
-        self.kubelet = NodeKubelet(self.folder / "kubelet")
+        # Sockets have paths of at most 107 bytes, and pytest's own folders are deep.
+        self._sockets = tempfile.TemporaryDirectory(prefix="kubelet-")
+        self.kubelet = NodeKubelet(Path(self._sockets.name))
         self.cluster = Cluster()
         self.record(self.cards)
         self._agent_task: asyncio.Task[None] | None = None
@@ -171,6 +174,7 @@ class Bench:
             self.client = KubeClient(transport)
             await self._create_node()
             await self.kubelet.start()
+            stack.callback(self._sockets.cleanup)
             stack.push_async_callback(self.kubelet.stop)
             stack.push_async_callback(self.stop_agent)
             await self.start_agent()

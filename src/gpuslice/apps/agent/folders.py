@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuslice.adapters.region import limits as limits_file
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.units import MIB
@@ -122,12 +123,13 @@ class Folders:
     def start(self, ids: Iterable[str], limits: Iterable[CardLimit], owner: Owner, *, limited: bool) -> None:
         """Ready for a container's first instruction: limits in place, and a region nobody has written in.
 
-        `limited` false: the file says that there is no limit, for a container that is exempt.
+        Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says
+        that there is no limit, for a container that is exempt.
         """
         folder = self._folder(self.prepare(ids))
         for left in (folder / "var").iterdir():
             _remove(left)
-        _replace(folder / "etc" / "limits", limits_text(limits, limited=limited).encode(), 0o644)
+        limits_file.write_limits(folder / "etc" / "limits", [_of_library(limit, limited) for limit in limits])
         self._own(folder, owner)
 
     # -- sweeping -------------------------------------------------------------------------------------
@@ -154,16 +156,11 @@ class Folders:
         _replace(folder / "owner.json", msgspec.json.encode(owner), 0o644)
 
 
-def limits_text(limits: Iterable[CardLimit], *, limited: bool) -> str:
-    """The limits file; its grammar is in native/src/limits.h."""
-    lines = [_limit_line(limit, limited) for limit in limits]
-    return "".join(["gpuslice 1\n", *lines, f"end {len(lines)}\n"])
-
-
-def _limit_line(limit: CardLimit, limited: bool) -> str:
-    memory = str(limit.memory_mib * MIB) if limited else "-"
-    share = str(limit.core_percent) if limited and limit.core_percent else "-"
-    return f"{limit.gpu.uuid} memory={memory} share={share}\n"
+def _of_library(limit: CardLimit, limited: bool) -> limits_file.CardLimit:
+    """What the library reads. 0 percent here means that compute is not divided."""
+    if not limited:
+        return limits_file.CardLimit(limit.gpu.uuid, None)
+    return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB, limit.core_percent or None)
 
 
 def _read_owner(folder: Path) -> Owner:

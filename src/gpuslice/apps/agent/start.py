@@ -9,6 +9,7 @@ from collections.abc import Callable
 from grpclib import GRPCError, Status
 
 from gpuslice.adapters.kubelet.podresources import PodResourcesError
+from gpuslice.adapters.region.limits import LimitsError
 from gpuslice.apps.agent.bookkeeper import Bookkeeper
 from gpuslice.apps.agent.desk import Desk, Holder
 from gpuslice.apps.agent.folders import Folders, Owner
@@ -55,7 +56,7 @@ class Starter:
             )
         try:
             self._prepare(ids, holder)
-        except (GrantError, OSError) as error:
+        except (GrantError, LimitsError, OSError) as error:
             raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
         await self._annotate(holder)
 
