@@ -211,7 +211,13 @@ class ContainerLife:
         settings = self._node.settings
         if settings.gpu_state is None or not _sees_cards(own):
             return dict(settings.environ)
-        return {**settings.environ, "GPUSLICE_SIM_STATE": str(settings.gpu_state)}
+        return {**settings.environ, "GPUSLICE_SIM_STATE": str(settings.gpu_state), **self._host_pid()}
+
+    def _host_pid(self) -> dict[str, str]:
+        """A pod with hostPID sees the node's processes: the driver lists them, /proc has their cgroups."""
+        if not self._facts.pod["spec"].get("hostPID"):
+            return {}
+        return {"GPUSLICE_SIM_HOST_PID": "1", "GPUSLICE_PROC": str(self._node.settings.proc)}
 
     def _argv(self, image: Image, own: Mapping[str, str]) -> tuple[str, ...]:
         """Kubernetes' rule: a command drops the image's own arguments."""

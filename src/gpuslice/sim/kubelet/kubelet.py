@@ -24,6 +24,7 @@ from gpuslice.sim.kubelet.node import NodeStatus
 from gpuslice.sim.kubelet.node_services import NodeServices
 from gpuslice.sim.kubelet.plugins import PluginEndpoints
 from gpuslice.sim.kubelet.podresources import PodResources
+from gpuslice.sim.kubelet.processes import ProcessTable
 from gpuslice.sim.kubelet.runtime import Runtime
 from gpuslice.sim.kubelet.server import KubeletServer
 from gpuslice.sim.kubelet.settings import KubeletSettings
@@ -93,6 +94,9 @@ class Kubelet:
                 self._tasks.create_task(self._admit_all(), name="admission")
                 self._tasks.create_task(self._remove_all(), name="pod removal")
                 self._tasks.create_task(self._pods.run(), name="pods of the node")
+                if self.settings.gpu_state is not None:
+                    table = ProcessTable(self.settings.proc, self._runtime)
+                    self._tasks.create_task(table.run(), name="process table")
                 await self._pods.synced.wait()
                 self.ready.set()
         finally:

@@ -86,6 +86,9 @@ class Runtime:
     def of_pod(self, pod_uid: str) -> list[Container]:
         return [one for (uid, _), one in self._containers.items() if uid == pod_uid]
 
+    def running(self) -> list[Container]:
+        return [one for one in self._containers.values() if one.running]
+
     async def start(self, spec: ContainerSpec) -> Container:
         """Start it; its output goes to `spec.log`. Raises StartError."""
         log = LogWriter(spec.log)

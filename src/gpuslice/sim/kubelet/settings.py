@@ -42,6 +42,11 @@ class KubeletSettings:
         return self.root.parent / "host"
 
     @property
+    def proc(self) -> Path:
+        """The node's /proc, on nodes with cards; containers of a pod with hostPID are told of it."""
+        return self.host_root / "proc"
+
+    @property
     def plugin_folder(self) -> Path:
         return self.root / "device-plugins"
 
