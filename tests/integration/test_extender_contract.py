@@ -349,3 +349,23 @@ async def test_requests_of_init_containers_and_sidecars_count_like_kubelet_count
         assert extender.api.annotations()[ANN_POD_UNITS] == "9"
         assert await extender.used() == {0: 9}
         assert GPU_MEM in extender.api.pod()["spec"]["containers"][0]["resources"]["limits"]
+
+
+async def test_preempt_answers_with_victims_by_card() -> None:
+    async with rig(cluster(n1=(16, 2), n2=(8, 1))) as extender:
+        names = {name: await extender.add_and_bind(name, "4") for name in "abcd"}
+        assert list(names.values()) == ["0", "0", "1", "1"]
+        await extender.caught_up()
+        uid = {name: extender.api.pod(name)["metadata"]["uid"] for name in names}
+        proposed = {
+            "n1": {"Pods": [{"UID": uid["a"]}, {"UID": uid["c"]}], "NumPDBViolations": 0},
+            "n2": {"Pods": [{"UID": "gone"}], "NumPDBViolations": 0},
+        }
+        body = {"Pod": api_pod("high", "8", priority=100), "NodeNameToMetaVictims": proposed}
+        answer = await extender.post("preempt", body)
+        kept = answer["NodeNameToMetaVictims"]["n1"]
+        assert {each["UID"] for each in kept["Pods"]} in ({uid["a"], uid["b"]}, {uid["c"], uid["d"]})
+        full = {"n1": {"Pods": [{"metadata": {"uid": uid["a"]}}], "NumPDBViolations": 1}}
+        body = {"Pod": api_pod("huge", "9", priority=100), "NodeNameToVictims": full}
+        assert await extender.post("preempt", body) == {"NodeNameToMetaVictims": {}}
+        assert await extender.post("preempt", b"nonsense") == {"NodeNameToMetaVictims": {}}

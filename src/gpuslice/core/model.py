@@ -138,6 +138,7 @@ class Pod:
     finished: bool = False
     terminating: bool = False
     problem: str = ""
+    priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
 
     @property

@@ -79,6 +79,7 @@ def pod_of(
     phase: str,
     terminating: bool,
     version: str,
+    priority: int | None = None,
     specs: Sequence[ContainerSpec],
     labels: Mapping[str, str] | None,
     annotations: Mapping[str, str] | None,
@@ -99,6 +100,7 @@ def pod_of(
         finished=phase in FINISHED_PHASES,
         terminating=terminating,
         problem=problem or misread,
+        priority=priority or 0,
         version=version_number(version),
     )
 

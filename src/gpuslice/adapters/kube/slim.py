@@ -39,6 +39,7 @@ class SlimPodSpec(_Slim):
     node_name: str = ""
     containers: list[SlimContainer] = []
     init_containers: list[SlimContainer] | None = None
+    priority: int | None = None
 
 
 class SlimPodStatus(_Slim):

@@ -21,6 +21,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         phase=pod.status.phase,
         terminating=meta.deletion_timestamp is not None,
         version=meta.resource_version,
+        priority=spec.priority,
         specs=container_specs(spec),
         labels=meta.labels,
         annotations=meta.annotations,

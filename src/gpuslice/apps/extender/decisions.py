@@ -2,6 +2,7 @@
 
     filter      which of these nodes can hold the pod, and why not the others
     prioritize  how well it would sit on each of them
+    preempt     whom to evict where it fits nowhere
     choose      the cards on the node that kube-scheduler picked
     assume      choose, and hold them from this moment on (`binding` then tells the API server)
 
@@ -18,7 +19,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.adapters.wire.extender import ExtenderArgs, FilterResult, NodeList
+from gpuslice.adapters.wire.extender import (
+    ExtenderArgs,
+    FilterResult,
+    MetaVictims,
+    NodeList,
+    PodIdentifier,
+    PreemptionArgs,
+    PreemptionResult,
+)
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.apps.extender.asked import Asked, Names, Reason
 from gpuslice.core.errors import InvalidRequestError
@@ -35,6 +44,7 @@ from gpuslice.core.placement import (
 )
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Shape
+from gpuslice.core.preemption import victims
 from gpuslice.core.request import pod_request
 from gpuslice.core.views import container_specs
 
@@ -180,6 +190,32 @@ class Decisions:
         if request is None:
             return asked.scores_json(np.zeros(len(asked.rows), dtype=np.int64))
         return asked.scores_json(_scores(self._keys(shape_of(request), asked, request)))
+
+    # -- preempt -------------------------------------------------------------------------------------------
+
+    def preempt(self, args: PreemptionArgs) -> PreemptionResult:
+        """Keep the nodes on which evicting lower pods makes room on the cards, with those to evict."""
+        try:
+            request = request_of(args.pod) if args.pod is not None else None
+        except InvalidRequestError:
+            return PreemptionResult({})
+        proposed = args.victims()
+        if request is None or args.pod is None:
+            return PreemptionResult(proposed)
+        priority = args.pod.spec.priority or 0
+        found = {name: self._victims(name, request, priority, victims) for name, victims in proposed.items()}
+        return PreemptionResult({name: each for name, each in found.items() if each is not None})
+
+    def _victims(
+        self, node_name: str, request: Request, priority: int, proposed: MetaVictims
+    ) -> MetaVictims | None:
+        book = self.ledger.book(node_name)
+        if book is None:
+            return None
+        uids = victims(book, request, priority, {pod.uid for pod in proposed.pods or ()})
+        if not uids:
+            return None
+        return MetaVictims([PodIdentifier(uid) for uid in sorted(uids)], proposed.num_pdb_violations)
 
     # -- choose, assume --------------------------------------------------------------------------------------
 

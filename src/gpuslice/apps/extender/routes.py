@@ -19,8 +19,10 @@ from gpuslice.adapters.wire.extender import (
     BindingArgs,
     BindingResult,
     FilterResult,
+    PreemptionResult,
     decode_args,
     decode_binding,
+    decode_preemption,
 )
 from gpuslice.apps.extender.binding import Binder
 from gpuslice.apps.extender.decisions import Decisions
@@ -76,6 +78,16 @@ class Verbs:
             _log.warning("prioritize not understood", extra={"error": str(error)})
             return b"[]"  # the answer has no place for an error, and the scheduler ignores one
 
+    async def preempt(self, request: web.Request) -> web.Response:
+        body, began = await request.read(), time.perf_counter()
+        try:
+            result = self.decisions.preempt(decode_preemption(body))
+        except MalformedError as error:
+            _log.warning("preempt not understood", extra={"error": str(error)})
+            result = PreemptionResult({})
+        self._observe("preempt", "" if result.node_name_to_meta_victims else "none", began)
+        return json_answer(result)
+
     async def bind(self, request: web.Request) -> web.Response:
         body, began = await request.read(), time.perf_counter()
         error = await self._bind(body)
@@ -127,6 +139,7 @@ class Verbs:
         return [
             web.post(f"{PREFIX}/filter", self.filter),
             web.post(f"{PREFIX}/prioritize", self.prioritize),
+            web.post(f"{PREFIX}/preempt", self.preempt),
             web.post(f"{PREFIX}/bind", self.bind),
             web.get(f"{PREFIX}/inspect", self.inspect),
             web.get(f"{PREFIX}/inspect/", self.inspect),

@@ -1,0 +1,68 @@
+"""Victims are picked card by card, and no more of them than needed."""
+
+from __future__ import annotations
+
+from gpuslice.core.book import NodeBook
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod
+from gpuslice.core.preemption import victims
+from tests.builders import make_node, make_pod, make_request
+
+
+def book_of(*pods: Pod, cards: tuple[int, ...] = (8, 8)) -> NodeBook:
+    ledger = Ledger()
+    ledger.apply_node(make_node(cards=cards))
+    for pod in pods:
+        ledger.apply_pod(pod)
+    book = ledger.book("n1")
+    assert book is not None
+    return book
+
+
+def pod(name: str, card: int, memory: int = 4, priority: int = 0) -> Pod:
+    return make_pod(name, memory, uid=name, node="n1", card=card, priority=priority)
+
+
+FULL = (pod("a", 0), pod("b", 0), pod("c", 1), pod("d", 1))
+
+
+def test_half_of_two_cards_becomes_the_whole_of_one() -> None:
+    assert victims(book_of(*FULL), make_request(8), 10, ["a", "c"]) in ({"a", "b"}, {"c", "d"})
+
+
+def test_a_choice_that_helps_on_the_cards_stands() -> None:
+    assert victims(book_of(*FULL), make_request(8), 10, ["c", "d"]) == {"c", "d"}
+
+
+def test_no_more_are_evicted_than_needed() -> None:
+    assert victims(book_of(*FULL), make_request(3), 10, []) in ({"a"}, {"b"}, {"c"}, {"d"})
+
+
+def test_the_lowest_priorities_go() -> None:
+    pods = (
+        pod("a", 0, priority=5),
+        pod("b", 0, priority=1),
+        pod("c", 1, priority=4),
+        pod("d", 1, priority=4),
+    )
+    assert victims(book_of(*pods), make_request(4), 10, []) == {"b"}
+    assert victims(book_of(*pods), make_request(8), 10, []) == {"c", "d"}
+
+
+def test_equals_and_betters_stay() -> None:
+    assert victims(book_of(*FULL), make_request(8), 0, []) is None
+    assert victims(book_of(pod("a", 0, 8, priority=20), pod("b", 1, 8)), make_request(8), 10, []) == {"b"}
+
+
+def test_a_pod_larger_than_any_card_is_not_helped() -> None:
+    assert victims(book_of(*FULL), make_request(9), 10, ["a", "b", "c"]) is None
+
+
+def test_what_is_in_the_way_of_other_resources_goes_too() -> None:
+    assert victims(book_of(*FULL), make_request(4), 10, ["web", "a"]) == {"web", "a"}
+    assert victims(book_of(*FULL), make_request(8), 10, ["web", "a"]) == {"web", "a", "b"}
+
+
+def test_a_pod_for_several_cards_needs_room_on_each() -> None:
+    pods = (pod("a", 0), pod("b", 1), pod("c", 2, 8, priority=5))
+    assert victims(book_of(*pods, cards=(8, 8, 8)), make_request(12, cards=2), 10, []) == {"a", "b"}
