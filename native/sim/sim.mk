@@ -12,7 +12,7 @@ SIM_STATE := $(call sim_objects,state/*.c)
 SIM_CUDA := $(SIM_STATE) $(call sim_objects,libcuda/*.c)
 SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
 SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
-  cuda_malloc layout)
+  cuda_malloc storm layout)
 
 all: sim
 sim: $(SIM_TARGETS)
@@ -36,7 +36,7 @@ $(SIM_BUILD)/lib%.so: $(SIM_BUILD)/lib%.so.1
 $(SIM_BUILD)/nvidia-smi: $(call sim_objects,programs/nvidia_smi*.c)
 	@$(CC) $(LDFLAGS) $^ -o $@ -Wl,-rpath,'$$ORIGIN' -ldl
 
-$(SIM_BUILD)/cuda_malloc: $(call sim_objects,programs/cuda_malloc.c) $(SIM_BUILD)/libcuda.so.1
+$(SIM_BUILD)/cuda_malloc $(SIM_BUILD)/storm: $(SIM_BUILD)/%: $(SIM_OBJECTS)/programs/%.o $(SIM_BUILD)/libcuda.so.1
 	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1
 
 $(SIM_BUILD)/layout: $(call sim_objects,programs/layout.c)

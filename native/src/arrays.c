@@ -129,6 +129,8 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
             gs_release_entry(&entry);                                                                                  \
         else if (known)                                                                                                \
             gs_table_put(&gs_held, &entry);                                                                            \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            gs_unpin((uint64_t)(uintptr_t)array);                                                                      \
         return result;                                                                                                 \
     } while (0)
 

@@ -22,3 +22,23 @@ $(TEST_BUILD)/region_layout: tests/region_layout.c include/region.h
 
 all: tests
 .PHONY: tests
+
+# The parts that can be tested without a driver, with their functions visible.
+tests: $(TEST_BUILD)/libparts.so $(TEST_BUILD)/fuzz_limits
+$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c table.c books.c) $(wildcard src/*.h) include/region.h
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
+
+# With clang and its fuzzer: make fuzz, which runs for FUZZ_SECONDS. Without, a loop of its own over the same target.
+FUZZ_SECONDS ?= 20
+$(TEST_BUILD)/fuzz_limits: tests/fuzz_limits.c src/limits.c src/os.c $(wildcard src/*.h)
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) -DSTANDALONE $(LDFLAGS) -o $@ $(filter %.c,$^)
+
+fuzz:
+	@mkdir -p $(TEST_BUILD)
+	clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -Iinclude -o $(TEST_BUILD)/fuzz_limits_clang \
+	  tests/fuzz_limits.c src/limits.c src/os.c
+	$(TEST_BUILD)/fuzz_limits_clang -max_total_time=$(FUZZ_SECONDS) -max_len=9000 -dict=tests/limits.dict
+
+.PHONY: fuzz

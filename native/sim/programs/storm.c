@@ -1,0 +1,105 @@
+/* Allocates and frees in every way, at random, as fast as it can, until it is killed or has done COUNT steps.
+ *
+ *     storm SEED [COUNT]
+ *
+ * After COUNT steps it frees everything and prints "done"; a wrong answer of the driver ends it with status 2.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../libcuda/cuda_abi.h"
+
+CUresult cuInit(unsigned);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
+CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxSynchronize(void);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemAllocManaged(CUdeviceptr *, size_t, unsigned);
+CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+CUresult cuMemRelease(CUmemGenericAllocationHandle);
+CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
+CUresult cuArrayDestroy(CUarray);
+
+#define SLOTS 64u
+#define MIB (1024ull * 1024ull)
+
+enum kind { NONE, PLAIN, MANAGED, POOLED, PHYSICAL, ARRAY, KINDS };
+
+static struct {
+    enum kind kind;
+    unsigned long long handle;
+} held[SLOTS];
+
+static void must(CUresult result, const char *what)
+{
+    if (result == CUDA_SUCCESS)
+        return;
+    fprintf(stderr, "%s answered %d\n", what, result);
+    exit(2);
+}
+
+static CUresult take(enum kind kind, size_t bytes, unsigned long long *handle)
+{
+    static const CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    const CUDA_ARRAY_DESCRIPTOR shape = {bytes / 4096 + 1, 1024, 0x20, 1};
+    switch (kind) {
+    case PLAIN: return cuMemAlloc_v2(handle, bytes);
+    case MANAGED: return cuMemAllocManaged(handle, bytes, 1);
+    case POOLED: return cuMemAllocAsync(handle, bytes, NULL);
+    case PHYSICAL: return cuMemCreate(handle, (bytes / (2 * MIB) + 1) * 2 * MIB, &properties, 0);
+    case ARRAY: return cuArrayCreate_v2((CUarray *)handle, &shape);
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static void give(unsigned slot)
+{
+    unsigned long long handle = held[slot].handle;
+    switch (held[slot].kind) {
+    case PLAIN:
+    case MANAGED: must(cuMemFree_v2(handle), "cuMemFree"); break;
+    case POOLED: must(cuMemFreeAsync(handle, NULL), "cuMemFreeAsync"); break;
+    case PHYSICAL: must(cuMemRelease(handle), "cuMemRelease"); break;
+    case ARRAY: must(cuArrayDestroy((CUarray)(uintptr_t)handle), "cuArrayDestroy"); break;
+    default: break;
+    }
+    held[slot].kind = NONE;
+}
+
+static void step(unsigned short random[3])
+{
+    unsigned slot = (unsigned)(nrand48(random) % SLOTS);
+    enum kind kind = (enum kind)(1 + nrand48(random) % (KINDS - 1));
+    size_t bytes = 1 + (size_t)nrand48(random) % (8 * MIB);
+    if (held[slot].kind != NONE) {
+        give(slot);
+        return;
+    }
+    CUresult result = take(kind, bytes, &held[slot].handle);
+    if (result != CUDA_ERROR_OUT_OF_MEMORY)
+        must(result, "an allocation");
+    held[slot].kind = result == CUDA_SUCCESS ? kind : NONE;
+}
+
+int main(int count, char **arguments)
+{
+    CUcontext context;
+    unsigned short random[3] = {(unsigned short)(count > 1 ? atoi(arguments[1]) : 1), 7, 11};
+    unsigned long long steps = count > 2 ? strtoull(arguments[2], NULL, 10) : ~0ull;
+    must(cuInit(0), "cuInit");
+    must(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
+    must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    printf("started\n");
+    fflush(stdout);
+    for (unsigned long long i = 0; i < steps; i++)
+        step(random);
+    for (unsigned slot = 0; slot < SLOTS; slot++)
+        give(slot);
+    must(cuCtxSynchronize(), "cuCtxSynchronize");
+    printf("done\n");
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,94 @@
+"""What the library exports and needs, and that every function of the driver has been decided about."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.integration.isolation_rig import BUILD
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = BUILD / "lib/libgpuslice.so"
+NEWEST_GLIBC = (2, 17)
+OWN_ENTRIES = {"dlsym", "dlvsym", "dlopen"}
+VARIANT = re.compile(r"(_v\d+)?(_pts[zd])?$")
+HOOK = re.compile(r"^HOOK\((CUDA|NVML), (\w+),", re.MULTILINE)
+DECLARED = re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(")
+
+
+def hooks() -> dict[str, str]:
+    text = (ROOT / "native/src/hooks.def").read_text()
+    return {symbol: library for library, symbol in HOOK.findall(text)}
+
+
+def symbols(*options: str) -> list[str]:
+    done = subprocess.run(["nm", "-D", *options, str(LIBRARY)], capture_output=True, text=True, check=True)
+    return [line.split()[-1] for line in done.stdout.splitlines()]
+
+
+def decisions() -> dict[str, str]:
+    lines = (ROOT / "native/tests/driver_api.txt").read_text().splitlines()
+    return dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
+
+
+def headers() -> list[Path]:
+    packages = Path(sysconfig.get_path("purelib"))
+    found = [*packages.glob("nvidia/*/include/cuda.h"), Path("/usr/local/cuda/include/cuda.h")]
+    return [path for path in found if path.exists()]
+
+
+def test_exactly_the_hooks_are_exported() -> None:
+    assert set(symbols("--defined-only")) == set(hooks()) | OWN_ENTRIES
+
+
+def test_nothing_newer_than_glibc_2_17_is_needed() -> None:
+    versions = {name.split("@")[1] for name in symbols("--undefined-only") if "@" in name}
+    numbers = {tuple(map(int, name.removeprefix("GLIBC_").split("."))) for name in versions}
+    assert max(numbers)[:2] <= NEWEST_GLIBC
+
+
+def test_only_libc_is_needed() -> None:
+    done = subprocess.run(["readelf", "-d", str(LIBRARY)], capture_output=True, text=True, check=True)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", done.stdout)
+    assert [name for name in needed if not re.match(r"(libc|ld-linux.*|libc\.musl.*)\.so", name)] == []
+    assert "TEXTREL" not in done.stdout
+    assert "EXECSTACK" not in done.stdout
+
+
+@pytest.mark.parametrize("header", headers() or [None])
+def test_every_function_of_the_newest_header_has_a_decision(header: Path | None) -> None:
+    if header is None:
+        pytest.skip("no cuda.h on this machine: `pip install nvidia-cuda-runtime` brings one")
+    text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
+    declared = {VARIANT.sub("", name) for name in DECLARED.findall(text)}
+    assert len(declared) > 300
+    assert sorted(declared - set(decisions())) == [], "decide what it is and add it to driver_api.txt"
+
+
+def test_decisions_and_hooks_agree() -> None:
+    hooked = {VARIANT.sub("", symbol) for symbol, library in hooks().items() if library == "CUDA"}
+    assert {name for name, decision in decisions().items() if decision == "hooked"} == hooked
+
+
+@pytest.mark.parametrize("header", headers() or [None])
+def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None) -> None:
+    """cudaTypedefs.h names each variant by the CUDA version it came with: what cuGetProcAddress goes by."""
+    typedefs = header and header.with_name("cudaTypedefs.h")
+    if typedefs is None or not typedefs.exists():
+        pytest.skip("no cudaTypedefs.h on this machine: `pip install nvidia-cuda-runtime` brings one")
+    known = set(re.findall(r"PFN_(cu\w+?)_v(\d+)(_pts[zd])?\b", typedefs.read_text()))
+    line = re.compile(r'^HOOK\(CUDA, (\w+), "(\w+)", (\d+), (EITHER|LEGACY|OWN),', re.MULTILINE)
+    newest = max(int(version) for _, version, _ in known)
+    wrong = [
+        symbol
+        for symbol, name, since, stream in line.findall((ROOT / "native/src/hooks.def").read_text())
+        if int(since) <= newest
+        and not any(
+            (name, since, suffix) in known for suffix in (("_ptsz", "_ptds") if stream == "OWN" else ("",))
+        )
+    ]
+    assert wrong == []

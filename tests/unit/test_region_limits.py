@@ -1,0 +1,145 @@
+"""The limits file: what is written is read back, and Python and C accept and refuse the same texts."""
+
+from __future__ import annotations
+
+import ctypes
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.adapters.region import layout
+from gpuslice.adapters.region.limits import (
+    CardLimit,
+    LimitsError,
+    format_limits,
+    parse_limits,
+    read_limits,
+    write_limits,
+)
+
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+UUID = "GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01"
+GOOD = f"gpuslice 1\n{UUID} memory=4509925376 share=30\nMIG-GPU-5f3a/3/0 memory=- share=-\nend 2\n"
+
+
+class Limit(ctypes.Structure):
+    _fields_ = (
+        ("uuid", ctypes.c_char * layout.UUID_BYTES),
+        ("memory_bytes", ctypes.c_uint64),
+        ("share_percent", ctypes.c_uint32),
+    )
+
+
+class Limits(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_uint32), ("cards", Limit * layout.CARDS))
+
+
+@pytest.fixture(scope="module")
+def parts() -> ctypes.CDLL:
+    if not PARTS.exists():
+        pytest.skip("native/build/tests is not built: make native")
+    library = ctypes.CDLL(str(PARTS))
+    library.gs_limits_parse.restype = ctypes.c_bool
+    library.gs_limits_parse.argtypes = (ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(Limits))
+    return library
+
+
+def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[CardLimit, ...] | None:
+    limits = Limits()
+    if not parts.gs_limits_parse(text, len(text), ctypes.byref(limits)):
+        return None
+    return tuple(
+        CardLimit(
+            card.uuid.decode(),
+            None if card.memory_bytes == layout.NO_LIMIT else card.memory_bytes,
+            card.share_percent or None,
+        )
+        for card in limits.cards[: limits.count]
+    )
+
+
+def by_python(text: bytes) -> tuple[CardLimit, ...] | None:
+    try:
+        return parse_limits(text.decode("latin-1"))
+    except LimitsError:
+        return None
+
+
+UUIDS = st.builds("{}-{}".format, st.sampled_from(["GPU", "MIG"]), st.uuids().map(str))
+CARDS = st.builds(CardLimit, UUIDS, st.none() | st.integers(0, 2**63 - 1), st.none() | st.integers(1, 100))
+LISTS = st.lists(CARDS, max_size=layout.CARDS, unique_by=lambda card: card.uuid)
+
+
+@given(limits=LISTS)
+def test_what_is_written_is_read_back_by_both(parts: ctypes.CDLL, limits: list[CardLimit]) -> None:
+    text = format_limits(limits)
+    assert parse_limits(text) == tuple(limits) == by_c(parts, text.encode())
+
+
+PIECES = st.sampled_from(
+    b"0 00 - +1 \n \r\n end~1\n end~2\n gpuslice~1\n GPU- \0 101 9223372036854775807 9223372036854775808"
+    b" 99999999999999999999999 memory= \xff / _ ~".replace(b"\n", b"|").split()
+).map(lambda piece: piece.replace(b"~", b" ").replace(b"|", b"\n"))
+
+
+@settings(max_examples=400)
+@given(at=st.integers(0, len(GOOD)), cut=st.integers(0, 12), piece=PIECES | st.binary(max_size=4))
+def test_a_changed_file_is_the_same_to_both(parts: ctypes.CDLL, at: int, cut: int, piece: bytes) -> None:
+    text = GOOD.encode()[:at] + piece + GOOD.encode()[at + cut :]
+    assert by_c(parts, text) == by_python(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "gpuslice 1\n",
+        "gpuslice 2\nend 0\n",
+        "gpuslice 1\nend 0",
+        "gpuslice 1\nend 1\n",
+        GOOD + "\n",
+        GOOD.replace("\n", "\r\n"),
+        GOOD.replace("share=30", "share=0"),
+        GOOD.replace("share=30", "share=101"),
+        GOOD.replace("share=30", "share=030"),
+        GOOD.replace("4509925376", "4509925376.5"),
+        GOOD.replace("4509925376", "-1"),
+        GOOD.replace("4509925376", "9223372036854775808"),
+        GOOD.replace("MIG-GPU-5f3a/3/0", UUID),
+        GOOD.replace("GPU-5f3a0c1e", "gpu-5f3a0c1e"),
+        GOOD.replace(UUID, "GPU-" + "a" * 100),
+    ],
+)
+def test_what_is_no_limits_file_is_refused_by_both(parts: ctypes.CDLL, text: str) -> None:
+    assert by_python(text.encode()) is None
+    assert by_c(parts, text.encode()) is None
+
+
+def test_seventeen_cards_are_too_many(parts: ctypes.CDLL) -> None:
+    limits = [CardLimit(f"GPU-{number:04}", 1) for number in range(layout.CARDS + 1)]
+    with pytest.raises(LimitsError):
+        format_limits(limits)
+    lines = "".join(f"GPU-{number:04} memory=1 share=-\n" for number in range(layout.CARDS + 1))
+    assert by_c(parts, f"gpuslice 1\n{lines}end {layout.CARDS + 1}\n".encode()) is None
+
+
+def test_the_file_is_put_in_place_whole_and_everybody_can_read_it(tmp_path: Path) -> None:
+    limits = [CardLimit(UUID, 1 << 30, 25)]
+    write_limits(tmp_path / "limits", limits)
+    write_limits(tmp_path / "limits", limits)
+    assert read_limits(tmp_path / "limits") == tuple(limits)
+    assert stat.S_IMODE((tmp_path / "limits").stat().st_mode) == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["limits"]
+
+
+def test_no_file_means_no_limits(tmp_path: Path) -> None:
+    assert read_limits(tmp_path / "limits") is None
+
+
+def test_limits_that_could_not_be_read_back_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(LimitsError):
+        write_limits(tmp_path / "limits", [CardLimit("Tesla", 1 << 30)])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,184 @@
+"""The region as Python reads it is the one that C writes, and nothing in it can hurt the reader."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.region import layout
+from gpuslice.adapters.region.reader import (
+    CardUsage,
+    RegionError,
+    parse_region,
+    prepare_region,
+    read_region,
+)
+
+BUILD = Path(__file__).resolve().parents[2] / "native/build/tests"
+STRUCTURES = {"gpuslice_card": layout.Card, "gpuslice_usage": layout.Usage, "gpuslice_slot": layout.Slot}
+
+
+class Books(ctypes.Structure):
+    _fields_ = (("region", ctypes.c_void_p), ("slot", ctypes.c_void_p))
+
+
+@pytest.fixture(scope="module")
+def parts() -> ctypes.CDLL:
+    if not (BUILD / "libparts.so").exists():
+        pytest.skip("native/build/tests is not built: make native")
+    library = ctypes.CDLL(str(BUILD / "libparts.so"))
+    books, card, amount = ctypes.POINTER(Books), ctypes.c_uint32, ctypes.c_uint64
+    library.gs_books_open.argtypes = (books, ctypes.c_char_p)
+    library.gs_books_open.restype = ctypes.c_bool
+    library.gs_books_card.argtypes = (books, ctypes.c_char_p)
+    library.gs_books_reserve.argtypes = (books, card, amount, amount)
+    library.gs_books_reserve.restype = ctypes.c_bool
+    library.gs_books_return.argtypes = (books, card, amount)
+    library.gs_books_return.restype = None
+    library.gs_books_used.argtypes = (books, card)
+    library.gs_books_used.restype = amount
+    return library
+
+
+def test_every_field_is_where_c_has_it() -> None:
+    if not (BUILD / "region_layout").exists():
+        pytest.skip("native/build/tests is not built: make native")
+    printed = subprocess.run([BUILD / "region_layout"], capture_output=True, text=True, check=True).stdout
+    *fields, constants = printed.splitlines()
+    for line in fields:
+        structure, name, offset, size = line.split()
+        mirror = STRUCTURES.get(structure)
+        if mirror is not None:
+            field = getattr(mirror, name)
+            assert (field.offset, field.size) == (int(offset), int(size)), f"{structure}.{name}"
+        elif name == "slots":
+            assert ctypes.sizeof(layout.Head) == int(offset)
+        else:
+            assert getattr(layout.Head, name).offset == int(offset)
+    here = (layout.MAGIC, layout.VERSION, layout.CARDS, layout.SLOTS, layout.REGION_BYTES)
+    assert tuple(map(int, constants.split()[1:])) == here
+
+
+def test_what_c_reserves_python_reads(parts: ctypes.CDLL, tmp_path: Path) -> None:
+    path = tmp_path / "region"
+    prepare_region(path)
+    assert read_region(path) is None
+    books = Books()
+    assert parts.gs_books_open(ctypes.byref(books), str(path).encode())
+    card = parts.gs_books_card(ctypes.byref(books), b"GPU-1")
+    assert parts.gs_books_reserve(ctypes.byref(books), card, 600, 1000)
+    assert not parts.gs_books_reserve(ctypes.byref(books), card, 401, 1000)
+    assert parts.gs_books_reserve(ctypes.byref(books), card, 400, 1000)
+    parts.gs_books_return(ctypes.byref(books), card, 300)
+    usage = only_card(path)
+    assert (usage.uuid, usage.used_bytes, usage.peak_bytes) == ("GPU-1", 700, 1000)
+    assert [process.used_bytes for process in usage.processes] == [700]
+
+
+def only_card(path: Path) -> CardUsage:
+    reading = read_region(path)
+    assert reading is not None
+    (card,) = reading.cards
+    return card
+
+
+def test_giving_back_more_than_there_is_leaves_nothing_not_a_vast_number(
+    parts: ctypes.CDLL, tmp_path: Path
+) -> None:
+    books = Books()
+    assert parts.gs_books_open(ctypes.byref(books), str(tmp_path / "region").encode())
+    card = parts.gs_books_card(ctypes.byref(books), b"GPU-1")
+    assert parts.gs_books_reserve(ctypes.byref(books), card, 10, 1000)
+    parts.gs_books_return(ctypes.byref(books), card, 5000)
+    assert parts.gs_books_used(ctypes.byref(books), card) == 0
+
+
+def test_a_slot_of_a_process_that_reuses_a_pid_is_emptied(parts: ctypes.CDLL, tmp_path: Path) -> None:
+    """The pid is alive, ours even, but the start time says that the slot is another's."""
+    path = tmp_path / "region"
+    books = Books()
+    assert parts.gs_books_open(ctypes.byref(books), str(path).encode())
+    card = parts.gs_books_card(ctypes.byref(books), b"GPU-1")
+    assert parts.gs_books_reserve(ctypes.byref(books), card, 1, 1000)
+    data = bytearray(path.read_bytes())
+    start, size = ctypes.sizeof(layout.Head), ctypes.sizeof(layout.Slot)
+    mine = layout.Slot.from_buffer_copy(data, start)
+    ghost = layout.Slot.from_buffer_copy(bytes(size))
+    ghost.owner = mine.owner ^ (1 << layout.PID_BITS)  # the same pid and namespace, another start time
+    ghost.usage[card].used_bytes = 900
+    with path.open("r+b") as file:
+        file.seek(start + size)
+        file.write(bytes(ghost))
+        file.seek(layout.Head.slots_high.offset)
+        file.write((2).to_bytes(8, "little"))
+    assert parts.gs_books_used(ctypes.byref(books), card) == 901
+    assert parts.gs_books_reserve(ctypes.byref(books), card, 999, 1000)
+    assert parts.gs_books_used(ctypes.byref(books), card) == 1000
+
+
+def test_a_region_of_another_layout_grants_nothing(parts: ctypes.CDLL, tmp_path: Path) -> None:
+    path = tmp_path / "region"
+    newer = layout.MAGIC | (layout.VERSION + 1)
+    path.write_bytes(newer.to_bytes(8, "little") + bytes(layout.REGION_BYTES))
+    books = Books()
+    assert not parts.gs_books_open(ctypes.byref(books), str(path).encode())
+    assert not parts.gs_books_reserve(ctypes.byref(books), 0, 1, 1000)
+    with pytest.raises(RegionError):
+        read_region(path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_garbage_neither_hurts_the_reader_nor_stays(parts: ctypes.CDLL, tmp_path: Path, seed: int) -> None:
+    """Whatever somebody wrote over the region: the next process that needs room finds slots without owners."""
+    path = tmp_path / "region"
+    dice = random.Random(seed)
+    data = bytearray(dice.randbytes(layout.REGION_BYTES))
+    path.write_bytes(data)
+    with pytest.raises(RegionError):
+        read_region(path)
+    books = Books()
+    assert parts.gs_books_open(ctypes.byref(books), str(path).encode())
+    read_region(path)
+    assert parts.gs_books_card(ctypes.byref(books), b"GPU-1") == layout.CARDS  # every entry is taken
+    parts.gs_books_reserve(ctypes.byref(books), 3, 100, 1 << 40)
+    parts.gs_books_used(ctypes.byref(books), 3)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 4096, layout.REGION_BYTES - 1])
+def test_a_region_cut_short_is_refused_by_the_reader_and_grown_by_the_next_process(
+    parts: ctypes.CDLL, tmp_path: Path, keep: int
+) -> None:
+    path = tmp_path / "region"
+    prepare_region(path)
+    with path.open("r+b") as file:
+        file.truncate(keep)
+    with pytest.raises(RegionError):
+        read_region(path)
+    books = Books()
+    assert parts.gs_books_open(ctypes.byref(books), str(path).encode())
+    assert path.stat().st_size >= layout.REGION_BYTES
+
+
+def test_no_region_is_no_reading(tmp_path: Path) -> None:
+    assert read_region(tmp_path / "region") is None
+
+
+def test_too_few_bytes_are_named() -> None:
+    with pytest.raises(RegionError, match=str(layout.REGION_BYTES)):
+        parse_region(b"short")
+
+
+def test_a_fresh_region_does_not_touch_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "region"
+    prepare_region(path)
+    with path.open("r+b") as old:
+        old.write(b"still mine")
+        prepare_region(path)
+        old.seek(0)
+        assert old.read(10) == b"still mine"
+    assert path.read_bytes()[:10] == bytes(10)
+    assert path.stat().st_mode & 0o777 == 0o666
