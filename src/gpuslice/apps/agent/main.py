@@ -121,7 +121,9 @@ class Agent:
 
     # -- running --------------------------------------------------------------------------------------
 
-    async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
+    async def run(
+        self, stopped: Awaitable[object], listening: Callable[[int], None] = lambda _: None
+    ) -> None:
         """Serve until `stopped`; `listening` hears the port of health and metrics.
 
         Raises `TooManyUnitsError` when the cards cannot be told to kubelet in the unit of the settings.
@@ -156,6 +158,11 @@ class Agent:
         await self.bookkeeper.run()
 
     async def _serve_kubelet(self) -> None:
+        await self.until_servable()
+        await self.server.run()
+
+    async def until_servable(self) -> None:
+        """Wait until kubelet's questions can be answered rightly."""
         await self.node.read.wait()
         await self._pods.synced.wait()
         while reason := self._obstacle():
@@ -164,7 +171,6 @@ class Agent:
             self._holding_back = reason
             await asyncio.sleep(RETRY_S)
         self._holding_back = ""
-        await self.server.run()
 
     def _obstacle(self) -> str:
         """Why kubelet must not be told of the cards yet; "" when it may."""

@@ -40,7 +40,7 @@ class NodeKeeper:
         self._writer = writer
         self._gpus = gpus
         self._hot = hot
-        self._node: Node | None = None
+        self.seen: Node | None = None
         self._wanted = asyncio.Event()
         self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}")
 
@@ -62,7 +62,7 @@ class NodeKeeper:
     def _changed(self, change: Change[Node]) -> None:
         if change.object is None:
             return
-        self._node = change.object
+        self.seen = change.object
         self._apply(rules_of(change.object.metadata.labels or {}))
         self._wanted.set()
         self.read.set()
@@ -78,14 +78,14 @@ class NodeKeeper:
 
     async def _write(self) -> None:
         gpus = self._gpus()
-        if self._node is None or not gpus or not self.rules.shared:
+        if self.seen is None or not gpus or not self.rules.shared:
             return
         try:
-            amounts = missing_amounts(self._node, wanted_amounts(len(gpus), self.rules))
+            amounts = missing_amounts(self.seen, wanted_amounts(len(gpus), self.rules))
             if amounts:
                 await self._writer.node_status(amounts)
             text = encode_gpus(gpus)
-            if (self._node.metadata.annotations or {}).get(NODE_GPUS) != text:
+            if (self.seen.metadata.annotations or {}).get(NODE_GPUS) != text:
                 await self._writer.node_annotation(NODE_GPUS, text)
         except KubeError as error:
             _log.warning("node object not written, will try again", extra={"error": str(error)})
