@@ -1,14 +1,13 @@
 """A process that calls the simulated driver as it is told: one JSON line a call, one a reply.
 
-Arguments are integers (any width, as the ABI passes them), `None`, strings, `{"out": n}` for a pointer to n bytes that
-come back, and `{"in": hex}` for a pointer to bytes that go in and come back. So any entry point of either library can
-be called from a test, in a process of its own that may be killed, forked or replaced.
+Arguments are integers (any width, as the ABI passes them), `None`, strings, `{"out": n}` for a pointer to n
+bytes that come back, `{"in": hex}` for one to bytes that go in and come back. So a test can call any entry
+point of either library, in a process of its own that may be killed, forked or replaced.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +101,8 @@ class DriverProcess:
                 pipe.close()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin
+        assert self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -168,12 +168,3 @@ def python(code: str, *, state: Path, visible: str | None = None, **env: str) ->
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def own_environment() -> dict[str, str]:
-    """This process's environment without what would lead to another machine."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("GPUSLICE_SIM", "NVIDIA_", "CUDA_"))
-    }
