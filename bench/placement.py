@@ -25,8 +25,9 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python bench/placement.py` finds bench.traces
 
-from bench.traces import find_nodes, find_pods, load_nodes, load_pods
+from bench.traces import find_pods
 
+from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.policy import POLICIES, Fgd, Policy, make_policy
 from gpuslice.core.policy.fleet import Fleet, FleetNode
@@ -177,7 +178,7 @@ def _table(report: Report, workload: Workload) -> str:
 def _workload(options: argparse.Namespace) -> Workload:
     data = Path(options.data)
     pods = find_pods(options.trace, data)
-    return Workload(load_pods(pods), load_nodes(find_nodes(pods, data, options.nodes)))
+    return Workload(load_pods(pods), load_nodes(find_nodes(pods, options.nodes, data)))
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:
@@ -215,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data", default=os.environ.get(DATA_VARIABLE, DEFAULT_DATA), help="folder of traces"
     )
-    parser.add_argument("--nodes", help="CSV file of nodes, when it is not beside the trace")
+    parser.add_argument("--nodes", type=Path, help="CSV file of nodes, when it is not beside the trace")
     parser.add_argument("--churn", type=float, default=0.0, metavar="LOAD", help="let pods come and go")
     parser.add_argument("--mix", choices=["learned", "known"], default="learned")
     parser.add_argument("--jobs", type=int, default=1, help="replays at a time")

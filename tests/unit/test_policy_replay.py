@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench.placement import main as bench_placement
-from bench.traces import find_nodes, find_pods, load_nodes, load_pods
+from bench.traces import find_pods
 
+from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.errors import ContractError
 from gpuslice.core.policy import POLICIES, Binpack, FleetNode, Shape, make_policy
 from gpuslice.core.policy.replay import (
@@ -130,7 +131,7 @@ def test_a_trace_is_found_by_name_or_as_a_file_with_its_nodes() -> None:
         find_pods(str(DATA / "openb_pod_list_small.csv"), Path("none")),
     )
     assert by_name == by_path
-    assert find_nodes(by_path, Path("none"), None).parent == DATA
+    assert find_nodes(by_path, None).parent == DATA
     with pytest.raises(FileNotFoundError, match="has these: small"):
         find_pods("large", DATA)
 

@@ -29,6 +29,7 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
     Entry("top", "gpuslice.apps.cli.top", "command", "Show the cards of each node."),
+    Entry("simulate", "gpuslice.apps.cli.simulate", "command", "Try what would fit on which cards."),
     Entry(
         "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
     ),

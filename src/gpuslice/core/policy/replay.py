@@ -43,12 +43,13 @@ def filling_arrivals(shapes: Sequence[Shape], capacity_units: int, seed: int, de
             return arrivals
         arrivals.append(shape)
         units += shape.total_units
-    while True:
+    while units < wanted:
         shape = shapes[int(random.integers(len(shapes)))]
         if units + shape.total_units > wanted:
-            return arrivals
+            break
         arrivals.append(shape)
         units += shape.total_units
+    return arrivals
 
 
 @dataclass(slots=True)

@@ -1,0 +1,91 @@
+"""``gpuslice simulate``: what a cluster could hold, with other nodes, more pods, another policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuslice.apps.cli.flags import cluster_flags, flags_of
+from gpuslice.apps.cli.output import output_flag, print_document
+
+if TYPE_CHECKING:
+    from gpuslice.apps.cli.simulation import Simulation
+
+
+@click.command("simulate", short_help="Try what would fit on which cards.")
+@click.option("--from-cluster", is_flag=True, help="Take nodes and pods from the cluster.")
+@click.option("--trace", type=click.Path(exists=True, path_type=Path), help="Take pods from a CSV file.")
+@click.option("--nodes", type=click.Path(exists=True, path_type=Path), help="Take nodes from a CSV file.")
+@click.option("--add", multiple=True, metavar="NxCARDS[xUNITS][:MODEL]", help="Add nodes, such as 4x8x80.")
+@click.option("--drop", multiple=True, metavar="NAME", help="Leave out nodes; * stands for anything.")
+@click.option("--growth", type=click.FloatRange(0, min_open=True), default=1.0, help="Demand, times today's.")
+@click.option("--policy", default="opportunity-cost", show_default=True, help="all, or names with commas.")
+@click.option("--seed", default=42, show_default=True, help="The order of the pods.")
+@click.option("--needed/--no-needed", default=True, show_default=True, help="Look for the cards needed.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the filling as SVG.")
+@output_flag
+@cluster_flags
+@click.pass_context
+def command(context: click.Context, /, output: str, plot: Path | None, **asked: Any) -> None:
+    """Place the pods of a trace, or of the cluster, on empty nodes and see what fits.
+
+    Tells for each policy how much is allocated, which cards stay wholly free, what does not fit and why,
+    and how many cards of this mix of nodes would hold everything. Nothing in the cluster is touched.
+
+    \b
+    Examples:
+      gpuslice simulate --from-cluster --policy all      what another policy would free
+      gpuslice simulate --from-cluster --add 4x8x80      with four more nodes of eight cards of 80 units
+      gpuslice simulate --from-cluster --drop 'old-*' --growth 1.2
+      gpuslice simulate --trace pods.csv --nodes nodes.csv --plot filling.svg
+    """
+    from gpuslice.apps.cli.simulation import document, table
+
+    simulation = _simulate(context, asked)
+    if plot is not None:
+        _draw(simulation, plot)
+    if output == "table":
+        click.echo(table(simulation), nl=False)
+    else:
+        print_document(document(simulation), output)
+
+
+def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
+    from gpuslice.apps.cli import simulation
+    from gpuslice.core.errors import GpusliceError
+
+    if asked["from_cluster"] == (asked["trace"] is not None):
+        raise click.UsageError("wants either --from-cluster or --trace FILE")
+    try:
+        if asked["from_cluster"]:
+            start = simulation.from_cluster(flags_of(context, asked))
+        else:
+            start = simulation.from_files(asked["trace"], asked["nodes"])
+        wish = simulation.Wish(
+            add=asked["add"],
+            drop=asked["drop"],
+            growth=asked["growth"],
+            policies=simulation.policy_names(asked["policy"]),
+            seed=asked["seed"],
+            needed=asked["needed"],
+        )
+        plan = simulation.plan(start, wish)
+    except (ValueError, OSError) as error:
+        raise GpusliceError(str(error)) from error
+    with click.progressbar(range(simulation.steps(plan)), label="placing", file=sys.stderr) as bar:
+        return simulation.run(plan, lambda: bar.update(1))
+
+
+def _draw(simulation: Simulation, path: Path) -> None:
+    from gpuslice.apps.cli.chart import Chart, Line, svg
+
+    lines = [
+        Line(name, [(0.0, 0.0), *((float(at), pct) for at, pct in each.outcome.allocation_pct_at.items())])
+        for name, each in simulation.policies.items()
+    ]
+    title = f"{simulation.plan.pods_name} on {simulation.cards} cards"
+    chart = Chart(title, "arrived demand, % of the cluster", "allocated, % of the cluster", lines)
+    path.write_text(svg(chart), encoding="utf-8")

@@ -1,0 +1,32 @@
+"""Opens trace files: a list of pods and a list of nodes, as CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuslice.core.policy.fleet import FleetNode
+from gpuslice.core.policy.trace import Trace, read_nodes, read_pods
+
+NODES_FILE = "openb_node_list_gpu_node.csv"
+
+
+def load_pods(path: Path) -> Trace:
+    """Read a list of pods."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return read_pods(lines, path.name)
+
+
+def load_nodes(path: Path) -> list[FleetNode]:
+    """Read a list of nodes."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return read_nodes(lines, path.name)
+
+
+def find_nodes(pods: Path, nodes: Path | None, *more: Path) -> Path:
+    """The node list that belongs to a pod list: as said, or beside it, or in one of `more` folders."""
+    places = [nodes] if nodes else [folder / NODES_FILE for folder in (pods.parent, *more)]
+    for path in places:
+        if path.is_file():
+            return path
+    looked = " and ".join(map(str, places))
+    raise FileNotFoundError(f"no node list for {pods}: looked for {looked}; --nodes names one")

@@ -1,0 +1,257 @@
+"""Answers about capacity: what of a workload fits, why the rest does not, how many cards it takes.
+
+Every answer comes from placing the pods one after another with the very policy that a scheduler would use.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+
+from gpuslice.core.policy import make_policy
+from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
+from gpuslice.core.policy.ranking import card_fits, fitting_rows
+from gpuslice.core.policy.replay import Cluster, Filling, Progress, fill
+
+MOST_TIMES = 32  # the nodes given; a workload that needs more is a mistake in its description
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Pods of one shape that found no place. `never`: not even on empty nodes."""
+
+    shape: Shape
+    pods: int
+    reason: str
+    never: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a cluster looks when a workload has been placed. Units as the nodes count them."""
+
+    cards: int
+    units: int
+    allocated_units: int
+    free_cards: int  # wholly free
+    free_nodes: int  # with none of their cards in use
+    pods: int
+    placed: int
+    unplaced: tuple[Unplaced, ...]
+    allocation_pct_at: dict[int, float]
+
+    @property
+    def allocation_pct(self) -> float:
+        return 100 * self.allocated_units / self.units if self.units else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """The smallest cluster found that holds all pods that any node could ever hold.
+
+    With the same mix of nodes as given, of which `added` are more than there are.
+    """
+
+    nodes: int
+    cards: int
+    added: int
+
+
+def place_all(
+    nodes: Sequence[FleetNode], pods: Sequence[Shape], policy: str, progress: Progress | None = None
+) -> Outcome:
+    """Place the pods in this order on these nodes, which are taken to be empty."""
+    cluster, filling = _fill(nodes, pods, policy, progress)
+    placed = len(pods) - len(filling.refused)
+    return outcome_of(cluster.fleet, filling.refused, placed, filling.allocation_pct_at)
+
+
+def outcome_of(
+    fleet: Fleet, refused: Sequence[Shape], placed: int, allocation_pct_at: dict[int, float]
+) -> Outcome:
+    """What a fleet looks like; `refused` are told why by its present state."""
+    usable = fleet.size > 0
+    free = usable & (fleet.left == fleet.size)
+    units, left = int(fleet.size.sum()), int(fleet.left[usable].sum())
+    return Outcome(
+        cards=int(fleet.cards.sum()),
+        units=units,
+        allocated_units=units - left,
+        free_cards=int(free.sum()),
+        free_nodes=int(((free.sum(axis=1) == fleet.cards) & (fleet.cards > 0)).sum()),
+        pods=placed + len(refused),
+        placed=placed,
+        unplaced=tuple(explain(fleet, shape, pods) for shape, pods in Counter(refused).most_common()),
+        allocation_pct_at=allocation_pct_at,
+    )
+
+
+def _fill(
+    nodes: Sequence[FleetNode], pods: Sequence[Shape], policy: str, progress: Progress | None = None
+) -> tuple[Cluster, Filling]:
+    fleet = Fleet()
+    for node in nodes:
+        fleet.put(empty(node))
+    cluster = Cluster(fleet, make_policy(policy, fleet))
+    return cluster, fill(cluster, pods, max(1, int(fleet.size.sum())), progress)
+
+
+def empty(node: FleetNode) -> FleetNode:
+    """The same node with nothing on it."""
+    core = tuple(100 if percent > 0 else 0 for percent in node.core_left)
+    return replace(node, left=node.size, core_left=core, cpu_left=node.cpu_milli, memory_left=node.memory_mib)
+
+
+# -- how many cards ----------------------------------------------------------------------------------------
+
+
+def cards_needed(
+    nodes: Sequence[FleetNode],
+    pods: Sequence[Shape],
+    policy: str,
+    tried: Callable[[], None] = lambda: None,
+) -> Needed | None:
+    """The smallest cluster of this mix of nodes that holds the pods; None when there is no such cluster.
+
+    `tried` hears of each size that was tried, about the binary logarithm of the number of nodes.
+    """
+    possible = _placeable(nodes, pods)
+    if not possible:
+        return None
+    line = mixed(nodes)
+
+    def holds(count: int) -> bool:
+        tried()
+        return not _fill(_first(line, count), possible, policy)[1].refused
+
+    least, most = 0, len(line)
+    while not holds(most):
+        least, most = most, 2 * most
+        if most > MOST_TIMES * len(line):
+            return None
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if holds(middle) else (middle, most)
+    cards = sum(_cards(node) for node in _first(line, most))
+    return Needed(nodes=most, cards=cards, added=max(0, most - len(line)))
+
+
+def _first(line: Sequence[FleetNode], count: int) -> list[FleetNode]:
+    """The first `count` nodes of a line that begins again at its end."""
+    rounds = -(-count // len(line))
+    copies = [replace(node, name=f"{node.name}+{turn}") for turn in range(1, rounds) for node in line]
+    return [*line, *copies][:count]
+
+
+def mixed(nodes: Sequence[FleetNode]) -> list[FleetNode]:
+    """The nodes so ordered that every beginning has about the same mix of kinds as all of them."""
+    counts = Counter(_kind(node) for node in nodes)
+    seen: Counter[object] = Counter()
+    places = []
+    for node in nodes:
+        kind = _kind(node)
+        places.append((seen[kind] + 0.5) / counts[kind])
+        seen[kind] += 1
+    order = sorted(range(len(nodes)), key=lambda index: (places[index], index))
+    return [nodes[index] for index in order]
+
+
+def most_frequent(nodes: Sequence[FleetNode]) -> FleetNode:
+    """A node of the kind that there are most of."""
+    kind = Counter(_kind(node) for node in nodes).most_common(1)[0][0]
+    return next(node for node in nodes if _kind(node) == kind)
+
+
+def like(nodes: Sequence[FleetNode], name: str, size: tuple[int, ...], model: str) -> FleetNode:
+    """A new node, with as much CPU and memory for a card as the others have on average, where known."""
+    cards = sum(_cards(node) for node in nodes)
+    cpu, memory = sum(node.cpu_milli for node in nodes), sum(node.memory_mib for node in nodes)
+    known = cards > 0 and isfinite(cpu) and isfinite(memory)
+    cpu_milli = len(size) * cpu // cards if known else UNLIMITED
+    memory_mib = len(size) * memory // cards if known else UNLIMITED
+    core = (100,) * len(size)
+    return FleetNode(name, size, size, core, model, cpu_milli, memory_mib, cpu_milli, memory_mib)
+
+
+def _kind(node: FleetNode) -> tuple[object, ...]:
+    return (tuple(node.size), node.model, node.cpu_milli, node.memory_mib)
+
+
+def _cards(node: FleetNode) -> int:
+    return sum(units > 0 for units in node.size)
+
+
+def _placeable(nodes: Sequence[FleetNode], pods: Sequence[Shape]) -> list[Shape]:
+    fleet = Fleet()
+    for node in nodes:
+        fleet.put(empty(node))
+    rows = np.arange(fleet.rows)
+    fits = {shape: bool(len(fitting_rows(fleet, shape, rows))) for shape in set(pods)}
+    return [shape for shape in pods if fits[shape]]
+
+
+# -- why not -----------------------------------------------------------------------------------------------
+
+
+def explain(fleet: Fleet, shape: Shape, pods: int = 1) -> Unplaced:
+    """Why no node of `fleet` holds `shape` now: what is missing, and the most there is."""
+    rows = _allowed_rows(fleet, shape)
+    never = _never(fleet, shape, rows)
+    reason = never or _no_cards(fleet, shape, rows) or _no_feed(fleet, shape, rows)
+    return Unplaced(shape, pods, reason, bool(never))
+
+
+def _allowed_rows(fleet: Fleet, shape: Shape) -> Rows:
+    rows = np.flatnonzero(fleet.cards > 0)
+    allowed = fleet.allowed(shape.models)
+    return rows if allowed is None else rows[allowed[fleet.model[rows]]]
+
+
+def _never(fleet: Fleet, shape: Shape, rows: Rows) -> str:
+    if not len(rows):
+        return (
+            f"no node has a card of model {' or '.join(sorted(shape.models))}" if shape.models else "no cards"
+        )
+    large = (fleet.size[rows] >= max(shape.units, 1)).sum(axis=1)
+    if large.max() == 0:
+        return f"no card has {shape.units} units, the largest has {int(fleet.size[rows].max())}"
+    if large.max() < shape.cards:
+        return f"no node has {shape.cards} cards of {shape.units} units, at most {int(large.max())}"
+    if (fleet.cpu_milli[rows] < shape.cpu_milli).all():
+        return f"no node has {shape.cpu_milli} milli CPU"
+    if (fleet.memory_mib[rows] < shape.memory_mib).all():
+        return f"no node has {shape.memory_mib} MiB of memory"
+    return ""
+
+
+def _no_cards(fleet: Fleet, shape: Shape, rows: Rows) -> str:
+    enough = card_fits(fleet, shape, rows).sum(axis=1)
+    if shape.cards == 0 or enough.max() >= shape.cards:
+        return ""
+    if shape.cards > 1 and enough.sum() >= shape.cards:
+        return f"{int(enough.sum())} such cards are free, but at most {int(enough.max())} on one node"
+    if shape.cards > 1:
+        return f"only {int(enough.sum())} such cards are free, on all nodes together"
+    left = fleet.left[rows]
+    if shape.core_percent and (left >= shape.units).any():
+        return f"no card with {shape.units} units free has {shape.core_percent} % of its compute left"
+    if left.sum() >= shape.units:
+        return f"{int(left.sum())} units are free in pieces, at most {int(left.max())} on one card"
+    return f"only {int(left.sum())} units are free"
+
+
+def _no_feed(fleet: Fleet, shape: Shape, rows: Rows) -> str:
+    """The cards are there; what is missing beside them."""
+    if shape.cards:
+        rows = rows[card_fits(fleet, shape, rows).sum(axis=1) >= shape.cards]
+    cpu, memory = fleet.cpu_left[rows], fleet.memory_left[rows]
+    where = f"where such cards are free ({len(rows)} nodes)" if shape.cards else "on any node"
+    if (cpu < shape.cpu_milli).all():
+        return f"at most {int(cpu.max())} milli CPU are free {where}"
+    if (memory < shape.memory_mib).all():
+        return f"at most {int(memory.max())} MiB of memory are free {where}"
+    return f"CPU and memory are not free together {where}"

@@ -1,0 +1,79 @@
+"""``gpuslice simulate --from-cluster`` against the simulated API server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.sim.apiserver.server import ApiServer
+from gpuslice.sim.cluster.cluster import Cluster
+from tests.golden.clusters import node, pod
+
+UNHEALTHY = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "unhealthy-gpu-b.2", "namespace": "kube-system"},
+    "data": {"gpus": "1"},
+}
+
+
+async def simulated(folder: Path, nodes: list[Any], pods: list[Any], *words: str) -> tuple[int, str, str]:
+    """What the command says of a cluster with these objects."""
+    async with ApiServer(Cluster()) as server:
+        async with AiohttpTransport(Connection(server.url)) as transport:
+            client = KubeClient(transport)
+            for each in nodes:
+                await client.create(NODES, each)
+                await client.patch_status(NODES, each["metadata"]["name"], each["status"])
+            for each in pods:
+                await client.create(PODS, each)
+            await client.create(CONFIG_MAPS, UNHEALTHY)
+        config = folder / "config"
+        config.write_text(server.kubeconfig())
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from gpuslice.apps.cli.main import main; main()"),
+            *("--kubeconfig", str(config), "simulate", "--from-cluster", *words),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+
+def scattered() -> tuple[list[Any], list[Any]]:
+    """Two nodes of two cards of 10 units: one not healthy, half of the others used, one pod waiting."""
+    nodes = [node("a.1", units=20, cards=2), node("b.2", units=20, cards=2)]
+    pods = [pod("p0", 5, "a.1", "0"), pod("p1", 5, "a.1", "1"), pod("p2", 5, "b.2", "0")]
+    return nodes, [*pods, pod("whole", 10, "", None)]
+
+
+async def test_placing_anew_shows_what_the_cluster_wastes(tmp_path: Path) -> None:
+    code, out, err = await simulated(tmp_path, *scattered(), "-o", "json", "--policy", "binpack")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["nodes"], found["cards"], found["pods"]) == (2, 3, 4)
+    assert (found["now"]["placed"], found["now"]["freeCards"]) == (3, 0)
+    assert found["now"]["unplaced"][0]["reason"] == "15 units are free in pieces, at most 5 on one card"
+    (policy,) = found["policies"]
+    assert policy["placed"] == 4
+    assert policy["needed"]["cards"] <= 3
+
+
+async def test_the_table_compares_with_the_cluster_as_it_is(tmp_path: Path) -> None:
+    code, out, err = await simulated(tmp_path, *scattered(), "--policy", "opportunity-cost", "--add", "1x4")
+    assert code == 0, err
+    assert "(now)" in out
+    assert "opportunity-cost in place of how it is now: +4 wholly free cards, +1 free nodes" in out
+
+
+async def test_a_cluster_without_shared_cards_is_said(tmp_path: Path) -> None:
+    code, _, err = await simulated(tmp_path, [node("a.1")], [])
+    assert code == 1
+    assert "there are no nodes with shared cards" in err

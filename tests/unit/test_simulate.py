@@ -1,0 +1,196 @@
+"""What fits, why the rest does not, how many cards it takes; and how ``gpuslice simulate`` tells it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.apps.cli.chart import Chart, Line, svg
+from gpuslice.apps.cli.main import command
+from gpuslice.core.policy import FleetNode, Shape
+from gpuslice.core.policy.capacity import cards_needed, explain, mixed, place_all
+from tests.unit.fleets import make_fleet, make_fleet_node
+
+DATA = Path(__file__).parents[1] / "fixtures" / "traces"
+PODS, NODES = DATA / "openb_pod_list_small.csv", DATA / "openb_node_list_gpu_node.csv"
+
+
+def nodes_of(*cards: tuple[int, ...]) -> list[FleetNode]:
+    return [make_fleet_node(f"n{number}", each) for number, each in enumerate(cards)]
+
+
+def reason(pod: Shape, *nodes: tuple[int, ...], taken: int = 0) -> str:
+    """Why `pod` has no place where `taken` units of each card are gone."""
+    fleet = make_fleet(*nodes)
+    for row, cards in enumerate(nodes):
+        fleet.take(row, range(len(cards)), Shape(taken))
+    return explain(fleet, pod).reason
+
+
+def test_placing_counts_what_is_allocated_and_what_stays_free() -> None:
+    outcome = place_all(nodes_of((10, 10), (10,)), [Shape(10), Shape(4), Shape(6)], "binpack")
+    assert (outcome.cards, outcome.units, outcome.allocated_units) == (3, 30, 20)
+    assert (outcome.placed, outcome.pods, outcome.unplaced) == (3, 3, ())
+    assert (outcome.free_cards, outcome.free_nodes) == (1, 0)
+
+
+def test_pods_without_a_place_are_told_why() -> None:
+    outcome = place_all(nodes_of((10,)), [Shape(10), Shape(10), Shape(10), Shape(20)], "binpack")
+    assert [(each.pods, each.never) for each in outcome.unplaced] == [(2, False), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("told", "pod", "nodes", "taken"),
+    [
+        ("no card has 20 units, the largest has 10", Shape(20), [(10,)], 0),
+        ("no node has 2 cards of 10 units, at most 1", Shape(10, 2), [(10, 5)], 0),
+        ("no node has a card of model T4", Shape(1, models=frozenset({"T4"})), [(10,)], 0),
+        ("8 units are free in pieces, at most 4 on one card", Shape(5), [(10,), (10,)], 6),
+        ("only 2 units are free", Shape(5), [(10,), (10,)], 9),
+        ("4 such cards are free, but at most 2 on one node", Shape(4, 3), [(10, 10), (10, 10), (4, 4, 4)], 4),
+        ("only 0 such cards are free, on all nodes together", Shape(7, 2), [(10, 10)], 4),
+    ],
+)
+def test_a_refusal_says_what_is_missing_and_the_most_there_is(
+    told: str, pod: Shape, nodes: list[tuple[int, ...]], taken: int
+) -> None:
+    assert reason(pod, *nodes, taken=taken) == told
+
+
+def test_a_refusal_says_when_cards_are_free_but_not_what_feeds_them() -> None:
+    node = make_fleet_node("n", (10,), cpu_milli=9000, cpu_left=9000, memory_mib=50, memory_left=50)
+    busy = [Shape(1, cpu_milli=8000, memory_mib=10)]
+    outcome = place_all([node], [*busy, Shape(4, cpu_milli=2000), Shape(4, memory_mib=45)], "binpack")
+    assert {each.reason for each in outcome.unplaced} == {
+        "at most 1000 milli CPU are free where such cards are free (1 nodes)",
+        "at most 40 MiB of memory are free where such cards are free (1 nodes)",
+    }
+    assert reason(Shape(0, 0), (10,)) == "CPU and memory are not free together on any node"
+
+
+def test_compute_can_be_what_is_missing() -> None:
+    node = make_fleet_node("n", (10,), core_left=(100,))
+    outcome = place_all([node], [Shape(2, core_percent=80), Shape(2, core_percent=30)], "binpack")
+    assert outcome.unplaced[0].reason == "no card with 2 units free has 30 % of its compute left"
+
+
+def test_too_large_a_cluster_could_do_with_fewer_cards() -> None:
+    needed = cards_needed(nodes_of(*[(10, 10)] * 8), [Shape(5)] * 9, "binpack")
+    assert needed is not None
+    assert (needed.nodes, needed.cards, needed.added) == (3, 6, 0)
+
+
+def test_too_small_a_cluster_needs_more_of_its_mix() -> None:
+    needed = cards_needed(nodes_of((10,), (10, 10)), [Shape(10)] * 8, "binpack")
+    assert needed is not None
+    assert (needed.nodes, needed.cards, needed.added) == (6, 9, 4)
+
+
+def test_pods_that_no_node_could_ever_hold_do_not_count_for_what_is_needed() -> None:
+    assert cards_needed(nodes_of((10,)), [Shape(11)], "binpack") is None
+    needed = cards_needed(nodes_of((10,)), [Shape(11), Shape(10)], "binpack")
+    assert needed is not None
+    assert needed.cards == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=30), st.integers(1, 6))
+def test_the_cluster_needed_holds_everything_and_one_node_less_does_not(units: list[int], count: int) -> None:
+    nodes, pods = nodes_of(*[(10, 10)] * count), [Shape(each) for each in units]
+    needed = cards_needed(nodes, pods, "binpack")
+    assert needed is not None
+    enough = nodes_of(*[(10, 10)] * needed.nodes)
+    assert place_all(enough, pods, "binpack").unplaced == ()
+    assert needed.nodes == 1 or place_all(enough[1:], pods, "binpack").unplaced
+
+
+def test_every_beginning_of_a_cluster_has_its_mix() -> None:
+    line = mixed([*nodes_of(*[(10,)] * 6), *[make_fleet_node(f"l{number}", (80,)) for number in range(3)]])
+    for count in (3, 6, 9):
+        assert sum(node.size == (80,) for node in line[:count]) == count // 3
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def simulate(*words: str) -> Result:
+    return CliRunner().invoke(command, ["simulate", "--trace", str(PODS), *words])
+
+
+def test_a_table_tells_what_fits_what_not_and_what_it_takes() -> None:
+    told = simulate("--policy", "opportunity-cost,binpack")
+    assert told.exit_code == 0, told.output
+    assert told.stdout.startswith("POLICY            ALLOCATED  PODS PLACED  FREE CARDS  FREE NODES")
+    assert "Does not fit with opportunity-cost:" in told.stdout
+    assert "on one card" in told.stdout
+
+
+def test_documents_have_the_documented_keys() -> None:
+    found = json.loads(simulate("-o", "json", "--growth", "0.1").stdout)
+    assert list(found) == ["nodes", "cards", "pods", "policies"]
+    (policy,) = found["policies"]
+    assert policy["policy"] == "opportunity-cost"
+    assert policy["placed"] + sum(each["pods"] for each in policy["unplaced"]) == found["pods"]
+    assert policy["needed"]["cards"] < found["cards"]
+    same = simulate("-o", "yaml", "--growth", "0.1").stdout
+    assert yaml.safe_load(same) == found
+
+
+def test_nodes_can_be_added_and_left_out() -> None:
+    def cards(*words: str) -> int:
+        return int(json.loads(simulate("-o", "json", "--no-needed", *words).stdout)["cards"])
+
+    before = cards()
+    assert cards("--add", "3x8") == before + 24
+    assert cards("--add", "3x8x500:B") == before + 24
+    assert cards("--drop", "node-0*") < before
+
+
+def test_more_cards_hold_more_pods() -> None:
+    def placed(*words: str) -> int:
+        found = json.loads(simulate("-o", "json", "--no-needed", *words).stdout)
+        return int(found["policies"][0]["placed"])
+
+    assert placed("--add", "30x8:A") > placed()
+
+
+def test_everything_fits_is_said() -> None:
+    assert "Everything fits with opportunity-cost." in simulate("--growth", "0.1", "--no-needed").stdout
+
+
+def test_the_picture_is_svg_with_a_line_for_each_policy(tmp_path: Path) -> None:
+    path = tmp_path / "out.svg"
+    assert simulate("--no-needed", "--policy", "fgd,bestfit", "--plot", str(path)).exit_code == 0
+    root = ElementTree.parse(path).getroot()
+    names = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
+    assert {"fgd", "bestfit", "arrived demand, % of the cluster"} <= set(names)
+
+
+def test_a_chart_quotes_what_it_is_given() -> None:
+    drawn = svg(Chart('a "<b>" & c', "x", "y", [Line("<i>", [(0, 0), (1, 2)])]))
+    assert ElementTree.fromstring(drawn).get("aria-label") == 'a "<b>" & c'
+    assert ElementTree.fromstring(svg(Chart("none", "x", "y", []))) is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "worst"], '--policy names "worst", wants all or some of binpack'),
+        (["--add", "four"], '--add is "four", wants NODESxCARDS'),
+        (["--drop", "*"], "there are no nodes with shared cards"),
+        (["--from-cluster"], "wants either --from-cluster or --trace FILE"),
+        (["--nodes", str(PODS)], 'openb_pod_list_small.csv:2 gpu is "None", wants a whole number'),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(words: list[str], message: str) -> None:
+    told = simulate(*words)
+    assert told.exit_code != 0
+    assert message in told.output + str(told.exception)
