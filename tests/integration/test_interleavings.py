@@ -6,20 +6,22 @@ is checked once the world has come to rest.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpuslice.core.contract import ENV_CONTAINER_UNITS, ENV_INDEX, ENV_VISIBLE
 from tests.integration.interleaving_rig import CARDS, NodeInMemory, World, uuid_of
+from tests.integration.virtual import Message
 
+FATES = ["deliver", "deliver", "lose_answer", "lose_request", "delay"]
 NAMES = [f"app-{number}" for number in range(5)]
 picks = st.integers(0, 1_000_000)
 nodes = st.sampled_from(sorted(CARDS))
@@ -44,7 +46,7 @@ class Interleavings(RuleBasedStateMachine):
 
     # -- users -------------------------------------------------------------------------------------
 
-    @rule(names=st.sets(st.sampled_from(NAMES), min_size=1), units=st.integers(1, 4))
+    @rule(names=st.sets(st.sampled_from(NAMES), min_size=1), units=st.sampled_from([1, 2, 2, 3, 3, 4]))
     def create(self, names: set[str], units: int) -> None:
         for name in sorted(names):
             self.world.create(name, units)
@@ -61,6 +63,15 @@ class Interleavings(RuleBasedStateMachine):
         pods = self.world.pods()
         if pods:
             self.world.bind(pods[pick % len(pods)], node)
+
+    @rule(pick=picks, node=nodes, fates=st.lists(st.sampled_from(FATES), min_size=1, max_size=4))
+    def bind_through_a_bad_network(self, pick: int, node: str, fates: list[str]) -> None:
+        """What the extender sends for one bind call, each message with a fate of its own."""
+        self.bind(pick, node)
+        network = self.world.network
+        for fate in fates:
+            if sent := [one for one in network.messages if one.sender is self.world.process]:
+                getattr(network, fate)(sent[-1])
 
     @rule(wishes=each_pods_node)
     def bind_all(self, wishes: list[str]) -> None:
@@ -81,41 +92,35 @@ class Interleavings(RuleBasedStateMachine):
 
     # -- the network -------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.world.network.messages)
     @rule(pick=picks)
     def deliver(self, pick: int) -> None:
-        self.world.network.deliver(self.message(pick))
+        self.with_message(pick, self.world.network.deliver)
 
     @rule()
     def deliver_all(self) -> None:
         self.world.network.calm()
 
-    @precondition(lambda self: self.world.network.messages)
     @rule(pick=picks)
     def lose_request(self, pick: int) -> None:
-        self.world.network.lose_request(self.message(pick))
+        self.with_message(pick, self.world.network.lose_request)
 
-    @precondition(lambda self: self.world.network.messages)
     @rule(pick=picks)
     def lose_answer(self, pick: int) -> None:
-        self.world.network.lose_answer(self.message(pick))
+        self.with_message(pick, self.world.network.lose_answer)
 
-    @precondition(lambda self: self.world.network.messages)
     @rule(pick=picks)
     def delay(self, pick: int) -> None:
-        self.world.network.delay(self.message(pick))
+        self.with_message(pick, self.world.network.delay)
 
-    @precondition(lambda self: self.world.network.streams)
     @rule(pick=picks)
     def deliver_line(self, pick: int) -> None:
-        streams = self.world.network.streams
-        self.world.network.deliver_line(streams[pick % len(streams)])
+        if streams := self.world.network.streams:
+            self.world.network.deliver_line(streams[pick % len(streams)])
 
-    @precondition(lambda self: self.world.network.streams)
     @rule(pick=picks, compacted=st.booleans())
     def cut(self, pick: int, compacted: bool) -> None:
-        streams = self.world.network.streams
-        self.world.network.cut(streams[pick % len(streams)])
+        if streams := self.world.network.streams:
+            self.world.network.cut(streams[pick % len(streams)])
         if compacted:
             self.world.cluster.compact()
 
@@ -257,13 +262,13 @@ class Interleavings(RuleBasedStateMachine):
         for uid in gone:
             node.finish(uid)
 
-    def message(self, pick: int) -> Any:
-        messages = self.world.network.messages
-        return messages[pick % len(messages)]
+    def with_message(self, pick: int, fate: Callable[[Message], None]) -> None:
+        if messages := self.world.network.messages:
+            fate(messages[pick % len(messages)])
 
 
 Interleavings.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=int(os.environ.get("GPUSLICE_INTERLEAVINGS", "80")),  # set it for a long run
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -297,3 +302,36 @@ def test_two_equal_pods_started_in_the_opposite_order_keep_to_their_cards(world:
         (share,) = view.placement.shares
         assert node.running[view.uid][ENV_INDEX] == str(share.gpu)
         assert node.cards_of(view.uid) == {uuid_of("n1", share.gpu): 3}
+
+
+def through(world: World, *fates: str) -> None:
+    """Let the extender's messages meet their fates, one after another."""
+    for fate in fates:
+        sent = [one for one in world.network.messages if one.sender is world.process]
+        getattr(world.network, fate)(sent[-1])
+
+
+def test_a_binding_whose_answer_was_lost_keeps_its_card(world: World) -> None:
+    first, second = world.create("app-0", 3), world.create("app-1", 3)
+    world.network.calm()
+    world.bind(first, "n2")
+    through(world, "deliver", "lose_answer")
+    world.bind(second, "n2")  # the watch has not shown the first one yet
+    while world.network.messages:
+        world.network.deliver(world.network.messages[0])
+    assert list(world.rebuilt().overcommitted()) == []
+    assert sum(bool(pod.node) for pod in world.views()) == 1
+
+
+def test_a_binding_that_arrives_when_it_was_given_up_does_nothing(world: World) -> None:
+    first, second = world.create("app-0", 3), world.create("app-1", 3)
+    world.network.calm()
+    world.bind(first, "n2")
+    through(world, "deliver", "delay")
+    (late,) = [one for one in world.network.messages if one.request.path.endswith("/binding")]
+    through(world, "deliver", "deliver")  # it reads the pod and takes the annotations back
+    world.bind(second, "n2")
+    through(world, "deliver", "deliver")
+    world.network.deliver(late)
+    assert list(world.rebuilt().overcommitted()) == []
+    assert [pod.name for pod in world.views() if pod.node] == ["app-1"]

@@ -97,7 +97,7 @@ class Reflector(Generic[T]):
         self._pace = pace
         self._sleep = sleep
         self._clock = clock
-        self._rng = rng or random.Random()
+        self._uniform = (rng or random).uniform
         self._version = ""
         self._failures = 0
 
@@ -139,7 +139,7 @@ class Reflector(Generic[T]):
     async def _watch(self) -> None:
         """One watch to its end. An end that comes at once is a failure: a proxy may do that for ever."""
         began = self._clock()
-        timeout_s = int(self._pace.watch_timeout_s * self._rng.uniform(1, 1.5))
+        timeout_s = int(self._pace.watch_timeout_s * self._uniform(1, 1.5))
         lines = self._client.watch(self._resource, self._version, timeout_s=timeout_s, **self._scope)
         seen = 0
         async with contextlib.aclosing(lines) as open_lines:  # type: ignore[type-var]
@@ -195,7 +195,7 @@ class Reflector(Generic[T]):
 
     async def _back_off(self, error: KubeError) -> None:
         longest = min(self._pace.longest_delay_s, self._pace.first_delay_s * 2 ** min(self._failures, 16))
-        delay_s = longest * self._rng.uniform(0.5, 1)
+        delay_s = longest * self._uniform(0.5, 1)
         if isinstance(error, UnavailableError):
             delay_s = max(delay_s, min(error.retry_after_s, self._pace.longest_delay_s))
         else:

@@ -55,7 +55,7 @@ from gpuslice.core.model import Node
 
 _log = logging.getLogger(__name__)
 
-RETRY_S = 1.0
+RETRY_S = 0.2
 
 
 class Agent:
