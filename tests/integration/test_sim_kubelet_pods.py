@@ -35,7 +35,12 @@ async def test_a_pod_runs_and_its_status_is_complete(node: Node) -> None:
     conditions = {one["type"]: one["status"] for one in pod["status"]["conditions"]}
     assert conditions["Ready"] == conditions["Initialized"] == "True"
     assert pod["status"]["podIP"].startswith("172.20.64.")
-    assert [reason for reason, _ in await node.events("one")] == ["Pulled", "Created", "Started"]
+    assert [reason for reason, _ in await node.events("one")] == [
+        "Pulling",
+        "Pulled",
+        "Created",
+        "Started",
+    ]
 
 
 async def test_a_granted_pod_gets_the_plugins_environment_and_the_pod_wins(

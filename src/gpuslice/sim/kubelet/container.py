@@ -128,6 +128,8 @@ class ContainerLife:
         reference = self.record.image
         while True:
             began = time.monotonic()
+            if not self._is_present(reference):
+                await self._tell("Pulling", f'Pulling image "{reference}"')
             try:
                 image = self._node.registry.pull(reference)
             except PullError as error:
@@ -136,9 +138,12 @@ class ContainerLife:
             await self._tell("Pulled", self._pulled_words(reference, began))
             return image
 
+    def _is_present(self, reference: str) -> bool:
+        return reference in self._node.pulled and self._spec.get("imagePullPolicy") != "Always"
+
     def _pulled_words(self, reference: str, began: float) -> str:
-        if reference in self._node.pulled and self._spec.get("imagePullPolicy") != "Always":
-            return f'Container image "{reference}" already present on machine'
+        if self._is_present(reference):
+            return f'Container image "{reference}" already present on machine and can be accessed by the pod'
         self._node.pulled.add(reference)
         took = f"{max(1, int((time.monotonic() - began) * 1000))}ms"
         return f'Successfully pulled image "{reference}" in {took} ({took} including waiting).'

@@ -5,6 +5,7 @@ The outer keys are Go field names; a status other than 200 is an error; nothing 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,8 +112,9 @@ class HttpExtender:
                 f'Post "{url}": context deadline exceeded (Client.Timeout exceeded while awaiting headers)'
             ) from error
         except aiohttp.ClientConnectorError as error:
+            why = os.strerror(error.os_error.errno or 0).lower()
             raise ExtenderError(
-                f'Post "{url}": dial tcp {error.host}:{error.port}: {error.strerror}'
+                f'Post "{url}": dial tcp {error.host}:{error.port}: connect: {why}'
             ) from error
         except (aiohttp.ClientError, ValueError) as error:
             raise ExtenderError(f'Post "{url}": {error}') from error

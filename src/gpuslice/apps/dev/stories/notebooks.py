@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gpuslice.apps.dev.expected import columns, containing, exactly
 from gpuslice.apps.dev.nodes import NodePlan
@@ -58,14 +59,20 @@ _WHOLE_CARDS = (
         containing("FailedScheduling  0/6 nodes are available: 6 Insufficient nvidia.com/gpu."),
     ),
     Step(
-        "Take them away, and the node with the whole card too.",
+        "Take them away.",
         "kubectl delete -f examples/notebooks/gpu_deployment.yaml",
         columns('deployment.apps "tf-notebook-gpu" deleted«any»\nservice "tf-notebook-gpu" deleted«any»'),
     ),
+    Step("", "kubectl get pod", exactly("No resources found in default namespace.")),
 )
 
+
 _SHARED_CARD = (
-    INSTALL,
+    replace(
+        INSTALL,
+        say="The node with the whole card is given back; the product comes onto the others.",
+        before=_remove_exclusive_node,
+    ),
     agents_ready([SHARED]),
     Step(
         "One node's card is shared; which, is shown beside the others.",
@@ -82,7 +89,6 @@ _SHARED_CARD = (
             "Allocated/Total GPUs In Cluster:\n"
             "0/1 (0%)  "
         ),
-        before=_remove_exclusive_node,
     ),
     Step(
         "Its memory is 14 units.",
