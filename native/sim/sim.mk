@@ -37,7 +37,7 @@ $(SIM_BUILD)/nvidia-smi: $(call sim_objects,programs/nvidia_smi*.c)
 	@$(CC) $(LDFLAGS) $^ -o $@ -Wl,-rpath,'$$ORIGIN' -ldl
 
 $(SIM_BUILD)/cuda_malloc $(SIM_BUILD)/storm: $(SIM_BUILD)/%: $(SIM_OBJECTS)/programs/%.o $(SIM_BUILD)/libcuda.so.1
-	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1
+	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1 -lpthread
 
 $(SIM_BUILD)/layout: $(call sim_objects,programs/layout.c)
 	@mkdir -p $(@D)

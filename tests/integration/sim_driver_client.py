@@ -8,6 +8,7 @@ point of either library, in a process of its own that may be killed, forked or r
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ import pytest
 from gpuslice.sim import gpu
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-BUILD: Final = ROOT / "native" / "build" / "sim"
+BUILD: Final = ROOT / "native" / os.environ.get("NATIVE_BUILD", "build") / "sim"
+"""NATIVE_BUILD=build/sanitize with LD_PRELOAD=libasan.so runs all of this under the sanitizers."""
 MIB: Final = 1 << 20
 
 

@@ -49,7 +49,8 @@ q = must(cu.cuMemAlloc(4096))
 must(cu.cuMemcpyHtoD(q, ctypes.addressof(text), 16))
 must(cu.cuMemcpyDtoH(ctypes.addressof(back), q, 16))
 name = must(cu.cuDeviceGetName(64, device)).rstrip(b"\\0 ").decode()
-print(json.dumps([must(cu.cuDriverGetVersion()), name, took, back.raw.decode(), int(cu.cuMemAlloc(200 << 30)[0]),
+version, refused = must(cu.cuDriverGetVersion()), int(cu.cuMemAlloc(200 << 30)[0])
+print(json.dumps([version, name, took, back.raw.decode(), refused,
                   must(cu.cuGetErrorName(cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY)).decode()]))
 """
     name, text = "NVIDIA H200", "to and fro again"

@@ -7,6 +7,8 @@
 
 static _Thread_local struct context *stack[STACK_DEPTH];
 static _Thread_local unsigned depth;
+/* The top of the stack again, where every call finds it in one load. */
+static _Thread_local struct context *top __attribute__((tls_model("initial-exec")));
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t last_id;
 
@@ -20,7 +22,6 @@ bool context_is(const struct context *context)
 CUresult context_current(struct context **context)
 {
     TRY(driver_ready());
-    struct context *top = depth ? stack[depth - 1] : NULL;
     if (!top)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!context_is(top) || !top->active)
@@ -80,12 +81,19 @@ static void context_deactivate(struct context *context)
 
 /* ------------------------------------------------------------------------------------ the current one */
 
+static void drop_top(void)
+{
+    depth--;
+    top = depth ? stack[depth - 1] : NULL;
+}
+
 EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
     TRY(driver_ready());
     if (!context_is(context) || depth == STACK_DEPTH)
         return CUDA_ERROR_INVALID_CONTEXT;
     stack[depth++] = context;
+    top = context;
     return CUDA_SUCCESS;
 }
 
@@ -94,7 +102,7 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
     TRY(driver_ready());
     if (!depth)
         return CUDA_ERROR_INVALID_CONTEXT;
-    depth--;
+    drop_top();
     if (context)
         *context = stack[depth];
     return CUDA_SUCCESS;
@@ -108,9 +116,9 @@ EXPORT CUresult cuCtxSetCurrent(CUcontext context)
     if (context && !depth)
         depth = 1;
     if (context)
-        stack[depth - 1] = context;
+        stack[depth - 1] = top = context;
     else if (depth)
-        depth--;
+        drop_top();
     return CUDA_SUCCESS;
 }
 
@@ -119,7 +127,7 @@ EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
     TRY(driver_ready());
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
-    *context = depth ? stack[depth - 1] : NULL;
+    *context = top;
     return CUDA_SUCCESS;
 }
 
@@ -173,8 +181,8 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
     TRY(driver_ready());
     if (!context_is(context) || context->primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (depth && stack[depth - 1] == context)
-        depth--;
+    if (top == context)
+        drop_top();
     context_deactivate(context);
     object_free(context);
     return CUDA_SUCCESS;

@@ -70,7 +70,7 @@ static unsigned add_ghosts(uint32_t wanted, struct found_process *found, unsigne
 {
     const struct sim_state *state = sim_state();
     unsigned count = 0;
-    for (uint32_t i = 0; i < SIM_GHOSTS && count < room; i++)
+    for (uint32_t i = 0; i < state->ghost_high && count < room; i++)
         if (state->ghosts[i].live && is_on(state->ghosts[i].card, wanted))
             found[count++] = (struct found_process){(unsigned)state->ghosts[i].pid, state->ghosts[i].bytes,
                                                     state->ghosts[i].card};

@@ -125,7 +125,7 @@ EXPORT nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSy
 static const char *ghost_name(unsigned pid)
 {
     const struct sim_state *state = sim_state();
-    for (uint32_t i = 0; i < SIM_GHOSTS; i++)
+    for (uint32_t i = 0; i < state->ghost_high; i++)
         if (state->ghosts[i].live && (unsigned)state->ghosts[i].pid == pid)
             return state->ghosts[i].name;
     return NULL;

@@ -85,7 +85,7 @@ static void add(struct found *found, unsigned pid, uint64_t timestamp_us, uint32
 static void add_ghosts(struct found *found, uint32_t index)
 {
     const struct sim_state *state = sim_state();
-    for (uint32_t i = 0; i < SIM_GHOSTS; i++) {
+    for (uint32_t i = 0; i < state->ghost_high; i++) {
         const struct sim_ghost *ghost = &state->ghosts[i];
         if (ghost->live && ghost->card == index && ghost->percent)
             add(found, (unsigned)ghost->pid, sim_realtime_us(), ghost->percent);

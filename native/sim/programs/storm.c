@@ -1,9 +1,10 @@
 /* Allocates and frees in every way, at random, as fast as it can, until it is killed or has done COUNT steps.
  *
- *     storm SEED [COUNT]
+ *     storm SEED [COUNT [THREADS]]
  *
- * After COUNT steps it frees everything and prints "done"; a wrong answer of the driver ends it with status 2.
+ * After COUNT steps a thread it frees everything and prints "done"; a wrong answer of the driver ends it with status 2.
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,11 +26,12 @@ CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
 CUresult cuArrayDestroy(CUarray);
 
 #define SLOTS 64u
+#define THREADS 16
 #define MIB (1024ull * 1024ull)
 
 enum kind { NONE, PLAIN, MANAGED, POOLED, PHYSICAL, ARRAY, KINDS };
 
-static struct {
+static _Thread_local struct {
     enum kind kind;
     unsigned long long handle;
 } held[SLOTS];
@@ -85,21 +87,48 @@ static void step(unsigned short random[3])
     held[slot].kind = result == CUDA_SUCCESS ? kind : NONE;
 }
 
-int main(int count, char **arguments)
-{
+struct work {
+    int seed;
+    unsigned long long steps;
     CUcontext context;
-    unsigned short random[3] = {(unsigned short)(count > 1 ? atoi(arguments[1]) : 1), 7, 11};
-    unsigned long long steps = count > 2 ? strtoull(arguments[2], NULL, 10) : ~0ull;
-    must(cuInit(0), "cuInit");
-    must(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
-    must(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    printf("started\n");
-    fflush(stdout);
-    for (unsigned long long i = 0; i < steps; i++)
+};
+
+static void *work(void *given)
+{
+    const struct work *it = given;
+    unsigned short random[3] = {(unsigned short)it->seed, 7, 11};
+    must(cuCtxSetCurrent(it->context), "cuCtxSetCurrent");
+    for (unsigned long long i = 0; i < it->steps; i++)
         step(random);
     for (unsigned slot = 0; slot < SLOTS; slot++)
         give(slot);
     must(cuCtxSynchronize(), "cuCtxSynchronize");
+    return NULL;
+}
+
+static void work_in_threads(const struct work *it, int threads)
+{
+    pthread_t started[THREADS];
+    struct work parts[THREADS];
+    for (int i = 0; i < threads; i++) {
+        parts[i] = *it;
+        parts[i].seed += i;
+        must(pthread_create(&started[i], NULL, work, &parts[i]), "pthread_create");
+    }
+    for (int i = 0; i < threads; i++)
+        pthread_join(started[i], NULL);
+}
+
+int main(int count, char **arguments)
+{
+    struct work it = {.seed = count > 1 ? atoi(arguments[1]) : 1,
+                      .steps = count > 2 ? strtoull(arguments[2], NULL, 10) : ~0ull};
+    int threads = count > 3 ? atoi(arguments[3]) : 1;
+    must(cuInit(0), "cuInit");
+    must(cuDevicePrimaryCtxRetain(&it.context, 0), "cuDevicePrimaryCtxRetain");
+    printf("started\n");
+    fflush(stdout);
+    work_in_threads(&it, threads < 1 ? 1 : threads > THREADS ? THREADS : threads);
     printf("done\n");
     return EXIT_SUCCESS;
 }

@@ -6,7 +6,7 @@
 static uint64_t ghost_bytes(const struct sim_state *state, uint32_t card)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < SIM_GHOSTS; i++)
+    for (uint32_t i = 0; i < state->ghost_high; i++)
         if (state->ghosts[i].live && state->ghosts[i].card == card)
             bytes += state->ghosts[i].bytes;
     return bytes;
@@ -22,7 +22,7 @@ uint64_t sim_used_bytes(uint32_t card)
 {
     const struct sim_state *state = sim_state();
     uint64_t bytes = state->cards[card].used_bytes + ghost_bytes(state, card);
-    for (uint32_t child = 0; child < state->card_count; child++)
+    for (uint32_t child = 0; state->cards[card].mig_mode == 1 && child < state->card_count; child++)
         if (state->cards[child].parent == (int32_t)card)
             bytes += state->cards[child].used_bytes + ghost_bytes(state, child);
     return bytes;

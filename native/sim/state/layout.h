@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 4u
+#define SIM_LAYOUT_VERSION 5u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -180,6 +180,8 @@ struct sim_state {
     uint64_t reaped;            /* slots of dead processes emptied */
     uint32_t record_high;       /* records ever used: [1, record_high) */
     uint32_t record_free;       /* head of the free list, 0 for none */
+    uint32_t ghost_high;        /* ghosts ever made: [0, ghost_high) */
+    uint32_t padding;
     _Atomic uint64_t event_count;
     struct sim_event events[SIM_EVENTS];
     struct sim_ghost ghosts[SIM_GHOSTS];

@@ -218,6 +218,8 @@ void sim_reap_now(void)
 
 void sim_reap_sometimes(void)
 {
+    if (mapped->process_high == 1 && sim_self_if_any() == 0)
+        return; /* nobody else was ever here */
     if (sim_monotonic_ns() - atomic_load_explicit(&last_reap_ns, memory_order_relaxed) > 1000000u)
         sim_reap_now();
 }

@@ -225,13 +225,14 @@ class Machine:
     def add_ghost(self, card: int, pid: int, used_mib: int, name: str, percent: int = 0) -> None:
         """A process on paper: NVML lists it with its memory and utilisation; the card has that much less."""
         with self._injecting():
-            free = [ghost for ghost in self._state.ghosts if not ghost.live]
+            free = [place for place, ghost in enumerate(self._state.ghosts) if not ghost.live]
             if not free:
                 raise ValueError(f"at most {layout.GHOSTS} ghosts fit into one machine")
-            ghost = free[0]
+            ghost = self._state.ghosts[free[0]]
             ghost.pid, ghost.card, ghost.percent = pid, card, percent
             ghost.bytes, ghost.name = used_mib * MIB, name.encode()
             ghost.live = 1
+            self._state.ghost_high = max(self._state.ghost_high, free[0] + 1)
 
     def remove_ghost(self, pid: int) -> None:
         """The process on paper ends."""

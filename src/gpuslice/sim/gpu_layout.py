@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 4
+LAYOUT_VERSION: Final = 5
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -144,7 +144,7 @@ class State(ctypes.Structure):
         ("nvml_version", char * 32),
         *_fields(u64, "created_ns granularity_bytes pool_chunk_bytes"),
         *_fields(u64, "lock sequence recoveries reaped"),
-        *_fields(u32, "record_high record_free"),
+        *_fields(u32, "record_high record_free ghost_high padding"),
         ("event_count", u64),
         ("events", Event * EVENTS),
         ("ghosts", Ghost * GHOSTS),
