@@ -41,8 +41,11 @@ class Owners:
             self._version, self._resolved = self._directory.version, {}
         for pid in wanted:
             resolved = self._resolved.get(pid, Stranger.UNKNOWN_CONTAINER)
-            # a container of a pod that is not known yet is asked for again each time
-            if resolved is Stranger.UNKNOWN_CONTAINER or (pid + self._turn) % CHECK_EVERY == 0:
+            # one of nobody is asked for again each time: its pod may become known, its cgroup may change
+            if isinstance(resolved, Stranger):
+                self._known.pop(pid, None)
+                self._look(pid, holding)
+            elif (pid + self._turn) % CHECK_EVERY == 0:
                 self._look(pid, holding)
         return dict(self._resolved)
 
