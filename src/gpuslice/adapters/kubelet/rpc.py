@@ -129,7 +129,8 @@ def _server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: typ
                 await stream.send_message(reply)
         except asyncio.CancelledError:
             # grpclib would leave the other side waiting for ever on a connection that stays open.
-            with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError):
+            # Where that side has gone first, uvloop says so by a RuntimeError.
+            with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError, RuntimeError):
                 await stream.send_trailing_metadata(status=Status.UNAVAILABLE, status_message="ending")
             raise
         finally:

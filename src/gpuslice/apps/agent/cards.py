@@ -103,13 +103,16 @@ class CardKeeper:
 
         Raises `TooManyUnitsError` for cards that cannot be told to kubelet in this unit.
         """
-        health = self.health.aged(time.monotonic())
+        inventory: Inventory | GpuUnavailableError
         try:
             inventory = await self._source.inventory()
         except GpuUnavailableError as error:
-            health = self._unanswered(health, str(error))
-        else:
+            inventory = error
+        health = self.health.aged(time.monotonic())  # only now: a report may have come meanwhile
+        if isinstance(inventory, Inventory):
             health = self._answered(health, inventory)
+        else:
+            health = self._unanswered(health, str(inventory))
         await self._set(replace(health, excluded=self._excluded()))
 
     def _answered(self, health: Health, inventory: Inventory) -> Health:

@@ -1,0 +1,107 @@
+"""A process's container by its cgroup, in every way that a node may be set up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.adapters.cgroup.container import ContainerRef, container_of, parse_cgroup
+
+ID = "0f" * 32
+OTHER = "a1" * 32
+UID = "6ad8f5a4-4f0e-4b9e-8b6e-3f1f7c1f2a3b"
+SYSTEMD_UID = UID.replace("-", "_")
+STATIC_UID = "9f86d081884c7d659a2feaa0c55ad015"
+
+CASES = {
+    "v2, systemd, containerd": (
+        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice/"
+        f"cri-containerd-{ID}.scope\n",
+        ContainerRef(ID, UID, "containerd"),
+    ),
+    "v2, systemd, guaranteed": (
+        f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
+        ContainerRef(ID, UID, "containerd"),
+    ),
+    "v2, systemd, CRI-O": (
+        f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SYSTEMD_UID}.slice/"
+        f"crio-{ID}.scope/container",
+        ContainerRef(ID, UID, "cri-o"),
+    ),
+    "v2, cgroupfs": (f"0::/kubepods/burstable/pod{UID}/{ID}", ContainerRef(ID, UID, "")),
+    "v1, cgroupfs": (
+        f"12:memory:/kubepods/besteffort/pod{UID}/{ID}\n11:cpu,cpuacct:/kubepods/besteffort/pod{UID}/{ID}\n"
+        f"1:name=systemd:/kubepods/besteffort/pod{UID}/{ID}\n0::/system.slice/containerd.service",
+        ContainerRef(ID, UID, ""),
+    ),
+    "v1, systemd, docker": (
+        f"4:memory:/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/docker-{ID}.scope",
+        ContainerRef(ID, UID, "docker"),
+    ),
+    "containerd without its systemd driver": (
+        f"0::/system.slice/containerd.service/kubepods-burstable-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}",
+        ContainerRef(ID, UID, "containerd"),
+    ),
+    "kind: the node is a container": (
+        f"0::/docker/{OTHER}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+        f"kubelet-kubepods-burstable-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
+        ContainerRef(ID, UID, "containerd"),
+    ),
+    "kind with cgroupfs": (
+        f"0::/docker/{OTHER}/kubelet/kubepods/besteffort/pod{UID}/{ID}",
+        ContainerRef(ID, UID, ""),
+    ),
+    "a container inside a pod's container": (
+        f"0::/kubepods/pod{UID}/{ID}/docker/{OTHER}",
+        ContainerRef(ID, UID, ""),
+    ),
+    "a container with systemd inside": (
+        f"0::/kubepods/pod{UID}/{ID}/init.scope",
+        ContainerRef(ID, UID, ""),
+    ),
+    "another cgroup namespace": (
+        f"0::/../../kubepods-burstable-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
+        ContainerRef(ID, UID, "containerd"),
+    ),
+    "a static pod": (
+        f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice/"
+        f"cri-containerd-{ID}.scope",
+        ContainerRef(ID, STATIC_UID, "containerd"),
+    ),
+    "docker without Kubernetes": (f"0::/docker/{ID}", ContainerRef(ID, "", "")),
+    "podman": (
+        f"0::/machine.slice/libpod-{ID}.scope/container",
+        ContainerRef(ID, "", "podman"),
+    ),
+    "CRI-O's monitor beside the container": (
+        f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/crio-conmon-{ID}.scope",
+        None,
+    ),
+    "the pause of a pod slice": (f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice", None),
+    "a service of the host": ("0::/system.slice/kubelet.service", None),
+    "a user's shell": ("0::/user.slice/user-1000.slice/session-3.scope", None),
+    "a kernel thread": ("0::/", None),
+    "nothing": ("", None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_container_of_a_cgroup(name: str) -> None:
+    text, expected = CASES[name]
+    assert parse_cgroup(text) == expected
+
+
+@given(st.text())
+def test_no_text_breaks_the_parser(text: str) -> None:
+    found = parse_cgroup(text)
+    assert found is None or len(found.container_id) == 64
+
+
+def test_a_process_is_read_and_one_that_is_gone_has_no_container(tmp_path: Path) -> None:
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "cgroup").write_text(CASES["v2, cgroupfs"][0])
+    assert container_of(12, tmp_path) == ContainerRef(ID, UID, "")
+    assert container_of(13, tmp_path) is None

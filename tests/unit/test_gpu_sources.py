@@ -1,0 +1,68 @@
+"""Where cards are read from: recordings, and a worker that outlives a driver that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.gpu.recorded import RecordedSource, record
+from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.worker import BlockingWorker
+
+CARDS = (Card(2, "GPU-b", 15079, "Tesla T4"), Card(0, "GPU-a", 16130, "Tesla V100-SXM2-16GB"))
+
+
+async def test_a_recording_gives_back_what_was_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "cards.json"
+    record(Inventory(CARDS, (LostCard(1, "GPU is lost"),), "418.87"), file)
+    found = await RecordedSource(file).inventory()
+    assert [card.index for card in found.cards] == [0, 2]
+    assert set(found.cards) == set(CARDS)
+    assert found.lost == (LostCard(1, "GPU is lost"),)
+    assert found.driver_version == "418.87"
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"cards": 3}', '{"card": []}', '{"cards": [{"index": "x"}]}'])
+async def test_a_broken_recording_is_a_driver_that_cannot_be_asked(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "cards.json"
+    file.write_text(text)
+    with pytest.raises(GpuUnavailableError, match=r"cards\.json"):
+        await RecordedSource(file).inventory()
+
+
+async def test_events_at_the_end_of_a_recording_happen_once(tmp_path: Path) -> None:
+    file = tmp_path / "cards.json"
+    file.write_text('{"events": [{"xid": 79, "uuid": "GPU-a"}]}')
+    async with contextlib.aclosing(RecordedSource(file, poll_s=0.01).events()) as events:  # type: ignore[type-var]
+        assert await anext(events) == XidEvent(79, "GPU-a")
+        file.write_text('{"events": [{"xid": 79, "uuid": "GPU-a"}, {"xid": 48}]}')
+        assert await anext(events) == XidEvent(48)
+
+
+async def test_a_call_that_hangs_is_given_up_and_the_next_ones_are_refused_at_once() -> None:
+    worker, go = BlockingWorker("driver"), threading.Event()
+    with pytest.raises(GpuUnavailableError, match=r"driver: no answer within 0\.05 s"):
+        await worker.call(go.wait, 0.05)
+    threads = threading.active_count()
+    for _ in range(3):
+        with pytest.raises(GpuUnavailableError, match="has not come back"):
+            await worker.call(lambda: 1, 5)
+    assert threading.active_count() == threads
+    go.set()
+    async with asyncio.timeout(5):
+        while True:
+            with contextlib.suppress(GpuUnavailableError):
+                assert await worker.call(lambda: 7, 1) == 7
+                break
+            await asyncio.sleep(0.01)
+
+
+async def test_an_error_of_a_call_reaches_its_caller() -> None:
+    worker = BlockingWorker("driver")
+    with pytest.raises(ZeroDivisionError):
+        await worker.call(lambda: 1 // 0, 1)
+    assert await worker.call(lambda: "fine", 1) == "fine"
