@@ -41,7 +41,9 @@ def entries(include: Path) -> list[tuple[str, int, str, str]]:
 
 
 def main() -> None:
-    lines = ["/* SYMBOL(name, since, per-thread stream, symbol): by list_symbols.py, sorted by name, then version. */"]
+    lines = [
+        "/* SYMBOL(name, since, per-thread stream, symbol): by list_symbols.py, sorted by name, then version. */"
+    ]
     for name, version, suffix, symbol in entries(Path(sys.argv[1])):
         lines.append(f"SYMBOL({name}, {version}, {int(bool(suffix))}, {symbol})")
     here = Path(__file__).parent
