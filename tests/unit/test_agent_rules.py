@@ -1,0 +1,179 @@
+"""What the agent makes of labels, flags, units, faults and the operator's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.gpu.source import Card, XidEvent
+from gpuslice.adapters.kube.objects import Node, NodeStatus
+from gpuslice.apps.agent.flags import translated
+from gpuslice.apps.agent.folders import Folders, IsolationMissingError, token
+from gpuslice.apps.agent.health import (
+    Health,
+    excluded_cards,
+    recorded_by_agent,
+    unhealthy_data,
+)
+from gpuslice.apps.agent.node import Rules, TooManyUnitsError, cut, memory_unit, rules_of
+from gpuslice.apps.agent.nodekeeper import missing_amounts, wanted_amounts
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.settings import SettingsError, load
+from gpuslice.core.errors import ContractError
+from gpuslice.core.model import NodeMode
+from tests.builders import make_node
+
+SHARED, EXCLUSIVE = NodeMode.SHARED, NodeMode.EXCLUSIVE
+WITHOUT = NodeMode.SHARED_WITHOUT_ISOLATION
+
+
+# -- labels ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("labels", "mode"),
+    [
+        ({}, SHARED),
+        ({"cgpu": "true"}, SHARED),
+        ({"cgpu": "true", "cgpu.disable.isolation": "true"}, WITHOUT),
+        ({"cgpu": "true", "cgpu.disable.isolation": "false"}, SHARED),
+        ({"cgpu": "true", "cgpu.disable.isolation": "yes"}, SHARED),
+        ({"ack.node.gpu.schedule": "cgpu"}, SHARED),
+        ({"ack.node.gpu.schedule": "share"}, WITHOUT),
+        ({"ack.node.gpu.schedule": "share", "cgpu.disable.isolation": "false"}, SHARED),
+        ({"ack.node.gpu.schedule": "cgpu", "cgpu.disable.isolation": "true"}, WITHOUT),
+        ({"ack.node.gpu.schedule": "core_mem"}, SHARED),
+        ({"ack.node.gpu.schedule": "default"}, EXCLUSIVE),
+        ({"cgpu": "false"}, EXCLUSIVE),
+    ],
+)
+def test_labels_say_how_cards_are_given_out(labels: dict[str, str], mode: NodeMode) -> None:
+    assert rules_of(labels).mode is mode
+    assert rules_of(labels).divides_compute == (labels.get("ack.node.gpu.schedule") == "core_mem")
+
+
+# -- units -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("memory_mib", "units"), [(16130, 15), (15079, 14), (15360, 15), (11019, 10), (81559, 79), (143771, 140)]
+)
+def test_a_card_is_cut_by_its_own_size(memory_mib: int, units: int) -> None:
+    (gpu,) = cut([Card(3, "GPU-a", memory_mib)], "GiB")
+    assert (gpu.index, gpu.units) == (3, units)
+
+
+@pytest.mark.parametrize("wanted", ["gib", "GB", "", "KiB"])
+def test_an_unknown_unit_means_gib_with_a_warning(wanted: str) -> None:
+    unit, warning = memory_unit(wanted)
+    assert unit == "GiB"
+    assert f'"{wanted}"' in warning
+    assert memory_unit("MiB") == ("MiB", "")
+
+
+def test_eight_large_cards_in_gib_fit_one_message_and_in_mib_do_not() -> None:
+    uuid = "GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a0"
+    cards = [Card(index, f"{uuid}{index}", 288 * 1024) for index in range(8)]
+    assert sum(gpu.units for gpu in cut(cards, "GiB")) == 2304
+    with pytest.raises(TooManyUnitsError, match="2359296 devices"):
+        cut(cards, "MiB")
+
+
+def test_what_node_status_lacks_is_found_on_either_side() -> None:
+    wanted = wanted_amounts(2, Rules(divides_compute=True))
+    assert wanted == {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "200"}
+    half = {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "0"}
+    status = NodeStatus(capacity=dict(wanted), allocatable=half)
+    assert missing_amounts(Node(status=status), wanted) == {"aliyun.com/gpu-core.percentage": "200"}
+    assert missing_amounts(Node(), wanted) == wanted
+
+
+# -- flags and settings ----------------------------------------------------------------------------------
+def test_the_vendors_command_line_is_understood() -> None:
+    line = [
+        "-logtostderr", "--v=5", "-v", "3", "-mps=true", "-query-kubelet", "-kubelet-address", "10.0.0.1",
+        "--kubelet-port=10250", "-memory-unit", "MiB", "-health-check=true", "--root=/x",
+    ]  # fmt: skip
+    assert list(translated(line)) == ["--memory-unit", "MiB", "--health-check", "--root=/x"]
+    assert list(translated(["-health-check=false"])) == ["--no-health-check"]
+
+
+def test_a_missing_node_name_says_which_env_to_set() -> None:
+    with pytest.raises(SettingsError, match=r"^Please set env NODE_NAME$"):
+        load(AgentSettings, {}, {})
+    assert load(AgentSettings, {}, {"NODE_NAME": "n1"}).node_name == "n1"
+
+
+# -- health ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("xid", [31, 43, 45, 13, 68, 109])
+def test_faults_of_applications_are_ignored(xid: int) -> None:
+    assert Health(60).event(XidEvent(xid, "GPU-a"), ["GPU-a"], 0).reasons() == {}
+
+
+def test_a_fault_heals_in_its_time_and_twice_as_slowly_the_next_time() -> None:
+    sick = Health(60).event(XidEvent(79, "GPU-a"), [], 0)
+    assert sick.reasons() == {"GPU-a": "Xid 79"}
+    assert sick.aged(59).reasons() == {"GPU-a": "Xid 79"}
+    well = sick.aged(60)
+    assert well.reasons() == {}
+    again = well.event(XidEvent(79, "GPU-a"), [], 100)
+    assert again.aged(219).reasons() == {"GPU-a": "Xid 79"}
+    assert again.aged(220).reasons() == {}
+    assert Health(0).event(XidEvent(79, "GPU-a"), [], 0).aged(1e9).reasons() == {"GPU-a": "Xid 79"}
+
+
+def test_a_report_without_a_card_means_all_and_a_lost_card_itself_only() -> None:
+    assert set(Health(60).event(XidEvent(119), ["GPU-a", "GPU-b"], 0).reasons()) == {"GPU-a", "GPU-b"}
+    assert Health(60).seen(["GPU-a"], ["GPU-a", "GPU-b"]).reasons() == {"GPU-b": "does not answer"}
+
+
+def test_the_operators_file_names_cards_by_index_or_uuid() -> None:
+    gpus = make_node(cards=(15, 15, 15)).gpus
+    assert excluded_cards(b'{"index":["1"],"uuid":["GPU-n1-2"]}', gpus) == {"GPU-n1-1", "GPU-n1-2"}
+    assert excluded_cards(b'{"index":[0]}', gpus) == {"GPU-n1-0"}
+    for text in (b"", b"[]", b'{"index":"0"}', b"\xff"):
+        with pytest.raises(ContractError, match=r"unhealthyDevices\.json"):
+            excluded_cards(text, gpus)
+
+
+def test_the_configmap_keeps_what_an_operator_wrote() -> None:
+    first = unhealthy_data({"gpus": "2"}, {1: "Xid 79"})
+    assert first == {"gpus": "1,2", "agent": "1", "reasons": "1: Xid 79"}
+    assert recorded_by_agent(first) == {1}
+    assert unhealthy_data(first, {}) == {"gpus": "2", "agent": "", "reasons": ""}
+    assert unhealthy_data({"gpus": "x, 3,,"}, {0: "lost"})["gpus"] == "0,3"
+    assert recorded_by_agent(None) == frozenset()
+
+
+# -- folders ---------------------------------------------------------------------------------------------
+def test_a_folders_name_depends_on_the_set_of_ids_alone() -> None:
+    assert token(["b", "a"]) == token(["a", "b"]) != token(["a"])
+    assert token(["GPU-a-_-1"]).isalnum()
+
+
+def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
+    folders = Folders(tmp_path, Path("/opt/gpuslice"))
+    name = folders.prepare(["GPU-a-_-0"])
+    assert (tmp_path / "containers" / name / "etc").is_dir()
+    assert [mount.host_path for mount in folders.mounts(name)] == [
+        "/opt/gpuslice/ld.so.preload",
+        "/opt/gpuslice/lib",
+        f"/opt/gpuslice/containers/{name}/etc",
+        f"/opt/gpuslice/containers/{name}/var",
+    ]
+
+
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    with pytest.raises(IsolationMissingError, match=r"lib/libgpuslice\.so is missing"):
+        folders.check_installed()
+    with pytest.raises(IsolationMissingError, match="cannot be read"):
+        folders.install(str(tmp_path / "nothing.so"))
+
+
+def test_a_new_library_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    source = tmp_path / "built.so"
+    folders = Folders(tmp_path / "root")
+    for content in (b"one", b"two"):
+        source.write_bytes(content)
+        folders.install(str(source))
+        folders.check_installed()
+        assert (tmp_path / "root" / "lib" / "libgpuslice.so").read_bytes() == content
+    assert sorted(path.name for path in (tmp_path / "root" / "lib").iterdir()) == ["libgpuslice.so"]
