@@ -517,8 +517,7 @@ EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
     if (!object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
     TRY(run(exec->graph, stream, exec->free_on_launch, &duration_ns));
-    struct sim_process *self = &sim_state()->processes[sim_self_if_any()];
-    __atomic_store_n(&self->graph_launches, self->graph_launches + 1, __ATOMIC_RELAXED);
+    sim_count_launch(SIM_LAUNCH_GRAPH);
     if (duration_ns)
         stream->mark = sim_engine_enqueue(stream->device->card, duration_ns);
     return CUDA_SUCCESS;

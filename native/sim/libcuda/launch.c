@@ -26,14 +26,6 @@ uint64_t kernel_duration(const struct device *device, const struct function *fun
     return function->duration_ns != SIM_ABSENT64 ? function->duration_ns : card_of(device)->kernel_ns;
 }
 
-static void count_launch(const struct stream *stream)
-{
-    struct sim_process *self = &sim_state()->processes[sim_self_if_any()];
-    uint64_t *counter = stream == stream->object.owner->per_thread_stream ? &self->launches_per_thread
-                                                                          : &self->launches_legacy;
-    __atomic_store_n(counter, *counter + 1, __ATOMIC_RELAXED); /* a count that threads may blur */
-}
-
 static CUresult launch(CUfunction function, CUstream handle, void **parameters, void **extra)
 {
     struct stream *stream;
@@ -45,7 +37,7 @@ static CUresult launch(CUfunction function, CUstream handle, void **parameters, 
     uint64_t duration_ns = kernel_duration(stream->device, function, parameters, extra);
     if (stream->capturing)
         return capture_kernel(stream, function, duration_ns);
-    count_launch(stream);
+    sim_count_launch(stream == stream->object.owner->per_thread_stream ? SIM_LAUNCH_PER_THREAD : SIM_LAUNCH_LEGACY);
     if (duration_ns)
         stream->mark = sim_engine_enqueue(stream->device->card, duration_ns);
     return CUDA_SUCCESS;

@@ -18,7 +18,7 @@ int main(void)
     FIELD(sim_card, clock_event_reasons) FIELD(sim_card, kernel_ns) FIELD(sim_card, used_bytes)
     FIELD(sim_card, sample_count) FIELD(sim_card, samples)
     FIELD(sim_process, start_time) FIELD(sim_process, context_count) FIELD(sim_process, used_bytes)
-    FIELD(sim_process, backlog_ns) FIELD(sim_process, marks) FIELD(sim_process, graph_launches)
+    FIELD(sim_process, backlog_ns) FIELD(sim_process, marks) FIELD(sim_process, launches)
     FIELD(sim_record, bytes) FIELD(sim_record, next_free) FIELD(sim_event, card) FIELD(sim_ghost, name)
     return 0;
 }

@@ -131,6 +131,19 @@ void sim_engine_advance(uint32_t card, uint64_t now_ns)
     }
 }
 
+void sim_count_launch(enum sim_launch how)
+{
+    static _Atomic uint32_t threads;
+    static _Thread_local uint32_t number __attribute__((tls_model("initial-exec")));
+    if (!number)
+        number = 1 + atomic_fetch_add(&threads, 1) % SIM_STRIPES;
+    struct sim_launches *launches = &sim_state()->processes[sim_self_if_any()].launches[number - 1];
+    uint64_t *counter = how == SIM_LAUNCH_LEGACY       ? &launches->legacy
+                        : how == SIM_LAUNCH_PER_THREAD ? &launches->per_thread
+                                                       : &launches->graphs;
+    __atomic_store_n(counter, *counter + 1, __ATOMIC_RELAXED); /* more than 16 threads may blur it */
+}
+
 static uint64_t mark_locked(uint32_t card)
 {
     const struct sim_process *self = &sim_state()->processes[sim_self_if_any()];

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 5u
+#define SIM_LAYOUT_VERSION 6u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -22,6 +22,7 @@
 #define SIM_SAMPLES 32u
 #define SIM_SAMPLE_PROCESSES 30u
 #define SIM_MARKS 64u
+#define SIM_STRIPES 16u
 #define SIM_SAMPLE_PERIOD_NS UINT64_C(166666667) /* a sixth of a second, as the driver samples */
 #define SIM_ABSENT UINT32_MAX                     /* the card has no such gauge */
 #define SIM_ABSENT64 UINT64_MAX
@@ -114,6 +115,11 @@ struct sim_mark {
     uint64_t time_ns; /* monotonic, 0 until it is reached */
 };
 
+struct sim_launches {
+    uint64_t legacy, per_thread, graphs;
+    uint64_t padding[5]; /* a cache line each */
+};
+
 struct sim_process {
     _Atomic uint32_t live; /* 1 while a process holds this slot, published last */
     int32_t pid;
@@ -127,7 +133,7 @@ struct sim_process {
     uint64_t sample_ns[SIM_CARDS];  /* executed within the sample being gathered */
     uint64_t marks_made[SIM_CARDS], marks_reached[SIM_CARDS];
     struct sim_mark marks[SIM_CARDS][SIM_MARKS]; /* rings, in order of their marks */
-    uint64_t launches_legacy, launches_per_thread, graph_launches;
+    struct sim_launches launches[SIM_STRIPES]; /* threads count apart; the sums are what happened */
 };
 
 struct sim_record {

@@ -58,6 +58,8 @@ struct sim_view {
 };
 void sim_view_of_machine(struct sim_view *view); /* by NVIDIA_VISIBLE_DEVICES: what NVML shows */
 void sim_view_of_cuda(struct sim_view *view);    /* and by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER */
+enum sim_launch { SIM_LAUNCH_LEGACY, SIM_LAUNCH_PER_THREAD, SIM_LAUNCH_GRAPH };
+void sim_count_launch(enum sim_launch how);
 bool sim_hides_processes(void);                  /* a PID namespace hides the host's processes */
 
 #endif

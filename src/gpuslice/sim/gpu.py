@@ -159,7 +159,12 @@ class Machine:
         """Kernels launched by a process on legacy streams, on per-thread ones, and graphs."""
         for process in self._state.processes[: self._state.process_high]:
             if process.live and process.pid == pid:
-                return process.launches_legacy, process.launches_per_thread, process.graph_launches
+                stripes = list(process.launches)
+                return (
+                    sum(each.legacy for each in stripes),
+                    sum(each.per_thread for each in stripes),
+                    sum(each.graphs for each in stripes),
+                )
         return 0, 0, 0
 
     def _consistent_records(self) -> list[tuple[layout.Record, int]]:

@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -16,6 +16,7 @@ GHOSTS: Final = 32
 SAMPLES: Final = 32
 SAMPLE_PROCESSES: Final = 30
 MARKS: Final = 64
+STRIPES: Final = 16
 SAMPLE_PERIOD_NS: Final = 166_666_667
 ABSENT: Final = 0xFFFFFFFF
 """A gauge that the card does not have."""
@@ -88,6 +89,12 @@ class Mark(ctypes.Structure):
     _fields_ = [("mark", u64), ("time_ns", u64)]
 
 
+class Launches(ctypes.Structure):
+    """One stripe of threads' counts, a cache line of its own."""
+
+    _fields_ = [*_fields(u64, "legacy per_thread graphs"), ("padding", u64 * 5)]
+
+
 class Process(ctypes.Structure):
     _fields_ = [
         ("live", u32),
@@ -103,7 +110,7 @@ class Process(ctypes.Structure):
         ("marks_made", u64 * CARDS),
         ("marks_reached", u64 * CARDS),
         ("marks", (Mark * MARKS) * CARDS),
-        *_fields(u64, "launches_legacy launches_per_thread graph_launches"),
+        ("launches", Launches * STRIPES),
     ]
 
 
