@@ -4,7 +4,8 @@
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
-#include <string.h>
+
+#include "text.h"
 
 struct symbols {
     const ElfW(Sym) * table;
@@ -42,7 +43,7 @@ static const void *pointer(const struct dl_phdr_info *object, const ElfW(Dyn) * 
 
 static bool find_symbols(const struct dl_phdr_info *object, struct symbols *symbols)
 {
-    memset(symbols, 0, sizeof *symbols);
+    *symbols = (struct symbols){0};
     const ElfW(Dyn) *entry = dynamic_section(object);
     for (; entry && entry->d_tag != DT_NULL; entry++) {
         if (entry->d_tag == DT_SYMTAB)
@@ -61,7 +62,7 @@ static bool defines(const struct symbols *symbols, uint32_t index, const char *n
 {
     const ElfW(Sym) *symbol = &symbols->table[index];
     return symbol->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol->st_info) == STT_FUNC &&
-           strcmp(symbols->names + symbol->st_name, name) == 0;
+           gs_text_equal(symbols->names + symbol->st_name, name);
 }
 
 static uint32_t find_by_gnu_hash(const struct symbols *symbols, const char *name)
@@ -120,10 +121,12 @@ static int search_object(struct dl_phdr_info *object, size_t size, void *context
 /* libc's own, not another preload library's: a program's tool that overrides dlsym would answer with our own hooks. */
 static bool is_libc(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    const char *file = slash ? slash + 1 : path;
-    return strncmp(file, "libc.so", 7) == 0 || strncmp(file, "libdl.so", 8) == 0 || strncmp(file, "libc.musl-", 10) == 0 ||
-           strncmp(file, "ld-musl-", 8) == 0 || strncmp(file, "libc-2.", 7) == 0 || strncmp(file, "libdl-2.", 8) == 0;
+    static const char *const names[] = {"libc.so", "libdl.so", "libc.musl-", "ld-musl-", "libc-2.", "libdl-2."};
+    const char *file = gs_text_file_name(path);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (gs_text_starts(file, names[i]))
+            return true;
+    return false;
 }
 
 static int search_libc(struct dl_phdr_info *object, size_t size, void *context)
@@ -150,11 +153,10 @@ static int copy_own_path(struct dl_phdr_info *object, size_t size, void *context
     struct own_path *own = context;
     if (!holds(object, (const void *)gs_elf_function))
         return 0;
-    size_t length = strlen(object->dlpi_name);
-    if (length >= own->room)
-        return -1;
-    memcpy(own->path, object->dlpi_name, length + 1);
-    return 1;
+    size_t length = 0;
+    while (length < own->room && (own->path[length] = object->dlpi_name[length]))
+        length++;
+    return length < own->room ? 1 : -1;
 }
 
 bool gs_elf_own_path(char *path, size_t room)
@@ -166,9 +168,7 @@ bool gs_elf_own_path(char *path, size_t room)
 static int compare_file_name(struct dl_phdr_info *object, size_t size, void *context)
 {
     (void)size;
-    const char *slash = strrchr(object->dlpi_name, '/');
-    const char *file = slash ? slash + 1 : object->dlpi_name;
-    return strncmp(file, context, strlen(context)) == 0;
+    return gs_text_starts(gs_text_file_name(object->dlpi_name), context);
 }
 
 bool gs_elf_is_loaded(const char *file_name)

@@ -6,10 +6,10 @@
 
 #include <dlfcn.h>
 #include <stdbool.h>
-#include <string.h>
 
 #include "core.h"
 #include "elf.h"
+#include "text.h"
 
 typedef void *(*dlsym_function)(void *, const char *);
 typedef void *(*dlvsym_function)(void *, const char *, const char *);
@@ -38,7 +38,7 @@ void *gs_real_dlsym(void *handle, const char *name)
 
 static bool is_driver_name(const char *name)
 {
-    return (name[0] == 'c' && name[1] == 'u') || (name[0] == 'n' && strncmp(name, "nvml", 4) == 0);
+    return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml");
 }
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
@@ -69,11 +69,10 @@ static void *replacement(void *handle, const char *name, void *found)
 /* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */
 static void *own_entry(const char *name)
 {
-    void *own = strcmp(name, "dlsym") == 0    ? (void *)dlsym
-                : strcmp(name, "dlvsym") == 0 ? (void *)dlvsym
-                : strcmp(name, "dlopen") == 0 ? (void *)dlopen
-                                              : NULL;
-    return own && gs_enter() ? own : NULL;
+    return gs_text_equal(name, "dlsym")    ? (void *)dlsym
+           : gs_text_equal(name, "dlvsym") ? (void *)dlvsym
+           : gs_text_equal(name, "dlopen") ? (void *)dlopen
+                                           : NULL;
 }
 
 /* Called by the stubs. The result: what to return, or NULL to go on to libc. */

@@ -12,6 +12,11 @@ $(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
 	@$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS)
 	@mv $@.tmp $@
 
+# In the way of every dlsym: a sanitizer's runtime, say, looks up its symbols before it is ready to watch anybody, and
+# stands in front of strcmp.
+$(BUILD)/obj/src/elf.o $(BUILD)/obj/src/entry.o: SLICE_CFLAGS += -fno-sanitize=all -fno-builtin \
+  -fno-tree-loop-distribute-patterns
+
 $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def include/region.h
 	@mkdir -p $(@D)
 	@$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<

@@ -20,6 +20,8 @@ BUILD: Final = Path(
     os.environ.get("GPUSLICE_NATIVE_BUILD", Path(__file__).resolve().parents[2] / "native" / "build")
 )
 SIM: Final = BUILD / "sim"
+SANITIZER: Final = os.environ.get("GPUSLICE_TEST_SANITIZER", "")
+"""Path of a sanitizer's runtime and a colon: it wants to be loaded first."""
 OUT_OF_MEMORY: Final = "error 2"
 V100: Final = "V100-SXM2-16GB"
 
@@ -143,7 +145,8 @@ class Container:
             **inherited,
             gpu.STATE_VARIABLE: str(self.machine.state),
             "LD_LIBRARY_PATH": str(SIM),
-            "LD_PRELOAD": str(self.root / "usr/lib/gpuslice/libgpuslice.so"),
+            "LD_PRELOAD": f"{SANITIZER}{self.root / 'usr/lib/gpuslice/libgpuslice.so'}",
+            "ASAN_OPTIONS": "detect_leaks=0",
             "GPUSLICE_TEST_PLUG": str(BUILD / "tests/plug.so"),
             **self.environment,
             **more,
