@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,7 +155,10 @@ def test_ranks_of_many_shapes_do_not_pile_up() -> None:
 
 def test_policies_have_the_documented_names() -> None:
     assert NAMES == ["binpack", "spread", "bestfit", "fgd", "opportunity-cost"]
-    assert DEFAULT_POLICY in NAMES
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "policies.md").read_text()
+    listed = re.findall(r"^\| `([a-z-]+)`", page, re.MULTILINE)
+    assert listed == NAMES
+    assert f"`{DEFAULT_POLICY}` (default)" in page
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.decisions import main as bench_decisions
 from bench.placement import main as bench_placement
 from bench.traces import find_pods
 
@@ -172,3 +173,10 @@ def test_the_benchmark_says_what_it_cannot_understand(
 ) -> None:
     assert bench_placement(["--trace", "small", "--data", str(DATA), *said]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_benchmark_of_decisions_measures_each_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_decisions(["--nodes", "10,20", "--pods", "100", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["nodes"] for row in rows] == [10, 20]
+    assert all(row["p50_us"] > 0 for row in rows)
