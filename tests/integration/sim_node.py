@@ -181,6 +181,9 @@ class Node:
     async def patch_capacity(self, capacity: dict[str, str]) -> None:
         await self.client.patch_status(NODES.as_dict(), self.settings.name, {"capacity": capacity})
 
+    async def label(self, labels: dict[str, str]) -> None:
+        await self.client.merge_patch(NODES.as_dict(), self.settings.name, {"metadata": {"labels": labels}})
+
     async def create_config_map(self, name: str, data: dict[str, str]) -> None:
         await self.client.create(CONFIG_MAPS, {"metadata": {"name": name}, "data": data}, "default")
 

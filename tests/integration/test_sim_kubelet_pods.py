@@ -229,6 +229,15 @@ async def test_a_pod_too_large_for_the_node_is_rejected(node: Node) -> None:
     assert pod["status"]["reason"] == "OutOfcpu"
 
 
+async def test_a_pod_bound_to_the_wrong_node_is_rejected_by_the_labels_of_now(node: Node) -> None:
+    await node.create(make_pod("one", nodeSelector={"pool": "a"}))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Failed")
+    assert pod["status"]["reason"] == "NodeAffinity"
+    await node.label({"pool": "a"})
+    await node.create(make_pod("two", nodeSelector={"pool": "a"}))
+    await node.wait_pod("two", lambda it: state_of(it) == "running")
+
+
 async def test_config_maps_and_secrets_reach_a_container_once_they_exist(node: Node) -> None:
     reference = {"name": "settings", "key": "colour"}
     env = [{"name": "COLOUR", "valueFrom": {"configMapKeyRef": reference}}]

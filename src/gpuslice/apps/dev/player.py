@@ -15,6 +15,11 @@ from gpuslice.apps.dev.steps import Step, Story
 from gpuslice.apps.dev.world import World
 
 _AGAIN_S = 0.15
+_QUESTIONS = (
+    "kubectl get events -A --field-selector=type=Warning",
+    "for pod in $(kubectl get pod -o name); do kubectl logs --tail=3 $pod; done",
+    "kubectl logs -n kube-system -l app=gpushare --tail=8 --prefix",
+)
 
 
 @dataclass(slots=True)
@@ -76,9 +81,9 @@ class Player:
 
     async def _explain(self) -> None:
         """What the cluster itself says is wrong."""
-        events = "kubectl get events -A --field-selector=type=Warning"
-        output = await desk.run(events, self._places.environment(), self._desk)
-        self._print(f"$ {events}\n{output}", style="2")
+        for command in _QUESTIONS:
+            output = await desk.run(command, self._places.environment(), self._desk)
+            self._print(f"$ {command}\n{output}", style="2")
 
     async def _run_until_right(self, step: Step, world: World) -> str:
         deadline = time.monotonic() + step.within_s

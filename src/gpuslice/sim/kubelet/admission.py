@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from gpuslice.sim.kubelet import checkpoint
 from gpuslice.sim.kubelet.devices import AdmissionError, ContainerDemand, DeviceBook
@@ -13,7 +12,9 @@ from gpuslice.sim.kubelet.plugins import PluginEndpoints
 from gpuslice.sim.kubelet.runtime import Runtime
 from gpuslice.sim.kubelet.settings import KubeletSettings
 from gpuslice.sim.kubelet.worker import containers_of
+from gpuslice.sim.scheduler import filters
 from gpuslice.sim.scheduler.amounts import Object, add, amounts_of, pod_requests, total
+from gpuslice.sim.scheduler.nodes import NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Rejection:
 
 
 class Admission:
-    """`active` gives the pods that may hold devices now, `admitted` those that were let in."""
+    """`active` gives the pods that may hold devices now, `admitted` those that were let in, `node` reads
+    the node object."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Admission:
         *,
         active: Callable[[], Iterable[Object]],
         admitted: Callable[[], Iterable[Object]],
+        node: Callable[[], Awaitable[Object | None]],
     ) -> None:
         self._settings = settings
         self._book = book
@@ -43,6 +46,7 @@ class Admission:
         self._runtime = runtime
         self._active = active
         self._admitted = admitted
+        self._node = node
 
     async def admit(self, pod: Object, *, sources_ready: bool = True) -> Rejection | None:
         """Give the pod its devices and check the rest; None when it may run."""
@@ -53,7 +57,7 @@ class Admission:
             except AdmissionError as error:
                 message = f"Allocate failed due to {error}, which is unexpected"
                 return Rejection("UnexpectedAdmissionError", message)
-        return self._does_not_fit(pod)
+        return self._does_not_fit(pod) or await self._wrong_node(pod)
 
     async def allocate_again(self, pod: Object, container: str) -> None:
         """For a container whose devices kubelet no longer knows. Raises AdmissionError."""
@@ -91,14 +95,15 @@ class Admission:
                 f"Node didn't have enough resource: {name}, requested: {asked}, "
                 f"used: {taken}, capacity: {capacity.get(name, 0)}",
             )
-        return self._wrong_node(pod)
-
-    def _wrong_node(self, pod: Object) -> Rejection | None:
-        labels: dict[str, Any] = {"kubernetes.io/hostname": self._settings.name, **self._settings.labels}
-        for key, value in (pod["spec"].get("nodeSelector") or {}).items():
-            if key in self._settings.labels and labels[key] != value:
-                return Rejection(
-                    "NodeAffinity",
-                    "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector",
-                )
         return None
+
+    async def _wrong_node(self, pod: Object) -> Rejection | None:
+        """By the labels that the node has now; while it cannot be read nobody is refused."""
+        spec = pod["spec"]
+        node = await self._node() if spec.get("nodeSelector") or spec.get("affinity") else None
+        if node is None:
+            return None
+        failure = filters.node_affinity(pod, NodeInfo(self._settings.name, node, {}), frozenset())
+        if failure is None:
+            return None
+        return Rejection("NodeAffinity", f"Predicate NodeAffinity failed: {failure.reasons[0]}")

@@ -15,7 +15,7 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, UnavailableError
 from gpuslice.adapters.kube.events import EventRecorder
-from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.sim.kubelet import checkpoint
 from gpuslice.sim.kubelet.admission import Admission, Rejection
@@ -69,6 +69,7 @@ class Kubelet:
             runtime,
             active=self._active_pods,
             admitted=self._admitted_pods,
+            node=self._own_node,
         )
         recorder = EventRecorder(client, "kubelet", host=settings.name)
         self._services = NodeServices(
@@ -141,6 +142,12 @@ class Kubelet:
 
     def _devices_changed(self) -> None:
         self._admission.save()
+
+    async def _own_node(self) -> Object | None:
+        try:
+            return await self._client.get(NODES.as_dict(), self.settings.name)
+        except KubeError:
+            return None
 
     # -- pods ------------------------------------------------------------------------------------
 

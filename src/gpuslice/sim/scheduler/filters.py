@@ -52,7 +52,7 @@ def _taints(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None:
     return Failure(("node(s) had untolerated taint(s)",), unresolvable=True)
 
 
-def _affinity(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None:
+def node_affinity(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None:
     selector = pod["spec"].get("nodeSelector") or {}
     plain = all(node.labels.get(key) == value for key, value in selector.items())
     if plain and _matches_required_affinity(pod, node):
@@ -80,7 +80,7 @@ def _resources(pod: Object, node: NodeInfo, ignored: frozenset[str]) -> Failure 
     return Failure(tuple(reasons), unresolvable) if reasons else None
 
 
-FILTERS: tuple[Filter, ...] = (_unschedulable, _node_name, _taints, _affinity, _ports, _resources)
+FILTERS: tuple[Filter, ...] = (_unschedulable, _node_name, _taints, node_affinity, _ports, _resources)
 
 
 def tolerates(pod: Object, taint: dict[str, str]) -> bool:
