@@ -118,20 +118,6 @@ def test_the_best_of_some_rows_is_chosen_among_these_only(name: str) -> None:
 
 
 @each_policy
-def test_the_best_node_alone_gets_the_highest_score(name: str) -> None:
-    fleet = make_fleet((15, 15), (15, 15), (15,), (8,))
-    policy = make_policy(name, fleet)
-    fleet.take(1, (0,), Shape(5))
-    rows = np.array([0, 1, 2, 3])
-    scores = policy.scores(Shape(10), rows).tolist()
-    assert scores.count(10) == 1
-    assert scores.index(10) == policy.choose(Shape(10), rows)
-    assert min(scores) >= 0
-    assert scores[3] == 0  # does not fit
-    assert policy.scores(Shape(99), rows).tolist() == [0, 0, 0, 0]
-
-
-@each_policy
 def test_asking_for_cards_where_nothing_fits_is_an_error(name: str) -> None:
     policy = make_policy(name, make_fleet((15,)))
     with pytest.raises(ValueError, match="does not fit on row 0"):

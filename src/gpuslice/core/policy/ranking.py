@@ -20,7 +20,6 @@ CACHE_BYTES = 24 << 20  # of all ranks that one policy keeps
 BYTES_PER_ROW = 16
 LEAST_SHAPES = 8
 ROWS_AT_A_TIME = 1024  # ranked beside the requests, so that none waits long
-BEST_SCORE = 10  # of what an extender may tell kube-scheduler
 
 
 class Ranker(Protocol):
@@ -139,19 +138,6 @@ class Policy(ABC):
         if keys[best] == NEVER:
             return None
         return best if rows is None else int(rows[best])
-
-    def scores(self, shape: Shape, rows: Rows) -> Ints:
-        """0 … 10 for each of `rows`: 10 for the best alone, so that a heavy weight makes it win."""
-        keys = self.keys(shape)[rows]
-        fits = keys != NEVER
-        scores = np.zeros(len(rows), dtype=np.int64)
-        if not fits.any():
-            return scores
-        steps = keys[fits] >> TIE_BITS
-        worst = max(int(steps.max() - steps.min()), 1)
-        scores[fits] = (BEST_SCORE - 1) * (steps.max() - steps) // worst
-        scores[keys.argmin()] = BEST_SCORE
-        return scores
 
     def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
         """The cards of `row` for this shape, in index order; ValueError when it does not fit."""
