@@ -266,13 +266,26 @@ class Pricing:
         return self._taking(shape, nodes, lines, slots)
 
     def _on_one_card(self, shape: Shape, nodes: _Nodes, fits: Flags) -> _Ways:
-        """The fullest card that fits, the lowest number first, as users expect of packing inside a node.
+        """The used card whose free part loses least, and the first wholly free card."""
+        used, unused = fits & ~nodes.free, fits & nodes.free
+        lines = np.flatnonzero(used.any(axis=1))
+        free_lines = np.flatnonzero(unused.any(axis=1))
+        slots = self._least_loss(shape, nodes, used, lines)
+        slots = np.concatenate([slots, unused[free_lines].argmax(axis=1)])
+        return self._taking(shape, nodes, np.concatenate([lines, free_lines]), slots[:, None])
 
-        The card that loses least value instead gains nothing that can be measured: over four traces filling
-        differs by 0.04 points at most in either direction, and churn prefers the fullest card.
-        """
-        slots = np.where(fits, nodes.left, LARGEST).argmin(axis=1)
-        return self._taking(shape, nodes, np.arange(len(slots)), slots[:, None])
+    def _least_loss(self, shape: Shape, nodes: _Nodes, used: Flags, lines: Rows) -> Ints:
+        """Among the used cards that fit: least loss of value, then least left, then the lowest index."""
+        if not len(lines):
+            return np.zeros(0, dtype=np.int64)
+        left, rows = nodes.left[lines], nodes.states.rows[lines]
+        after = np.maximum(left - shape.units, 0)
+        place = self.worth.layout.place(rows, after)
+        loss = np.round(nodes.worth[lines] - self.worth.values[place], 9)
+        loss = np.where(used[lines], loss, np.inf)
+        ties = loss == loss.min(axis=1, keepdims=True)
+        fullest: Ints = np.where(ties, left, LARGEST).argmin(axis=1)
+        return fullest
 
     def _on_several_cards(self, shape: Shape, nodes: _Nodes, fits: Flags) -> _Ways:
         """The fullest cards that fit, the lowest numbers first: see `several_cards`."""
