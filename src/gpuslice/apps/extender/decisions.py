@@ -50,6 +50,12 @@ from gpuslice.core.views import container_specs
 
 TOP_SCORE = 10  # MaxExtenderPriority
 REMEMBERED_REFUSED = 10_000
+FULLEST_CARD = frozenset({"opportunity-cost"})
+"""Policies that choose the node only: on it the fullest card that fits is filled first.
+
+That is the documented default of the vendor, and the value of a card's rest, by which opportunity-cost would
+choose, gained nothing measurable over it: at most 0.04 points either way on four traces.
+"""
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
 NOT_THE_BEST = "The node fits, other nodes are packed better"
@@ -228,7 +234,8 @@ class Decisions:
             return not_shared(node_name)
         if self.policy.keys(shape)[row] == NEVER:
             return refuse(state, request)
-        return place(state, request, self.policy.slots(shape, row))
+        by_node = self.policy.name in FULLEST_CARD
+        return place(state, request, None if by_node else self.policy.slots(shape, row))
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
         """Choose cards for `pod` and hold them from now on."""

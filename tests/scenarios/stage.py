@@ -1,0 +1,176 @@
+"""Plays a placement scenario: commands on a ledger and the decisions of the extender, answers as text.
+
+policy NAME                                   which policy decides; binpack without it
+node NAME cards=15,15 [placement=spread] [unhealthy=0] [core=100] [core_required=yes]
+drop NAME                                     the node is gone
+place POD UNITS [on=NODE] [cards=2] [core=20] filter, prioritize, bind, as kube-scheduler would
+bound POD UNITS NODE CARD                     somebody else bound it; CARD "-" when no annotation says where
+terminate POD / finish POD / delete POD
+show                                          units held per card
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from gpuslice.adapters.wire.extender import Pod as WirePod
+from gpuslice.adapters.wire.extender import decode_args
+from gpuslice.apps.extender.decisions import Decisions
+from gpuslice.core.contract import GPU_CORE, GPU_COUNT
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Placement, Pod
+from gpuslice.core.policy import make_policy
+from gpuslice.core.views import container_specs, pod_of
+from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
+
+Options = dict[str, str]
+
+
+@dataclass
+class Stage:
+    """One cluster, from the first command of a scenario to its last."""
+
+    ledger: Ledger = field(init=False)
+    decisions: Decisions = field(init=False)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.policy("binpack")
+
+    def run(self, line: str) -> str:
+        """The answer to one command; an unknown one is an error of the scenario."""
+        verb, *words = line.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        commands: dict[str, Callable[..., str]] = {
+            "policy": self.policy,
+            "node": self.node,
+            "drop": self.drop,
+            "place": self.place,
+            "bound": self.bound,
+            "terminate": self.terminate,
+            "finish": self.finish,
+            "delete": self.delete,
+            "show": self.show,
+        }
+        return commands[verb](*plain, **options)
+
+    def policy(self, name: str) -> str:
+        self.ledger = Ledger()
+        policy = make_policy(name, self.ledger.fleet)
+        self.ledger.witness = policy
+        self.decisions = Decisions(
+            self.ledger, policy, on_refused=lambda refused: self.refusals.append(refused.explanation)
+        )
+        return "ok"
+
+    def node(self, name: str, cards: str = "", **options: str) -> str:
+        numbers = [int(each) for each in cards.split(",") if each]
+        unhealthy = frozenset(int(each) for each in options.get("unhealthy", "").split(",") if each)
+        self.ledger.apply_node(
+            make_node(
+                name,
+                numbers,
+                unhealthy=unhealthy,
+                placement=options.get("placement", ""),
+                core_percent=int(options.get("core", "0")),
+                core_required="core_required" in options,
+            )
+        )
+        return "ok"
+
+    def drop(self, name: str) -> str:
+        self.ledger.remove_node(name)
+        return "ok"
+
+    def place(self, name: str, units: str, on: str = "", cards: str = "", core: str = "") -> str:
+        document = api_pod(
+            name,
+            containers=[api_container(units, **({GPU_CORE: core} if core else {}))],
+            labels={GPU_COUNT: cards} if cards else None,
+        )
+        names = [on] if on else self.ledger.node_names()
+        args = decode_args(msgspec.json.encode({"Pod": document, "NodeNames": names}))
+        answer = self.decisions.filter(args)
+        passing = msgspec.json.decode(answer.node_names)
+        if not passing:
+            return self.refused(msgspec.json.decode(answer.failed_nodes))
+        scores = msgspec.json.decode(
+            self.decisions.prioritize(
+                decode_args(msgspec.json.encode({"Pod": document, "NodeNames": passing}))
+            )
+        )
+        best = max(scores, key=lambda each: each["Score"])["Host"]
+        return self.bind(_pod(document), best)
+
+    def refused(self, reasons: dict[str, str]) -> str:
+        lines = [f"{name}: {reason}" for name, reason in sorted(reasons.items())]
+        return "\n".join(["refused", *lines, f"event: {self.refusals[-1]}"])
+
+    def bind(self, pod: Pod, node: str) -> str:
+        assert pod.request is not None
+        placement = self.decisions.assume(pod, pod.request, node)
+        assert isinstance(placement, Placement), placement
+        self.pods[pod.name] = replace(pod, node=node, placement=placement)
+        self.ledger.apply_pod(self.pods[pod.name])
+        return _where(placement)
+
+    def bound(self, name: str, units: str, node: str, card: str) -> str:
+        placement = None if card == "-" else make_placement(node, int(units), int(card))
+        pod = replace(make_pod(name, int(units), node=node), placement=placement)
+        self.pods[name] = pod
+        self.ledger.apply_pod(pod)
+        return "ok"
+
+    def terminate(self, name: str) -> str:
+        return self._change(name, terminating=True)
+
+    def finish(self, name: str) -> str:
+        return self._change(name, finished=True)
+
+    def delete(self, name: str) -> str:
+        self.ledger.remove_pod(self.pods.pop(name).uid)
+        return "ok"
+
+    def show(self) -> str:
+        return "\n".join(_row(self.ledger, name) for name in self.ledger.node_names())
+
+    def _change(self, name: str, **fields: bool) -> str:
+        self.pods[name] = replace(self.pods[name], **fields)  # type: ignore[arg-type]
+        self.ledger.apply_pod(self.pods[name])
+        return "ok"
+
+
+def _pod(document: dict[str, object]) -> Pod:
+    wire = msgspec.convert(document, WirePod)
+    return pod_of(
+        uid=wire.metadata.uid,
+        namespace=wire.metadata.namespace,
+        name=wire.metadata.name,
+        node="",
+        phase="Pending",
+        terminating=False,
+        version="",
+        specs=container_specs(wire.spec),
+        labels=wire.metadata.labels,
+        annotations=None,
+    )
+
+
+def _where(placement: Placement) -> str:
+    cards = ", ".join(f"{share.gpu}" for share in placement.shares)
+    return f"{placement.node} card {cards}"
+
+
+def _row(ledger: Ledger, name: str) -> str:
+    book = ledger.book(name)
+    assert book is not None
+    assert book.node is not None
+    used = book.used()
+    cells = [f"{used.get(gpu.index, 0)}/{gpu.units}" for gpu in book.node.gpus]
+    unplaced = f" +{book.unplaced_units()} somewhere" if book.unplaced_units() else ""
+    return f"{name}  " + ("  ".join(cells) or "no cards") + unplaced
