@@ -23,6 +23,7 @@ from gpuslice.core.contract import (
     ANN_CORE,
     ANN_INDEX,
     ANN_POD_UNITS,
+    ANN_VISIBLE,
     NODE_GPUS,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
@@ -38,6 +39,7 @@ PLACEMENT_ANNOTATIONS = (
     ANN_ASSIGNED,
     ANN_ALLOCATION,
     ANN_CORE,
+    ANN_VISIBLE,
 )
 """Every pod annotation that a placement writes and that a withdrawn one removes."""
 
@@ -65,14 +67,15 @@ def placement_annotations(placement: Placement, request: Request, node: Node, no
     ``_DEV`` is the size of the (first) chosen card, not the node's average, so that a container's share of
     *its* card comes out right on nodes with different cards.
     """
-    card_units = {gpu.index: gpu.units for gpu in node.gpus}
+    cards = {gpu.index: gpu for gpu in node.gpus}
     written = {
         ANN_INDEX: ",".join(str(share.gpu) for share in placement.shares),
         ANN_POD_UNITS: str(placement.units),
-        ANN_CARD_UNITS: str(card_units[placement.shares[0].gpu]),
+        ANN_CARD_UNITS: str(cards[placement.shares[0].gpu].units),
         ANN_ASSUME_TIME: str(now_ns),
         ANN_ASSIGNED: "false",
         ANN_ALLOCATION: encode_table(_allocation(placement, request)),
+        ANN_VISIBLE: ",".join(cards[share.gpu].uuid or str(share.gpu) for share in placement.shares),
     }
     if request.core_percent:
         written[ANN_CORE] = encode_table(_core(placement, request))

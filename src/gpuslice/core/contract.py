@@ -18,6 +18,7 @@ ANN_ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"  # nanoseconds since the epoc
 ANN_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"  # "false" from the extender, "true" from the agent
 ANN_ALLOCATION = "scheduler.framework.gpushare.allocation"  # {"<container>": {"<card>": units}}
 ANN_CORE = "gpushare.alibabacloud.com/core-percentage"  # {"<container>": {"<card>": percent}}
+ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices where those are not known
 
 # -- node annotations and labels ---------------------------------------------------------------------
 NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the true size of each

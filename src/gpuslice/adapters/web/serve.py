@@ -32,6 +32,7 @@ class Listen:
     client_ca: str = ""
     must_show: bool = False
     drain_s: float = 5.0  # what a request that is under way gets to finish
+    reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
 
     @property
     def tls(self) -> bool:
@@ -97,7 +98,7 @@ async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
     """
     seen = _stamp(listen)
     while True:
-        await asyncio.sleep(RELOAD_EVERY_S)
+        await asyncio.sleep(listen.reload_every_s)
         now = _stamp(listen)
         if now == seen:
             continue

@@ -36,6 +36,7 @@ COMMANDS = (
     Entry("extender", "gpuslice.apps.extender.main", "command", "Run the scheduler extender."),
     Entry("agent", "gpuslice.apps.agent.main", "command", "Run the node agent: kubelet's device plugin."),
     Entry("exporter", "gpuslice.apps.exporter.main", "command", "Run the metrics exporter of a node."),
+    Entry("webhook", "gpuslice.apps.webhook.main", "command", "Run the admission webhook."),
     Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
     Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),
 )

@@ -1,0 +1,158 @@
+"""The JSON of admission: AdmissionReview v1 (k8s.io/api/admission/v1), and the pod in it as a plain value.
+
+Only what decides is decoded; what a patch writes back whole (environment, affinity, amounts) stays as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.core.admission import ContainerForm, Operation, PodForm
+
+API_VERSION = "admission.k8s.io/v1"
+KIND = "AdmissionReview"
+
+
+class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
+    pass
+
+
+class _Resources(_Wire):
+    limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
+
+
+class _Container(_Wire):
+    name: str = ""
+    resources: _Resources | None = None
+    env: list[dict[str, Any]] | None = None
+    env_from: list[Any] | None = None
+    restart_policy: str | None = None
+
+
+class _Spec(_Wire):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    scheduler_name: str = ""
+    node_name: str = ""
+    affinity: dict[str, Any] | None = None
+
+
+class _Metadata(_Wire):
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    deletion_timestamp: str | None = None
+
+
+class _Pod(_Wire):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class _User(_Wire):
+    username: str = ""
+
+
+class _Resource(_Wire):
+    group: str = ""
+    version: str = ""
+    resource: str = ""
+
+
+class AdmissionRequest(_Wire):
+    """One write under review. `object` and `old_object` are pods only where `is_pod` says so."""
+
+    uid: str
+    operation: str = ""
+    namespace: str = ""
+    name: str = ""
+    resource: _Resource = msgspec.field(default_factory=_Resource)
+    sub_resource: str = ""
+    user_info: _User = msgspec.field(default_factory=_User)
+    object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def is_pod(self) -> bool:
+        return (self.resource.group, self.resource.resource, self.sub_resource) == ("", "pods", "")
+
+
+class _Review(_Wire):
+    api_version: str = ""
+    kind: str = ""
+    request: AdmissionRequest | None = None
+
+
+_REVIEW = msgspec.json.Decoder(_Review)
+_POD = msgspec.json.Decoder(_Pod)
+
+
+def decode_review(body: bytes) -> AdmissionRequest:
+    """The request of an AdmissionReview. Raises `MalformedError`."""
+    try:
+        review = _REVIEW.decode(body)
+    except msgspec.DecodeError as error:
+        raise MalformedError(f"the AdmissionReview cannot be read: {error}") from error
+    if review.kind != KIND or review.api_version != API_VERSION or review.request is None:
+        given = f"{review.kind or 'no kind'} of {review.api_version or 'no apiVersion'}"
+        raise MalformedError(f"this is {given}, wants {KIND} of {API_VERSION} with a request")
+    return review.request
+
+
+def pod_form(raw: msgspec.Raw) -> PodForm:
+    """A pod of a review. Raises `MalformedError`."""
+    try:
+        pod = _POD.decode(raw)
+    except msgspec.DecodeError as error:
+        raise MalformedError(f"the pod cannot be read: {error}") from error
+    meta, spec = pod.metadata, pod.spec
+    return PodForm(
+        containers=(
+            *_forms("initContainers", spec.init_containers or ()),
+            *_forms("containers", spec.containers or ()),
+        ),
+        labels=meta.labels or {},
+        annotations=meta.annotations or {},
+        scheduler=spec.scheduler_name,
+        node=spec.node_name,
+        affinity=spec.affinity or {},
+        terminating=meta.deletion_timestamp is not None,
+    )
+
+
+def _forms(shelf: str, containers: Sequence[_Container]) -> Iterator[ContainerForm]:
+    for index, each in enumerate(containers):
+        resources = each.resources or _Resources()
+        yield ContainerForm(
+            shelf=shelf,
+            index=index,
+            name=each.name,
+            limits=resources.limits or {},
+            requests=resources.requests or {},
+            env=tuple(each.env or ()),
+            env_from=bool(each.env_from),
+            sidecar=each.restart_policy == "Always",
+        )
+
+
+def answer(
+    uid: str, *, denial: str = "", operations: Sequence[Operation] = (), warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The AdmissionReview that goes back: a denial with its sentence, or a yes with what to change."""
+    response: dict[str, Any] = {"uid": uid, "allowed": not denial}
+    if denial:
+        response["status"] = {"code": 422, "reason": "Invalid", "message": denial}
+    elif operations:
+        patch = msgspec.json.encode([each.document() for each in operations])
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+    if warnings:
+        response["warnings"] = [each[:240] for each in warnings]
+    return {"apiVersion": API_VERSION, "kind": KIND, "response": response}

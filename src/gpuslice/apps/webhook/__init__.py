@@ -1,0 +1,1 @@
+"""The admission webhook: pods are checked and completed before they are stored."""

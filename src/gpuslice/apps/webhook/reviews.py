@@ -1,0 +1,55 @@
+"""Answers AdmissionReviews. What is no new or changed pod is let through untouched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
+from gpuslice.core.admission import (
+    AdmissionRules,
+    Verdict,
+    difference,
+    mutate,
+    validate,
+    validate_update,
+)
+from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.hami import HamiRules, translate
+
+
+@dataclass(frozen=True, slots=True)
+class Reviewer:
+    """`hami` is None where the second front door is shut."""
+
+    rules: AdmissionRules
+    hami: HamiRules | None = None
+
+    def mutate(self, request: AdmissionRequest) -> dict[str, Any]:
+        """The review that goes back, with the pod's patch. Raises `MalformedError`."""
+        if not request.is_pod or request.operation != "CREATE":
+            return answer(request.uid)
+        pod = pod_form(request.object)
+        try:
+            asked = translate(pod, self.hami) if self.hami is not None else pod
+        except InvalidRequestError as error:
+            return answer(request.uid, denial=str(error))
+        verdict = mutate(asked, self.rules)
+        if verdict.denial or verdict.pod is None:
+            return answer(request.uid, denial=verdict.denial)
+        return answer(request.uid, operations=difference(pod, verdict.pod), warnings=verdict.warnings)
+
+    def validate(self, request: AdmissionRequest) -> dict[str, Any]:
+        """The review that goes back, yes or no. Raises `MalformedError`."""
+        if not request.is_pod:
+            return answer(request.uid)
+        verdict = self._judge(request)
+        return answer(request.uid, denial=verdict.denial, warnings=verdict.warnings)
+
+    def _judge(self, request: AdmissionRequest) -> Verdict:
+        if request.operation == "CREATE":
+            return validate(pod_form(request.object), self.rules)
+        if request.operation == "UPDATE":
+            old, new = pod_form(request.old_object), pod_form(request.object)
+            return validate_update(old, new, request.user_info.username, self.rules)
+        return Verdict()

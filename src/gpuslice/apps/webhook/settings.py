@@ -1,0 +1,103 @@
+"""What can be set about the webhook."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from gpuslice.apps.settings import Settings, SettingsError, about
+from gpuslice.core.admission import AdmissionRules, EnvSource
+from gpuslice.core.hami import HamiRules
+
+
+class WebhookSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice webhook``."""
+
+    port: Annotated[
+        int, about("TCP port to listen on; 0 lets the system choose.", env=("PORT",), ge=0, le=65535)
+    ] = 8443
+    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
+    log_level: Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))] = (
+        "info"
+    )
+    tls_certificate: Annotated[
+        str,
+        about(
+            "PEM file with the server certificate; plain HTTP without it, which the API server refuses to "
+            "speak. Renewals are picked up."
+        ),
+    ] = ""
+    tls_key: Annotated[str, about("PEM file with the key of the certificate.")] = ""
+    scheduler_name: Annotated[
+        str,
+        about(
+            "Scheduler that pods get which ask for aliyun.com/gpu-mem and left it to default-scheduler. Set "
+            "it where a second scheduler calls the extender; empty leaves pods as they are."
+        ),
+    ] = ""
+    annotations_as_env: Annotated[
+        Literal["hidden", "always", "never"],
+        about(
+            "When the pod's own placement annotations are written into its environment. hidden: in "
+            "containers with envFrom, which could bring other values unseen. always: for a device plugin that guesses "
+            "which pod it answers for; gpuslice's own does not."
+        ),
+    ] = "hidden"
+    allow_cgpu_disable: Annotated[
+        bool,
+        about("Let a container switch its memory limit off with CGPU_DISABLE=true, as the vendor documents."),
+    ] = True
+    hide_cards: Annotated[
+        bool,
+        about(
+            "Show no card to the containers of a GPU pod that ask for none. Switch it off where sidecars "
+            "watch the cards."
+        ),
+    ] = True
+    annotation_writers: Annotated[
+        tuple[str, ...],
+        about(
+            "Users who may change a pod's placement annotations, such as "
+            "system:serviceaccount:NAMESPACE:NAME of extender and device plugin; empty lets everybody who may change the pod."
+        ),
+    ] = ()
+    accept_hami: Annotated[
+        bool, about("Translate pods that ask in HAMi's names (nvidia.com/gpumem and others).")
+    ] = False
+    memory_unit: Annotated[
+        Literal["GiB", "MiB"],
+        about("What one aliyun.com/gpu-mem is, for HAMi's MiB; as the device plugin's."),
+    ] = "GiB"
+    hami_card_units: Annotated[
+        int,
+        about(
+            "Units of every card of the cluster, for HAMi's percentages; 0 refuses them. Only where all "
+            "cards are of one size.",
+            ge=0,
+        ),
+    ] = 0
+    hami_model_label: Annotated[
+        str, about("Node label that holds the model of the node's cards, for HAMi's use-gputype.")
+    ] = "nvidia.com/gpu.product"
+    hami_models: Annotated[
+        tuple[str, ...], about("The values that label has in this cluster; use-gputype is refused without.")
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
+
+    @property
+    def rules(self) -> AdmissionRules:
+        return AdmissionRules(
+            scheduler=self.scheduler_name,
+            env=EnvSource(self.annotations_as_env),
+            allow_no_isolation=self.allow_cgpu_disable,
+            hide_cards=self.hide_cards,
+            writers=frozenset(self.annotation_writers),
+        )
+
+    @property
+    def hami(self) -> HamiRules | None:
+        if not self.accept_hami:
+            return None
+        return HamiRules(self.memory_unit, self.hami_card_units, self.hami_model_label, self.hami_models)

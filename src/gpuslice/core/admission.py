@@ -1,0 +1,376 @@
+"""What admission decides about a pod: what is changed of it, or a denial that names the field.
+
+A pod is a plain value here (`PodForm`); deciding makes another one, and `difference` tells the two apart as
+JSON Patch. Deciding twice is the same as once, so that a webhook may be asked again.
+
+**Why the environment is cleaned, and seldom written.** kubelet puts the pod's own variables behind those of
+the device plugin (``kubelet_pods.go``), so a pod's own ``NVIDIA_VISIBLE_DEVICES`` would win. The plugin's
+values are exact: they come from the device ids that kubelet gave this very container. A value taken from the
+pod's annotations is not, while a card is exchanged: kubelet reads annotations when it begins to sync the pod,
+before the agent corrects them. So a pod's own entries are removed and the plugin's stand. Only where they
+could come in unseen, through ``envFrom``, are entries written, because an explicit entry beats ``envFrom``;
+with `EnvSource.ALWAYS` everywhere, for device plugins that guess the card from amounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.contract import (
+    ANN_CARD_UNITS,
+    ANN_INDEX,
+    ANN_POD_UNITS,
+    ANN_VISIBLE,
+    ENV_CARD_UNITS,
+    ENV_CONTAINER_UNITS,
+    ENV_INDEX,
+    ENV_NO_ISOLATION,
+    ENV_POD_UNITS,
+    ENV_VISIBLE,
+    EXCLUSIVE_GPU,
+    GPU_CORE,
+    GPU_COUNT,
+    GPU_MEM,
+)
+from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.model import ContainerKind, Request
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.request import ContainerSpec, asks_for_gpu, pod_request
+
+DEFAULT_SCHEDULER = "default-scheduler"
+MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
+NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
+OURS = (GPU_MEM, GPU_CORE)
+
+Env = tuple[Mapping[str, Any], ...]
+
+
+class EnvSource(StrEnum):
+    """When the pod's annotations are written into its environment."""
+
+    HIDDEN = "hidden"  # only in containers with envFrom, which could carry the names unseen
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """What a cluster's owner may decide. `scheduler`: the name pods get that left it open, "" for none.
+
+    `writers`: users who may change a pod's placement annotations; empty means everybody.
+    """
+
+    scheduler: str = ""
+    env: EnvSource = EnvSource.HIDDEN
+    allow_no_isolation: bool = True
+    hide_cards: bool = True
+    writers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerForm:
+    """One container. `shelf` is its list in the pod spec, `containers` or `initContainers`."""
+
+    shelf: str
+    index: int
+    name: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    requests: Mapping[str, Any] = field(default_factory=dict)
+    env: Env = ()
+    env_from: bool = False
+    sidecar: bool = False
+
+    @property
+    def spec(self) -> ContainerSpec:
+        if self.shelf == "containers":
+            return ContainerSpec(self.name, self.index, self.limits)
+        kind = ContainerKind.SIDECAR if self.sidecar else ContainerKind.INIT
+        return ContainerSpec(self.name, self.index, self.limits, kind)
+
+    @property
+    def asks(self) -> bool:
+        return asks_for_gpu(self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class PodForm:
+    """A pod as its author wrote it: init containers first, then app containers."""
+
+    containers: tuple[ContainerForm, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    scheduler: str = ""
+    node: str = ""
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    terminating: bool = False
+
+    @property
+    def request(self) -> Request | None:
+        """Raises `InvalidRequestError`."""
+        return pod_request((each.spec for each in self.containers), self.labels)
+
+    @property
+    def concerns_us(self) -> bool:
+        names = [{*each.limits, *each.requests} for each in self.containers]
+        return MIRROR not in self.annotations and any(not set(OURS).isdisjoint(each) for each in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a JSON Patch (RFC 6902)."""
+
+    op: str
+    path: str
+    value: Any = None
+
+    def document(self) -> dict[str, Any]:
+        return {"op": self.op, "path": self.path} | ({} if self.op == "remove" else {"value": self.value})
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer about one pod: `denial` is why not, "" when it may be; `warnings` go to its author."""
+
+    denial: str = ""
+    pod: PodForm | None = None  # as it shall be
+    warnings: tuple[str, ...] = ()
+
+
+# -- deciding --------------------------------------------------------------------------------------------
+
+
+def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
+    """How a new pod shall be; a denial only where its request can never be given."""
+    if not pod.concerns_us:
+        return Verdict(pod=pod)
+    try:
+        _check_resources(pod)
+        request = pod.request
+    except InvalidRequestError as error:
+        return Verdict(denial=str(error))
+    assert request is not None
+    changed = replace(
+        pod,
+        containers=tuple(_container(each, request, rules) for each in pod.containers),
+        annotations=without(pod.annotations, PLACEMENT_ANNOTATIONS),
+        scheduler=_scheduler(pod, rules),
+    )
+    return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
+
+
+def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
+    """Whether a new pod may be as it is after all mutation."""
+    if not pod.concerns_us:
+        return Verdict(pod=pod)
+    try:
+        _check_resources(pod)
+        if pod.request is not None:
+            _check_environment(pod, rules)
+    except InvalidRequestError as error:
+        return Verdict(denial=str(error))
+    return Verdict(pod=pod)
+
+
+def validate_update(old: PodForm, new: PodForm, user: str, rules: AdmissionRules) -> Verdict:
+    """Whether a pod may be changed so. Only what changes is looked at: old pods can be cleaned up."""
+    if new.terminating or not old.concerns_us:
+        return Verdict(pod=new)
+    if old.labels.get(GPU_COUNT) != new.labels.get(GPU_COUNT):
+        wants = f'"{old.labels.get(GPU_COUNT, "")}" as at creation: what a pod holds cannot change'
+        return Verdict(
+            denial=str(
+                InvalidRequestError(
+                    f'metadata.labels["{GPU_COUNT}"]', new.labels.get(GPU_COUNT, "absent"), wants
+                )
+            )
+        )
+    changed = [n for n in PLACEMENT_ANNOTATIONS if old.annotations.get(n) != new.annotations.get(n)]
+    if changed and rules.writers and user not in rules.writers:
+        return Verdict(
+            denial=f'metadata.annotations["{changed[0]}"] may be changed only by '
+            f"{', '.join(sorted(rules.writers))}, not by {user or 'an unnamed user'}: it says which card "
+            "the pod holds"
+        )
+    return Verdict(pod=new)
+
+
+# -- resources -------------------------------------------------------------------------------------------
+
+
+def _check_resources(pod: PodForm) -> None:
+    for each in pod.containers:
+        for name in OURS:
+            _check_equal(each, name)
+    if any(whole_number(each.limits.get(EXCLUSIVE_GPU)) for each in pod.containers):
+        guilty = next(each for each in pod.containers if whole_number(each.limits.get(EXCLUSIVE_GPU)))
+        wants = f"either this or {GPU_MEM} in a pod: no node offers both"
+        raise InvalidRequestError(limit_field(guilty, EXCLUSIVE_GPU), guilty.limits[EXCLUSIVE_GPU], wants)
+
+
+def _check_equal(container: ContainerForm, name: str) -> None:
+    """The API server says the same of every extended resource, but in other words."""
+    if name not in container.requests:
+        return
+    asked, limit = container.requests[name], container.limits.get(name)
+    if limit is None or whole_number(asked) != whole_number(limit):
+        shown = "absent" if limit is None else f'"{limit}"'
+        wants = f'the same as limits["{name}"], which is {shown}; limits alone are enough'
+        raise InvalidRequestError(f'container "{container.name}": requests["{name}"]', asked, wants)
+
+
+def limit_field(container: ContainerForm, name: str) -> str:
+    return f'container "{container.name}": limits["{name}"]'
+
+
+# -- environment -----------------------------------------------------------------------------------------
+
+RESERVED = (ENV_VISIBLE, ENV_INDEX, ENV_POD_UNITS, ENV_CONTAINER_UNITS, ENV_CARD_UNITS)
+"""Variables that say which card a container has: kubelet's device plugin sets them, nobody else."""
+
+_FROM_ANNOTATION = {
+    ENV_VISIBLE: ANN_VISIBLE,
+    ENV_INDEX: ANN_INDEX,
+    ENV_POD_UNITS: ANN_POD_UNITS,
+    ENV_CARD_UNITS: ANN_CARD_UNITS,
+}
+
+
+def _container(container: ContainerForm, request: Request, rules: AdmissionRules) -> ContainerForm:
+    if not container.asks and not rules.hide_cards:
+        return container
+    reserved = set(RESERVED) if container.asks else {ENV_VISIBLE}
+    if not rules.allow_no_isolation:
+        reserved.add(ENV_NO_ISOLATION)
+    own = tuple(each for each in container.env if each.get("name") not in reserved)
+    return replace(container, env=(*_written(container, request, rules), *own))
+
+
+def _written(
+    container: ContainerForm, request: Request, rules: AdmissionRules
+) -> Iterator[Mapping[str, Any]]:
+    """The entries that must be there, in front of the author's so that those may refer to them."""
+    if not container.asks:
+        if rules.hide_cards and not _other_cards(container):
+            yield {"name": ENV_VISIBLE, "value": NO_CARDS}
+        return
+    if rules.env is EnvSource.NEVER or (rules.env is EnvSource.HIDDEN and not container.env_from):
+        return
+    for name, annotation in _FROM_ANNOTATION.items():
+        yield from_annotation(name, annotation)
+    units = whole_number(container.limits.get(GPU_MEM, 0)) or 0
+    yield {"name": ENV_CONTAINER_UNITS, "value": str(units // request.gpu_count)}
+    if not rules.allow_no_isolation and container.env_from:
+        yield {"name": ENV_NO_ISOLATION, "value": "false"}
+
+
+def _other_cards(container: ContainerForm) -> bool:
+    """Whether the container gets devices from some other plugin."""
+    return any("/" in name for name in container.limits)
+
+
+def from_annotation(name: str, annotation: str) -> dict[str, Any]:
+    """A variable with the value of one of the pod's own annotations, spelt as the API server stores it."""
+    path = f"metadata.annotations['{annotation}']"
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
+    allowed = [from_annotation(name, ann) for name, ann in _FROM_ANNOTATION.items()]
+    for container in (each for each in pod.containers if each.asks):
+        for entry in container.env:
+            name = entry.get("name")
+            if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
+                raise InvalidRequestError(
+                    f'container "{container.name}": env["{name}"]', _shown(entry), "no such entry: " + _WHY
+                )
+            if name == ENV_NO_ISOLATION and not rules.allow_no_isolation and _is_true(entry):
+                wants = "no such entry: this cluster does not let pods switch their memory limit off"
+                raise InvalidRequestError(
+                    f'container "{container.name}": env["{name}"]', _shown(entry), wants
+                )
+
+
+_WHY = f"the node sets it to the card that the pod was given for its {GPU_MEM}"
+
+
+def _shown(entry: Mapping[str, Any]) -> object:
+    return entry.get("value", "a reference")
+
+
+def _is_true(entry: Mapping[str, Any]) -> bool:
+    return "valueFrom" in entry or str(entry.get("value", "")).lower() in ("true", "1")
+
+
+# -- the rest --------------------------------------------------------------------------------------------
+
+
+def _scheduler(pod: PodForm, rules: AdmissionRules) -> str:
+    return rules.scheduler if rules.scheduler and pod.scheduler in ("", DEFAULT_SCHEDULER) else pod.scheduler
+
+
+def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterator[str]:
+    for old, new in zip(before.containers, after.containers, strict=True):
+        for entry in old.env:
+            if entry not in new.env:
+                why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
+                yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
+    if before.node:
+        yield "spec.nodeName is set, so no scheduler chooses its card; the node does, if it has room"
+
+
+def without(values: Mapping[str, str], names: Iterable[str]) -> Mapping[str, str]:
+    dropped = set(names)
+    return {name: value for name, value in values.items() if name not in dropped}
+
+
+# -- the difference --------------------------------------------------------------------------------------
+
+
+def difference(before: PodForm, after: PodForm) -> list[Operation]:
+    """JSON Patch from one to the other; both have the same containers."""
+    operations = [
+        *_map_steps("/metadata/labels", before.labels, after.labels),
+        *_map_steps("/metadata/annotations", before.annotations, after.annotations),
+    ]
+    if before.scheduler != after.scheduler:
+        operations.append(Operation("add", "/spec/schedulerName", after.scheduler))
+    if before.affinity != after.affinity:
+        operations.append(Operation("add", "/spec/affinity", dict(after.affinity)))
+    for old, new in zip(before.containers, after.containers, strict=True):
+        operations += _container_steps(old, new)
+    return operations
+
+
+def _container_steps(old: ContainerForm, new: ContainerForm) -> Iterator[Operation]:
+    root = f"/spec/{old.shelf}/{old.index}"
+    if (old.limits, old.requests) != (new.limits, new.requests):
+        yield from _map_steps(f"{root}/resources/limits", old.limits, new.limits)
+        yield from _map_steps(f"{root}/resources/requests", old.requests, new.requests)
+    if old.env == new.env:
+        return
+    if new.env:
+        yield Operation("add", f"{root}/env", [dict(each) for each in new.env])
+    else:
+        yield Operation("remove", f"{root}/env")
+
+
+def _map_steps(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Operation]:
+    if old == new:
+        return
+    if not old:
+        yield Operation("add", path, dict(new))
+        return
+    for name in old:
+        if name not in new:
+            yield Operation("remove", f"{path}/{_escaped(name)}")
+    for name, value in new.items():
+        if name not in old or old[name] != value:
+            yield Operation("add", f"{path}/{_escaped(name)}", value)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

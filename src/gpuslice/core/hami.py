@@ -1,0 +1,190 @@
+"""HAMi's way of asking for a part of a card, put into ours: a second front door for existing manifests.
+
+    nvidia.com/gpu N                      N cards (1 when absent), each with the amounts below
+    nvidia.com/gpumem M                   MiB of each card, rounded up to whole units
+    nvidia.com/gpumem-percentage P        part of each card; needs the size of the cards as a setting
+    nvidia.com/gpucores C                 percent of a card's compute, rounded up to steps of 5
+    nvidia.com/use-gputype, nouse-gputype parts of model names; needs the models' node labels as a setting
+
+What has no counterpart (cards by uuid, NUMA binding, priority on a card, MIG made on demand) is refused with
+a sentence: to start such a pod somewhere else than it asked for would be worse. A pod that asks for
+``nvidia.com/gpu`` alone wants whole cards and is left to the plugin that gives those out.
+
+Source of the names and their meaning: HAMi's documentation and chart, release 2.x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuslice.core.admission import MIRROR, ContainerForm, PodForm, limit_field, without
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
+from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.request import CORE_STEP_PERCENT
+from gpuslice.core.units import UNIT_MIB
+
+MEMORY = "nvidia.com/gpumem"
+MEMORY_PERCENT = "nvidia.com/gpumem-percentage"
+CORES = "nvidia.com/gpucores"
+PRIORITY = "nvidia.com/priority"
+USE_TYPE, NO_TYPE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
+UNTRANSLATED = {
+    "nvidia.com/use-gpuuuid": "cards are chosen by how they fit; choose nodes with a nodeSelector instead",
+    "nvidia.com/nouse-gpuuuid": "take a card out of use with ConfigMap unhealthy-gpu-<node> instead",
+    "nvidia.com/numa-bind": "cards are not chosen by NUMA node here",
+    "nvidia.com/vgpu-mode": "memory is limited by gpuslice's own library here; leave it out or say hami-core",
+}
+_PARTS = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
+_DOOR = (EXCLUSIVE_GPU, *_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class HamiRules:
+    """What translation needs to know of the cluster.
+
+    `unit`: GiB or MiB, what one `aliyun.com/gpu-mem` is. `card_units`: of every card, 0 when they differ or
+    it is not known. `model_label`: the node label with the card's model, `models` the values it has.
+    """
+
+    unit: str = "GiB"
+    card_units: int = 0
+    model_label: str = "nvidia.com/gpu.product"
+    models: tuple[str, ...] = ()
+
+
+def translate(pod: PodForm, rules: HamiRules) -> PodForm:
+    """`pod` asking in our names. Raises `InvalidRequestError` for what has no counterpart."""
+    asking = [each for each in pod.containers if not set(_PARTS).isdisjoint(each.limits)]
+    if not asking or MIRROR in pod.annotations:
+        return pod
+    _check_annotations(pod.annotations)
+    count = _count(pod, asking)
+    labels = {**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels
+    containers = tuple(_container(each, count, rules) if each in asking else each for each in pod.containers)
+    return replace(pod, containers=containers, labels=labels, affinity=_affinity(pod, rules))
+
+
+def _check_annotations(annotations: Mapping[str, str]) -> None:
+    for name, instead in UNTRANSLATED.items():
+        given = annotations.get(name, "")
+        if given and given not in ("hami-core", "false"):
+            raise InvalidRequestError(f'metadata.annotations["{name}"]', given, f"no such entry: {instead}")
+
+
+def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:
+    counts = {each.name: _cards(each) for each in asking}
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        wants = "the same number in all containers of a pod, since they share their cards"
+        raise InvalidRequestError(f'limits["{EXCLUSIVE_GPU}"]', shown, wants)
+    count = next(iter(counts.values()))
+    if GPU_COUNT in pod.labels and whole_number(pod.labels[GPU_COUNT]) != count:
+        wants = f'{count}, as limits["{EXCLUSIVE_GPU}"] says'
+        raise InvalidRequestError(f'metadata.labels["{GPU_COUNT}"]', pod.labels[GPU_COUNT], wants)
+    return count
+
+
+def _cards(container: ContainerForm) -> int:
+    return _amount(container, EXCLUSIVE_GPU, 1, 1, 1024)
+
+
+def _container(container: ContainerForm, count: int, rules: HamiRules) -> ContainerForm:
+    if GPU_MEM in container.limits:
+        wants = f"either this or {MEMORY} in a container"
+        raise InvalidRequestError(limit_field(container, GPU_MEM), container.limits[GPU_MEM], wants)
+    if PRIORITY in container.limits:
+        wants = "no such entry: the containers of a card have no order among them here"
+        raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], wants)
+    ours = {GPU_MEM: str(count * _units(container, rules))} | _core(container, count)
+    return replace(
+        container,
+        limits={**without(container.limits, _DOOR), **ours},
+        requests={**without(container.requests, _DOOR), **ours},
+    )
+
+
+def _units(container: ContainerForm, rules: HamiRules) -> int:
+    if MEMORY in container.limits and MEMORY_PERCENT in container.limits:
+        wants = f"either this or {MEMORY}"
+        raise InvalidRequestError(
+            limit_field(container, MEMORY_PERCENT), container.limits[MEMORY_PERCENT], wants
+        )
+    if MEMORY in container.limits:
+        mib = _amount(container, MEMORY, 0, 1, 100_000_000)
+        return -(-mib // UNIT_MIB[rules.unit])
+    percent = _amount(container, MEMORY_PERCENT, 100, 1, 100)
+    if not rules.card_units:
+        wants = f"{MEMORY} in MiB: a percentage needs cards of one size, and the webhook was not told of any"
+        raise InvalidRequestError(
+            limit_field(container, MEMORY_PERCENT), container.limits.get(MEMORY_PERCENT, "absent"), wants
+        )
+    return -(-rules.card_units * percent // 100)
+
+
+def _core(container: ContainerForm, count: int) -> dict[str, str]:
+    percent = _amount(container, CORES, 0, 0, 100)
+    if percent and count > 1:
+        wants = f'nothing beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card here'
+        raise InvalidRequestError(limit_field(container, CORES), percent, wants)
+    return {GPU_CORE: str(-(-percent // CORE_STEP_PERCENT) * CORE_STEP_PERCENT)} if percent else {}
+
+
+def _amount(container: ContainerForm, name: str, default: int, least: int, most: int) -> int:
+    if name not in container.limits:
+        return default
+    amount = whole_number(container.limits[name])
+    if amount is None or not least <= amount <= most:
+        wants = f"a whole number from {least} to {most}"
+        raise InvalidRequestError(limit_field(container, name), container.limits[name], wants)
+    return amount
+
+
+# -- models ----------------------------------------------------------------------------------------------
+
+
+def _affinity(pod: PodForm, rules: HamiRules) -> Mapping[str, Any]:
+    """The pod's affinity, narrowed to nodes whose model is wanted."""
+    wanted = [
+        _expression(pod, name, operator, rules)
+        for name, operator in ((USE_TYPE, "In"), (NO_TYPE, "NotIn"))
+        if pod.annotations.get(name)
+    ]
+    missing = [each for each in wanted if each["values"] and not _has(pod.affinity, each)]
+    return _narrowed(pod.affinity, missing) if missing else pod.affinity
+
+
+def _expression(pod: PodForm, name: str, operator: str, rules: HamiRules) -> dict[str, Any]:
+    """HAMi compares parts of the model's name without regard to case; labels are compared whole."""
+    parts = [part.strip().lower() for part in pod.annotations[name].split(",") if part.strip()]
+    found = sorted(model for model in rules.models if any(part in model.lower() for part in parts))
+    if not found and (operator == "In" or not rules.models):
+        known = ", ".join(rules.models) or "none"
+        wants = f'part of a model that the webhook knows as a value of label "{rules.model_label}": {known}'
+        raise InvalidRequestError(f'metadata.annotations["{name}"]', pod.annotations[name], wants)
+    return {"key": rules.model_label, "operator": operator, "values": found}
+
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _terms(affinity: Mapping[str, Any]) -> list[dict[str, Any]]:
+    node = affinity.get("nodeAffinity") or {}
+    return list((node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
+
+
+def _has(affinity: Mapping[str, Any], expression: Mapping[str, Any]) -> bool:
+    terms = _terms(affinity)
+    return bool(terms) and all(expression in (term.get("matchExpressions") or []) for term in terms)
+
+
+def _narrowed(affinity: Mapping[str, Any], expressions: list[dict[str, Any]]) -> dict[str, Any]:
+    """Terms are alternatives, so each of them gets the expressions."""
+    terms = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *expressions]}
+        for term in _terms(affinity) or [{}]
+    ]
+    node = {**(affinity.get("nodeAffinity") or {}), _REQUIRED: {"nodeSelectorTerms": terms}}
+    return {**affinity, "nodeAffinity": node}

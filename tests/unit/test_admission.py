@@ -1,0 +1,427 @@
+"""Admission: what is changed of a pod, what is denied, and that any pod gets an answer."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.review import decode_review
+from gpuslice.apps.webhook.reviews import Reviewer
+from gpuslice.apps.webhook.settings import WebhookSettings
+from gpuslice.core.admission import AdmissionRules, EnvSource
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM
+from gpuslice.core.hami import HamiRules
+from gpuslice.sim.cluster.patch import json_patch
+from tests.builders import api_container, api_pod
+
+Object = dict[str, Any]
+PLAIN = AdmissionRules()
+HAMI = HamiRules(card_units=80, models=("NVIDIA-A100-SXM4-80GB", "Tesla-T4"))
+
+
+def review(pod: Object, operation: str = "CREATE", old: Object | None = None, user: str = "alice") -> bytes:
+    request = {
+        "uid": "u1",
+        "operation": operation,
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "namespace": "default",
+        "userInfo": {"username": user},
+        "object": pod,
+        "oldObject": old,
+    }
+    return msgspec.json.encode(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    )
+
+
+def mutated(pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None) -> Object:
+    """The pod after its patch; AssertionError with the sentence when it is denied."""
+    response = Reviewer(rules, hami).mutate(decode_review(review(pod)))["response"]
+    assert response["allowed"], response["status"]["message"]
+    if "patch" not in response:
+        return pod
+    changed: Object = json_patch(
+        msgspec.json.decode(msgspec.json.encode(pod)),
+        msgspec.json.decode(base64.b64decode(response["patch"])),
+    )
+    return changed
+
+
+def denial(pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None) -> str:
+    response = Reviewer(rules, hami).mutate(decode_review(review(pod)))["response"]
+    assert not response["allowed"]
+    return str(response["status"]["message"])
+
+
+def invalid(pod: Object, rules: AdmissionRules = PLAIN, **update: Any) -> str:
+    """The sentence of the validating webhook, "" when it lets the pod pass."""
+    response = Reviewer(rules).validate(decode_review(review(pod, **update)))["response"]
+    return str(response["status"]["message"]) if not response["allowed"] else ""
+
+
+def with_env(*env: Object, **fields: Any) -> Object:
+    return api_pod(containers=[api_container("4") | {"env": list(env)} | fields])
+
+
+def env_of(pod: Object, container: int = 0) -> dict[str, Any]:
+    entries = pod["spec"]["containers"][container].get("env") or []
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in entries}
+
+
+# -- environment -------------------------------------------------------------------------------------------
+
+
+def test_a_pods_own_choice_of_card_is_taken_out_and_its_author_told() -> None:
+    pod = with_env({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, {"name": "MODE", "value": "train"})
+    assert env_of(mutated(pod)) == {"MODE": "train"}
+    response = Reviewer(AdmissionRules()).mutate(decode_review(review(pod)))["response"]
+    assert response["warnings"][0].startswith('container "main": env["NVIDIA_VISIBLE_DEVICES"] is taken out')
+
+
+def test_what_env_from_could_bring_unseen_is_covered_by_the_pods_annotations() -> None:
+    pod = with_env(envFrom=[{"configMapRef": {"name": "anything"}}])
+    env = env_of(mutated(pod))
+    assert env["NVIDIA_VISIBLE_DEVICES"] == {
+        "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['gpuslice.io/visible-devices']"}
+    }
+    assert env["ALIYUN_COM_GPU_MEM_IDX"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{ANN_INDEX}']"
+    assert env["ALIYUN_COM_GPU_MEM_CONTAINER"] == "4"
+
+
+def test_annotations_are_written_everywhere_or_nowhere_when_set_so() -> None:
+    assert "ALIYUN_COM_GPU_MEM_POD" in env_of(mutated(api_pod(), AdmissionRules(env=EnvSource.ALWAYS)))
+    hidden = with_env(envFrom=[{"configMapRef": {"name": "anything"}}])
+    assert env_of(mutated(hidden, AdmissionRules(env=EnvSource.NEVER))) == {}
+
+
+def test_the_amount_of_one_card_is_told_where_a_pod_is_on_several() -> None:
+    pod = api_pod(memory="8", labels={GPU_COUNT: "4"})
+    env = env_of(mutated(pod, AdmissionRules(env=EnvSource.ALWAYS)))
+    assert env["ALIYUN_COM_GPU_MEM_CONTAINER"] == "2"
+
+
+def test_switching_the_limit_off_is_kept_where_it_is_allowed() -> None:
+    pod = with_env({"name": "CGPU_DISABLE", "value": "true"})
+    assert env_of(mutated(pod)) == {"CGPU_DISABLE": "true"}
+    strict = AdmissionRules(allow_no_isolation=False)
+    assert env_of(mutated(pod, strict)) == {}
+    assert 'env["CGPU_DISABLE"] is "true"' in invalid(pod, strict)
+    assert not invalid(pod)
+
+
+def test_a_container_that_asks_for_no_card_sees_none() -> None:
+    beside = {"name": "logs", "image": "logs", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    pod = api_pod(containers=[api_container("4"), beside])
+    assert env_of(mutated(pod), 1) == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert env_of(mutated(pod, AdmissionRules(hide_cards=False)), 1) == {"NVIDIA_VISIBLE_DEVICES": "all"}
+
+
+def test_what_was_not_repaired_is_denied_by_name() -> None:
+    pod = with_env({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
+    assert invalid(pod).startswith('container "main": env["NVIDIA_VISIBLE_DEVICES"] is "all", wants no such')
+    for rules in (AdmissionRules(), AdmissionRules(env=EnvSource.ALWAYS)):
+        assert not invalid(mutated(pod, rules), rules)
+
+
+# -- the rest of a pod -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_name", "becomes"), [("", "ours"), ("default-scheduler", "ours"), ("theirs", "theirs")]
+)
+def test_the_scheduler_is_set_where_it_was_left_open(given_name: str, becomes: str) -> None:
+    pod = api_pod(schedulerName=given_name)
+    assert mutated(pod, AdmissionRules(scheduler="ours"))["spec"]["schedulerName"] == becomes
+
+
+def test_without_a_scheduler_of_our_own_the_pod_keeps_its_name() -> None:
+    assert mutated(api_pod(schedulerName="default-scheduler"))["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_a_copied_pod_does_not_bring_its_models_card_along() -> None:
+    pod = api_pod(annotations={ANN_INDEX: "3", ANN_ASSIGNED: "true", "team": "a"})
+    assert mutated(pod)["metadata"]["annotations"] == {"team": "a"}
+
+
+def test_other_pods_and_mirrors_of_static_pods_are_left_alone() -> None:
+    other = api_pod(containers=[{"name": "a", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}])
+    assert mutated(other, AdmissionRules(scheduler="ours")) == other
+    mirror = api_pod(memory="4.5", annotations={"kubernetes.io/config.mirror": "x"})
+    assert mutated(mirror, AdmissionRules(scheduler="ours")) == mirror
+    assert not invalid(mirror)
+
+
+# -- denials -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pod", "sentence"),
+    [
+        (api_pod(memory="4.5"), 'container "main": limits["aliyun.com/gpu-mem"] is "4.5", wants a whole'),
+        (api_pod(memory="4Gi"), 'container "main": limits["aliyun.com/gpu-mem"] is "4Gi"'),
+        (api_pod(memory="0"), 'container "main": limits["aliyun.com/gpu-mem"] is "0"'),
+        (api_pod(memory="7", labels={GPU_COUNT: "2"}), "wants a multiple of 2"),
+        (api_pod(labels={GPU_COUNT: "two"}), 'label "aliyun.com/gpu-count" is "two"'),
+        (
+            api_pod(containers=[api_container("4", **{"aliyun.com/gpu-core.percentage": "7"})]),
+            'limits["aliyun.com/gpu-core.percentage"] is "7", wants a multiple of 5',
+        ),
+        (
+            api_pod(containers=[api_container(**{"aliyun.com/gpu-core.percentage": "10"})]),
+            "wants limits of aliyun.com/gpu-mem beside it",
+        ),
+        (
+            api_pod(containers=[api_container("4", **{"nvidia.com/gpu": "1"})]),
+            'limits["nvidia.com/gpu"] is "1", wants either this or aliyun.com/gpu-mem',
+        ),
+        (
+            api_pod(containers=[{"name": "main", "resources": {"requests": {GPU_MEM: "4"}}}]),
+            'requests["aliyun.com/gpu-mem"] is "4", wants the same as limits',
+        ),
+    ],
+)
+def test_a_denial_names_the_field(pod: Object, sentence: str) -> None:
+    assert sentence in denial(pod)
+    assert sentence in invalid(pod)
+
+
+def test_a_request_that_differs_from_its_limit_is_denied() -> None:
+    container = {"name": "main", "resources": {"limits": {GPU_MEM: "4"}, "requests": {GPU_MEM: "2"}}}
+    assert 'requests["aliyun.com/gpu-mem"] is "2"' in denial(api_pod(containers=[container]))
+
+
+# -- updates -----------------------------------------------------------------------------------------------
+
+
+def test_how_many_cards_a_pod_is_on_cannot_change() -> None:
+    old, new = api_pod(memory="8", labels={GPU_COUNT: "2"}), api_pod(memory="8", labels={GPU_COUNT: "4"})
+    assert 'wants "2" as at creation' in invalid(new, operation="UPDATE", old=old)
+    assert not invalid(old, operation="UPDATE", old=old)
+
+
+def test_only_its_writers_may_change_where_a_pod_sits() -> None:
+    old, new = api_pod(annotations={ANN_INDEX: "0"}), api_pod(annotations={ANN_INDEX: "1"})
+    rules = AdmissionRules(writers=frozenset({"extender"}))
+    assert "may be changed only by extender, not by mallory" in invalid(
+        new, rules, operation="UPDATE", old=old, user="mallory"
+    )
+    assert not invalid(new, rules, operation="UPDATE", old=old, user="extender")
+    assert not invalid(new, operation="UPDATE", old=old, user="mallory")
+
+
+def test_a_wrong_pod_of_old_can_still_be_cleaned_up() -> None:
+    old = with_env({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
+    old["spec"]["containers"][0]["resources"]["limits"][GPU_MEM] = "4.5"
+    assert not invalid(old, operation="UPDATE", old=old)
+    gone = api_pod(labels={GPU_COUNT: "4"})
+    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert not invalid(gone, operation="UPDATE", old=api_pod(labels={GPU_COUNT: "2"}))
+
+
+def test_other_objects_are_let_through() -> None:
+    body = msgspec.json.decode(review({"spec": {"replicas": "any"}}))
+    body["request"]["resource"]["resource"] = "deployments"
+    request = decode_review(msgspec.json.encode(body))
+    for answer in (Reviewer(AdmissionRules()).mutate(request), Reviewer(AdmissionRules()).validate(request)):
+        assert answer["response"] == {"uid": "u1", "allowed": True}
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'{"kind":"AdmissionReview"}', b"\xff"])
+def test_what_is_no_review_is_called_malformed(body: bytes) -> None:
+    with pytest.raises(MalformedError):
+        decode_review(body)
+
+
+# -- HAMi's names ------------------------------------------------------------------------------------------
+
+
+def hami_pod(annotations: dict[str, str] | None = None, **limits: Any) -> Object:
+    named = {f"nvidia.com/{name.replace('_', '-')}": value for name, value in limits.items()}
+    return api_pod(containers=[api_container(**named)], annotations=annotations)
+
+
+def asked(pod: Object) -> Object:
+    found: Object = pod["spec"]["containers"][0]["resources"]["limits"]
+    assert found == pod["spec"]["containers"][0]["resources"]["requests"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("limits", "ours"),
+    [
+        ({"gpu": "1", "gpumem": "4096"}, {GPU_MEM: "4"}),
+        ({"gpumem": 3000}, {GPU_MEM: "3"}),
+        ({"gpu": 1, "gpumem_percentage": "50"}, {GPU_MEM: "40"}),
+        ({"gpu": 2, "gpumem": "4096"}, {GPU_MEM: "8"}),
+        ({"gpumem": 1024, "gpucores": "31"}, {GPU_MEM: "1", "aliyun.com/gpu-core.percentage": "35"}),
+        ({"gpucores": "50"}, {GPU_MEM: "80", "aliyun.com/gpu-core.percentage": "50"}),
+        ({"gpumem": 1024, "gpucores": 0}, {GPU_MEM: "1"}),
+    ],
+)
+def test_hamis_amounts_become_ours(limits: Object, ours: Object) -> None:
+    changed = mutated(hami_pod(**limits), hami=HAMI)
+    assert asked(changed) == ours
+    assert changed["metadata"].get("labels", {}).get(GPU_COUNT) == ("2" if limits.get("gpu") == 2 else None)
+
+
+def test_whole_cards_and_a_shut_door_are_left_alone() -> None:
+    whole = hami_pod(gpu="2")
+    assert mutated(whole, hami=HAMI) == whole
+    theirs = hami_pod(gpu="1", gpumem="4096")
+    assert mutated(theirs) == theirs
+
+
+def test_a_wanted_model_becomes_a_wanted_node() -> None:
+    pod = hami_pod({"nvidia.com/use-gputype": "a100,H100", "nvidia.com/nouse-gputype": "t4"}, gpumem="1024")
+    pod["spec"]["affinity"] = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "zone", "operator": "Exists"}]},
+                    {"matchExpressions": [{"key": "disk", "operator": "Exists"}]},
+                ]
+            }
+        }
+    }
+    affinity = mutated(pod, hami=HAMI)["spec"]["affinity"]["nodeAffinity"]
+    (required,) = affinity.values()
+    for term in required["nodeSelectorTerms"]:
+        assert term["matchExpressions"][1:] == [
+            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-A100-SXM4-80GB"]},
+            {"key": "nvidia.com/gpu.product", "operator": "NotIn", "values": ["Tesla-T4"]},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("pod", "rules", "sentence"),
+    [
+        (
+            hami_pod(gpumem_percentage="50"),
+            HamiRules(),
+            'gpumem-percentage"] is "50", wants nvidia.com/gpumem',
+        ),
+        (hami_pod(gpumem_percentage="500"), HAMI, "wants a whole number from 1 to 100"),
+        (hami_pod(gpumem="1", gpumem_percentage="5"), HAMI, "wants either this or nvidia.com/gpumem"),
+        (hami_pod(gpumem="0"), HAMI, 'limits["nvidia.com/gpumem"] is "0"'),
+        (hami_pod(gpumem="1024", priority="1"), HAMI, 'limits["nvidia.com/priority"] is "1"'),
+        (hami_pod(gpu="2", gpumem="1024", gpucores="50"), HAMI, "a share of compute is of one card"),
+        (hami_pod({"nvidia.com/use-gpuuuid": "GPU-1"}, gpumem="1"), HAMI, 'use-gpuuuid"] is "GPU-1"'),
+        (hami_pod({"nvidia.com/numa-bind": "true"}, gpumem="1"), HAMI, "not chosen by NUMA node"),
+        (hami_pod({"nvidia.com/vgpu-mode": "mig"}, gpumem="1"), HAMI, 'vgpu-mode"] is "mig"'),
+        (hami_pod({"nvidia.com/use-gputype": "H200"}, gpumem="1"), HAMI, "knows as a value of label"),
+        (hami_pod({"nvidia.com/nouse-gputype": "T4"}, gpumem="1"), HamiRules(), "of label"),
+    ],
+)
+def test_what_has_no_counterpart_is_denied_with_a_sentence(
+    pod: Object, rules: HamiRules, sentence: str
+) -> None:
+    assert sentence in denial(pod, hami=rules)
+
+
+# -- any pod -----------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "NVIDIA_VISIBLE_DEVICES", "CGPU_DISABLE", "ALIYUN_COM_GPU_MEM_IDX"])
+AMOUNTS = st.one_of(
+    st.integers(-2, 200),
+    st.sampled_from(["4", "0", "4.5", "4Gi", "", "1e3", "8"]),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+RESOURCES = st.sampled_from(
+    [
+        GPU_MEM,
+        "aliyun.com/gpu-core.percentage",
+        "nvidia.com/gpu",
+        "nvidia.com/gpumem",
+        "nvidia.com/gpumem-percentage",
+        "nvidia.com/gpucores",
+        "nvidia.com/priority",
+        "cpu",
+    ]
+)
+ENV = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"name": NAMES, "value": st.text(max_size=4)}),
+        st.fixed_dictionaries(
+            {"name": NAMES, "valueFrom": st.just({"fieldRef": {"fieldPath": "spec.nodeName"}})}
+        ),
+    ),
+    max_size=4,
+)
+CONTAINER = st.fixed_dictionaries(
+    {"name": st.text(max_size=4)},
+    optional={
+        "resources": st.fixed_dictionaries(
+            {},
+            optional={
+                name: st.dictionaries(RESOURCES, AMOUNTS, max_size=3) for name in ("limits", "requests")
+            },
+        ),
+        "env": ENV,
+        "envFrom": st.lists(st.just({"configMapRef": {"name": "x"}}), max_size=1),
+        "restartPolicy": st.just("Always"),
+    },
+)
+TEXTS = st.sampled_from(["", "1", "2", "x", "a100", "GPU-1", "true"])
+KEYS = st.sampled_from(
+    [
+        GPU_COUNT,
+        ANN_INDEX,
+        "a/b~c",
+        "nvidia.com/use-gputype",
+        "nvidia.com/nouse-gputype",
+        "nvidia.com/numa-bind",
+    ]
+)
+MAPS = st.one_of(st.none(), st.dictionaries(KEYS, TEXTS, max_size=3))
+PODS = st.builds(
+    lambda labels, annotations, containers, inits, affinity: {
+        "metadata": {"name": "p", "labels": labels, "annotations": annotations},
+        "spec": {"containers": containers, "initContainers": inits, "affinity": affinity},
+    },
+    MAPS,
+    MAPS,
+    st.lists(CONTAINER, min_size=1, max_size=3),
+    st.one_of(st.none(), st.lists(CONTAINER, max_size=2)),
+    st.sampled_from([None, {}, {"nodeAffinity": None}, {"podAffinity": {}, "nodeAffinity": {}}]),
+)
+RULES = st.builds(
+    AdmissionRules,
+    scheduler=st.sampled_from(["", "ours"]),
+    env=st.sampled_from(list(EnvSource)),
+    allow_no_isolation=st.booleans(),
+    hide_cards=st.booleans(),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(pod=PODS, rules=RULES, hami=st.sampled_from([None, HAMI, HamiRules(unit="MiB")]))
+def test_any_pod_gets_an_answer_whose_patch_applies_once_and_for_all(
+    pod: Object, rules: AdmissionRules, hami: HamiRules | None
+) -> None:
+    reviewer = Reviewer(rules, hami)
+    response = reviewer.mutate(decode_review(review(pod)))["response"]
+    if not response["allowed"]:
+        assert response["status"]["message"]
+        return
+    if "patch" not in response:
+        return
+    changed = json_patch(pod, msgspec.json.decode(base64.b64decode(response["patch"])))
+    again = reviewer.mutate(decode_review(review(changed)))["response"]
+    assert again == {"uid": "u1", "allowed": True}
+    assert not invalid(changed, rules)
+    assert {each["name"] for each in changed["spec"]["containers"]} == {
+        each["name"] for each in pod["spec"]["containers"]
+    }
+
+
+def test_settings_become_rules() -> None:
+    chosen = WebhookSettings(scheduler_name="ours", annotation_writers=("extender",))
+    assert chosen.rules == AdmissionRules(scheduler="ours", writers=frozenset({"extender"}))
+    assert chosen.hami is None
+    assert WebhookSettings(accept_hami=True, hami_card_units=80).hami == HamiRules(card_units=80)
