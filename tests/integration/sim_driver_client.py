@@ -156,9 +156,14 @@ def pinned_on_device(device: int = 0, handle_types: int = 0) -> dict[str, str]:
     )
 
 
-def pool_on_device(device: int = 0, max_bytes: int = 0) -> dict[str, str]:
+def pool_on_device(device: int = 0, max_bytes: int = 0, handle_types: int = 0) -> dict[str, str]:
     """CUmemPoolProps of a device's pool."""
-    head = (1).to_bytes(4, "little") + bytes(4) + (1).to_bytes(4, "little") + device.to_bytes(4, "little")
+    head = (
+        (1).to_bytes(4, "little")
+        + handle_types.to_bytes(4, "little")
+        + (1).to_bytes(4, "little")
+        + device.to_bytes(4, "little")
+    )
     return given(head + bytes(8) + max_bytes.to_bytes(8, "little") + bytes(56))
 
 

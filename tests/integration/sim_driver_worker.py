@@ -68,13 +68,13 @@ def open_ipc(handle: bytes) -> dict[str, Any]:
     return {"result": result, "address": address.value}
 
 
-def import_file(path: str) -> dict[str, Any]:
-    """Imports the memory behind another process's descriptor, as if it had been sent over a socket."""
+def import_file(path: str, kind: str) -> dict[str, Any]:
+    """Imports what is behind another process's descriptor, as if it had been sent over a socket."""
     handle = ctypes.c_uint64()
     descriptor = os.open(path, os.O_RDWR)
-    result = library_of("cu").cuMemImportFromShareableHandle(
-        ctypes.byref(handle), ctypes.c_void_p(descriptor), 1
-    )
+    cu = library_of("cu")
+    take = cu.cuMemPoolImportFromShareableHandle if kind == "pool" else cu.cuMemImportFromShareableHandle
+    result = take(ctypes.byref(handle), ctypes.c_void_p(descriptor), 1, ctypes.c_uint64(0))
     os.close(descriptor)
     return {"result": result, "handle": handle.value}
 
@@ -87,7 +87,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if "ipc" in request:
         return open_ipc(bytes.fromhex(request["ipc"]))
     if "import" in request:
-        return import_file(request["import"])
+        return import_file(request["import"], request.get("as", "memory"))
     if "address" in request:
         function = getattr(library_of(request["address"]), request["address"])
         return {"address": ctypes.cast(function, ctypes.c_void_p).value}

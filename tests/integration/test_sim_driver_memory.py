@@ -283,6 +283,42 @@ def test_a_captured_stream_becomes_a_graph_with_its_memory(state: Path, process:
     assert held(state) == {"module": 2 * MIB, "graph": 6 * MIB}
 
 
+def test_a_green_context_takes_a_part_of_a_contexts_share(state: Path, process: DriverProcess) -> None:
+    whole = process.cu("cuDeviceGetDevResource", 0, out(144), 1).bytes[0]
+    parts = process.cu(
+        "cuDevSmResourceSplitByCount", out(144), given((1).to_bytes(4, "little")), given(whole), None, 0, 16
+    )
+    description = process.cu("cuDevResourceGenerateDesc", out(), given(parts.bytes[0]), 1).number()
+    green = process.cu("cuGreenCtxCreate", out(), description, 0, 1).number()
+    with gpu.Machine(state) as machine:
+        assert machine.used_bytes() == CONTEXT + CONTEXT // 8
+    context = process.cu("cuCtxFromGreenCtx", out(), green).number()
+    process.cu("cuCtxPushCurrent_v2", context)
+    process.alloc(2 * MIB)
+    process.cu("cuGreenCtxDestroy", green)
+    with gpu.Machine(state) as machine:
+        assert machine.used_bytes() == CONTEXT
+
+
+def test_a_checkpoint_takes_a_process_off_the_card_and_back(state: Path, process: DriverProcess) -> None:
+    process.alloc(10 * MIB)
+    with gpu.Machine(state) as machine, DriverProcess(state) as other:
+        other.cu("cuInit", 0)
+        assert other.call("cuCheckpointProcessCheckpoint", process.pid, None).result == 401  # not locked yet
+        other.cu("cuCheckpointProcessLock", process.pid, None)
+        other.cu("cuCheckpointProcessCheckpoint", process.pid, None)
+        assert other.cu("cuCheckpointProcessGetState", process.pid, out(4)).number(size=4) == 2
+        assert machine.used_bytes() == 0
+        other.start()
+        free, _ = other.memory()
+        filler = other.alloc(free)
+        assert other.call("cuCheckpointProcessRestore", process.pid, None).result == 2
+        other.cu("cuMemFree_v2", filler)
+        other.cu("cuCheckpointProcessRestore", process.pid, None)
+        other.cu("cuCheckpointProcessUnlock", process.pid, None)
+        assert machine.used_bytes(pid=process.pid) == CONTEXT + 10 * MIB
+
+
 def test_small_memory_keeps_its_contents(process: DriverProcess) -> None:
     address, other = process.alloc(MIB), process.alloc(MIB)
     process.cu("cuMemcpyHtoD_v2", address + 100, given(b"sixteen bytes ok"), 16)

@@ -14,7 +14,17 @@ import pytest
 
 from gpuslice.sim import gpu
 
-from .sim_driver_client import BUILD, MIB, DriverProcess, given, out, pinned_on_device, require_driver, run
+from .sim_driver_client import (
+    BUILD,
+    MIB,
+    DriverProcess,
+    given,
+    out,
+    pinned_on_device,
+    pool_on_device,
+    require_driver,
+    run,
+)
 
 CONTEXT = 105 * MIB
 
@@ -105,7 +115,7 @@ def test_a_lock_whose_owner_died_is_taken_over(state: Path, machine: gpu.Machine
 
 
 def test_storms_of_allocations_leave_nothing(state: Path, machine: gpu.Machine) -> None:
-    programs = [storm(state, seed, "20000") for seed in range(4)]
+    programs = [storm(state, seed, "20000") for seed in range(3)] + [storm(state, 9, "5000", "8")]
     assert [program.communicate()[0] for program in programs] == ["done\n"] * 4
     assert [program.returncode for program in programs] == [0] * 4
     assert machine.holdings() == ()
@@ -190,6 +200,22 @@ def test_exported_physical_memory_lives_until_its_last_importer(state: Path, mac
         assert machine.used_bytes() == 2 * CONTEXT + 8 * MIB
         user.cu("cuMemRelease", imported["handle"])
         assert machine.used_bytes() == 2 * CONTEXT
+
+
+def test_pool_memory_opened_elsewhere_is_counted_once(state: Path, machine: gpu.Machine) -> None:
+    with DriverProcess(state) as maker, DriverProcess(state) as user:
+        maker.start()
+        user.start()
+        pool = maker.cu("cuMemPoolCreate", out(), pool_on_device(0, handle_types=1)).number()
+        descriptor = maker.cu("cuMemPoolExportToShareableHandle", out(4), pool, 1, 0).number(size=4)
+        block = maker.cu("cuMemAllocFromPoolAsync", out(), 3 * MIB, pool, 0).number()
+        data = maker.cu("cuMemPoolExportPointer", out(64), block).bytes[0]
+        imported = user.ask({"import": f"/proc/{maker.pid}/fd/{descriptor}", "as": "pool"})
+        opened = user.cu("cuMemPoolImportPointer", out(), imported["handle"], given(data)).number()
+        assert machine.used_bytes() == 2 * CONTEXT + 32 * MIB
+        assert user.call("cuMemAllocFromPoolAsync", out(), 1, imported["handle"], 0).result == 1
+        user.cu("cuMemFreeAsync", opened, 0)
+        assert machine.used_bytes() == 2 * CONTEXT + 32 * MIB
 
 
 def test_external_memory_is_counted_where_it_was_made(state: Path, machine: gpu.Machine) -> None:

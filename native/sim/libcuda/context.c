@@ -42,10 +42,10 @@ struct context *context_new(struct device *device, unsigned flags, unsigned api_
     return context;
 }
 
-CUresult context_activate(struct context *context)
+CUresult context_activate(struct context *context, uint64_t bytes)
 {
     TRY(device_fault(context->device));
-    context->object.record = sim_charge(context->device->card, SIM_CONTEXT, card_of(context->device)->context_bytes, 0);
+    context->object.record = sim_charge(context->device->card, SIM_CONTEXT, bytes, 0);
     if (!context->object.record)
         return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(context->limits, default_limits, sizeof default_limits);
@@ -143,7 +143,7 @@ static CUresult create_current(CUcontext *made, unsigned flags, unsigned api_ver
     if (!made || flags & ~(unsigned)CU_CTX_FLAGS_MASK)
         return CUDA_ERROR_INVALID_VALUE;
     struct context *context = context_new(device, flags, api_version);
-    CUresult result = context ? context_activate(context) : CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = context ? context_activate(context, card_of(device)->context_bytes) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result != CUDA_SUCCESS) {
         if (context)
             object_free(context);
@@ -208,7 +208,7 @@ static CUresult retain(struct device *device, CUcontext *context)
 {
     if (!device->primary->active) {
         device->primary->flags = device->primary_flags;
-        TRY(context_activate(device->primary));
+        TRY(context_activate(device->primary, card_of(device)->context_bytes));
     }
     device->primary_references++;
     *context = device->primary;

@@ -63,6 +63,41 @@ EXPORT CUresult cuMemcpyPeer_ptds(PEER) { return move(t, f, n); }
 EXPORT CUresult cuMemcpyPeerAsync(PEER, CUstream s) { return move_on(t, f, n, s); }
 EXPORT CUresult cuMemcpyPeerAsync_ptsz(PEER, CUstream s) { return move_on(t, f, n, PER_THREAD(s)); }
 
+EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr t, CUdeviceptr f, size_t n, UNUSED void *a, CUstream s)
+{
+    return move_on(t, f, n, s);
+}
+
+EXPORT CUresult cuMemcpyWithAttributesAsync_ptsz(CUdeviceptr t, CUdeviceptr f, size_t n, UNUSED void *a, CUstream s)
+{
+    return move_on(t, f, n, PER_THREAD(s));
+}
+
+#define BATCH CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, UNUSED void *attributes, UNUSED size_t *at
+EXPORT CUresult cuMemcpyBatchAsync_v2(BATCH, UNUSED size_t attribute_count, CUstream stream)
+{
+    if (!to || !from || !bytes || !count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        TRY(move_on(to[i], from[i], bytes[i], stream));
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemcpyBatchAsync_v2_ptsz(BATCH, size_t attribute_count, CUstream stream)
+{
+    return cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, at, attribute_count, PER_THREAD(stream));
+}
+
+EXPORT CUresult cuMemcpyBatchAsync(BATCH, size_t attribute_count, UNUSED size_t *failed, CUstream stream)
+{
+    return cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, at, attribute_count, stream);
+}
+
+EXPORT CUresult cuMemcpyBatchAsync_ptsz(BATCH, size_t attribute_count, UNUSED size_t *failed, CUstream stream)
+{
+    return cuMemcpyBatchAsync_v2(to, from, bytes, count, attributes, at, attribute_count, PER_THREAD(stream));
+}
+
 /* ------------------------------------------------------------------------------ two and three dimensions */
 
 /* Where a side of a copy lies: 0 for an array, whose contents are not kept. */

@@ -201,12 +201,6 @@ typedef struct {
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 
 typedef struct {
-    int flags;
-    int reserved;
-    CUDA_MEMCPY3D copy;
-} CUDA_MEMCPY_NODE_PARAMS; /* as embedded in CUgraphNodeParams: see graph.c */
-
-typedef struct {
     int type;
     int reserved0[3];
     union {

@@ -108,7 +108,7 @@ CUresult device_fault(const struct device *device);
 CUresult context_current(struct context **context); /* ready, current, alive, not failing */
 bool context_is(const struct context *context);
 struct context *context_new(struct device *device, unsigned flags, unsigned api_version); /* not active yet */
-CUresult context_activate(struct context *context); /* takes its share of the card */
+CUresult context_activate(struct context *context, uint64_t bytes); /* takes its share of the card */
 
 CUresult module_measure(struct module *module, const void *image); /* sets bytes and ptx, clears the rest */
 CUresult module_read_file(const char *path, char **content);      /* to be freed, also on failure */
@@ -185,6 +185,7 @@ bool host_block_at(const void *address, void **start, size_t *bytes, unsigned *f
 
 /* Entry points that others build on. */
 CUresult cuMemFree_v2(CUdeviceptr address);
+CUresult cuCtxDestroy_v2(CUcontext context);
 CUresult cuModuleGetFunction(CUfunction *found, CUmodule module, const char *name);
 CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module);
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);

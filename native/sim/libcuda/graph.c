@@ -341,6 +341,12 @@ EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *made, CUgraph graph, CUgraphNode 
     return cuGraphAddNode(made, graph, after, count, of);
 }
 
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, const void *edges,
+                                  size_t count, CUgraphNodeParams *of)
+{
+    return cuGraphAddNode_v2(made, graph, after, edges, count, of);
+}
+
 /* ------------------------------------------------------------------------------------------ looking */
 
 EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)

@@ -27,7 +27,7 @@ struct pool {
     uint64_t reserved, reserved_high, used, used_high, release_threshold, max_bytes;
     int reuse[4];
     int handle_types;
-    bool destroyed, is_default;
+    bool destroyed, is_default, imported;
 };
 
 CUresult pool_allocate(struct pool *pool, uint64_t bytes, CUdeviceptr *address);

@@ -64,6 +64,8 @@ EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstrea
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     TRY(pool_of(pool));
+    if (pool->imported) /* its maker allocates */
+        return CUDA_ERROR_INVALID_VALUE;
     return allocate(address, bytes, pool, stream);
 }
 

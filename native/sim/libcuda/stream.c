@@ -153,6 +153,17 @@ EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream handle, CUhostFn function, void *
     return cuLaunchHostFunc(PER_THREAD(handle), function, user_data);
 }
 
+/* The newer form may spin or sleep while it waits: the same here. */
+EXPORT CUresult cuLaunchHostFunc_v2(CUstream handle, CUhostFn function, void *user_data, unsigned mode)
+{
+    return mode > 1 ? CUDA_ERROR_INVALID_VALUE : cuLaunchHostFunc(handle, function, user_data);
+}
+
+EXPORT CUresult cuLaunchHostFunc_v2_ptsz(CUstream handle, CUhostFn function, void *user_data, unsigned mode)
+{
+    return cuLaunchHostFunc_v2(PER_THREAD(handle), function, user_data, mode);
+}
+
 struct callback {
     struct object object;
     CUstream handle;

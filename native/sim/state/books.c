@@ -3,6 +3,8 @@
 
 #include "state.h"
 
+enum { TAKEN = 1, PARKED = 2 };
+
 static uint64_t ghost_bytes(const struct sim_state *state, uint32_t card)
 {
     uint64_t bytes = 0;
@@ -137,7 +139,8 @@ static void erase(uint32_t index)
 {
     struct sim_state *state = sim_state();
     struct sim_record *record = &state->records[index];
-    subtract_sums(record);
+    if (record->live == TAKEN)
+        subtract_sums(record);
     atomic_store_explicit(&record->live, 0, memory_order_release);
     record->next_free = state->record_free;
     state->record_free = index;
@@ -195,6 +198,39 @@ uint32_t sim_import(uint32_t target, uint32_t generation)
     return index;
 }
 
+bool sim_park(uint32_t process)
+{
+    struct sim_state *state = sim_state();
+    for (uint32_t index = 1; index < state->record_high; index++) {
+        struct sim_record *record = &state->records[index];
+        if (record->live != TAKEN || record->process != process)
+            continue;
+        subtract_sums(record);
+        record->live = PARKED;
+    }
+    return true;
+}
+
+bool sim_unpark(uint32_t process)
+{
+    struct sim_state *state = sim_state();
+    uint64_t needed[SIM_CARDS] = {0};
+    for (uint32_t index = 1; index < state->record_high; index++)
+        if (state->records[index].live == PARKED && state->records[index].process == process)
+            needed[state->records[index].card] += state->records[index].bytes;
+    for (uint32_t card = 0; card < state->card_count; card++)
+        if (needed[card] && !has_room(card, needed[card]))
+            return false;
+    for (uint32_t index = 1; index < state->record_high; index++) {
+        struct sim_record *record = &state->records[index];
+        if (record->live != PARKED || record->process != process)
+            continue;
+        record->live = TAKEN;
+        add_sums(record);
+    }
+    return true;
+}
+
 static void clear_sums(struct sim_state *state)
 {
     for (uint32_t card = 0; card < state->card_count; card++)
@@ -214,9 +250,9 @@ void sim_recover(void)
     state->record_free = 0;
     for (uint32_t index = 1; index < state->record_high; index++) {
         struct sim_record *record = &state->records[index];
-        if (record->live) {
+        if (record->live == TAKEN)
             add_sums(record);
-        } else {
+        if (!record->live) {
             record->next_free = state->record_free;
             state->record_free = index;
         }

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 6u
+#define SIM_LAYOUT_VERSION 7u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -126,7 +126,7 @@ struct sim_process {
     uint64_t start_time;
     uint32_t contained; /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
     uint32_t context_count[SIM_CARDS];
-    uint32_t padding;
+    uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
     uint64_t used_bytes[SIM_CARDS][SIM_KINDS];
     uint64_t backlog_ns[SIM_CARDS]; /* queued and not yet executed */
     uint64_t done_ns[SIM_CARDS];    /* executed, ever */
@@ -137,7 +137,7 @@ struct sim_process {
 };
 
 struct sim_record {
-    _Atomic uint32_t live; /* 1 while the bytes are taken, published last */
+    _Atomic uint32_t live; /* 1 while the bytes are taken, 2 while a checkpoint keeps them; published last */
     uint16_t card;
     uint16_t kind;
     uint32_t process;

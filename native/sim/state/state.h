@@ -37,6 +37,9 @@ uint64_t sim_round(uint64_t bytes); /* up to the physical granularity */
 uint64_t sim_used_bytes(uint32_t card); /* by all processes and ghosts, without idle_bytes; MIG devices included */
 uint64_t sim_free_bytes(uint32_t card); /* what an allocation could still get */
 uint64_t sim_usable_bytes(uint32_t card); /* total less the driver's reserve */
+/* Under the lock: a process's memory leaves its cards, and comes back as far as there is room for all of it. */
+bool sim_park(uint32_t process);
+bool sim_unpark(uint32_t process);
 void sim_recover(void); /* under the lock: every sum again from the records */
 
 /* Engine: under the lock where it says so. */

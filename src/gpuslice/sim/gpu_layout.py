@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -102,7 +102,7 @@ class Process(ctypes.Structure):
         ("start_time", u64),
         ("contained", u32),
         ("context_count", u32 * CARDS),
-        ("padding", u32),
+        ("checkpoint", u32),
         ("used_bytes", (u64 * KIND_ROOM) * CARDS),
         ("backlog_ns", u64 * CARDS),
         ("done_ns", u64 * CARDS),
