@@ -69,9 +69,8 @@ def sizes(folder: Path, header: str, expressions: list[str], *flags: str) -> lis
     """What a C compiler makes of the expressions after including the header."""
     source = folder / "sizes.c"
     lines = "".join(f'printf("%zu\\n", (size_t)({each}));' for each in expressions)
-    source.write_text(
-        f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\nint main(void) {{ {lines} return 0; }}\n"
-    )
+    head = f"#include <stddef.h>\n#include <stdio.h>\n#include {header}\n"
+    source.write_text(head + f"int main(void) {{ {lines} return 0; }}\n")
     subprocess.run(["cc", *flags, "-o", folder / "sizes", source], check=True)
     printed = subprocess.run([folder / "sizes"], capture_output=True, text=True, check=True).stdout
     return [int(line) for line in printed.split()]
