@@ -149,7 +149,7 @@ static void take_over(struct gs_books *books, struct gpuslice_slot *slot, struct
     atomic_store(&slot->pid_namespace, gs_pid_namespace());
     atomic_store(&slot->start_time, self.start_time);
     atomic_store(&slot->start_stack, self.start_stack);
-    books->slot = slot;
+    __atomic_store_n(&books->slot, slot, __ATOMIC_RELEASE);
 }
 
 static bool claim_once(struct gs_books *books, struct gs_process self)

@@ -29,6 +29,12 @@ $(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c table.c books.c) $(wil
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 
+STRESSED := $(addprefix src/,books.c table.c os.c)
+tests: $(TEST_BUILD)/stress
+$(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/region.h
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -lpthread
+
 # With clang and its fuzzer: make fuzz, which runs for FUZZ_SECONDS. Without, a loop of its own over the same target.
 FUZZ_SECONDS ?= 20
 $(TEST_BUILD)/fuzz_limits: tests/fuzz_limits.c src/limits.c src/os.c $(wildcard src/*.h)
@@ -42,3 +48,21 @@ fuzz:
 	$(TEST_BUILD)/fuzz_limits_clang -max_total_time=$(FUZZ_SECONDS) -max_len=9000 -dict=tests/limits.dict
 
 .PHONY: fuzz
+
+# The same tests on a build with AddressSanitizer and UBSan, whose runtimes come first in LD_PRELOAD, because that is how
+# the library itself gets into a program; and the books and the table alone with ThreadSanitizer.
+PYTEST ?= ../.venv/bin/python -m pytest -q -p no:unraisableexception
+SANITIZED_TESTS ?= $(addprefix ../tests/integration/test_isolation_,memory.py entry.py storm.py conformance.py)
+runtime = $(shell $(CC) -print-file-name=lib$(1).so):
+
+check-sanitized: sanitize
+	GPUSLICE_NATIVE_BUILD=$(abspath build/sanitize) GPUSLICE_TEST_SANITIZER=$(call runtime,asan)$(call runtime,ubsan) \
+	  $(PYTEST) $(SANITIZED_TESTS)
+
+check-threads:
+	@mkdir -p $(BUILD)/threads
+	$(CC) -O1 -g -std=c11 -fsanitize=thread -Iinclude -o $(BUILD)/threads/stress tests/stress.c $(STRESSED) -lpthread
+	rm -f $(BUILD)/threads/region
+	TSAN_OPTIONS=exitcode=66 $(BUILD)/threads/stress $(BUILD)/threads/region 2 4 2000
+
+.PHONY: check-sanitized check-threads

@@ -38,7 +38,11 @@ class Worker:
             text=True,
             bufsize=1,
         )
-        self.greeting = self._line()
+        try:
+            self.greeting = self._line()
+        except BaseException:
+            self._close()
+            raise
 
     @property
     def pid(self) -> int:

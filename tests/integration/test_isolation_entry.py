@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Worker, container
+from tests.integration.isolation_rig import (
+    BUILD,
+    MIB,
+    OUT_OF_MEMORY,
+    SANITIZER,
+    SIM,
+    Worker,
+    container,
+)
 
 PER_THREAD = 2
 
@@ -74,6 +82,7 @@ def test_a_constructor_that_runs_before_everything_is_held(tmp_path: Path) -> No
             assert done.stdout.strip() == answer
 
 
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime wants to be first itself")
 def test_a_tool_preloaded_before_us_stands_in_front(tmp_path: Path) -> None:
     with container(tmp_path) as box:
         early = str(BUILD / "tests/early.so")
@@ -194,6 +203,7 @@ def test_programs_with_the_static_cuda_runtime_are_held(tmp_path: Path, streams:
     assert done.stdout.split("\n")[:4] == [f"info 0 {2048 * MIB}", "small 0", "large 2", "async 2"]
 
 
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime has signal handlers of its own")
 def test_the_host_process_keeps_its_manners(tmp_path: Path) -> None:
     with container(tmp_path) as box, box.worker() as worker:
         worker.ok("start 0")
