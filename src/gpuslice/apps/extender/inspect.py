@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
+from gpuslice.apps.extender.timing import ApiTimes
 from gpuslice.core.book import Holding, NodeBook
 from gpuslice.core.ledger import Ledger
 
@@ -120,8 +121,9 @@ def _debug_pod(holding: Holding) -> dict[str, Any]:
 class Metrics:
     """Counters of the process; `render` adds what the ledger says now."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, api_times: ApiTimes) -> None:
         self._ledger = ledger
+        self._api_times = api_times
         self.calls: dict[tuple[str, str], int] = {}  # (verb, result)
         self.seconds: dict[str, float] = {}
 
@@ -141,7 +143,15 @@ class Metrics:
         )
         for verb, total in sorted(self.seconds.items()):
             seconds.add(total, labels({"verb": verb}))
-        return [calls, seconds]
+        asked = Family(
+            "gpuslice_extender_api_requests_total", MetricKind.COUNTER, "Requests to the API server."
+        )
+        asked.add(self._api_times.requests)
+        waited = Family(
+            "gpuslice_extender_api_seconds_total", MetricKind.COUNTER, "Time waited for the API server."
+        )
+        waited.add(self._api_times.seconds)
+        return [calls, seconds, asked, waited]
 
     def _cluster(self) -> list[Family]:
         fleet = self._ledger.flush()

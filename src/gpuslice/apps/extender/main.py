@@ -33,6 +33,7 @@ from gpuslice.apps.extender.inspect import Metrics
 from gpuslice.apps.extender.routes import Verbs
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.telling import Teller
+from gpuslice.apps.extender.timing import ApiTimes, TimedTransport
 from gpuslice.apps.extender.world import World
 from gpuslice.apps.settings import SettingsError, load, options, shown
 from gpuslice.core.ledger import Ledger
@@ -73,7 +74,9 @@ class Leadership:
 class Extender:
     """Everything of one extender around a Kubernetes client."""
 
-    def __init__(self, settings: ExtenderSettings, client: KubeClient) -> None:
+    def __init__(
+        self, settings: ExtenderSettings, client: KubeClient, api_times: ApiTimes | None = None
+    ) -> None:
         self.settings = settings
         self.ledger = Ledger()
         self.policy = make_policy(settings.policy, self.ledger.fleet, renew_when_asked=False)
@@ -96,7 +99,7 @@ class Extender:
             leading=lambda: self.leadership.may_bind,
             timeout_s=settings.bind_timeout_s,
         )
-        self.metrics = Metrics(self.ledger)
+        self.metrics = Metrics(self.ledger, api_times or ApiTimes())
 
     def not_ready(self) -> str:
         """Why nothing may be decided yet, "" when it may."""
@@ -227,7 +230,9 @@ async def serve(settings: ExtenderSettings) -> None:
     """Run the extender against the cluster that the settings name."""
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
     async with AiohttpTransport(connection, timeout_s=settings.api_timeout_s) as transport:
-        await Extender(settings, KubeClient(transport, manager=COMPONENT)).run(until_stopped())
+        times = ApiTimes()
+        client = KubeClient(TimedTransport(transport, times), manager=COMPONENT)
+        await Extender(settings, client, times).run(until_stopped())
 
 
 @click.command("extender", help="kube-scheduler's extender: which nodes and cards, and the binding.")
