@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,7 @@ class RunningExporter:
 
 
 @contextlib.asynccontextmanager
-async def running_exporter(
-    state: Path, *arguments: str, environ: Mapping[str, str] | None = None, **settings: str
-) -> AsyncIterator[RunningExporter]:
+async def running_exporter(state: Path, *arguments: str, **settings: str) -> AsyncIterator[RunningExporter]:
     """The program on the simulated driver. `settings` are GPUSLICE_ variables in lower case."""
     variables = gpu.environment(state, NATIVE)
     variables |= {f"GPUSLICE_{name.upper()}": value for name, value in settings.items()}
@@ -119,7 +117,7 @@ async def running_exporter(
         "-c",
         "200",
         *arguments,
-        env=variables | dict(environ or {}),
+        env=variables,
         stderr=asyncio.subprocess.PIPE,
     )
     log: list[dict[str, Any]] = []

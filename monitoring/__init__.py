@@ -1,0 +1,1 @@
+"""Dashboards, alerts and autoscaling rules, made from the exporter's metric catalogue."""

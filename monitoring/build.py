@@ -1,0 +1,87 @@
+"""Writes everything below ``monitoring/`` and the metrics' documentation: ``python -m monitoring.build``.
+
+`files()` is what should be there; a test compares it with what is.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuslice.apps.exporter.catalogue import Group, groups
+from monitoring.boards import dashboards
+from monitoring.cases import rule_tests
+from monitoring.panels import document
+from monitoring.rules import ALERTS, rule_groups
+from monitoring.scaling import adapter_values, autoscaler, scaled_object
+
+ROOT = Path(__file__).resolve().parent.parent
+RULES = "monitoring/alerts/gpuslice.rules.yaml"
+_NOTE = "# Written by `python -m monitoring.build`.\n"
+
+
+def files() -> dict[str, str]:
+    """Path from the repository's root → text."""
+    found = {
+        f"monitoring/dashboards/{name}.json": json.dumps(document(board), indent=1) + "\n"
+        for name, board in dashboards().items()
+    }
+    found |= {
+        RULES: _yaml(rule_groups()),
+        "monitoring/adapter/prometheus-adapter-values.yaml": _yaml(adapter_values()),
+        "monitoring/adapter/hpa.yaml": _yaml(autoscaler()),
+        "monitoring/adapter/keda.yaml": _yaml(scaled_object()),
+        "docs/reference/metrics.md": metrics_page(),
+    }
+    carried = [path for path in found if path.startswith("monitoring/dashboards/") or path == RULES]
+    chart = {f"charts/gpuslice/{path}": found[path] for path in carried}  # a chart reads its own folder only
+    return found | chart | {"monitoring/alerts/tests.yaml": _yaml(rule_tests())}
+
+
+def metrics_page() -> str:
+    """The reference of every metric and alert."""
+    lines = [
+        "# Metrics",
+        "",
+        "What `gpuslice exporter` shows of its own. Beside these it shows the fields of the counter file",
+        "under dcgm-exporter's names, with device labels only. Units are base units and the last part of the",
+        "name; `_ratio` is 0 to 1. A value that could not be read is absent and counted in",
+        "`gpuslice_unavailable`.",
+        "",
+    ]
+    for group in groups():
+        lines += _group(group)
+    lines += [
+        "## Alerts",
+        "",
+        "| alert | severity | for | what it says | what to do |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [f"| {a.name} | {a.severity} | {a.lasting} | {a.summary} | {a.action} |" for a in ALERTS]
+    return "\n".join([*lines, ""])
+
+
+def _group(group: Group) -> list[str]:
+    head = [f"## {group.title}", "", "| metric | type | labels | meaning | from |", "|---|---|---|---|---|"]
+    rows = [
+        f"| `{m.name}` | {m.kind} | {', '.join(m.labels)} | {m.help} | {m.source} |" for m in group.metrics
+    ]
+    return [*head, *rows, ""]
+
+
+def _yaml(document: Any) -> str:
+    return _NOTE + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+
+
+def main() -> None:
+    for name, text in files().items():
+        path = ROOT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

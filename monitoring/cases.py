@@ -1,0 +1,139 @@
+"""For each alert series that make it fire and series that do not, as promtool's rule tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuslice.apps.exporter import catalogue as c
+from monitoring.rules import ALERTS
+
+Series = dict[str, str]  # selector → values a minute
+
+_CARD = '{node="n1",gpu="0",gpu_uuid="GPU-a"'
+_APP = _CARD + ',namespace="default",pod="app-0",container="main"}'
+_HOUR = "x180"
+
+
+def _card(metric: c.Metric, more: str = "") -> str:
+    return f"{metric.name}{_CARD}{more}}}"
+
+
+def _app(metric: c.Metric) -> str:
+    return metric.name + _APP
+
+
+def _always(series: str, value: str) -> Series:
+    return {series: f"{value}{_HOUR}"}
+
+
+_DCGM = '{gpu="0",hostname="n1"}'
+_UP = 'up{job="monitoring/gpuslice-exporter",instance="n1"}'
+_COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
+_AT_NODE = '{node="n1"}'
+_LATE = "_x175 10500x5"  # a fault at 2 h 55 min, seen at 3 h
+_EARLY = "60x180"
+
+CASES: dict[str, tuple[Series, Series]] = {
+    "GpuExporterDown": (_always(_UP, "0"), _always(_UP, "1")),
+    "GpuExporterCollectorFailing": (_always(_COLLECTOR, "0"), _always(_COLLECTOR, "1")),
+    "GpuSamplesStale": (
+        _always(c.SAMPLE_AGE.name + _AT_NODE, "90"),
+        _always(c.SAMPLE_AGE.name + _AT_NODE, "1"),
+    ),
+    "GpuAttributionUnavailable": (
+        _always(c.ATTRIBUTION.name + _AT_NODE, "0"),
+        _always(c.ATTRIBUTION.name + _AT_NODE, "1"),
+    ),
+    "GpuLost": (_always(_card(c.GPU_UP), "0"), _always(_card(c.GPU_UP), "1")),
+    "GpuMissing": (
+        _always(c.DEVICES.name + _AT_NODE, "7") | _always(c.DEVICES_EXPECTED.name + _AT_NODE, "8"),
+        _always(c.DEVICES.name + _AT_NODE, "8") | _always(c.DEVICES_EXPECTED.name + _AT_NODE, "8"),
+    ),
+    "GpuXidCritical": ({_card(c.XID_LAST, ',xid="79"'): _LATE}, {_card(c.XID_LAST, ',xid="79"'): _EARLY}),
+    "GpuXidContained": ({_card(c.XID_LAST, ',xid="94"'): _LATE}, {_card(c.XID_LAST, ',xid="94"'): _EARLY}),
+    "GpuXidByApplication": (
+        {_card(c.XID_ERRORS, ',xid="31"'): "0+1x180"},
+        {_card(c.XID_ERRORS, ',xid="31"'): "0x170 1x10"},
+    ),
+    "GpuRecoveryNeeded": (_always(_card(c.GPU_RECOVERY), "1"), _always(_card(c.GPU_RECOVERY), "0")),
+    "GpuUncorrectableMemoryErrors": (
+        _always(f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{_DCGM}", "1"),
+        _always(f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{_DCGM}", "0"),
+    ),
+    "GpuRowRemapFailed": (
+        _always(f"DCGM_FI_DEV_ROW_REMAP_FAILURE{_DCGM}", "1"),
+        _always(f"DCGM_FI_DEV_ROW_REMAP_FAILURE{_DCGM}", "0"),
+    ),
+    "GpuThermalSlowdown": (
+        {_card(c.GPU_THROTTLED, ',reason="hw_thermal"'): "0+30x180"},
+        {_card(c.GPU_THROTTLED, ',reason="sw_power_cap"'): "0+30x180"},
+    ),
+    "GpuPowerBrake": (
+        {_card(c.GPU_THROTTLED, ',reason="hw_power_brake"'): "0+30x180"},
+        {_card(c.GPU_THROTTLED, ',reason="hw_power_brake"'): "0+1x180"},
+    ),
+    "GpuNearSlowdownTemperature": (
+        _always(_card(c.GPU_TEMPERATURE_MARGIN), "1"),
+        _always(_card(c.GPU_TEMPERATURE_MARGIN), "30"),
+    ),
+    "GpuMemoryNearlyFull": (
+        _always(_card(c.GPU_MEMORY_USED), "97") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
+        _always(_card(c.GPU_MEMORY_USED), "90") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
+    ),
+    "GpuContainerNearMemoryLimit": (
+        _always(_app(c.MEMORY_USED), "97") | _always(_app(c.MEMORY_LIMIT), "100"),
+        _always(_app(c.MEMORY_USED), "97"),
+    ),
+    "GpuContainerMemoryRefused": (
+        {_app(c.MEMORY_REFUSED): "0x175 1x5"},
+        {_app(c.MEMORY_REFUSED): "0x10 1x170"},
+    ),
+    "GpuOverCommitted": (
+        _always(_card(c.GPU_MEMORY_ALLOCATED), "101") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
+        _always(_card(c.GPU_MEMORY_ALLOCATED), "100") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
+    ),
+    "GpuHeldIdle": (
+        {_app(c.SM_UTILIZATION): "0x300", _app(c.MEMORY_ALLOCATED): "5x300"},
+        {_app(c.SM_UTILIZATION): "0x250 0.5x50", _app(c.MEMORY_ALLOCATED): "5x300"},
+    ),
+    "GpuMemoryOfNobody": (
+        _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="host"'), "600000000"),
+        _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="driver"'), "600000000"),
+    ),
+}
+
+
+def rule_tests() -> dict[str, Any]:
+    """A file for ``promtool test rules``: whether each alert fires at the end of its series."""
+    tests = []
+    for alert in ALERTS:
+        fires, quiet = CASES[alert.name]
+        tests += [_test(alert.name, fires, 1), _test(alert.name, quiet, 0)]
+    tests.append(_balance())
+    return {"rule_files": ["gpuslice.rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+
+
+def _test(name: str, series: Series, firing: int) -> dict[str, Any]:
+    counted = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'
+    return _case(f"{name} {'fires' if firing else 'stays quiet'}", series, counted, firing)
+
+
+def _case(name: str, series: Series, expression: str, value: float) -> dict[str, Any]:
+    minutes = 300 if any("300" in values or "250" in values for values in series.values()) else 180
+    sample = {"labels": "{}", "value": value}
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [{"expr": expression, "eval_time": f"{minutes}m", "exp_samples": [sample]}],
+    }
+
+
+def _balance() -> dict[str, Any]:
+    """The recorded balance of a card is 0 where containers and the rest add up."""
+    series = (
+        _always(_app(c.MEMORY_USED), "60")
+        | _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="driver"'), "10")
+        | _always(_card(c.GPU_MEMORY_USED), "70")
+    )
+    return _case("a card adds up", series, "sum(gpu:gpuslice_memory_balance:bytes)", 0)

@@ -1,0 +1,79 @@
+"""Autoscaling on a container's own share of the card: Prometheus Adapter, HPA and KEDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuslice.apps.exporter import catalogue as c
+
+PROMETHEUS = "http://kube-prometheus-stack-prometheus.monitoring.svc"
+_PODS = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
+_LABELS = "{<<.LabelMatchers>>}"
+
+
+def adapter_values() -> dict[str, Any]:
+    """Values of the chart prometheus-community/prometheus-adapter."""
+    sm, memory = c.SM_UTILIZATION.name, c.MEMORY_USED.name
+    percent = f"avg by (<<.GroupBy>>) (avg_over_time({sm}{_LABELS}[1m])) * 100"
+    rules = [
+        _rule(sm, "pod_gpu_utilization", percent),
+        _rule(sm, "duty_cycle_current", percent),  # the vendor's name of the same
+        _rule(memory, "pod_gpu_memory_used_bytes", f"sum by (<<.GroupBy>>) ({memory}{_LABELS})"),
+    ]
+    return {"prometheus": {"url": PROMETHEUS, "port": 9090}, "rules": {"default": False, "custom": rules}}
+
+
+def _rule(metric: str, name: str, query: str) -> dict[str, Any]:
+    return {
+        "seriesQuery": f'{metric}{{namespace!="",pod!=""}}',
+        "resources": _PODS,
+        "name": {"as": name},
+        "metricsQuery": query,
+    }
+
+
+def autoscaler() -> dict[str, Any]:
+    """Two to four replicas by how busy their share of the card is."""
+    metric = {
+        "metric": {"name": "pod_gpu_utilization"},
+        "target": {"type": "AverageValue", "averageValue": "60"},
+    }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "infer", "namespace": "default"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "infer"},
+            "minReplicas": 1,
+            "maxReplicas": 4,
+            "metrics": [{"type": "Pods", "pods": metric}],
+            "behavior": {
+                "scaleUp": {"stabilizationWindowSeconds": 30},
+                "scaleDown": {"stabilizationWindowSeconds": 300},
+            },
+        },
+    }
+
+
+def scaled_object() -> dict[str, Any]:
+    """The same by KEDA, which needs no adapter."""
+    busy = f'sum(avg_over_time({c.SM_UTILIZATION.name}{{namespace="default",pod=~"infer-.*"}}[1m])) * 100'
+    trigger = {
+        "serverAddress": f"{PROMETHEUS}:9090",
+        "query": busy,
+        "threshold": "60",
+        "activationThreshold": "5",
+        "ignoreNullValues": "true",
+    }
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {"name": "infer", "namespace": "default"},
+        "spec": {
+            "scaleTargetRef": {"name": "infer"},
+            "minReplicaCount": 1,
+            "maxReplicaCount": 4,
+            "cooldownPeriod": 300,
+            "triggers": [{"type": "prometheus", "metadata": trigger}],
+        },
+    }

@@ -1,0 +1,104 @@
+"""Dashboards, alerts and scaling rules: made from the catalogue, and understood by Prometheus itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from monitoring.boards import dashboards
+from monitoring.build import ROOT, RULES, files
+from monitoring.cases import CASES
+from monitoring.panels import WIDTH, document
+from monitoring.rules import ALERTS, RECORDED
+from monitoring.scaling import adapter_values
+
+from gpuslice.apps.exporter.catalogue import METRICS, groups
+from tests.tools import find
+
+_OURS = re.compile(r"\bgpuslice_[a-z_]+")
+
+
+def expressions() -> list[tuple[str, str]]:
+    """(where, expression) of every panel and rule."""
+    found = [
+        (f"{name}: {panel.title}", query.expression)
+        for name, board in dashboards().items()
+        for panel in board.panels
+        for query in panel.queries
+    ]
+    found += [(alert.name, alert.expression) for alert in ALERTS]
+    return found + list(RECORDED.items())
+
+
+def test_what_is_committed_is_what_the_catalogue_makes() -> None:
+    old = {path for path, text in files().items() if not same(ROOT / path, text)}
+    assert not old, f"run `python -m monitoring.build`: {sorted(old)}"
+
+
+def same(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text() == text
+
+
+def test_every_metric_is_documented_once() -> None:
+    listed = [metric.name for group in groups() for metric in group.metrics]
+    assert sorted(listed) == sorted(metric.name for metric in METRICS)
+
+
+@pytest.mark.parametrize(("where", "expression"), expressions(), ids=lambda value: str(value)[:40])
+def test_rules_and_panels_name_only_metrics_that_exist(where: str, expression: str) -> None:
+    known = {metric.name for metric in METRICS}
+    assert set(_OURS.findall(expression)) - {"gpuslice_memory_balance"} <= known, where
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_panels_of_a_dashboard_do_not_overlap(name: str) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in document(dashboards()[name])["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= WIDTH
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_identifiers_are_unique_and_short_enough_for_grafana() -> None:
+    boards = [document(board) for board in dashboards().values()]
+    assert len({board["uid"] for board in boards}) == len(boards)
+    for board in boards:
+        assert len(board["uid"]) <= 40
+        numbers = [panel["id"] for panel in board["panels"]]
+        assert len(set(numbers)) == len(numbers)
+        assert json.loads(json.dumps(board)) == board
+
+
+def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
+    assert set(CASES) == {alert.name for alert in ALERTS}
+    folder = ROOT / "monitoring" / "alerts"
+    told = subprocess.run(
+        [find("promtool"), "test", "rules", "tests.yaml"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_promtool_accepts_the_rules() -> None:
+    told = subprocess.run(
+        [find("promtool"), "check", "rules", ROOT / RULES], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_the_adapter_asks_for_series_that_name_their_pod() -> None:
+    for rule in adapter_values()["rules"]["custom"]:
+        metric = next(each for each in METRICS if rule["seriesQuery"].startswith(each.name + "{"))
+        assert {"namespace", "pod"} <= set(metric.labels)

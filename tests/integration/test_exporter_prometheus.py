@@ -1,0 +1,103 @@
+"""A real Prometheus scrapes the real exporter, and every panel has something to show."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from monitoring.boards import dashboards
+from monitoring.build import ROOT, RULES
+from monitoring.rules import RECORDED
+
+from gpuslice.sim import gpu
+from tests.integration.exporter_rig import gpu_node, have_native
+from tests.integration.test_exporter_compat import free_port
+from tests.integration.test_exporter_story import app, running
+from tests.tools import find
+
+pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
+
+_CONFIG = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+- job_name: gpuslice-exporter
+  honor_labels: true
+  static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+
+@contextlib.asynccontextmanager
+async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
+    """Prometheus' URL; it scrapes the port `target` each second."""
+    port = free_port()
+    config = folder / "prometheus.yaml"
+    config.write_text(_CONFIG.format(rules=ROOT / RULES, port=target))
+    process = await asyncio.create_subprocess_exec(
+        find("prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def query(session: aiohttp.ClientSession, url: str, expression: str) -> list[Any]:
+    async with session.get(f"{url}/api/v1/query", params={"query": expression}) as answer:
+        body = await answer.json()
+    assert body["status"] == "success", f"{expression}: {body}"
+    found: list[Any] = body["data"]["result"]
+    return found
+
+
+async def wait_for(session: aiohttp.ClientSession, url: str, expression: str) -> list[Any]:
+    deadline = asyncio.get_running_loop().time() + 30
+    while True:
+        with contextlib.suppress(aiohttp.ClientError):
+            if found := await query(session, url, expression):
+                return found
+        assert asyncio.get_running_loop().time() < deadline, f"nothing: {expression}"
+        await asyncio.sleep(0.3)
+
+
+async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_path: Path) -> None:
+    find("prometheus")
+    async with (
+        gpu_node(tmp_path, ("H100-80GB-HBM3",)) as host,
+        host.exporter() as exporter,
+        aiohttp.ClientSession() as session,
+    ):
+        for name in ("app-0", "app-1"):
+            await host.node.create(app(name, 4))
+        await running(host, "app-0", "app-1")
+        with gpu.Machine(host.state) as machine:
+            machine.inject_xid(0, 31)
+        await exporter.page_when(
+            lambda page: (
+                len(page.all("gpuslice_container_memory_used_bytes")) == 2
+                and page.value("gpuslice_gpu_xid_errors_total", xid="31")
+            )
+        )
+        async with prometheus(tmp_path, exporter.port) as url:
+            await wait_for(session, url, "rate(gpuslice_container_sm_seconds_total[5m])")
+            for name, board in dashboards().items():
+                for panel in board.panels:
+                    for each in panel.queries:
+                        expression = re.sub(r"\$\w+", ".*", each.expression)
+                        assert await query(session, url, expression), f"{name}: {panel.title}"
+            for record in RECORDED:
+                assert await wait_for(session, url, record), record
+            balance = await query(session, url, "gpu:gpuslice_memory_balance:bytes")
+            assert [float(each["value"][1]) for each in balance] == [0]
+            assert not await query(session, url, "up == 0")
