@@ -80,6 +80,7 @@ class Desk:
         for truth in self._truths():
             for holding in self._holdings_of(truth.pod):
                 self._owners[holding.ids] = truth.pod.view.uid
+        self.changed.set()
 
     def _still_a_guess(self, guess: Guess, shown: frozenset[str], asked_at_s: float) -> bool:
         if guess.lasting:

@@ -88,7 +88,7 @@ class GpuMemoryPlugin(DevicePluginService):
         self, request: dp.ContainerPreferredAllocationRequest
     ) -> dp.ContainerPreferredAllocationResponse:
         size = request.allocation_size
-        await self._until(size, lambda: self._expected(size))
+        await self._until(size, lambda: self._expected(size), bool)
         proposal = self._desk.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
         if isinstance(proposal, Refusal):
             self._counters.refused("no room")
@@ -119,8 +119,10 @@ class GpuMemoryPlugin(DevicePluginService):
             return self._refused("host", str(error), len(ids))
 
     async def _claim(self, ids: frozenset[str]) -> Claim | Refusal:
-        await self._until(len(ids), lambda: isinstance(self._desk.claim(ids), Claim))
-        return self._desk.claim(ids)
+        def ask() -> Claim | Refusal:
+            return self._desk.claim(ids)
+
+        return await self._until(len(ids), ask, lambda answer: isinstance(answer, Claim))
 
     def _grant(self, ids: frozenset[str], claimed: Claim) -> dp.ContainerAllocateResponse:
         isolation = self._rules().isolation
@@ -166,20 +168,24 @@ class GpuMemoryPlugin(DevicePluginService):
 
     # -- waiting --------------------------------------------------------------------------------------
 
-    async def _until(self, size: int, met: Callable[[], bool]) -> None:
-        """Wait a moment for news that meet the need; kubelet stands still, so never twice in vain."""
-        deadline = asyncio.get_running_loop().time() + self._options.match_wait_s
-        if self._in_vain.get(size, 0) > asyncio.get_running_loop().time():
-            return
-        while not met():
+    async def _until(self, size: int, ask: Callable[[], T], good: Callable[[T], bool]) -> T:
+        """The answer once it is good, else the last one after a moment of waiting for news.
+
+        kubelet stands still meanwhile, so nobody waits twice in vain for the same amount.
+        """
+        now = asyncio.get_running_loop().time
+        in_vain = self._in_vain.get(size, 0) > now()
+        deadline = now() + self._options.match_wait_s
+        while not good(answer := ask()) and not in_vain:
+            if now() >= deadline:
+                self._in_vain[size] = now() + self._options.match_wait_s
+                break
             self._look()
             self._desk.changed.clear()
-            left_s = deadline - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                self._in_vain[size] = asyncio.get_running_loop().time() + self._options.match_wait_s
-                return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._desk.changed.wait(), left_s)
+                async with asyncio.timeout_at(deadline):
+                    await self._desk.changed.wait()
+        return answer
 
 
 def poison(units: int, unit: str) -> dict[str, str]:
