@@ -29,6 +29,8 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
     Entry("top", "gpuslice.apps.cli.top", "command", "Show the cards of each node."),
+    Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with a part of a card, on this machine."),
+    Entry("ps", "gpuslice.apps.cli.run", "ps", "Show what runs here with a part of a card."),
     Entry("simulate", "gpuslice.apps.cli.simulate", "command", "Try what would fit on which cards."),
     Entry(
         "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
