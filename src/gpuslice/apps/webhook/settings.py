@@ -38,8 +38,8 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         Literal["hidden", "always", "never"],
         about(
             "When the pod's own placement annotations are written into its environment. hidden: in "
-            "containers with envFrom, which could bring other values unseen. always: for a device plugin that guesses "
-            "which pod it answers for; gpuslice's own does not."
+            "containers with envFrom, which could bring other values unseen. always: for a device plugin "
+            "that guesses which pod it answers for; gpuslice's own does not."
         ),
     ] = "hidden"
     allow_cgpu_disable: Annotated[
@@ -57,7 +57,8 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         tuple[str, ...],
         about(
             "Users who may change a pod's placement annotations, such as "
-            "system:serviceaccount:NAMESPACE:NAME of extender and device plugin; empty lets everybody who may change the pod."
+            "system:serviceaccount:NAMESPACE:NAME of extender and device plugin; empty lets everybody "
+            "who may change the pod."
         ),
     ] = ()
     accept_hami: Annotated[
