@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from gpuslice.apps.agent.health import (
 from gpuslice.apps.agent.node import Rules, TooManyUnitsError, cut, memory_unit, rules_of
 from gpuslice.apps.agent.nodekeeper import missing_amounts, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings
-from gpuslice.apps.settings import SettingsError, load
+from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import NodeMode
 from tests.builders import make_node
@@ -177,3 +178,28 @@ def test_a_new_library_replaces_the_old_one_whole(tmp_path: Path) -> None:
         folders.check_installed()
         assert (tmp_path / "root" / "lib" / "libgpuslice.so").read_bytes() == content
     assert sorted(path.name for path in (tmp_path / "root" / "lib").iterdir()) == ["libgpuslice.so"]
+
+
+# -- the documentation -----------------------------------------------------------------------------------
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "agent.md"
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = DOCUMENT.read_text()
+    for info in describe(AgentSettings):
+        row = next((line for line in text.splitlines() if line.startswith(f"| `{info.flag}` |")), "")
+        assert info.meaning in row, info.flag
+        default = str(info.default).lower() if isinstance(info.default, bool) else str(info.default)
+        assert not info.default or f"`{default}` |" in row, info.flag
+
+
+def test_every_metric_is_documented() -> None:
+    source = Path(__file__).parents[2] / "src" / "gpuslice" / "apps" / "agent"
+    text = DOCUMENT.read_text()
+    names = {
+        name
+        for path in source.glob("*.py")
+        for name in re.findall(r'"(gpuslice_agent_[a-z_]+)"', path.read_text())
+    }
+    assert len(names) > 8
+    assert {name for name in names if f"`{name}" not in text} == set()
