@@ -136,6 +136,9 @@ CUresult capture_allocate(struct stream *stream, size_t bytes, CUdeviceptr *addr
 CUresult capture_free(struct stream *stream, CUdeviceptr address);
 uint64_t kernel_duration(const struct device *device, const struct function *function, void **parameters, void **extra);
 
+extern const uint64_t default_limits[LIMITS];
+void context_deactivate(struct context *context); /* everything in it goes, the object stays */
+
 /* Device memory known to this process, found by address. */
 enum allocation_kind {
     ALLOCATION_PLAIN, ALLOCATION_MANAGED, ALLOCATION_CHUNK, ALLOCATION_RESERVED, ALLOCATION_IMPORT, ALLOCATION_GRAPH,

@@ -32,6 +32,7 @@ struct graph {
 
 CUresult graph_of(CUgraph handle);
 CUresult node_new(struct graph *graph, int type, CUgraphNode const *after, size_t count, struct node **made);
+bool graph_memory_live(struct allocation *allocation); /* under memory_lock: gives a node's addresses memory */
 CUresult cuGraphCreate(CUgraph *made, unsigned flags);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, size_t count,
