@@ -30,11 +30,18 @@ class Holding:
 
 @dataclass(slots=True)
 class NodeBook:
-    """A node and who is on it. `node` is None while only its pods are known."""
+    """A node and who is on it. `node` is None while only its pods are known.
+
+    Whoever changes a book calls `changed`: what is free is worked out once for all who ask in between.
+    """
 
     name: str
     node: Node | None = None
     holdings: dict[str, Holding] = field(default_factory=dict)  # by uid
+    _state: NodeState | None = None
+
+    def changed(self) -> None:
+        self._state = None
 
     def used(self) -> dict[int, int]:
         """Units promised per card index, also of cards that are not there (any more)."""
@@ -48,6 +55,11 @@ class NodeBook:
 
     def state(self) -> NodeState:
         """What is free now; never less than nothing, whatever the book says."""
+        if self._state is None:
+            self._state = self._work_out()
+        return self._state
+
+    def _work_out(self) -> NodeState:
         node = self.node or Node(self.name, ())
         used, core, unplaced = self.used(), self.core_used(), self.unplaced_units()
         left = tuple(

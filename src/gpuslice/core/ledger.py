@@ -90,6 +90,7 @@ class Ledger:
         if book.node == node:
             return
         book.node = node
+        book.changed()
         (self.core_required.add if node.core_required else self.core_required.discard)(node.name)
         self._stale.add(node.name)
 
@@ -99,6 +100,7 @@ class Ledger:
         if book is None:
             return
         book.node = None
+        book.changed()
         self.core_required.discard(name)
         self._stale.add(name)
         self._close_if_empty(book)
@@ -225,8 +227,9 @@ class Ledger:
             self.witness.departed(shape_of(pod.request))
 
     def _hold(self, holding: Holding) -> None:
-        uid = holding.pod.uid
-        self._book(holding.node).holdings[uid] = holding
+        uid, book = holding.pod.uid, self._book(holding.node)
+        book.holdings[uid] = holding
+        book.changed()
         self._where[uid] = holding.node
         self._stale.add(holding.node)
 
@@ -236,6 +239,7 @@ class Ledger:
             return False
         book = self._books[name]
         del book.holdings[uid]
+        book.changed()
         self._stale.add(name)
         self._close_if_empty(book)
         return True
