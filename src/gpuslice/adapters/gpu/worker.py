@@ -49,7 +49,8 @@ class BlockingWorker:
         self._start()
         self._calls.put((function, done))
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
             self._stuck_since = time.monotonic()
             raise GpuUnavailableError(f"{self._name}: no answer within {timeout_s:g} s") from None

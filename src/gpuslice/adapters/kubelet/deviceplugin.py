@@ -141,7 +141,8 @@ class PluginServer:
 
     async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._again.wait(), self._patience.poll_s)
+            async with asyncio.timeout(self._patience.poll_s):  # wait_for of 3.11 may lose a cancellation
+                await self._again.wait()
 
     # -- kubelet ----------------------------------------------------------------------------------
 

@@ -68,7 +68,8 @@ class Bookkeeper:
                 await self.write()
                 self._sweep()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await self._wanted.wait()
                 await asyncio.sleep(SOON_S)
             self._wanted.clear()
 

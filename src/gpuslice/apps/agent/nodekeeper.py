@@ -56,7 +56,8 @@ class NodeKeeper:
         while True:
             await self._write()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), EVERY_S)
+                async with asyncio.timeout(EVERY_S):
+                    await self._wanted.wait()
             self._wanted.clear()
 
     def _changed(self, change: Change[Node]) -> None:
