@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
+from gpuslice.apps.webhook.main import command as webhook_command
 from tests import tools
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "gpuslice"
@@ -68,6 +71,7 @@ def test_the_second_scheduler_calls_the_extender_for_every_node(helm: str) -> No
     assert extender["nodeCacheCapable"] is True
     assert extender["ignorable"] is False
     assert extender["managedResources"] == [{"name": "aliyun.com/gpu-mem", "ignoredByScheduler": False}]
+    assert extender["preemptVerb"] == "preempt"
     assert config["percentageOfNodesToScore"] == 100
 
 
@@ -76,9 +80,96 @@ def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str)
     assert names == {"gpushare-schd-extender", "gpushare-device-plugin", "gpushare-device-plugin-ds"}
 
 
+WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
+
+
+def test_there_is_no_webhook_unless_asked_for(helm: str) -> None:
+    objects = render(helm)
+    assert not {name for _, name in objects if "webhook" in name}
+    assert not {kind for kind, _ in objects if "Webhook" in kind}
+
+
+@pytest.mark.parametrize(("kind", "verb"), WEBHOOKS)
+def test_the_webhook_cannot_lock_a_cluster_out(helm: str, kind: str, verb: str) -> None:
+    objects = render(helm, "--namespace", "gpu-system", "--set", "webhook.enabled=true")
+    (hook,) = objects[kind, f"gpuslice-{verb}"]["webhooks"]
+    assert hook["failurePolicy"] == "Ignore"
+    names, labels = hook["namespaceSelector"]["matchExpressions"]
+    assert names["key"] == "kubernetes.io/metadata.name"
+    assert names["operator"] == "NotIn"
+    assert set(names["values"]) == {"kube-system", "gpu-system"}
+    assert labels == {"key": "gpuslice.io/webhook", "operator": "NotIn", "values": ["ignore"]}
+    (condition,) = hook["matchConditions"]
+    assert "aliyun.com/gpu-mem" in condition["expression"]
+    assert "nvidia.com/gpumem" not in condition["expression"]
+
+
+def test_no_pod_can_opt_out_by_itself(helm: str) -> None:
+    objects = render(helm, "--set", "webhook.enabled=true")
+    for kind, verb in WEBHOOKS:
+        assert "objectSelector" not in objects[kind, f"gpuslice-{verb}"]["webhooks"][0]
+
+
+@pytest.mark.parametrize(("kind", "verb"), WEBHOOKS)
+def test_what_the_api_server_trusts_signed_what_the_webhook_shows(
+    helm: str, kind: str, verb: str, tmp_path: Path
+) -> None:
+    objects = render(helm, "--set", "webhook.enabled=true")
+    secret = objects["Secret", "gpuslice-webhook-tls"]["data"]
+    client = objects[kind, f"gpuslice-{verb}"]["webhooks"][0]["clientConfig"]
+    assert client["caBundle"] == secret["ca.crt"]
+    authority = x509.load_pem_x509_certificate(base64.b64decode(secret["ca.crt"]))
+    shown = x509.load_pem_x509_certificate(base64.b64decode(secret["tls.crt"]))
+    shown.verify_directly_issued_by(authority)
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    service = client["service"]
+    assert f"{service['name']}.{service['namespace']}.svc" in names.get_values_for_type(x509.DNSName)
+
+
+def test_cert_manager_may_make_and_renew_the_certificate(helm: str) -> None:
+    settings = ("--set", "webhook.enabled=true,webhook.certificate.source=cert-manager")
+    objects = render(helm, *settings)
+    certificate = objects["Certificate", "gpuslice-webhook"]["spec"]
+    assert certificate["secretName"] == "gpuslice-webhook-tls"
+    assert certificate["issuerRef"] == {"kind": "Issuer", "name": "gpuslice-webhook"}
+    assert ("Secret", "gpuslice-webhook-tls") not in objects
+    for kind, verb in WEBHOOKS:
+        hook = objects[kind, f"gpuslice-{verb}"]
+        annotations = hook["metadata"]["annotations"]
+        assert annotations["cert-manager.io/inject-ca-from"] == "kube-system/gpuslice-webhook"
+        assert "caBundle" not in hook["webhooks"][0]["clientConfig"]
+
+
+def test_the_arguments_of_the_webhook_are_its_settings(helm: str) -> None:
+    values = "webhook.enabled=true,webhook.hami.enabled=true,webhook.hami.models={A100,T4}"
+    deployment = render(helm, "--set", values)["Deployment", "gpuslice-webhook"]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][0] == "webhook"
+    parsed = webhook_command.make_context("webhook", list(container["args"][1:])).params
+    assert parsed["scheduler_name"] == "gpuslice-scheduler"
+    assert parsed["hami_models"] == "A100,T4"
+    assert parsed["accept_hami"] is True
+
+
+def test_a_secret_of_ones_own_needs_its_authority(helm: str) -> None:
+    settings = ["--set", "webhook.enabled=true,webhook.certificate.source=secret"]
+    refused = subprocess.run(
+        [helm, "template", str(CHART), *settings], capture_output=True, text=True, check=False
+    )
+    assert "set webhook.certificate.caBundle" in refused.stderr
+    objects = render(helm, *settings, "--set", "webhook.certificate.caBundle=QUJD")
+    hook = objects["ValidatingWebhookConfiguration", "gpuslice-validate"]["webhooks"][0]
+    assert hook["clientConfig"]["caBundle"] == "QUJD"
+
+
 @pytest.mark.parametrize(
     ("setting", "named"),
-    [("memoryUnit=TiB", "memoryUnit"), ("extender.replicas=0", "replicas"), ("nodeLable=x", "nodeLable")],
+    [
+        ("memoryUnit=TiB", "memoryUnit"),
+        ("extender.replicas=0", "replicas"),
+        ("nodeLable=x", "nodeLable"),
+        ("webhook.failurePolicy=Maybe", "failurePolicy"),
+    ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: str, setting: str, named: str) -> None:
     command = [helm, "template", str(CHART), "--set", setting]

@@ -17,3 +17,11 @@ http://gpushare-schd-extender.{{ .Release.Namespace }}.svc:{{ .Values.extender.p
 {{- define "gpuslice.schedulerTag" -}}
 {{ .Values.scheduler.tag | default (printf "v%s.%s.0" .Capabilities.KubeVersion.Major (.Capabilities.KubeVersion.Minor | trimSuffix "+")) }}
 {{- end }}
+
+{{- define "gpuslice.webhookNames" -}}
+{{- $names := list "aliyun.com/gpu-mem" "aliyun.com/gpu-core.percentage" }}
+{{- if .Values.webhook.hami.enabled }}
+{{- $names = concat $names (list "nvidia.com/gpumem" "nvidia.com/gpumem-percentage" "nvidia.com/gpucores" "nvidia.com/priority") }}
+{{- end }}
+{{- toJson $names | replace "\"" "'" }}
+{{- end }}
