@@ -12,7 +12,7 @@ SIM_STATE := $(call sim_objects,state/*.c)
 SIM_CUDA := $(SIM_STATE) $(call sim_objects,libcuda/*.c)
 SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
 SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
-  cuda_malloc storm layout)
+  cuda_malloc storm layout cudart.o cudart_per_thread.o)
 
 all: sim
 sim: $(SIM_TARGETS)
@@ -38,6 +38,15 @@ $(SIM_BUILD)/nvidia-smi: $(call sim_objects,programs/nvidia_smi*.c)
 
 $(SIM_BUILD)/cuda_malloc $(SIM_BUILD)/storm: $(SIM_BUILD)/%: $(SIM_OBJECTS)/programs/%.o $(SIM_BUILD)/libcuda.so.1
 	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1 -lpthread
+
+# The small runtime, to be linked into programs of `nvcc -cudart none`.
+$(SIM_BUILD)/cudart.o: $(SIM_DIR)cudart/cudart.c
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_CFLAGS) -c $< -o $@
+
+$(SIM_BUILD)/cudart_per_thread.o: $(SIM_DIR)cudart/cudart.c
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_CFLAGS) -DCUDART_PER_THREAD -c $< -o $@
 
 $(SIM_BUILD)/layout: $(call sim_objects,programs/layout.c)
 	@mkdir -p $(@D)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -181,22 +182,75 @@ def test_the_driver_never_calls_out_to_whoever_is_preloaded() -> None:
     assert re.findall(r"\bcu[A-Z]\w+", relocations) == []
 
 
+def nvcc(folder: Path, source: str, *options: str | Path) -> Path:
+    """Compiles the source; skips without a compiler."""
+    compiler = shutil.which("nvcc")
+    if compiler is None:
+        pytest.skip("nvcc is not on this machine")
+    (folder / "program.cu").write_text(source)
+    command = [compiler, "-o", folder / "program", folder / "program.cu", *options]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return folder / "program"
+
+
 def test_a_program_of_nvidias_static_runtime_gets_as_far_as_the_runtime_lets_it(tmp_path: Path) -> None:
     """It finds all entry points and tables; then it verifies that the driver is NVIDIA's own, and ends."""
-    nvcc = subprocess.run(["which", "nvcc"], capture_output=True, text=True, check=False).stdout.strip()
-    if not nvcc:
-        pytest.skip("nvcc is not on this machine")
-    source = tmp_path / "count.cu"
-    source.write_text(
+    program = nvcc(
+        tmp_path,
         "#include <cstdio>\n#include <cuda_runtime.h>\n"
-        'int main() { int n = 0; printf("%d\\n", (int)cudaGetDeviceCount(&n)); return 0; }\n'
+        'int main() { int n = 0; printf("%d\\n", (int)cudaGetDeviceCount(&n)); return 0; }\n',
     )
-    subprocess.run([nvcc, "-o", tmp_path / "count", source], check=True, capture_output=True, cwd=tmp_path)
     env = gpu.environment(gpu.create(tmp_path / "state", ["H200"]), require_driver())
-    printed = subprocess.run([tmp_path / "count"], env=env, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run([program], env=env, capture_output=True, text=True, check=True).stdout
     assert (
         printed == "103\n"
     )  # cudaErrorSoftwareValidityNotEstablished: what only NVIDIA's driver can establish
+
+
+VECTOR_ADD = """\
+#include <cstdio>
+#include <cuda_runtime.h>
+#include <unistd.h>
+__global__ void add(float *a, const float *b) { a[threadIdx.x] += b[threadIdx.x]; }
+int main() {
+    float *a, *b, host[4] = {1, 2, 3, 4};
+    void *large;
+    cudaMalloc(&a, 1 << 20);
+    cudaMalloc(&b, 1 << 20);
+    cudaMemcpy(a, host, sizeof host, cudaMemcpyHostToDevice);
+    cudaMemcpy(b, a, sizeof host, cudaMemcpyDeviceToDevice);
+    add<<<4, 256>>>(a, b);
+    add<<<4, 256>>>(a, b);
+    int synchronised = cudaDeviceSynchronize(), launched = cudaGetLastError();
+    cudaMemcpy(host, b, sizeof host, cudaMemcpyDeviceToHost);
+    printf("%d %d %g %d\\n", synchronised, launched, host[3], (int)cudaMalloc(&large, (size_t)1 << 45));
+    fflush(stdout);
+    return read(0, host, 1) < 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "launches"), [("cudart.o", (2, 0, 0)), ("cudart_per_thread.o", (0, 2, 0))]
+)
+def test_a_program_that_nvcc_compiled_runs_on_the_small_runtime(
+    runtime: str, launches: tuple[int, int, int], tmp_path: Path
+) -> None:
+    program = nvcc(tmp_path, VECTOR_ADD, "-cudart", "none", require_driver() / runtime, "-lpthread", "-ldl")
+    state = gpu.create(tmp_path / "state", ["H200"])
+    env = gpu.environment(state, BUILD)
+    with (
+        gpu.Machine(state) as machine,
+        subprocess.Popen(
+            [program], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as running,
+    ):
+        assert running.stdout
+        assert running.stdout.readline() == "0 0 4 2\n"
+        held = {each.kind: each.bytes >> 20 for each in machine.holdings(running.pid)}
+        assert held == {"context": 527, "plain": 4, "module": 2}
+        assert machine.launches(running.pid) == launches
+        running.communicate("")
 
 
 def test_the_symbol_list_is_sorted_as_its_search_needs() -> None:
