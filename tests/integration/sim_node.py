@@ -224,3 +224,8 @@ def state_of(pod: dict[str, Any], index: int = 0) -> str:
         return ""
     ((kind, detail),) = statuses[index]["state"].items()
     return str(detail.get("reason", kind))
+
+
+def restarts_of(pod: dict[str, Any]) -> int:
+    """Of the first container; 0 while it has no status."""
+    return sum(one["restartCount"] for one in pod.get("status", {}).get("containerStatuses", [])[:1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
 from gpuslice.sim.kubelet import checkpoint
-from tests.integration.sim_node import MEM, Node, Plugin, make_pod, simulated_node, state_of
+from gpuslice.sim.kubelet.backoff import BackOff, shown
+from gpuslice.sim.kubelet.runtime import Runtime
+from tests.integration.sim_node import MEM, Node, Plugin, make_pod, restarts_of, simulated_node, state_of
 
 
 @pytest.fixture
@@ -97,21 +100,26 @@ async def test_a_failing_pre_start_is_tried_again_before_each_start(node: Node, 
 
 async def test_a_crashing_container_backs_off_and_keeps_its_allocation(node: Node, plugin: Plugin) -> None:
     await node.create(make_pod("one", 4, command="echo attempt; exit 3"))
-    pod = await node.wait_pod(
-        "one",
-        lambda it: (
-            state_of(it) == "CrashLoopBackOff" and it["status"]["containerStatuses"][0]["restartCount"] >= 2
-        ),
-    )
+    pod = await node.wait_pod("one", lambda it: state_of(it) == "CrashLoopBackOff" and restarts_of(it) >= 3)
+    starts = plugin.count("pre-start")
     (container,) = pod["status"]["containerStatuses"]
+    assert starts == container["restartCount"] + 1
     assert container["lastState"]["terminated"]["exitCode"] == 3
-    assert container["state"]["waiting"]["message"].startswith(
-        "back-off 20s restarting failed container=main"
+    message = container["state"]["waiting"]["message"]
+    assert re.match(
+        r"back-off (40s|1m20s|2m40s|5m0s) restarting failed container=main pod=one_default", message
     )
     assert pod["status"]["phase"] == "Running"
     assert plugin.count("allocate") == 1
-    assert plugin.count("pre-start") == container["restartCount"] + 1
     assert await node.log("one") == "attempt\n"
+
+
+def test_back_off_starts_at_once_doubles_and_is_forgiven() -> None:
+    back_off = BackOff()
+    waits = [back_off.after_failure() for _ in range(8)]
+    assert waits == [0, 10, 20, 40, 80, 160, 300, 300]
+    assert [shown(one) for one in (10, 80, 300)] == ["10s", "1m20s", "5m0s"]
+    assert back_off.after_failure(ran_s=601) == 0
 
 
 async def test_an_unknown_image_is_not_pulled_and_says_so(node: Node) -> None:
@@ -208,6 +216,24 @@ async def test_a_lost_plugin_zeroes_allocatable_and_rejects_new_pods_but_stops_n
     assert state_of(await node.pod("one")) == "running"
 
 
+async def test_after_a_reboot_a_pod_is_rejected_until_the_plugin_is_back(node: Node, plugin: Plugin) -> None:
+    await node.create(make_pod("one", 4))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    await plugin.stop()
+    await node.crash()
+    await node.runtime.close()
+    node.runtime = Runtime()
+    await node.start()
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Failed")
+    assert "no healthy devices present; cannot allocate unhealthy devices" in pod["status"]["message"]
+    again = Plugin(node.settings.plugin_folder)
+    await again.start()
+    await node.wait_node(lambda it: it["status"]["allocatable"].get(MEM) == "15")
+    await node.create(make_pod("two", 15))
+    await node.wait_pod("two", lambda it: state_of(it) == "running")
+    await again.stop()
+
+
 async def test_a_corrupt_checkpoint_does_not_keep_the_kubelet_from_starting(node: Node) -> None:
     await node.crash()
     (node.settings.plugin_folder / checkpoint.FILE_NAME).write_text("{")
@@ -264,8 +290,7 @@ async def test_a_pod_is_ready_only_when_its_probe_says_so(node: Node) -> None:
 async def test_a_container_whose_liveness_fails_is_started_again(node: Node) -> None:
     probe = {"tcpSocket": {"port": 1}, "periodSeconds": 1, "failureThreshold": 1}
     await node.create(make_pod("one", container={"livenessProbe": probe}))
-    await node.wait_pod("one", lambda it: state_of(it) == "running")
-    await node.wait_pod("one", lambda it: bool(it["status"]["containerStatuses"][0]["restartCount"]))
+    await node.wait_pod("one", lambda it: restarts_of(it) > 0)
     reasons = [reason for reason, _ in await node.events("one")]
     assert "Unhealthy" in reasons
     assert "Killing" in reasons

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from gpuslice.apps.dev.install import scheduler_configuration
 from gpuslice.sim.scheduler import configuration, filters, words
 from gpuslice.sim.scheduler.amounts import pod_requests
 from gpuslice.sim.scheduler.configuration import ConfigurationError
@@ -204,6 +209,18 @@ def test_the_configuration_is_read_as_kube_scheduler_reads_it() -> None:
     assert read.extenders[0].timeout_s == 90
     assert read.extenders[0].managed == {MEM}
     assert read.extenders[0].ignored_by_scheduler == frozenset()
+
+
+def test_the_demo_and_the_chart_configure_the_extender_alike() -> None:
+    chart = Path(__file__).parents[2] / "charts" / "gpuslice" / "templates" / "scheduler.yaml"
+    _, _, block = chart.read_text().partition("config.yaml: |\n")
+    text = textwrap.dedent(block.partition("\n---")[0])
+    values = {"percentageOfNodesToScore": "100", "extenderUrl": "http://127.0.0.1:7/gpushare-scheduler"}
+    filled = re.sub(r"\{\{.*?\b(\w+)\W*\}\}", lambda it: values.get(it[1], it[1]), text)
+    shipped = configuration.parse(yaml.safe_load(filled))
+    played = configuration.parse(yaml.safe_load(scheduler_configuration(7)))
+    assert shipped.extenders == played.extenders
+    assert shipped.percentage_of_nodes == played.percentage_of_nodes == 100
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Step:
     say: str
     command: str
     expected: Expected
-    within_s: float = 15.0
+    within_s: float = 30.0
     on_node: str = ""
     typed: str = ""
     terminal: bool = False

@@ -126,7 +126,6 @@ _OVER_LIMIT = (
             "app-3g-v1-1 1/1 Running 0 «age»\n"
             "app-6g-v1-0 0/1 CrashLoopBackOff «n» («ago») «age»"
         ),
-        within_s=30,
     ),
     Step("Its log says why.", "kubectl logs app-6g-v1-0", exactly(_REFUSED)),
 )

@@ -30,5 +30,4 @@ def agents_ready(names: Iterable[str]) -> Step:
             "NAME READY UP-TO-DATE AVAILABLE AGE\n"
             "deployment.apps/gpushare-schd-extender 1/1 1 1 «age»"
         ),
-        within_s=30,
     )
