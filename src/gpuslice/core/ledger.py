@@ -61,7 +61,7 @@ class Ledger:
         self._where: dict[str, str] = {}  # uid → node name of its holding
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._stale: set[str] = set()  # nodes whose row is not what their book says
+        self._stale: dict[str, None] = {}  # nodes whose row is not what their book says, in order of change
 
     # -- what happened -----------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Ledger:
         book.node = node
         book.changed()
         (self.core_required.add if node.core_required else self.core_required.discard)(node.name)
-        self._stale.add(node.name)
+        self._stale[node.name] = None
 
     def remove_node(self, name: str) -> None:
         """A node is gone; what its pods hold stays in the book in case it comes back."""
@@ -102,7 +102,7 @@ class Ledger:
         book.node = None
         book.changed()
         self.core_required.discard(name)
-        self._stale.add(name)
+        self._stale[name] = None
         self._close_if_empty(book)
 
     # -- what we decide ----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Ledger:
         book.holdings[uid] = holding
         book.changed()
         self._where[uid] = holding.node
-        self._stale.add(holding.node)
+        self._stale[holding.node] = None
 
     def _drop_holding(self, uid: str) -> bool:
         name = self._where.pop(uid, None)
@@ -240,7 +240,7 @@ class Ledger:
         book = self._books[name]
         del book.holdings[uid]
         book.changed()
-        self._stale.add(name)
+        self._stale[name] = None
         self._close_if_empty(book)
         return True
 
