@@ -45,14 +45,6 @@ def _remapped(which: int) -> Read:
     return lambda card: float(pynvml.nvmlDeviceGetRemappedRows(card)[which])
 
 
-def _memory(part: str) -> Read:
-    def read(card: Any) -> Reading | None:
-        value = getattr(memory_info(card), part, None)
-        return None if value is None else float(int(value) // MIB)
-
-    return read
-
-
 def _bar1(part: str) -> Read:
     return lambda card: float(int(getattr(pynvml.nvmlDeviceGetBAR1MemoryInfo(card), part)) // MIB)
 
@@ -78,10 +70,23 @@ def _temperature(card: Any) -> Reading | None:
     return celsius if celsius <= _HOTTEST_C else None
 
 
-def _used_part(card: Any) -> Reading | None:
-    memory = memory_info(card)
-    usable = int(memory.total) - int(getattr(memory, "reserved", 0) or 0)
-    return int(memory.used) / usable if usable > 0 else None
+def of_memory(memory: Any) -> dict[int, Reading]:
+    """The fields that one memory reading tells; what the driver reserves is known to newer drivers alone."""
+    total, used, reserved = int(memory.total), int(memory.used), getattr(memory, "reserved", None)
+    usable = total - int(reserved or 0)
+    parts = {250: total, 251: int(memory.free), 252: used, 253: reserved}
+    found: dict[int, Reading] = {n: float(int(part) // MIB) for n, part in parts.items() if part is not None}
+    return found | ({254: used / usable} if usable > 0 else {})
+
+
+def of_utilization(card: Any) -> dict[int, Reading]:
+    """Both fields of one call."""
+    rates = pynvml.nvmlDeviceGetUtilizationRates(card)
+    return {203: float(rates.gpu), 204: float(rates.memory)}
+
+
+MEMORY_FIELDS = frozenset({250, 251, 252, 253, 254})
+UTILIZATION_FIELDS = frozenset({203, 204})
 
 
 def _clock_events(card: Any) -> Reading | None:
@@ -134,19 +139,12 @@ READERS: dict[int, Read] = {
     190: lambda card: float(pynvml.nvmlDeviceGetPerformanceState(card)),
     191: lambda card: float(pynvml.nvmlDeviceGetFanSpeed(card)),
     202: lambda card: float(pynvml.nvmlDeviceGetPcieReplayCounter(card)),
-    203: lambda card: float(pynvml.nvmlDeviceGetUtilizationRates(card).gpu),
-    204: lambda card: float(pynvml.nvmlDeviceGetUtilizationRates(card).memory),
     206: lambda card: float(pynvml.nvmlDeviceGetEncoderUtilization(card)[0]),
     207: lambda card: float(pynvml.nvmlDeviceGetDecoderUtilization(card)[0]),
     235: lambda card: float(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(card)),
     236: lambda card: float(pynvml.nvmlDeviceGetMaxPcieLinkWidth(card)),
     237: lambda card: float(pynvml.nvmlDeviceGetCurrPcieLinkGeneration(card)),
     238: lambda card: float(pynvml.nvmlDeviceGetCurrPcieLinkWidth(card)),
-    250: _memory("total"),
-    251: _memory("free"),
-    252: _memory("used"),
-    253: _memory("reserved"),
-    254: _used_part,
     310: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_VOLATILE_ECC),
     311: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC),
     312: _ecc(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_AGGREGATE_ECC),

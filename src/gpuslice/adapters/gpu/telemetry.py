@@ -16,7 +16,16 @@ import pynvml
 
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.processes import ProcessReader
-from gpuslice.adapters.gpu.readings import READERS, Reading, memory_info, text
+from gpuslice.adapters.gpu.readings import (
+    MEMORY_FIELDS,
+    READERS,
+    UTILIZATION_FIELDS,
+    Reading,
+    memory_info,
+    of_memory,
+    of_utilization,
+    text,
+)
 from gpuslice.adapters.gpu.source import GpuUnavailableError
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
@@ -35,6 +44,7 @@ _OVER_ALL_LINKS = frozenset(
     {"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"}
 )
 _NVLINK_THROUGHPUT = 449
+_KNOWN_WAYS = {*MEMORY_FIELDS, *UTILIZATION_FIELDS, *READERS, *gpm.PROFILING_FIELDS, *_FIELD_VALUES}
 _ALL_LINKS = 0xFFFFFFFF
 _KIB = 1024
 _MEBI_RATE = 1e6  # DCGM gives MB/s
@@ -149,7 +159,7 @@ class _Card:
     def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
         memory, processes = self._memory_and_processes(now_s)  # a lost card fails here
         asked = [number for number in wanted if self._may_ask(number, now_s)]
-        fields: dict[int, Reading] = {}
+        fields = self._at_once(asked, memory, now_s)
         fields |= self._by_call([number for number in asked if number in READERS], now_s)
         fields |= self._by_field_value([n for n in asked if n not in fields], wanted, now_s)
         fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
@@ -190,6 +200,22 @@ class _Card:
 
     def _refuse(self, number: int, reason: str, now_s: float) -> None:
         self._unsupported[number] = (reason, now_s + RETRY_UNSUPPORTED_S)
+
+    def _at_once(self, asked: list[int], memory: Any, now_s: float) -> dict[int, Reading]:
+        """Fields that come several from one call."""
+        found = {number: value for number, value in of_memory(memory).items() if number in asked}
+        for number in MEMORY_FIELDS.intersection(asked) - found.keys():
+            self._refuse(number, "the driver does not tell", now_s)
+        wanted = UTILIZATION_FIELDS.intersection(asked)
+        if wanted:
+            try:
+                rates = of_utilization(self._handle)
+                found |= {number: rates[number] for number in wanted}
+            except pynvml.NVMLError as error:
+                _raise_if_lost(error)
+                for number in wanted:
+                    self._refuse(number, str(error), now_s)
+        return found
 
     def _by_call(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
         found: dict[int, Reading] = {}
@@ -260,7 +286,7 @@ class _Card:
     ) -> None:
         """A field that NVML has no way to give at all, on any card."""
         for number in asked:
-            ways = number in READERS or number in gpm.PROFILING_FIELDS or number in _FIELD_VALUES
+            ways = number in _KNOWN_WAYS
             ways = ways or number == _NVLINK_THROUGHPUT or bool(getattr(pynvml, names[number] or "-", None))
             if number not in found and not ways:
                 self._refuse(number, "NVML does not give this field", now_s)

@@ -92,9 +92,12 @@ class RegionFile:
         self._file = -1
         self._inode = 0
 
-    def cards(self) -> tuple[CardUsage, ...] | None:
-        """The cards, as `read_region` gives them. Raises RegionError, OSError."""
-        if not self._open():
+    def cards(self, *, fresh: bool = True) -> tuple[CardUsage, ...] | None:
+        """The cards, as `read_region` gives them. Raises RegionError, OSError.
+
+        `fresh` false: of the file that is open, if one is, although there may be another by now.
+        """
+        if (fresh or self._file < 0) and not self._open():
             return None
         head = os.pread(self._file, _HEAD_BYTES, 0)
         if len(head) < _HEAD_BYTES:

@@ -6,6 +6,7 @@ region that the container's processes share (``var/region``).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,10 @@ class Isolation:
         return None if found is None else found.counted.get(uuid)
 
 
+CHECK_EVERY = 3
+"""How many readings may pass before a change of a folder's files is seen; they change at a start."""
+
+
 @dataclass(slots=True)
 class _Folder:
     stamp: tuple[int, int]
@@ -66,28 +71,30 @@ class IsolationReader:
     def __init__(self, root: Path) -> None:
         self._folder = root / "containers"
         self._known: dict[str, _Folder] = {}
+        self._turn = 0
 
     def read(self) -> Isolation:
         """Everything now. A folder that cannot be read is a problem of its own, not of the others."""
+        self._turn += 1
         try:
-            names = [entry.name for entry in self._folder.iterdir() if entry.is_dir()]
+            names = [entry.name for entry in os.scandir(self._folder) if entry.is_dir()]
         except FileNotFoundError:
             names = []  # no agent, or a node without isolation
         for gone in self._known.keys() - set(names):
             self._known.pop(gone).region.close()
         found: dict[ContainerKey, Isolated] = {}
         problems: list[str] = []
-        for name in names:
+        for place, name in enumerate(names):
             try:
-                self._add(name, found)
+                self._add(name, found, fresh=(place + self._turn) % CHECK_EVERY == 0)
             except (OSError, LimitsError, RegionError, msgspec.DecodeError) as error:
                 problems.append(f"{self._folder / name}: {error}")
         return Isolation(found, tuple(problems))
 
-    def _add(self, name: str, found: dict[ContainerKey, Isolated]) -> None:
-        folder = self._look(name)
+    def _add(self, name: str, found: dict[ContainerKey, Isolated], *, fresh: bool) -> None:
+        folder = self._look(name) if fresh or name not in self._known else self._known[name]
         if folder.key is not None:
-            counted = {card.uuid: card for card in folder.region.cards() or ()}
+            counted = {card.uuid: card for card in folder.region.cards(fresh=fresh) or ()}
             found[folder.key] = Isolated(folder.limits, counted)
 
     def _look(self, name: str) -> _Folder:
