@@ -167,8 +167,8 @@ def test_the_slot_price_rises_with_turnover_and_never_past_its_bound() -> None:
         slots.placed()
         slots.departed()
     slots.renew(0.1)
-    assert slots.price == 0.5
-    assert slots.factor(0.1) == 5
+    assert slots.price == 0.8
+    assert slots.factor(0.1) == 8
     assert not slots.refused(0.1)
     assert slots.factor(0.0) == 0
 
