@@ -6,7 +6,7 @@
 
 #include "pools.h"
 
-#define LISTED 512
+#define LISTED 256
 #define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more between two readings was a neighbour */
 #define UNKNOWN_CONTEXT_BYTES (UINT64_C(256) << 20)
 #define DEVICES 64
@@ -18,13 +18,14 @@ struct own {
     uint32_t host_pid; /* as NVML names this process; 0 unknown */
 };
 
+static struct gs_lock birth_lock; /* one context at a time comes to life: else two would measure each other */
 static struct own owns[GPUSLICE_CARDS];
 static CUcontext primary_contexts[DEVICES];
 static struct gs_lock lock;
 
 void gs_forget_own(void)
 {
-    lock = (struct gs_lock){0};
+    lock = birth_lock = (struct gs_lock){0};
     memset(owns, 0, sizeof owns);
     memset(primary_contexts, 0, sizeof primary_contexts);
 }
@@ -38,6 +39,7 @@ struct reading {
     uint64_t mine;
     uint32_t count;
     uint32_t pids[LISTED];
+    uint64_t bytes[LISTED];
 };
 
 static bool open_device(const struct gs_card *card, nvmlDevice_t *device)
@@ -70,6 +72,7 @@ static void read_processes(nvmlDevice_t device, uint32_t host_pid, struct readin
         return;
     for (uint32_t i = 0; i < reading->count; i++) {
         reading->pids[i] = list[i].pid;
+        reading->bytes[i] = list[i].usedGpuMemory;
         if (list[i].pid == self) {
             reading->listed = true;
             reading->mine = list[i].usedGpuMemory;
@@ -170,7 +173,7 @@ void gs_measure(struct gs_card *card)
 struct birth {
     struct gs_card *card;
     struct reading before;
-    uint64_t reserved, counted;
+    uint64_t reserved, counted, held; /* counted: of this process; held: of the container */
     bool refused;
 };
 
@@ -188,17 +191,31 @@ static void begin(struct birth *birth, CUdevice device)
         return;
     gs_lock(&lock);
     birth->counted = gs_books_mine(&gs_books, birth->card->index);
+    birth->held = gs_used(birth->card);
     read_card(own_of(birth->card), &birth->before);
     gs_unlock(&lock);
 }
 
 static uint64_t by_difference(const struct birth *birth, const struct reading *after)
 {
-    uint64_t grown = after->device_used > birth->before.device_used ? after->device_used - birth->before.device_used : 0;
+    uint64_t before = birth->before.device_used, now = gs_used(birth->card);
+    before += now > birth->held ? now - birth->held : 0; /* what our own container took meanwhile */
+    uint64_t grown = after->device_used > before ? after->device_used - before : 0;
     bool plausible = birth->before.known && after->known && grown > 0 && grown <= LARGEST_CONTEXT_BYTES;
     uint64_t expected = birth->reserved ? birth->reserved : UNKNOWN_CONTEXT_BYTES;
     /* A neighbour that grew meanwhile only adds: once known, a context does not get larger. */
     return plausible && (!birth->reserved || grown < birth->reserved) ? grown : expected;
+}
+
+/* Several processes came into NVML's list at once, and we do not know which of them is this one. All of them have just
+ * made a context; the one that holds least has nothing else. */
+static uint64_t least_of_the_new(const struct reading *before, const struct reading *after)
+{
+    uint64_t least = 0;
+    for (uint32_t i = 0; i < after->count; i++)
+        if (!lists(before, after->pids[i]) && after->bytes[i] <= LARGEST_CONTEXT_BYTES && (!least || after->bytes[i] < least))
+            least = after->bytes[i];
+    return least;
 }
 
 static uint64_t context_bytes(const struct birth *birth, struct own *own)
@@ -213,7 +230,8 @@ static uint64_t context_bytes(const struct birth *birth, struct own *own)
         bytes = after.mine > asked_for + own->charged ? after.mine - asked_for - own->charged : 0;
         return bytes;
     }
-    return by_difference(birth, &after);
+    bytes = after.listed || own->charged ? 0 : least_of_the_new(&birth->before, &after);
+    return bytes ? bytes : by_difference(birth, &after);
 }
 
 /* True if what was made fits under the limit. */
@@ -268,15 +286,16 @@ static int refuse(struct birth *birth)
         struct birth birth = {0};                                                                                      \
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol) call;                                                                                \
+        gs_lock(&birth_lock);                                                                                          \
         begin(&birth, device);                                                                                         \
-        if (birth.refused)                                                                                             \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
-        int result = DRIVER(symbol) call;                                                                              \
-        if (finish(&birth, result == CUDA_SUCCESS))                                                                    \
-            return result;                                                                                             \
-        undo;                                                                                                          \
-        ended(birth.card, NULL);                                                                                       \
-        return refuse(&birth);                                                                                         \
+        int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
+        if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS)) {                                               \
+            undo;                                                                                                      \
+            ended(birth.card, NULL);                                                                                   \
+            result = refuse(&birth);                                                                                   \
+        }                                                                                                              \
+        gs_unlock(&birth_lock);                                                                                        \
+        return result;                                                                                                 \
     } while (0)
 
 int cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
@@ -365,11 +384,9 @@ static void remember_primary(CUdevice device, CUcontext context)
         __atomic_store_n(&primary_contexts[device], context, __ATOMIC_RELEASE);
 }
 
-int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+static int retain_first(CUcontext *context, CUdevice device)
 {
     struct birth birth = {0};
-    if (!gs_enter_cuda() || is_active(device))
-        return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
     begin(&birth, device);
     if (birth.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -381,6 +398,16 @@ int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
     ended(birth.card, *context);
     return refuse(&birth);
+}
+
+int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    if (!gs_enter_cuda() || is_active(device))
+        return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
+    gs_lock(&birth_lock);
+    int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
+    gs_unlock(&birth_lock);
+    return result;
 }
 
 static void primary_ended(CUdevice device)

@@ -31,10 +31,12 @@ static bool grow(struct gs_shard *shard)
     for (uint32_t i = 0; i < shard->room; i++)
         if (shard->entries[i].key)
             larger.entries[place_of(&larger, shard->entries[i].key)] = shard->entries[i];
-    if (shard->entries)
-        gs_unmap(shard->entries, shard->room * sizeof *shard->entries);
+    /* In this order: a child forked in between must not find entries that are mapped no more. */
+    struct gs_shard old = {.entries = shard->entries, .room = shard->room};
     shard->entries = larger.entries;
     shard->room = larger.room;
+    if (old.entries)
+        gs_unmap(old.entries, old.room * sizeof *old.entries);
     return true;
 }
 

@@ -26,6 +26,7 @@
 #define LOOK_EVERY_NS 50000u /* at the oldest batch */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 5000000u
+#define STALLED_NS (UINT64_C(2) * SECOND_NS)
 enum { CAPTURE_RELAXED = 2, CUDA_ERROR_NOT_READY = 600 };
 
 /* Launches timed together: from before the first to behind the last. */
@@ -301,12 +302,18 @@ static uint64_t wait_ns(const struct gs_card *card, int64_t headroom)
     return missing < LEAST_WAIT_NS ? LEAST_WAIT_NS : missing > MOST_WAIT_NS ? MOST_WAIT_NS : missing;
 }
 
+/* Work may wait on the card for work that is not launched yet: when nothing has finished for long, one more goes. */
+static bool is_stalled(const struct gs_card *card, uint64_t waited_ns, uint64_t charged_before_ns)
+{
+    return waited_ns > STALLED_NS && atomic_load(&entry_of(card)->charged_ns) == charged_before_ns;
+}
+
 static void wait_for_credit(const struct gs_card *card)
 {
-    uint64_t began = gs_monotonic_ns(), now = began;
+    uint64_t began = gs_monotonic_ns(), now = began, charged = atomic_load(&entry_of(card)->charged_ns);
     int64_t headroom;
     look_locked(now, LOOK_EVERY_NS);
-    while ((headroom = headroom_ns(card, now)) <= 0) {
+    while ((headroom = headroom_ns(card, now)) <= 0 && !is_stalled(card, now - began, charged)) {
         gs_sleep_ns(wait_ns(card, headroom));
         uint64_t woken = gs_monotonic_ns();
         atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);

@@ -129,11 +129,13 @@ static int current_device(void)
     return device;
 }
 
-static int make_physical(int id, size_t bytes)
+static int make_physical_on(int device, int id, size_t bytes)
 {
-    CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, current_device()}};
+    CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     return CALL(cuMemCreate, &held[id].value, bytes, &properties, 0);
 }
+
+static int make_physical(int id, size_t bytes) { return make_physical_on(current_device(), id, bytes); }
 
 static int map_physical(int id, size_t bytes)
 {
@@ -513,7 +515,10 @@ static void obey(char *line)
         answer(start(id));
     else if (is(word, "alloc") && sscanf(line, "%*s %d %15s %llu", &id, kind, &bytes) == 3)
         answer(allocate(id, kind, bytes));
-    else if (is(word, "free") && sscanf(line, "%*s %d", &id) == 1)
+    else if (is(word, "physical-on") && sscanf(line, "%*s %llu %d %llu", &more, &id, &bytes) == 3) {
+        strcpy(held[id].kind, "physical");
+        answer(make_physical_on((int)more, id, bytes));
+    } else if (is(word, "free") && sscanf(line, "%*s %d", &id) == 1)
         answer(release(id));
     else if (is(word, "map") && sscanf(line, "%*s %d", &id) == 1)
         answer(map_physical(id, held[id].bytes));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -207,8 +208,10 @@ def test_programs_with_the_static_cuda_runtime_are_held(tmp_path: Path, streams:
 def test_the_host_process_keeps_its_manners(tmp_path: Path) -> None:
     with container(tmp_path) as box, box.worker() as worker:
         worker.ok("start 0")
-        handlers, _mask, errno, result = worker.ask("manners").split()[1:]
-        assert (handlers, errno, result) == ("0", "77", "2")
+        mask = os.umask(0o022)
+        os.umask(mask)
+        handlers, umask, errno, result = worker.ask("manners").split()[1:]
+        assert (handlers, int(umask, 8), errno, result) == ("0", mask, "77", "2")
 
 
 def test_the_library_prints_nothing_and_leaves_the_exit_status(tmp_path: Path) -> None:

@@ -209,6 +209,48 @@ def test_a_reset_of_the_primary_context_returns_everything_in_it(tmp_path: Path)
         assert box.card().used_bytes == box.machine.used() < limit_of(box)
 
 
+def test_physical_memory_counts_on_the_card_it_is_made_on(tmp_path: Path) -> None:
+    """Not on the card of the thread's context."""
+    with container(tmp_path, cards=2, memory_mib=500) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"physical-on 1 0 {300 * MIB}")
+        assert (box.card(0).used_bytes, box.card(1).used_bytes) == (box.machine.used(0), box.machine.used(1))
+        assert worker.ask(f"physical-on 1 1 {300 * MIB}") == OUT_OF_MEMORY
+        worker.ok(f"alloc 2 plain {300 * MIB}")
+        worker.ok("free 0")
+        assert box.card(1).used_bytes == box.machine.used(1) == 0
+
+
+def test_contexts_count_on_each_card_as_they_come(tmp_path: Path) -> None:
+    with container(tmp_path, cards=2) as box, box.worker() as worker, box.worker() as other:
+        for each in (worker, other):
+            each.ok("start 0")
+            each.ok("start 1")
+        assert (box.card(0).used_bytes, box.card(1).used_bytes) == (box.machine.used(0), box.machine.used(1))
+        assert box.card(1).used_bytes == 2 * CONTEXT_MIB * MIB
+
+
+def test_contexts_are_counted_where_nvml_hides_processes(tmp_path: Path) -> None:
+    """As in a container with a PID namespace of its own: by what the card lost."""
+    machine = make_machine(tmp_path)
+    box = make_container(tmp_path / "box", machine, NVIDIA_VISIBLE_DEVICES=machine.uuid())
+    with box.worker() as one, box.worker() as two:
+        one.ok("start 0")
+        one.ok(f"alloc 0 plain {300 * MIB}")
+        two.ok("start 0")
+        two.ok("alloc 0 context 1")
+        assert box.card().used_bytes == machine.used() == (3 * CONTEXT_MIB + 300) * MIB
+        two.ok("free 0")
+        assert box.card().used_bytes == machine.used()
+
+
+def test_a_context_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with container(tmp_path, memory_mib=100) as box, box.worker() as worker:
+        assert worker.ask("start 0") == OUT_OF_MEMORY
+        assert box.card().used_bytes == box.machine.used() == 0
+        assert box.card().refused == 1
+
+
 def test_stream_ordered_memory_counts_as_the_pool_reserves_it(tmp_path: Path) -> None:
     with container(tmp_path) as box, box.worker() as worker:
         worker.ok("start 0")
