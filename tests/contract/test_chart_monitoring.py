@@ -1,0 +1,64 @@
+"""The exporter, its monitor, alerts and dashboards in the chart: off by default, each behind a value."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from monitoring.boards import dashboards
+from monitoring.build import ROOT, RULES
+
+from gpuslice.apps.exporter.flags import translated
+from gpuslice.apps.exporter.main import command
+from tests import tools
+from tests.contract.test_chart import render
+
+ALL = (
+    "exporter.enabled=true,exporter.ackMetrics=true,exporter.legacyPort=9445,exporter.counters=x\\,gauge\\,y,"
+    "exporter.webConfigSecret=web,monitoring.serviceMonitor.enabled=true,monitoring.alerts.enabled=true,"
+    "monitoring.dashboards.enabled=true,monitoring.labels.release=stack"
+)
+
+
+@pytest.fixture(scope="module")
+def helm() -> str:
+    return str(tools.find("helm"))
+
+
+def test_nothing_of_it_is_there_unless_asked_for(helm: str) -> None:
+    assert not [name for name in render(helm) if "exporter" in name[1] or "dashboard" in name[1]]
+
+
+def test_the_exporters_arguments_are_its_settings(helm: str) -> None:
+    pod = render(helm, "--set", ALL)["DaemonSet", "gpuslice-exporter"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][0] == "exporter"
+    parsed = command.make_context("exporter", list(translated(container["args"][1:]))).params
+    assert parsed["address"] == ":9400"
+    assert parsed["legacy_address"] == ":9445"
+    assert parsed["ack_metrics"] is True
+    assert parsed["collectors"] == "/etc/gpuslice-exporter/counters.csv"
+    assert pod["hostPID"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["volumes"]}
+    assert all("subPath" not in mount for mount in container["volumeMounts"])  # it would never change
+
+
+def test_the_applications_labels_survive_the_scrape(helm: str) -> None:
+    monitor = render(helm, "--set", ALL)["ServiceMonitor", "gpuslice-exporter"]
+    assert monitor["metadata"]["labels"]["release"] == "stack"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["honorLabels"] is True
+    assert any(rule.get("action") == "labeldrop" for rule in endpoint["relabelings"])
+
+
+def test_the_rules_and_dashboards_are_those_of_the_repository(helm: str) -> None:
+    objects = render(helm, "--set", ALL)
+    rules = objects["PrometheusRule", "gpuslice"]["spec"]
+    assert rules == yaml.safe_load((ROOT / RULES).read_text())
+    for name in dashboards():
+        data = objects["ConfigMap", f"gpuslice-dashboard-{name}"]
+        assert data["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert json.loads(data["data"][f"{name}.json"])["uid"] == dashboards()[name].uid
