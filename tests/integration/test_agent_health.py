@@ -12,7 +12,7 @@ import pytest
 
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
 from gpuslice.apps.agent.node import TooManyUnitsError
 from gpuslice.sim.cluster.faults import Fault
 from gpuslice.sim.kubelet.devices import AdmissionError
@@ -68,6 +68,16 @@ async def test_a_card_recovers_and_the_configmap_with_it(tmp_path: Path) -> None
         await eventually(lambda: node.kubelet.healthy() == 15, "card 1 is out")
         await eventually(lambda: node.kubelet.healthy() == 30, "card 1 is back")
         await configmap_says(node, "")
+
+        async def told() -> bool:
+            events = (await node.client.list(EVENTS, "default")).items or []
+            said = [(event.reason, event.message) for event in events]
+            return said == [
+                ("GPUOutOfUse", "card 1: Xid 79"),
+                ("GPUBackInUse", "card 1 is given out again"),
+            ]
+
+        await eventually(told, "events on the node")
 
 
 async def test_a_restart_of_the_agent_makes_no_card_well_and_keeps_the_operators_entries(

@@ -111,6 +111,8 @@ async def test_an_init_container_and_a_sidecar_stay_on_the_pods_card(tmp_path: P
             await node.kubelet.start_container(pod, name)
             written = list((tmp_path / "host" / "containers").glob("*/etc/limits"))
             assert any(f"memory={mib << 20} " in path.read_text() for path in written), name
+        owners = (tmp_path / "host" / "containers").glob("*/owner.json")
+        assert {json.loads(owner.read_text())["container"] for owner in owners} == {"init", "side", "app"}
         said = await node.annotated("p", ASSIGNED="true", IDX="1")
         assert said["ALIYUN_COM_GPU_MEM_POD"] == "6"
 

@@ -175,7 +175,15 @@ class CardKeeper:
         except KubeError as error:
             _log.warning("ConfigMap of unhealthy cards not written", extra={"error": str(error)})
             return
+        await self._tell(self._written or {}, wanted)
         self._written = wanted
+
+    async def _tell(self, before: dict[int, str], now: dict[int, str]) -> None:
+        """Say in `kubectl describe node` which cards left and came back."""
+        for index in sorted(now.keys() - before.keys()):
+            await self._writer.tell_node("GPUOutOfUse", f"card {index}: {now[index]}", warning=True)
+        for index in sorted(before.keys() - now.keys()):
+            await self._writer.tell_node("GPUBackInUse", f"card {index} is given out again", warning=False)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
         """What an earlier agent found is still so: its restart has mended nothing."""

@@ -18,7 +18,7 @@ from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstan
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
 from gpuslice.core.grant import placement_of_devices
 from gpuslice.core.holding import Holding, holder_of
-from gpuslice.core.model import ContainerRequest, Gpu, Node, Placement, Refusal
+from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Refusal
 
 FORGET_S = 60.0
 """How long kubelet may take from Allocate to its book; after that the pod was rejected for another reason."""
@@ -152,7 +152,11 @@ class Desk:
         match = holder_of(ids, self.book or ())
         if match is not None:
             pod = self._pod_named(match.holding.pod_key)
-            return Holder(pod, _container(pod, match.holding.container), match.exact) if pod else None
+            if pod is None:
+                return None
+            exact = match.exact
+            name = match.holding.container
+            return Holder(pod, _container(pod, name) if exact else _init_container(pod, len(ids)), exact)
         guess = next((guess for guess in reversed(self.guesses) if guess.ids == ids), None)
         pod = self._pods.get(guess.uid) if guess else None
         return Holder(pod, _container(pod, guess.container), False) if pod and guess else None
@@ -198,6 +202,13 @@ class Desk:
         """Of several pods of one name the one that lives."""
         named = [pod for pod in self._pods.values() if pod.view.key == key]
         return max(named, key=lambda pod: (not pod.view.finished, not pod.view.terminating), default=None)
+
+
+def _init_container(pod: NodePod, units: int) -> ContainerRequest | None:
+    """Whose ids the app containers use again: kubelet's book does not name it, but its amount does."""
+    containers = pod.view.request.containers if pod.view.request else ()
+    inits = (each for each in containers if each.kind is ContainerKind.INIT)
+    return next((each for each in inits if each.units == units), None)
 
 
 def _container(pod: NodePod, name: str) -> ContainerRequest | None:

@@ -50,7 +50,8 @@ class Starter:
         gets its own. A share of compute does not: where compute is divided, unknown means not yet.
         """
         holder = await self._identify(ids)
-        if self._rules().divides_compute and (holder is None or self._bookkeeper.problem):
+        told = holder is not None and holder.container is not None and not self._bookkeeper.problem
+        if self._rules().divides_compute and not told:
             raise GRPCError(
                 Status.UNAVAILABLE, "kubelet's book does not tell yet which container this is; try again"
             )

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from gpuslice.adapters.kube.events import EventRecorder
+from gpuslice.adapters.kube.objects import ObjectReference
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
@@ -20,6 +22,7 @@ class Writer:
     def __init__(self, client: KubeClient, node: str) -> None:
         self._client = client
         self._node = node
+        self._events = EventRecorder(client, "gpushare-device-plugin", host=node)
 
     async def repair(self, repair: Repair) -> bool:
         """Write a pod's annotations; False when the pod is gone or another one has its name now."""
@@ -40,6 +43,11 @@ class Writer:
 
     async def node_annotation(self, name: str, value: str) -> None:
         await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
+
+    async def tell_node(self, reason: str, message: str, *, warning: bool) -> None:
+        """An event on the node; one that cannot be written is only logged."""
+        about = ObjectReference(api_version="v1", kind="Node", name=self._node, uid=self._node)
+        await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
 
     async def unhealthy(self) -> dict[str, str] | None:
         """The node's ConfigMap of unhealthy cards; None when there is none."""
