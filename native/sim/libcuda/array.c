@@ -108,12 +108,26 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3
     return array_new(made, shape, levels);
 }
 
+struct level_search {
+    const struct array *parent;
+    struct object *found;
+};
+
+static void find_level(struct object *object, void *with)
+{
+    struct level_search *search = with;
+    if (((struct array *)object)->parent == search->parent)
+        search->found = object;
+}
+
 static void free_levels(const struct array *parent)
 {
-    for (struct object *next, *each = objects_first(OBJECT_ARRAY); each; each = next) {
-        next = each->next;
-        if (((struct array *)each)->parent == parent)
-            object_free(each);
+    for (;;) {
+        struct level_search search = {parent, NULL};
+        objects_each(OBJECT_ARRAY, find_level, &search);
+        if (!search.found)
+            return;
+        object_free(search.found);
     }
 }
 

@@ -88,13 +88,11 @@ EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph,
 }
 
 /* Streams that joined by waiting for a captured event leave with the one that began. */
-static void leave(struct graph *graph)
+static void leave(struct object *object, void *graph)
 {
-    for (struct object *each = objects_first(OBJECT_STREAM); each; each = each->next) {
-        struct stream *stream = (struct stream *)each;
-        if (stream->capturing == graph)
-            stream->capturing = NULL;
-    }
+    struct stream *stream = (struct stream *)object;
+    if (stream->capturing == graph)
+        stream->capturing = NULL;
 }
 
 EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
@@ -104,7 +102,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
     if (!stream->capturing)
         return CUDA_ERROR_ILLEGAL_STATE;
     struct graph *captured = stream->capturing;
-    leave(captured);
+    objects_each(OBJECT_STREAM, leave, captured);
     if (graph)
         *graph = captured;
     return CUDA_SUCCESS;

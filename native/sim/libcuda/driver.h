@@ -31,9 +31,12 @@ struct object {
 };
 
 void *object_new(enum object_kind kind, size_t bytes, struct context *owner);
+/* With fields that visitors look at set from the start. */
+void *object_new_as(enum object_kind kind, size_t bytes, struct context *owner, const void *initial);
 bool object_is(const void *handle, enum object_kind kind);
 void object_free(void *handle); /* releases its record too */
-struct object *objects_first(enum object_kind kind); /* the newest of the living */
+/* Visits the living, newest first; the visitor makes and frees no objects. */
+void objects_each(enum object_kind kind, void (*visit)(struct object *object, void *with), void *with);
 void objects_free_owned(enum object_kind kind, struct context *owner);
 
 struct device {

@@ -88,7 +88,8 @@ static CUresult run_node(const struct node *node, struct stream *stream, bool fr
     case NODE_MEM_ALLOC:
     case NODE_MEM_FREE: return run_memory(node, free_first);
     case NODE_HOST:
-        stream->last_task = task_add(stream->device->card, stream->mark, node->host.function, node->host.user_data);
+        __atomic_store_n(&stream->last_task, task_add(stream->device->card, stream->mark, node->host.function,
+                                                      node->host.user_data), __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     default: return CUDA_SUCCESS;
     }

@@ -166,15 +166,26 @@ EXPORT CUresult cuGreenCtxStreamCreate(CUstream *made, CUgreenCtx green, unsigne
     return *made ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+struct green_search {
+    const struct context *context;
+    CUgreenCtx found;
+};
+
+static void find_green(struct object *object, void *with)
+{
+    struct green_search *search = with;
+    if (((struct green_context *)object)->context == search->context)
+        search->found = (struct green_context *)object;
+}
+
 EXPORT CUresult cuStreamGetGreenCtx(CUstream handle, CUgreenCtx *green)
 {
     struct stream *stream;
     TRY(stream_of(handle, &stream));
     if (!green)
         return CUDA_ERROR_INVALID_VALUE;
-    *green = NULL;
-    for (struct object *each = objects_first(OBJECT_GREEN); each; each = each->next)
-        if (((struct green_context *)each)->context == stream->object.owner)
-            *green = (struct green_context *)each;
+    struct green_search search = {stream->object.owner, NULL};
+    objects_each(OBJECT_GREEN, find_green, &search);
+    *green = search.found;
     return CUDA_SUCCESS;
 }

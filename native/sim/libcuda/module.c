@@ -80,25 +80,35 @@ static void unload_from(struct module *module, int ordinal)
     module->records[ordinal] = 0;
 }
 
-static unsigned contexts_on(const struct device *device)
+struct unloading {
+    const struct context *context; /* it is inactive already */
+    bool last;                     /* and was the last on its device */
+};
+
+static void look_for_another(struct object *object, void *with)
 {
-    unsigned count = 0;
-    for (struct object *each = objects_first(OBJECT_CONTEXT); each; each = each->next)
-        count += ((struct context *)each)->device == device && ((struct context *)each)->active;
-    return count;
+    struct unloading *unloading = with;
+    const struct context *context = (struct context *)object;
+    if (context->device == unloading->context->device && context->active)
+        unloading->last = false;
+}
+
+static void unload_with(struct object *object, void *with)
+{
+    const struct unloading *unloading = with;
+    struct module *module = (struct module *)object;
+    if (object->owner != unloading->context && !(module->library && unloading->last))
+        return;
+    unload_from(module, unloading->context->device->ordinal);
+    forget_globals(module);
 }
 
 /* A library stays on a device until the last context there ends. Globals' addresses go with the context itself. */
 void modules_unload(const struct context *context)
 {
-    bool last = contexts_on(context->device) == 0; /* this one is inactive already */
-    for (struct object *each = objects_first(OBJECT_MODULE); each; each = each->next) {
-        struct module *module = (struct module *)each;
-        if (each->owner != context && !(module->library && last))
-            continue;
-        unload_from(module, context->device->ordinal);
-        forget_globals(module);
-    }
+    struct unloading unloading = {context, true};
+    objects_each(OBJECT_CONTEXT, look_for_another, &unloading);
+    objects_each(OBJECT_MODULE, unload_with, &unloading);
 }
 
 static void drop_globals(struct module *module)

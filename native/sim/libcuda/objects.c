@@ -38,12 +38,20 @@ static void unlink_living(struct object *object)
 
 void *object_new(enum object_kind kind, size_t bytes, struct context *owner)
 {
+    return object_new_as(kind, bytes, owner, NULL);
+}
+
+void *object_new_as(enum object_kind kind, size_t bytes, struct context *owner, const void *initial)
+{
     pthread_mutex_lock(&mutex);
     struct object *object = take_free(kind);
     if (!object)
         object = malloc(bytes);
     if (object) {
-        memset(object, 0, bytes);
+        if (initial)
+            memcpy(object, initial, bytes);
+        else
+            memset(object, 0, bytes);
         *object = (struct object){.magic = MAGIC, .kind = kind, .owner = owner};
         link_living(object);
     }
@@ -71,9 +79,12 @@ void object_free(void *handle)
     pthread_mutex_unlock(&mutex);
 }
 
-struct object *objects_first(enum object_kind kind)
+void objects_each(enum object_kind kind, void (*visit)(struct object *object, void *with), void *with)
 {
-    return living[kind];
+    pthread_mutex_lock(&mutex);
+    for (struct object *object = living[kind]; object; object = object->next)
+        visit(object, with);
+    pthread_mutex_unlock(&mutex);
 }
 
 static struct object *first_owned(enum object_kind kind, const struct context *owner)

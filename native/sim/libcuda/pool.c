@@ -204,14 +204,17 @@ void pool_trim(struct pool *pool, uint64_t keep)
     memory_unlock();
 }
 
+static void settle(struct object *object, void *device)
+{
+    struct pool *pool = (struct pool *)object;
+    if (pool->device == device && pool->reserved > pool->release_threshold)
+        trim(pool, pool->release_threshold);
+}
+
 void pools_settle(struct device *device)
 {
     memory_lock();
-    for (struct object *each = objects_first(OBJECT_POOL); each; each = each->next) {
-        struct pool *pool = (struct pool *)each;
-        if (pool->device == device && pool->reserved > pool->release_threshold)
-            trim(pool, pool->release_threshold);
-    }
+    objects_each(OBJECT_POOL, settle, device);
     memory_unlock();
 }
 

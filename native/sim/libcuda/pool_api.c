@@ -13,13 +13,8 @@ static CUresult pool_of(CUmemoryPool pool)
 
 static struct pool *pool_new(struct device *device)
 {
-    struct pool *pool = object_new(OBJECT_POOL, sizeof *pool, NULL);
-    if (!pool)
-        return NULL;
-    pool->device = device;
-    for (int i = 1; i <= 3; i++)
-        pool->reuse[i] = 1;
-    return pool;
+    const struct pool initial = {.device = device, .reuse = {0, 1, 1, 1}};
+    return object_new_as(OBJECT_POOL, sizeof initial, NULL, &initial);
 }
 
 static struct pool *default_pool(struct device *device)

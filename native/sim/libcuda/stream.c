@@ -5,14 +5,9 @@ static uint64_t last_id;
 
 struct stream *stream_new(struct context *context, unsigned flags, int priority)
 {
-    struct stream *stream = object_new(OBJECT_STREAM, sizeof *stream, context);
-    if (!stream)
-        return NULL;
-    stream->device = context->device;
-    stream->flags = flags;
-    stream->priority = priority;
-    stream->id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED);
-    return stream;
+    const struct stream initial = {.device = context->device, .flags = flags, .priority = priority,
+                                   .id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED)};
+    return object_new_as(OBJECT_STREAM, sizeof initial, context, &initial);
 }
 
 CUresult stream_of(CUstream handle, struct stream **stream)
@@ -37,12 +32,26 @@ void stream_wait(struct stream *stream)
     pools_settle(stream->device);
 }
 
+struct last_task {
+    const struct device *device;
+    uint64_t number;
+};
+
+static void find_last_task(struct object *object, void *with)
+{
+    struct last_task *last = with;
+    const struct stream *stream = (struct stream *)object;
+    uint64_t number = __atomic_load_n(&stream->last_task, __ATOMIC_RELAXED);
+    if (stream->device == last->device && number > last->number)
+        last->number = number;
+}
+
 void device_wait(struct device *device)
 {
+    struct last_task last = {device, 0};
     sim_engine_wait(device->card, sim_engine_mark(device->card));
-    for (struct object *each = objects_first(OBJECT_STREAM); each; each = each->next)
-        if (((struct stream *)each)->device == device)
-            task_wait(((struct stream *)each)->last_task);
+    objects_each(OBJECT_STREAM, find_last_task, &last);
+    task_wait(last.number); /* they run in order */
     pools_settle(device);
 }
 
@@ -144,8 +153,9 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capturing)
         return capture_host(stream, function, user_data);
-    stream->last_task = task_add(stream->device->card, stream->mark, function, user_data);
-    return stream->last_task ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t task = task_add(stream->device->card, stream->mark, function, user_data);
+    __atomic_store_n(&stream->last_task, task, __ATOMIC_RELAXED);
+    return task ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream handle, CUhostFn function, void *user_data)

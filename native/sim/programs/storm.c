@@ -24,12 +24,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocati
 CUresult cuMemRelease(CUmemGenericAllocationHandle);
 CUresult cuArrayCreate_v2(CUarray *, const CUDA_ARRAY_DESCRIPTOR *);
 CUresult cuArrayDestroy(CUarray);
+CUresult cuStreamCreate(CUstream *, unsigned);
+CUresult cuStreamDestroy_v2(CUstream);
+CUresult cuGraphCreate(CUgraph *, unsigned);
+CUresult cuGraphDestroy(CUgraph);
 
 #define SLOTS 64u
 #define THREADS 16
 #define MIB (1024ull * 1024ull)
 
-enum kind { NONE, PLAIN, MANAGED, POOLED, PHYSICAL, ARRAY, KINDS };
+enum kind { NONE, PLAIN, MANAGED, POOLED, PHYSICAL, ARRAY, STREAM, GRAPH, KINDS };
 
 static _Thread_local struct {
     enum kind kind;
@@ -54,6 +58,8 @@ static CUresult take(enum kind kind, size_t bytes, unsigned long long *handle)
     case POOLED: return cuMemAllocAsync(handle, bytes, NULL);
     case PHYSICAL: return cuMemCreate(handle, (bytes / (2 * MIB) + 1) * 2 * MIB, &properties, 0);
     case ARRAY: return cuArrayCreate_v2((CUarray *)handle, &shape);
+    case STREAM: return cuStreamCreate((CUstream *)handle, 0);
+    case GRAPH: return cuGraphCreate((CUgraph *)handle, 0);
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
@@ -67,6 +73,8 @@ static void give(unsigned slot)
     case POOLED: must(cuMemFreeAsync(handle, NULL), "cuMemFreeAsync"); break;
     case PHYSICAL: must(cuMemRelease(handle), "cuMemRelease"); break;
     case ARRAY: must(cuArrayDestroy((CUarray)(uintptr_t)handle), "cuArrayDestroy"); break;
+    case STREAM: must(cuStreamDestroy_v2((CUstream)(uintptr_t)handle), "cuStreamDestroy"); break;
+    case GRAPH: must(cuGraphDestroy((CUgraph)(uintptr_t)handle), "cuGraphDestroy"); break;
     default: break;
     }
     held[slot].kind = NONE;
@@ -98,8 +106,11 @@ static void *work(void *given)
     const struct work *it = given;
     unsigned short random[3] = {(unsigned short)it->seed, 7, 11};
     must(cuCtxSetCurrent(it->context), "cuCtxSetCurrent");
-    for (unsigned long long i = 0; i < it->steps; i++)
+    for (unsigned long long i = 1; i <= it->steps; i++) {
         step(random);
+        if (i % 64 == 0)
+            must(cuCtxSynchronize(), "cuCtxSynchronize");
+    }
     for (unsigned slot = 0; slot < SLOTS; slot++)
         give(slot);
     must(cuCtxSynchronize(), "cuCtxSynchronize");
