@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.kubeconfig import MissingConfigError
 from gpuslice.adapters.kube.objects import Container, Node, Pod
 from gpuslice.adapters.kube.resources import NODES, PODS
@@ -25,8 +25,13 @@ class NoKubeconfigError(GpusliceError):
 
 def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
     """A client for the cluster that flags and environment mean."""
+    return SyncClient(SyncTransport(connection_of(flags), timeout_s=timeout_s))
+
+
+def connection_of(flags: Flags) -> Connection:
+    """Where the cluster is, and the namespace that is meant."""
     try:
-        connection = connect(
+        return connect(
             flags.environ,
             kubeconfig=flags.kubeconfig,
             context=flags.context,
@@ -37,7 +42,6 @@ def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
         raise NoKubeconfigError(
             f"kubeconfig {error.path} failed to find due to {error.reason}, please set KUBECONFIG env"
         ) from error
-    return SyncClient(SyncTransport(connection, timeout_s=timeout_s))
 
 
 def read_report(client: SyncClient, node: str = "") -> Report:

@@ -31,6 +31,24 @@ def nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the pods of the namespace, under the same rule."""
+    from click.shell_completion import CompletionItem
+
+    from gpuslice.adapters.kube.resources import PODS
+    from gpuslice.apps.cli.cluster import client_of, connection_of
+    from gpuslice.core.errors import GpusliceError
+
+    given = {name: context.params.get(name) or "" for name in ("kubeconfig", "context", "namespace")}
+    try:
+        flags = flags_of(context, given)
+        found = client_of(flags, _PATIENCE_S).list(PODS, connection_of(flags).namespace)
+    except GpusliceError:
+        return []
+    names = (pod.metadata.name for pod in found)
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def kubectl_answer(command: click.Command, words: Sequence[str]) -> str:
     """What ``kubectl_complete-<plugin> WORDS…`` prints: one proposal a line, then what to do with them."""
     from click.shell_completion import ShellComplete

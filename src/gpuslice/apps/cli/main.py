@@ -31,6 +31,9 @@ COMMANDS = (
     Entry("top", "gpuslice.apps.cli.top", "command", "Show the cards of each node."),
     Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with a part of a card, on this machine."),
     Entry("ps", "gpuslice.apps.cli.run", "ps", "Show what runs here with a part of a card."),
+    Entry(
+        "explain", "gpuslice.apps.cli.explain", "command", "Tell why a pod waits, or why it is where it is."
+    ),
     Entry("simulate", "gpuslice.apps.cli.simulate", "command", "Try what would fit on which cards."),
     Entry(
         "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."

@@ -1,0 +1,182 @@
+"""Reads what explains one pod: the pod, the cluster's book, the last events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
+from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.apps.cli.cluster import connection_of
+from gpuslice.apps.cli.flags import Flags
+from gpuslice.core.contract import EXCLUSIVE_GPU, SYSTEM_NAMESPACE
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.explanation import Explanation, Place, Taint, Toleration, Wish, explain
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Node, Pod
+
+SHOWN_EVENTS = 5
+_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class NoSuchPodError(GpusliceError):
+    """There is no pod of that name; the message names the nearest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """All that is known about one pod. `neighbours`: units by pod key on the cards that it holds."""
+
+    pod: Pod
+    phase: str
+    scheduler: str
+    events: tuple[objects.Event, ...]
+    node: Node | None = None
+    neighbours: tuple[tuple[str, int], ...] = ()
+    explanation: Explanation | None = None
+    hints: tuple[str, ...] = ()
+
+
+def read(flags: Flags, name: str) -> Told:
+    """Ask the cluster. Raises `NoSuchPodError`."""
+    connection = connection_of(flags)
+    namespace, _, bare = name.removeprefix("pod/").rpartition("/")
+    client = SyncClient(SyncTransport(connection))
+    namespace = namespace or connection.namespace
+    found = _find(client, namespace, bare)
+    view = pod_view(found)
+    ledger, nodes = _ledger(client)
+    told = Told(view, found.status.phase, found.spec.scheduler_name, _events(client, view))
+    if view.node or view.request is None or view.finished:
+        return _sitting(told, found, ledger)
+    explanation = explain(ledger, map(_place, nodes), _wish(found, view))
+    return replace(told, explanation=explanation, hints=(*_wait_hints(found), *explanation.hints))
+
+
+def _sitting(told: Told, found: objects.Pod, ledger: Ledger) -> Told:
+    state = ledger.state(told.pod.node) if told.pod.node else None
+    return replace(
+        told,
+        node=state.node if state else None,
+        neighbours=_neighbours(ledger, told.pod),
+        hints=tuple(_sit_hints(told.pod, found)),
+    )
+
+
+def _find(client: SyncClient, namespace: str, name: str) -> objects.Pod:
+    try:
+        return client.get(PODS, name, namespace)
+    except NotFoundError as error:
+        from difflib import get_close_matches
+
+        names = [pod.metadata.name for pod in client.list(PODS, namespace)]
+        near = get_close_matches(name, names) or [each for each in names if each.startswith(name)][:3]
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; -n names another namespace"
+        raise NoSuchPodError(f'there is no pod "{name}" in namespace {namespace}{hint}') from error
+
+
+def _ledger(client: SyncClient) -> tuple[Ledger, list[objects.Node]]:
+    """The cluster's book, as the extender keeps it."""
+    ledger, nodes = Ledger(), client.list(NODES)
+    unhealthy = _unhealthy(client)
+    for node in nodes:
+        ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
+    for pod in client.list(PODS, fields=f"{_LIVING},spec.nodeName!="):
+        ledger.apply_pod(pod_view(pod))
+    return ledger, nodes
+
+
+def _unhealthy(client: SyncClient) -> dict[str, frozenset[int]]:
+    try:
+        views = [unhealthy_view(each) for each in client.list(CONFIG_MAPS, SYSTEM_NAMESPACE)]
+    except ForbiddenError:
+        return {}
+    return {view[0]: view[1] for view in views if view is not None}
+
+
+def _place(node: objects.Node) -> Place:
+    conditions = {each.type: each.status for each in node.status.conditions or ()}
+    return Place(
+        name=node.metadata.name,
+        ready=conditions.get("Ready", "True") == "True",
+        schedulable=not node.spec.unschedulable,
+        labels=node.metadata.labels or {},
+        taints=tuple(Taint(each.key, each.value, each.effect) for each in node.spec.taints or ()),
+    )
+
+
+def _wish(pod: objects.Pod, view: Pod) -> Wish:
+    assert view.request is not None
+    tolerations = (
+        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
+        for each in pod.spec.tolerations or ()
+    )
+    return Wish(view.request, pod.spec.node_selector or {}, tuple(tolerations))
+
+
+def _neighbours(ledger: Ledger, view: Pod) -> tuple[tuple[str, int], ...]:
+    book = ledger.book(view.node) if view.node else None
+    if book is None or view.placement is None:
+        return ()
+    cards = {share.gpu for share in view.placement.shares}
+    beside = [
+        (holding.pod.key, sum(share.units for share in holding.placement.shares if share.gpu in cards))
+        for holding in book.holdings.values()
+        if holding.placement is not None and holding.pod.uid != view.uid
+    ]
+    return tuple(sorted((key, units) for key, units in beside if units))
+
+
+def _gates(pod: objects.Pod) -> tuple[str, ...]:
+    conditions = pod.status.conditions or ()
+    return tuple(each.reason for each in conditions if each.type == "PodScheduled" and each.reason)
+
+
+def _events(client: SyncClient, view: Pod) -> tuple[objects.Event, ...]:
+    fields = f"involvedObject.kind=Pod,involvedObject.name={view.name}"
+    try:
+        found = client.list(EVENTS, view.namespace, fields=fields)
+    except ForbiddenError:
+        return ()
+    mine = [each for each in found if each.involved_object.uid in ("", view.uid)]
+    return tuple(sorted(mine, key=event_time)[-SHOWN_EVENTS:])
+
+
+def event_time(event: objects.Event) -> str:
+    return event.last_timestamp or event.first_timestamp or event.metadata.creation_timestamp or ""
+
+
+# -- hints about the pod alone -----------------------------------------------------------------------------
+
+
+def _wait_hints(found: objects.Pod) -> Sequence[str]:
+    hints = []
+    if "SchedulingGated" in _gates(found):
+        hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
+    if found.spec.scheduler_name not in ("", "default-scheduler"):
+        hints.append(f"It waits for scheduler {found.spec.scheduler_name}: see that one runs by that name.")
+    return hints
+
+
+def _sit_hints(view: Pod, found: objects.Pod) -> Sequence[str]:
+    if view.problem:
+        return (
+            ["Nothing places a pod like this: correct the field and create it anew."] if not view.node else []
+        )
+    if view.request is None:
+        whole = any(
+            EXCLUSIVE_GPU in (each.resources.limits or {}) for each in found.spec.containers if each.resources
+        )
+        kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
+        return [f"{kind}, so gpuslice has no say in where it goes."]
+    if view.placement is None:
+        return [
+            "No annotation says which card it holds, so it counts against every card of its node. "
+            "The node's agent writes the annotation when kubelet has given the device out."
+        ]
+    if not view.assigned and found.status.phase == "Running":
+        return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
+    return []

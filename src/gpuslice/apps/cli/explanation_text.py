@@ -1,0 +1,144 @@
+"""What explains one pod, in words for people and as a document for programs.
+
+`document`::
+
+    namespace, name, phase, scheduler
+    request      units, gpuCount, unitsPerGpu, corePercent
+    problem      why the request or the annotations cannot be read
+    node, gpus   where it is, and its units by card; assigned, neighbours[]
+    classes[]    reason, nodes[], fits, never, and where known best, card, most, detail
+    hints[]      sentences
+    events[]     time, type, reason, message, count; the newest last
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuslice.adapters.kube import objects
+from gpuslice.apps.cli.explanation import Told, event_time
+from gpuslice.apps.cli.table import aligned, row
+from gpuslice.core.explanation import Explanation, NodeClass
+from gpuslice.core.model import Gpu, Pod
+from gpuslice.core.units import limit_mib
+
+
+def text(told: Told) -> str:
+    """The whole story for people."""
+    pod = told.pod
+    parts = [f"Pod {pod.key} is {told.phase or 'Pending'}{f' on {pod.node}' if pod.node else ''}.\n"]
+    parts.append(_asked(pod))
+    if pod.placement is not None and pod.node:
+        parts.append(_where(told))
+    if told.explanation is not None:
+        parts.append("\n" + aligned(_rows(told.explanation)))
+    if told.hints:
+        parts.append("\n" + "".join(f"{hint}\n" for hint in told.hints))
+    if told.events:
+        parts.append("\nEvents:\n" + aligned("".join(map(_event_row, told.events))))
+    return "".join(parts)
+
+
+def _asked(pod: Pod) -> str:
+    problem = f"Problem: {pod.problem}\n" if pod.problem else ""
+    if pod.request is None:
+        return problem
+    each = f"{pod.request.units_per_gpu} units of one card"
+    if pod.request.gpu_count > 1:
+        each = f"{pod.request.units_per_gpu} units on each of {pod.request.gpu_count} cards of one node"
+    core = f", and {pod.request.core_percent} % of its compute" if pod.request.core_percent else ""
+    return f"{problem}It asks for {each}{core}.\n"
+
+
+def _where(told: Told) -> str:
+    assert told.pod.placement is not None
+    lines = []
+    for share in told.pod.placement.shares:
+        gpu = next((each for each in told.node.gpus if each.index == share.gpu), None) if told.node else None
+        of, limit = f" of {gpu.units}" if gpu else "", _limit(gpu, share.units)
+        lines.append(f"It holds {share.units}{of} units of card {share.gpu}{limit}.\n")
+    if told.neighbours:
+        beside = ", ".join(f"{key} ({units})" for key, units in told.neighbours)
+        lines.append(f"Beside it: {beside}.\n")
+    return "".join(lines)
+
+
+def _limit(gpu: Gpu | None, units: int) -> str:
+    if gpu is None or not gpu.memory_mib or units > gpu.units:
+        return ""
+    return f", limit {limit_mib(gpu.memory_mib, units, gpu.units)} MiB"
+
+
+def _rows(explanation: Explanation) -> str:
+    lines = [row("NODES", "WHAT SPEAKS AGAINST THEM", "MOST FREE ON ONE CARD", "EXAMPLE")]
+    for each in explanation.classes:
+        most = "-" if each.most is None else f"{each.most} ({each.best}, card {each.card})"
+        names = ", ".join(each.nodes[:2]) + (", …" if len(each.nodes) > 2 else "")
+        reason = f"nothing: {each.reason[0].lower()}{each.reason[1:]}" if each.fits else each.reason
+        lines.append(row(len(each.nodes), reason, most, names))
+    return "".join(lines)
+
+
+def _event_row(event: objects.Event) -> str:
+    times = f" (x{event.count})" if event.count > 1 else ""
+    return "  " + row(event_time(event), event.type, event.reason + times, event.message)
+
+
+# -- document ----------------------------------------------------------------------------------------------
+
+
+def document(told: Told) -> dict[str, Any]:
+    pod, request = told.pod, told.pod.request
+    return _known(
+        namespace=pod.namespace,
+        name=pod.name,
+        phase=told.phase or None,
+        scheduler=told.scheduler or None,
+        request=_request(pod) if request else None,
+        problem=pod.problem or None,
+        node=pod.node or None,
+        gpus={str(share.gpu): share.units for share in pod.placement.shares}
+        if pod.placement and pod.node
+        else None,
+        assigned=pod.assigned if pod.placement else None,
+        neighbours=[{"pod": key, "units": units} for key, units in told.neighbours] or None,
+        classes=[_class(each) for each in told.explanation.classes] if told.explanation else None,
+        hints=list(told.hints),
+        events=[
+            _known(
+                time=event_time(each) or None,
+                type=each.type,
+                reason=each.reason,
+                message=each.message,
+                count=each.count or None,
+            )
+            for each in told.events
+        ],
+    )
+
+
+def _request(pod: Pod) -> dict[str, Any]:
+    assert pod.request is not None
+    return _known(
+        units=pod.request.units,
+        gpuCount=pod.request.gpu_count,
+        unitsPerGpu=pod.request.units_per_gpu,
+        corePercent=pod.request.core_percent or None,
+    )
+
+
+def _class(each: NodeClass) -> dict[str, Any]:
+    return _known(
+        reason=each.reason,
+        nodes=list(each.nodes),
+        fits=each.fits,
+        never=each.never,
+        best=each.best,
+        card=each.card,
+        most=each.most,
+        detail=each.detail or None,
+    )
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

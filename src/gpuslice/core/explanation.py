@@ -1,0 +1,208 @@
+"""Why a pod waits: every class of nodes with what speaks against it, and the most that would fit there.
+
+The same ledger and the same placement as the extender's, asked by hand. kube-scheduler looks at more than
+cards; of that, what is read here keeps GPU pods out most often: cordons, readiness, taints, node selectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Placement, Request
+from gpuslice.core.placement import NO_ROOM, NodeState, place
+
+ROOM = "Has room now"
+NOT_SHARED = "Shares no cards"
+_REPELS = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __str__(self) -> str:
+        return f"{self.key}{'=' + self.value if self.value else ''}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """An empty key with operator Exists tolerates everything; an empty effect means all effects."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        if self.effect and self.effect != taint.effect:
+            return False
+        if not self.key:
+            return self.operator == "Exists"
+        return self.key == taint.key and (self.operator == "Exists" or self.value == taint.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What of a node decides, beside its cards."""
+
+    name: str
+    ready: bool = True
+    schedulable: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a pod wants of a node, beside cards."""
+
+    request: Request
+    selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """Nodes that are alike for the pod. `most` is the most free units on one card, on node `best`.
+
+    Both are None where no node of the class has a usable card.
+    """
+
+    reason: str
+    nodes: tuple[str, ...]
+    fits: bool = False
+    never: bool = False
+    best: str | None = None
+    card: int | None = None
+    most: int | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All classes, the largest first, and what follows from them in sentences."""
+
+    classes: tuple[NodeClass, ...]
+    hints: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return any(each.fits for each in self.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    reason: str
+    state: NodeState | None = None
+    fits: bool = False
+    never: bool = False
+    detail: str = ""
+
+    @property
+    def most(self) -> int:
+        return max(self.state.left, default=-1) if self.state is not None else -1
+
+
+def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
+    """Every node judged and put with its like."""
+    found = [_judge(ledger, place, wish) for place in places]
+    groups: dict[str, list[_Found]] = {}
+    for each in found:
+        groups.setdefault(each.reason, []).append(each)
+    classes = sorted(map(_class, groups.values()), key=lambda each: (not each.fits, -len(each.nodes)))
+    return Explanation(tuple(classes), tuple(_hints(found, wish.request)))
+
+
+def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
+    state = ledger.state(node.name)
+    if state is None or not state.node.gpus:
+        return _Found(node.name, NOT_SHARED, never=True)
+    barrier = obstacle(node, wish)
+    if barrier:
+        return _Found(node.name, barrier, state)
+    answer = place(state, wish.request)
+    if isinstance(answer, Placement):
+        cards = ", ".join(str(share.gpu) for share in answer.shares)
+        return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
+    return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
+
+
+def obstacle(node: Place, wish: Wish) -> str:
+    """What keeps the pod from the node before its cards are looked at, "" when nothing does."""
+    if not node.schedulable:
+        return "Cordoned"
+    if not node.ready:
+        return "Not ready"
+    for taint in node.taints:
+        if taint.effect in _REPELS and not any(each.covers(taint) for each in wish.tolerations):
+            return f"Taint {taint} is not tolerated"
+    for key, value in sorted(wish.selector.items()):
+        if node.labels.get(key) != value:
+            return f"Is not {key}={value}, as the pod's nodeSelector wants"
+    return ""
+
+
+def _class(members: Sequence[_Found]) -> NodeClass:
+    best = max(members, key=lambda each: each.most)
+    first = members[0]
+    common = NodeClass(
+        first.reason,
+        tuple(sorted(each.name for each in members)),
+        fits=first.fits,
+        never=all(each.never for each in members),
+        detail=best.detail,
+    )
+    if best.state is None or best.most < 0:
+        return common
+    card = best.state.node.gpus[best.state.left.index(best.most)].index
+    return NodeClass(
+        common.reason, common.nodes, common.fits, common.never, best.name, card, best.most, common.detail
+    )
+
+
+# -- what follows ----------------------------------------------------------------------------------------
+
+
+def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
+    shared = [each for each in found if each.state is not None]
+    if not shared:
+        yield f"No node shares its cards: label one cgpu=true, and see that it offers {GPU_MEM}."
+        return
+    if any(each.fits for each in found):
+        yield "There is room: if the pod still waits, look at its scheduler and at the events below."
+        return
+    if all(each.never for each in shared):
+        yield _too_large(shared, request)
+        return
+    yield from _pieces(shared, request)
+
+
+def _too_large(shared: Sequence[_Found], request: Request) -> str:
+    largest = max(gpu.units for each in shared if each.state for gpu in each.state.node.gpus)
+    cards = f" on each of {request.gpu_count} cards" if request.gpu_count > 1 else ""
+    return (
+        f"It will never fit here: it asks for {request.units_per_gpu} units{cards}, and the largest card of "
+        f"the nodes that share any has {largest}. Ask for less, or spread it over more cards."
+    )
+
+
+def _pieces(shared: Sequence[_Found], request: Request) -> Iterable[str]:
+    refused = [each for each in shared if each.state is not None and each.reason.startswith(NO_ROOM[:23])]
+    scattered = [(sum(each.state.left), each) for each in refused if each.state is not None]
+    enough = [(total, each) for total, each in scattered if total >= request.units]
+    if enough:
+        total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
+        yield (
+            f"The free memory is in pieces: {best.name} has {total} units free in all, the most on one card "
+            f"is {best.most}, and {request.units_per_gpu} are wanted of one card. It fits when a pod leaves."
+        )
+        return
+    all_free = sum(total for total, _ in scattered)
+    if all_free:
+        yield f"{all_free} units are free on all these nodes together, on none of them {request.units}."

@@ -1,0 +1,129 @@
+"""``gpuslice explain`` against the simulated API server."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpuslice.core.annotations import encode_gpus
+from gpuslice.core.contract import GPU_COUNT, NODE_GPUS
+from tests.builders import api_node, api_pod, make_gpu
+from tests.contract.test_cli_cluster import Shell, shell
+
+__all__ = ["shell"]
+
+
+def node(name: str, *cards: int, **fields: Any) -> dict[str, Any]:
+    """A node whose annotation tells the true size of its cards."""
+    gpus = tuple(make_gpu(index, units, node=name) for index, units in enumerate(cards))
+    annotations = {NODE_GPUS: encode_gpus(gpus)} if cards else None
+    made = api_node(name, sum(cards), len(cards), annotations=annotations, labels=fields.pop("labels", None))
+    made["spec"] |= fields
+    return made
+
+
+def placed(name: str, units: int, on: str, card: str, **annotations: str) -> dict[str, Any]:
+    where = {"ALIYUN_COM_GPU_MEM_IDX": card, "ALIYUN_COM_GPU_MEM_POD": str(units), **annotations}
+    return api_pod(name, str(units), node=on, annotations=where, phase="Running")
+
+
+def rows(out: str) -> list[list[str]]:
+    """The table's cells: columns are two spaces apart or more."""
+    lines = out[out.index("NODES") :].split("\n\n", maxsplit=1)[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+async def test_a_pod_that_waits_is_told_what_speaks_against_each_kind_of_node(shell: Shell) -> None:
+    nodes = [
+        node("full", 8, 8),
+        node("cordoned", 8, unschedulable=True),
+        node("tainted", 8, taints=[{"key": "team", "value": "b", "effect": "NoSchedule"}]),
+        node("plain"),
+        node("small", 4),
+    ]
+    await shell.has(nodes, [placed("a", 4, "full", "0"), placed("b", 3, "full", "1"), api_pod("p", "8")])
+    told = await shell("gpuslice", "explain", "p")
+    assert told.code == 0, told.err
+    assert told.out.startswith("Pod default/p is Pending.\nIt asks for 8 units of one card.\n")
+    assert sorted(rows(told.out)) == [
+        ["1", "Cordoned", "8 (cordoned, card 0)", "cordoned"],
+        ["1", "Shares no cards", "-", "plain"],
+        ["1", "Taint team=b:NoSchedule is not tolerated", "8 (tainted, card 0)", "tainted"],
+        ["2", "Insufficient GPU Memory in one device", "5 (full, card 1)", "full, small"],
+    ]
+    assert (
+        "The free memory is in pieces: full has 9 units free in all, the most on one card is 5, and 8 are "
+        "wanted of one card." in told.out
+    )
+
+
+async def test_a_pod_too_large_for_any_card_is_told_so(shell: Shell) -> None:
+    await shell.has([node("n1", 8, 8)], [api_pod("p", "9")])
+    assert (
+        "It will never fit here: it asks for 9 units, and the largest card"
+        in (await shell("gpuslice", "explain", "p")).out
+    )
+
+
+async def test_room_is_told_with_the_card(shell: Shell) -> None:
+    pod = api_pod("p", "4", nodeSelector={"zone": "a"}, tolerations=[{"operator": "Exists"}])
+    taint = [{"key": "team", "effect": "NoSchedule"}]
+    await shell.has([node("n1", 8, labels={"zone": "a"}, taints=taint), node("n2", 8)], [pod])
+    document = json.loads((await shell("gpuslice", "explain", "p", "-o", "json")).out)
+    assert document["request"] == {"units": 4, "gpuCount": 1, "unitsPerGpu": 4}
+    fits, other = document["classes"]
+    assert (fits["nodes"], fits["fits"], fits["detail"]) == (["n1"], True, "n1, card 0")
+    assert other["reason"] == "Is not zone=a, as the pod's nodeSelector wants"
+    assert document["hints"][-1].startswith("There is room")
+
+
+async def test_a_pod_that_sits_is_told_its_card_and_its_neighbours(shell: Shell) -> None:
+    await shell.has([node("n1", 15)], [placed("a", 4, "n1", "0"), placed("b", 3, "n1", "0")])
+    told = (await shell("gpuslice", "explain", "default/b")).out
+    assert told == (
+        "Pod default/b is Running on n1.\n"
+        "It asks for 3 units of one card.\n"
+        "It holds 3 of 15 units of card 0, limit 3226 MiB.\n"
+        "Beside it: default/a (4).\n"
+        "\n"
+        "The node's agent has not confirmed the card yet: see that it runs on that node.\n"
+    )
+
+
+async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> None:
+    await shell.has([node("n1", 8)], [api_pod("p", "7", labels={GPU_COUNT: "2"})])
+    event = {
+        "metadata": {"name": "e1", "namespace": "default"},
+        "involvedObject": {"kind": "Pod", "name": "p", "namespace": "default"},
+        "reason": "FailedScheduling",
+        "message": "0/1 nodes are available",
+        "type": "Warning",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+        "count": 3,
+    }
+    await create_event(shell, event)
+    told = (await shell("gpuslice", "explain", "p")).out
+    assert 'Problem: container "main": limits["aliyun.com/gpu-mem"] is "7", wants a multiple of 2' in told
+    assert "  2026-01-01T00:00:00Z  Warning  FailedScheduling (x3)  0/1 nodes are available" in told
+
+
+async def create_event(shell: Shell, event: dict[str, Any]) -> None:
+    from gpuslice.adapters.kube.client import KubeClient
+    from gpuslice.adapters.kube.config import Connection
+    from gpuslice.adapters.kube.resources import EVENTS
+    from gpuslice.adapters.kube.transport import AiohttpTransport
+
+    async with AiohttpTransport(Connection(shell.server.url)) as transport:
+        await KubeClient(transport).create(EVENTS, {"apiVersion": "v1", "kind": "Event", **event})
+
+
+async def test_a_pod_that_is_none_of_ours_is_told_so(shell: Shell) -> None:
+    await shell.has([node("n1", 8)], [api_pod("web", containers=[{"name": "a", "image": "a"}])])
+    assert "gpuslice has no say" in (await shell("gpuslice", "explain", "web")).out
+
+
+async def test_an_unknown_pod_names_the_nearest(shell: Shell) -> None:
+    await shell.has([node("n1", 8)], [api_pod("train-0")])
+    told = await shell("gpuslice", "explain", "trian-0")
+    assert told.code == 1
+    assert 'there is no pod "trian-0" in namespace default; did you mean train-0?' in told.err
