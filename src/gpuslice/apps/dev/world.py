@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
@@ -31,6 +31,8 @@ from gpuslice.sim.kubelet.settings import KubeletSettings
 from gpuslice.sim.scheduler import configuration
 from gpuslice.sim.scheduler.loop import Scheduler
 from gpuslice.sim.workload.images import ImageRegistry
+
+T = TypeVar("T")
 
 SPEED_UP = 40.0
 NODE_STATUS_S = 0.25
@@ -120,19 +122,29 @@ class World:
 
     async def _start(self) -> None:
         self._failed = asyncio.get_running_loop().create_future()
-        server = await self._stack.enter_async_context(ApiServer(Cluster(tracks_managers=True)))
-        self.places.kubeconfig.write_text(server.kubeconfig())
-        transport = AiohttpTransport(Connection(server.url), connections=CONNECTIONS)
-        self._client = KubeClient(await self._stack.enter_async_context(transport))
+        self._client = KubeClient(await self._enter(await self._api_server()))
         self._run(Controllers(self._client).run(), "controllers")
+        await self._start_scheduler()
+        registry = ImageRegistry(self.places.driver, product_image())
+        for number, plan in enumerate(self._plans):
+            await self._start_node(plan, self.places.folder / f"n{number}", registry)
+
+    async def _api_server(self) -> AiohttpTransport:
+        """An API server, with its kubeconfig in its place. The end-to-end tests put a real one here."""
+        server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
+        self.places.kubeconfig.write_text(server.kubeconfig())
+        return AiohttpTransport(Connection(server.url), connections=CONNECTIONS)
+
+    async def _start_scheduler(self) -> None:
+        """kube-scheduler with the extender in its configuration."""
         file = self.places.folder / "scheduler.yaml"
         file.write_text(scheduler_configuration(self.extender_port))
         scheduler = Scheduler(self._client, configuration.load(file))
         self._run(scheduler.run(), "scheduler")
-        registry = ImageRegistry(self.places.driver, product_image())
-        for number, plan in enumerate(self._plans):
-            await self._start_node(plan, self.places.folder / f"n{number}", registry)
         await self._until(scheduler.synced)
+
+    async def _enter(self, context: contextlib.AbstractAsyncContextManager[T]) -> T:
+        return await self._stack.enter_async_context(context)
 
     async def _start_node(self, plan: NodePlan, folder: Path, registry: ImageRegistry) -> None:
         settings = self._settings(plan, folder)

@@ -1,0 +1,85 @@
+"""The demo's story on a real control plane: kube-apiserver, etcd and kube-scheduler are the real ones.
+
+Kubelets stay simulated here, so what a real API server would have to fetch from a kubelet over TLS (exec and
+logs) is left out of the story; everything that decides is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.apps.dev import guard
+from gpuslice.apps.dev.install import scheduler_configuration
+from gpuslice.apps.dev.places import Places, find_places
+from gpuslice.apps.dev.player import Player, Score
+from gpuslice.apps.dev.steps import Story
+from gpuslice.apps.dev.stories import STORIES
+from gpuslice.apps.dev.world import CONNECTIONS, World
+from tests.e2e import control_plane
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
+]
+NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs")
+
+
+class RealWorld(World):
+    """A story's cluster whose API server and scheduler are Kubernetes' own."""
+
+    async def _api_server(self) -> AiohttpTransport:
+        folder = self.places.folder / "plane"
+        folder.mkdir()
+        self._sync = contextlib.ExitStack()
+        self._stack.callback(self._sync.close)
+        self._plane = await asyncio.to_thread(self._sync.enter_context, control_plane.api_server(folder))
+        shutil.copy(self._plane.kubeconfig, self.places.kubeconfig)
+        connection = connect(os.environ, kubeconfig=str(self.places.kubeconfig))
+        return AiohttpTransport(connection, connections=CONNECTIONS)
+
+    async def _start_scheduler(self) -> None:
+        extenders = yaml.safe_load(scheduler_configuration(self.extender_port))["extenders"]
+        context = control_plane.scheduler(self._plane, extenders, percentageOfNodesToScore=100)
+        await asyncio.to_thread(self._sync.enter_context, context)
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    found = find_places()
+    yield found
+    guard.end(found.mark.encode())
+    shutil.rmtree(found.root, ignore_errors=True)
+
+
+def deciding(story: Story) -> Story:
+    """The story without what needs the kubelet's own API."""
+    steps = tuple(step for step in story.steps if not any(part in step.command for part in NEEDS_KUBELET_API))
+    return replace(story, steps=steps)
+
+
+@pytest.mark.parametrize("name", list(STORIES))
+async def test_the_story_comes_out_on_a_real_control_plane(
+    name: str, places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story, score = deciding(STORIES[name]), Score()
+    here = places.below(name)
+    async with RealWorld(here, story.nodes) as world:
+        await Player(here, score, colour=False).play(story, world)
+    assert score.wrong == [], capsys.readouterr().out
+    assert score.right == len(story.steps)
+
+
+def test_the_places_of_the_story_are_short(places: Places) -> None:
+    assert len(str(places.folder)) < 60
+    assert Path(places.folder).is_dir()
