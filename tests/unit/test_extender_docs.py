@@ -1,0 +1,43 @@
+"""What can be set, measured and read of the extender is written down."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuslice.apps.extender.inspect import Metrics
+from gpuslice.apps.extender.routes import PREFIX
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.timing import ApiTimes
+from gpuslice.apps.settings import SettingInfo, SettingsError, describe, load
+from gpuslice.core import placement
+from gpuslice.core.ledger import Ledger
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/extender.md").read_text()
+
+
+@pytest.mark.parametrize("info", describe(ExtenderSettings), ids=lambda info: info.name)
+def test_every_setting_is_documented_in_its_own_words(info: SettingInfo) -> None:
+    assert f"| `{info.flag}` | {info.meaning}" in PAGE
+    assert info.meaning.endswith(".")
+
+
+def test_every_metric_is_documented() -> None:
+    metrics = Metrics(Ledger(), ApiTimes())
+    metrics.observe("filter", "yes", 0.1)
+    text = metrics.render(ready=True, leading=True).decode()
+    for name in set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)):
+        assert f"`{name}`" in PAGE
+
+
+def test_the_reasons_are_documented() -> None:
+    for reason in (placement.NO_ROOM, placement.NO_CORE, placement.CORE_REQUIRED):
+        assert f"`{reason}`" in PAGE
+    assert PREFIX in PAGE
+
+
+def test_half_of_a_certificate_stops_the_start() -> None:
+    with pytest.raises(SettingsError, match="--tls-certificate and --tls-key go together"):
+        load(ExtenderSettings, {"tls_key": "key.pem"}, {})
