@@ -117,3 +117,26 @@ must(cu.cuStreamSynchronize(stream))
 print(json.dumps([early, round(must(cu.cuEventElapsedTime(start, end)), 3)]))
 """
     assert bindings(body, state) == [600, 20.0]
+
+
+def test_numba_launches_its_kernels(state: Path) -> None:
+    """Kernels take time and compute nothing: what was copied in comes back as it was."""
+    for module, package in (
+        ("numba_cuda", "numba-cuda"),
+        ("nvidia.cu13", "nvidia-cuda-nvrtc and nvidia-nvvm"),
+    ):
+        if importlib.util.find_spec(module.split(".", maxsplit=1)[0]) is None:
+            pytest.skip(f"{package} is not installed")
+    body = """
+import numpy, warnings
+warnings.simplefilter("ignore")
+from numba import cuda
+@cuda.jit
+def add_one(values):
+    values[cuda.grid(1)] += 1
+values = cuda.to_device(numpy.arange(1024, dtype=numpy.float32))
+add_one[4, 256](values)
+cuda.synchronize()
+print(json.dumps([cuda.get_current_device().name, float(values.copy_to_host()[1023])]))
+"""
+    assert bindings(body, state) == ["NVIDIA H200", 1023.0]
