@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -137,3 +138,13 @@ async def test_a_program_that_wants_too_much_crashes_with_the_seeds_sentence(nod
         "CUDA error at cgpu_cuda_malloc.cu:119 code=2(cudaErrorMemoryAllocation) "
         '"cudaMalloc( (void**)&dev_c, malloc_size)"\n'
     )
+
+
+async def test_a_list_of_objects_is_applied_like_a_file_of_them(node: Node) -> None:
+    items = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"of": name}}
+        for name in ("one", "two")
+    ]
+    document = json.dumps({"apiVersion": "v1", "kind": "List", "items": items}).encode()
+    code, text = await kubectl(node, "apply", "-f", "-", stdin=document)
+    assert (code, text) == (0, "configmap/one created\nconfigmap/two created\n")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpuslice.sim.cluster.errors import no_such_path
-from gpuslice.sim.cluster.request import JSON, Object, Response, json_response
+from gpuslice.sim.cluster.request import JSON, Object, Request, Response, json_response
 from gpuslice.sim.cluster.resources import Resource
 from gpuslice.sim.cluster.schema import Field, Message, Schema
 
 if TYPE_CHECKING:
     from gpuslice.sim.cluster.cluster import Cluster
 
+PROTOBUF_TWO = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _SCALARS: dict[str, Object] = {
     "str": {"type": "string"},
     "int": {"type": "integer", "format": "int32"},
@@ -158,8 +159,13 @@ def _paths(resource: Resource) -> Object:
     return {collection: many, f"{collection}/{{name}}": one}
 
 
-def version_two(cluster: Cluster) -> Response:
-    """An empty Swagger document: clients that still ask for it find their kinds in version 3."""
+def version_two(request: Request) -> Response:
+    """An empty Swagger document: clients that still ask for it find their kinds in version 3.
+
+    kubectl asks for it in protobuf, where nothing at all is an empty document, before it applies a List.
+    """
+    if "protobuf" in request.accept:
+        return Response(200, b"", {"content-type": PROTOBUF_TWO})
     return json_response(
         {
             "swagger": "2.0",

@@ -40,7 +40,7 @@ def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:  #
         case "/version":
             return json_response(discovery.VERSION)
         case "/openapi/v2":
-            return openapi.version_two(cluster)
+            return openapi.version_two(request)
         case "/openapi/v3":
             return openapi.index(cluster)
     if path.startswith("/openapi/v3/"):
