@@ -1,14 +1,21 @@
-/* Nanoseconds a driver call takes, through whatever is preloaded: best of several rounds, 1 or more threads.
+/* Nanoseconds a driver call takes, through whatever is preloaded: best of several rounds, 1 or more threads, beside
+ * other processes that do the same at the same time.
  *
- *     interposer THREADS ROUNDS    prints one line per call: name and nanoseconds
+ *     interposer THREADS ROUNDS PROCESSES MEETING    prints one line per call: name and nanoseconds
+ *
+ * MEETING is a file of zeros that all processes map, to begin each round together.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 typedef unsigned long long address_t;
@@ -97,10 +104,33 @@ static double once(void (*work)(int), int calls, int threads)
     return (double)longest / calls;
 }
 
+static _Atomic uint64_t *arrived;
+static uint64_t processes = 1, meetings;
+
+static void meet(void)
+{
+    if (!arrived)
+        return;
+    meetings++;
+    atomic_fetch_add(arrived, 1);
+    while (atomic_load(arrived) < meetings * processes)
+        sched_yield();
+}
+
+static void open_meeting(const char *path, int count)
+{
+    int file = open(path, O_RDWR);
+    void *mapped = mmap(NULL, sizeof *arrived, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    check(mapped == MAP_FAILED, "mmap");
+    arrived = mapped;
+    processes = (uint64_t)count;
+}
+
 static void measure(const char *name, void (*work)(int), int calls, int threads, int rounds)
 {
     double best = 1e18;
     for (int i = 0; i < rounds; i++) {
+        meet();
         double took = once(work, calls, threads);
         best = took < best ? took : best;
         synchronize();
@@ -130,6 +160,8 @@ static void *make_kernel(void *driver)
 int main(int count, char **arguments)
 {
     int threads = count > 1 ? atoi(arguments[1]) : 1, rounds = count > 2 ? atoi(arguments[2]) : 7;
+    if (count > 4)
+        open_meeting(arguments[4], atoi(arguments[3]));
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     int device;
     if (!driver)
