@@ -144,13 +144,14 @@ class Bench:
     labels: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     source: GpuSource | None = None
+    seed: int = 1
     ready: bool = True  # wait until kubelet follows the device list
 
     def __post_init__(self) -> None:
         self.recording = self.folder / "cards.json"
         # Sockets have paths of at most 107 bytes, and pytest's own folders are deep.
         self._sockets = tempfile.TemporaryDirectory(prefix="kubelet-")
-        self.kubelet = NodeKubelet(Path(self._sockets.name))
+        self.kubelet = NodeKubelet(Path(self._sockets.name), self.seed)
         self.cluster = Cluster()
         self.record(self.cards)
         self._agent_task: asyncio.Task[None] | None = None

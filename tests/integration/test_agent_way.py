@@ -117,6 +117,30 @@ async def test_an_init_container_and_a_sidecar_stay_on_the_pods_card(tmp_path: P
         assert said["ALIYUN_COM_GPU_MEM_POD"] == "6"
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_on_several_cards_containers_may_use_an_init_containers_devices_again(
+    tmp_path: Path, seed: int
+) -> None:
+    """kubelet takes any of them, perhaps all of one card; the other containers are spread as asked for."""
+    async with Bench(tmp_path, {0: V100, 1: V100, 2: V100}, seed=seed).running() as node:
+        pod = await node.place(
+            "p",
+            0,
+            0,
+            2,
+            containers=[container(2, "a"), container(6, "b")],
+            initContainers=[container(4, "init")],
+            labels={"aliyun.com/gpu-count": "2"},
+        )
+        granted = await node.kubelet.admit(pod)
+        assert node.kubelet.ids(pod, "a") <= node.kubelet.ids(pod, "init")
+        for name in ("init", "a", "b"):
+            assert node.kubelet.cards(pod, name) <= {uuid(0), uuid(2)}
+            seen = set(granted[name].envs["NVIDIA_VISIBLE_DEVICES"].split(","))
+            assert seen == node.kubelet.cards(pod, name)
+            await node.kubelet.start_container(pod, name)
+
+
 async def test_a_share_of_compute_is_written_into_the_limits(tmp_path: Path) -> None:
     async with Bench(tmp_path, labels={"ack.node.gpu.schedule": "core_mem"}).running() as node:
         spec = container(4, **{"aliyun.com/gpu-core.percentage": "30"})

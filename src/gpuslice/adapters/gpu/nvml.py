@@ -46,7 +46,7 @@ class NvmlSource:
                     yield event
         finally:
             with contextlib.suppress(GpuUnavailableError):
-                await self._waiting.call(_translated(lambda: pynvml.nvmlEventSetFree(events)), 1.0)
+                await self._waiting.call(_translated(lambda: pynvml.nvmlEventSetFree(events)), 3.0)
 
     async def close(self) -> None:
         with contextlib.suppress(GpuUnavailableError):

@@ -142,7 +142,8 @@ class Desk:
         guess = Guess(pod.uid, claimed.want.container.name, ids, self._clock(), lasting)
         self.guesses.append(guess)
         got = placement_of_devices(ids, self.node)
-        if {share.gpu for share in got.shares} != set(claimed.want.cards):
+        cards = {share.gpu for share in got.shares}
+        if cards != set(claimed.want.cards) and len(cards) == claimed.want.request.gpu_count:
             self.wishes[pod.uid] = got  # so that the pod's other containers join this one
 
     # -- whose are they, and what must be written -------------------------------------------------------
