@@ -34,6 +34,7 @@ COMMANDS = (
     Entry(
         "explain", "gpuslice.apps.cli.explain", "command", "Tell why a pod waits, or why it is where it is."
     ),
+    Entry("doctor", "gpuslice.apps.cli.doctor", "command", "Look for what is wrong with a cluster."),
     Entry("simulate", "gpuslice.apps.cli.simulate", "command", "Try what would fit on which cards."),
     Entry(
         "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
@@ -42,6 +43,7 @@ COMMANDS = (
     Entry("agent", "gpuslice.apps.agent.main", "command", "Run the node agent: kubelet's device plugin."),
     Entry("exporter", "gpuslice.apps.exporter.main", "command", "Run the metrics exporter of a node."),
     Entry("webhook", "gpuslice.apps.webhook.main", "command", "Run the admission webhook."),
+    Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card and compare."),
     Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
     Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),
 )

@@ -1,0 +1,138 @@
+"""What ``gpuslice doctor`` reads of a cluster. What may not be read is said and left out, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError
+from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SECRETS, SERVICES, Resource
+from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.core.contract import SYSTEM_NAMESPACE
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+EXTENDER = "gpushare-schd-extender"
+PLUGIN_LABELS = "name=gpushare-device-plugin-ds"
+SCHEDULER_LABELS = "component=kube-scheduler"
+WEBHOOK_PREFIX = "gpuslice-"
+
+_GROUP = "admissionregistration.k8s.io/v1"
+SLICES = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", DICT)
+HOOKS = (
+    Resource(_GROUP, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", DICT, False),
+    Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
+)
+_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class Level(StrEnum):
+    ERROR = "error"  # something does not work, or memory is promised twice
+    WARNING = "warning"  # it will hurt some day, or some pods
+    NOTE = "note"  # worth knowing; nothing to do at once
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: what, where, and how to put it right."""
+
+    level: Level
+    where: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The cluster as it was read. `unreadable`: what could not be, and why."""
+
+    nodes: Sequence[Node] = ()
+    pods: Sequence[Pod] = ()
+    plugins: Sequence[Pod] = ()  # pods of the device plugin
+    schedulers: Sequence[Object] = ()  # pods of the cluster's own kube-scheduler
+    config_maps: Sequence[ConfigMap] = ()
+    services: Sequence[Object] = ()  # the extender's
+    slices: Sequence[Object] = ()  # endpoint slices of our services
+    hooks: Sequence[Object] = ()
+    secrets: Sequence[Object] = ()  # certificates of webhooks
+    unreadable: Sequence[str] = ()
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+class _Reader:
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client
+        self.unreadable: list[str] = []
+
+    def list(self, resource: Resource[T], namespace: str = "", **selectors: str) -> list[T]:
+        where = f"{resource.plural} of {namespace}" if namespace else resource.plural
+        return self._try(where, lambda: self._client.list(resource, namespace, **selectors), [])
+
+    def get(self, resource: Resource[T], name: str, namespace: str) -> T | None:
+        return self._try(
+            f"{resource.kind} {namespace}/{name}", lambda: self._client.get(resource, name, namespace), None
+        )
+
+    def _try(self, what: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except ForbiddenError:
+            self.unreadable.append(what)
+        except NotFoundError:
+            pass
+        return otherwise
+
+
+def read_facts(client: SyncClient) -> Facts:
+    """Ask the API server once for everything. UnavailableError when it does not answer."""
+    reader = _Reader(client)
+    services = reader.list(SERVICES, fields=f"metadata.name={EXTENDER}")
+    hooks = [
+        hook | {"kind": resource.kind}  # the items of a list do not say it
+        for resource in HOOKS
+        for hook in reader.list(resource)
+        if hook["metadata"]["name"].startswith(WEBHOOK_PREFIX)
+    ]
+    spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
+    return Facts(
+        nodes=reader.list(NODES),
+        pods=reader.list(PODS, fields=_LIVING),
+        plugins=reader.list(PODS, labels=PLUGIN_LABELS),
+        schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
+        config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
+        services=services,
+        slices=_slices(reader, services, hooks),
+        hooks=hooks,
+        secrets=_secrets(reader, hooks),
+        unreadable=tuple(reader.unreadable),
+    )
+
+
+def hook_service(hook: Object) -> tuple[str, str] | None:
+    """Namespace and name of the service that a webhook configuration calls."""
+    for each in hook.get("webhooks") or []:
+        service = each.get("clientConfig", {}).get("service")
+        if service:
+            return service["namespace"], service["name"]
+    return None
+
+
+def _slices(reader: _Reader, services: Sequence[Object], hooks: Sequence[Object]) -> list[Object]:
+    wanted = {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
+    wanted |= {service for hook in hooks if (service := hook_service(hook)) is not None}
+    return [
+        found
+        for space, name in sorted(wanted)
+        for found in reader.list(SLICES, space, labels=f"kubernetes.io/service-name={name}")
+    ]
+
+
+def _secrets(reader: _Reader, hooks: Sequence[Object]) -> list[Object]:
+    places = {service for hook in hooks if (service := hook_service(hook)) is not None}
+    found = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(places))
+    return [each for each in found if each is not None]

@@ -1,0 +1,208 @@
+"""Checks of nodes and pods: does everybody say the same about who has what?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gpuslice.adapters.kube.objects import Node, Pod
+from gpuslice.adapters.kube.views import node_view, pod_view
+from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level
+from gpuslice.core.contract import (
+    ANN_ASSIGNED,
+    ANN_INDEX,
+    EXCLUSIVE_GPU,
+    GPU_COUNT,
+    GPU_MEM,
+    LABEL_SCHEDULE,
+    LABEL_SHARED,
+    NODE_GPUS,
+)
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.quantity import whole_number
+
+_MOST_GIB = 1000  # no card has this many GiB: such units are MiB
+
+
+def shared_nodes(facts: Facts) -> Iterator[Finding]:
+    """Labels, resources and the annotation of the cards, node by node."""
+    for node in facts.nodes:
+        where = f"node {node.metadata.name}"
+        labels = node.metadata.labels or {}
+        shared, whole = _amount(node, GPU_MEM), _amount(node, EXCLUSIVE_GPU)
+        if shared and whole:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"offers both {GPU_MEM} ({shared}) and {EXCLUSIVE_GPU} ({whole}): cards are given out twice",
+                f"label it {LABEL_SHARED}=false, or take the exclusive device plugin off it",
+            )
+        if labels.get(LABEL_SHARED) == "true" and not shared:
+            yield _not_offered(facts, node)
+        yield from _left_without(node, labels, shared, whole)
+        yield from _contradiction(where, labels)
+        yield from _cards(node, where, shared)
+
+
+def _not_offered(facts: Facts, node: Node) -> Finding:
+    """A node that is to share and does not: whose fault is it?"""
+    name = node.metadata.name
+    plugin = next((pod for pod in facts.plugins if pod.spec.node_name == name), None)
+    if whole_number((node.status.capacity or {}).get(GPU_MEM)):
+        what = f"has {GPU_MEM} but none of it is allocatable: all of its cards are out of use"
+        fix = f"see ConfigMap unhealthy-gpu-{name} in kube-system and the log of the device plugin there"
+    elif plugin is None:
+        what = f"is labelled {LABEL_SHARED}=true and no device plugin runs there"
+        fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
+    elif _is_ready(plugin):
+        what = f"offers no {GPU_MEM} though device plugin {plugin.metadata.name} is ready there"
+        fix = "kubelet has not registered it: see its log for kubelet.sock, and kubelet's log for the plugin"
+    else:
+        what = f"offers no {GPU_MEM}: device plugin {plugin.metadata.name} is not ready"
+        fix = f"kubectl -n {plugin.metadata.namespace} logs {plugin.metadata.name}"
+    return Finding(Level.ERROR, f"node {name}", what, fix)
+
+
+def _is_ready(pod: Pod) -> bool:
+    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
+
+
+def _left_without(node: Node, labels: dict[str, str], shared: int, whole: int) -> Iterator[Finding]:
+    """The label was taken away instead of being set to false: nobody gives the cards out any more."""
+    if (
+        NODE_GPUS in (node.metadata.annotations or {})
+        and not (shared or whole)
+        and LABEL_SHARED not in labels
+    ):
+        yield Finding(
+            Level.WARNING,
+            f"node {node.metadata.name}",
+            f"has cards and offers neither {GPU_MEM} nor {EXCLUSIVE_GPU}: without label {LABEL_SHARED} no "
+            "device plugin runs there, and taking it away does not bring whole cards back",
+            f"label it {LABEL_SHARED}=false for whole cards, or {LABEL_SHARED}=true to share them",
+        )
+
+
+def _contradiction(where: str, labels: dict[str, str]) -> Iterator[Finding]:
+    mode, shared = labels.get(LABEL_SCHEDULE, ""), labels.get(LABEL_SHARED)
+    wants_shared = {"cgpu": True, "share": True, "core_mem": True, "default": False}.get(mode)
+    if wants_shared is not None and shared in ("true", "false") and wants_shared != (shared == "true"):
+        yield Finding(
+            Level.ERROR,
+            where,
+            f"labels disagree: {LABEL_SHARED}={shared} and {LABEL_SCHEDULE}={mode}",
+            "keep one of the two",
+        )
+
+
+def _cards(node: Node, where: str, shared: int) -> Iterator[Finding]:
+    if not shared:
+        return
+    view, capacity = node_view(node), whole_number((node.status.capacity or {}).get(GPU_MEM)) or 0
+    if view.problem:
+        yield Finding(
+            Level.WARNING, where, view.problem, "restart the device plugin there: it writes it anew"
+        )
+    if not _amount(node, GPU_COUNT):
+        yield Finding(
+            Level.WARNING,
+            where,
+            f"offers {GPU_MEM} without {GPU_COUNT}: other tools then see no card",
+            "the device plugin writes it again within a minute; see its log if it does not",
+        )
+    units = sum(gpu.units for gpu in view.gpus)
+    if NODE_GPUS in (node.metadata.annotations or {}) and not view.problem and units != capacity:
+        yield Finding(
+            Level.ERROR,
+            where,
+            f"kubelet counts {capacity} of {GPU_MEM}, the cards make {units}: the memory unit was changed "
+            "under running pods, or kubelet still counts the devices of before",
+            "drain the node, restart the device plugin, and if it stays, remove kubelet's "
+            "device-plugins/kubelet_internal_checkpoint and restart kubelet",
+        )
+
+
+def one_unit(facts: Facts) -> Iterator[Finding]:
+    """GiB here and MiB there: the same number in a pod then means different things."""
+    sizes = {
+        node.metadata.name: max((gpu.units for gpu in node_view(node).gpus), default=0)
+        for node in facts.nodes
+        if _amount(node, GPU_MEM)
+    }
+    mib = sorted(name for name, units in sizes.items() if units >= _MOST_GIB)
+    gib = sorted(name for name, units in sizes.items() if 0 < units < _MOST_GIB)
+    if mib and gib:
+        yield Finding(
+            Level.ERROR,
+            f"nodes {gib[0]}, {mib[0]}",
+            f"count {GPU_MEM} in different units: {gib[0]} in GiB, {mib[0]} in MiB",
+            "start every device plugin with the same --memory-unit; drain the nodes that change",
+        )
+
+
+def pods_and_cards(facts: Facts) -> Iterator[Finding]:
+    """Annotations against cards: unreadable, absent, unconfirmed, of cards that are not there."""
+    cards = {node.metadata.name: {gpu.index for gpu in node_view(node).gpus} for node in facts.nodes}
+    for found in facts.pods:
+        pod = pod_view(found)
+        where = f"pod {pod.key}"
+        if pod.problem:
+            yield Finding(Level.WARNING, where, pod.problem, "correct the field; a pod must be created anew")
+            continue
+        if pod.request is None or not pod.node:
+            continue
+        if pod.placement is None:
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"is on {pod.node} without annotation {ANN_INDEX}: no one knows its card, so it counts "
+                "against every card there",
+                "the agent there writes it when kubelet gave the devices out; else delete the pod, and see "
+                "that its scheduler calls the extender",
+            )
+            continue
+        gone = sorted(
+            share.gpu for share in pod.placement.shares if share.gpu not in cards.get(pod.node, set())
+        )
+        if gone:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"is annotated with card {gone[0]}, which {pod.node} does not have",
+                "delete the pod so that it is placed again",
+            )
+        elif not pod.assigned and found.status.phase == "Running":
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"runs and its card is not confirmed ({ANN_ASSIGNED} is not true): the annotation may name "
+                "another card than kubelet gave",
+                f"see that the device plugin of gpuslice runs on {pod.node}: it compares the two and repairs",
+            )
+
+
+def promised_twice(facts: Facts) -> Iterator[Finding]:
+    """Cards of which more is promised than there is."""
+    ledger = Ledger()
+    for node in facts.nodes:
+        ledger.apply_node(node_view(node))
+    for pod in facts.pods:
+        ledger.apply_pod(pod_view(pod))
+    for name, card, promised, units in ledger.overcommitted():
+        holders = sorted(_holders(ledger, name, card))
+        yield Finding(
+            Level.ERROR,
+            f"node {name}, card {card}",
+            f"{promised} units are promised of {units}, to {', '.join(holders)}",
+            "delete one of the pods; one scheduler only, with one extender, may place pods that share cards",
+        )
+
+
+def _holders(ledger: Ledger, name: str, card: int) -> Iterable[str]:
+    book = ledger.book(name)
+    for holding in book.holdings.values() if book else ():
+        if holding.placement and any(share.gpu == card for share in holding.placement.shares):
+            yield holding.pod.key
+
+
+def _amount(node: Node, resource: str) -> int:
+    return whole_number((node.status.allocatable or {}).get(resource)) or 0

@@ -1,0 +1,283 @@
+"""``gpuslice doctor``: each fault that it knows is made, found, and told with its cure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import trustme
+import yaml
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.apps.cli.certificate import ends
+from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES
+from gpuslice.apps.cli.doctor_services import sample_size
+from gpuslice.core.contract import GPU_COUNT, GPU_MEM
+from tests.builders import api_pod
+from tests.contract.test_cli_cluster import Shell, shell
+from tests.contract.test_cli_explain import node, placed
+
+__all__ = ["shell"]
+
+Object = dict[str, Any]
+
+
+def ready_slice(name: str, ready: bool = True) -> Object:
+    return {
+        "metadata": {"name": f"{name}-x", "labels": {"kubernetes.io/service-name": name}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}],
+    }
+
+
+def configuration(**changes: Any) -> Object:
+    """The ConfigMap of a second scheduler; None as a value takes a field out."""
+    section = {
+        "urlPrefix": "http://extender",
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "bindVerb": "bind",
+        "nodeCacheCapable": True,
+        "ignorable": False,
+        "managedResources": [{"name": GPU_MEM, "ignoredByScheduler": False}],
+    }
+    whole = {"kind": "KubeSchedulerConfiguration", "percentageOfNodesToScore": 100, "extenders": [section]}
+    for name, value in changes.items():
+        (whole if name in whole else section)[name] = value
+    return {"metadata": {"name": "scheduler"}, "data": {"config.yaml": yaml.safe_dump(whole)}}
+
+
+async def put(shell: Shell, *things: tuple[Any, Object]) -> None:
+    async with AiohttpTransport(Connection(shell.server.url)) as transport:
+        client = KubeClient(transport)
+        for resource, document in things:
+            head = {"apiVersion": resource.api_version, "kind": resource.kind}
+            await client.create(resource, head | document, "kube-system" if resource.namespaced else "")
+
+
+async def healthy(shell: Shell, **changes: Any) -> None:
+    service = {
+        "metadata": {"name": "gpushare-schd-extender"},
+        "spec": {"ports": [{"port": 12345}], "selector": {"app": "gpushare"}},
+    }
+    await put(
+        shell,
+        (SERVICES, service),
+        (SLICES, ready_slice("gpushare-schd-extender", changes.pop("ready", True))),
+        (CONFIG_MAPS, configuration(**changes)),
+    )
+
+
+async def findings(shell: Shell) -> tuple[int, dict[str, Object]]:
+    """The exit code, and the findings by where they are."""
+    told = await shell("gpuslice", "doctor", "-o", "json")
+    assert told.out, told.err
+    return told.code, {each["where"]: each for each in json.loads(told.out)["findings"]}
+
+
+async def test_a_healthy_cluster_has_nothing_to_tell(shell: Shell) -> None:
+    await healthy(shell)
+    pod = placed("a", 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
+    await shell.has([node("n1", 8, 8, labels={"cgpu": "true"})], [pod])
+    told = await shell("gpuslice", "doctor")
+    assert told.out == "1 nodes and 1 pods looked at: 0 errors, 0 warnings, 0 notes.\n"
+    assert told.code == 0
+
+
+def labelled(name: str, *cards: int, **labels: str) -> Object:
+    return node(
+        name, *cards, labels={key.replace("__", ".").replace("_S_", "/"): v for key, v in labels.items()}
+    )
+
+
+def without_resources(made: Object) -> Object:
+    for amounts in (made["status"]["capacity"], made["status"]["allocatable"]):
+        amounts.pop(GPU_MEM, None)
+        amounts.pop(GPU_COUNT, None)
+    return made
+
+
+def with_amounts(made: Object, **amounts: str | None) -> Object:
+    names = {"memory": GPU_MEM, "count": GPU_COUNT, "whole": "nvidia.com/gpu"}
+    for short, amount in amounts.items():
+        for each in (made["status"]["capacity"], made["status"]["allocatable"]):
+            each.pop(names[short], None)
+            if amount is not None:
+                each[names[short]] = amount
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "level", "what"),
+    [
+        (with_amounts(labelled("n1", 8), whole="1"), "error", "offers both aliyun.com/gpu-mem (8)"),
+        (without_resources(labelled("n1", cgpu="true")), "error", "no device plugin runs there"),
+        (without_resources(labelled("n1", 8)), "warning", "without label cgpu no device plugin runs there"),
+        (with_amounts(labelled("n1", 8), count=None), "warning", "without aliyun.com/gpu-count"),
+        (with_amounts(labelled("n1", 8), memory="8192"), "error", "kubelet counts 8192 of"),
+        (labelled("n1", 8, cgpu="true", ack__node__gpu__schedule="default"), "error", "labels disagree"),
+    ],
+)
+async def test_a_sick_node_is_told_with_its_cure(shell: Shell, made: Object, level: str, what: str) -> None:
+    await healthy(shell)
+    await shell.has([made])
+    code, found = await findings(shell)
+    assert code == 3
+    assert found["node n1"]["level"] == level
+    assert what in found["node n1"]["what"]
+    assert found["node n1"]["fix"]
+
+
+async def test_a_device_plugin_that_is_not_ready_is_named(shell: Shell) -> None:
+    await healthy(shell)
+    plugin = api_pod(
+        "plugin-x",
+        containers=[{"name": "a", "image": "a"}],
+        labels={"name": "gpushare-device-plugin-ds"},
+        node="n1",
+    )
+    await shell.has([without_resources(labelled("n1", cgpu="true"))], [plugin])
+    _, found = await findings(shell)
+    assert "device plugin plugin-x is not ready" in found["node n1"]["what"]
+
+
+async def test_different_units_in_one_cluster_are_found(shell: Shell) -> None:
+    await healthy(shell)
+    await shell.has([node("n1", 15), node("n2", 16130)])
+    _, found = await findings(shell)
+    assert "n1 in GiB, n2 in MiB" in found["nodes n1, n2"]["what"]
+
+
+async def test_pods_and_cards_that_do_not_agree_are_found(shell: Shell) -> None:
+    await healthy(shell)
+    pods = [
+        placed("a", 6, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true"),
+        placed("b", 6, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="false"),
+        placed("gone", 1, "n1", "7"),
+        api_pod("nowhere", "1", node="n1"),
+        api_pod("wrong", "7", labels={GPU_COUNT: "2"}),
+    ]
+    await shell.has([node("n1", 8)], pods)
+    _, found = await findings(shell)
+    assert found["node n1, card 0"]["what"] == "12 units are promised of 8, to default/a, default/b"
+    assert "is not confirmed" in found["pod default/b"]["what"]
+    assert "card 7, which n1 does not have" in found["pod default/gone"]["what"]
+    assert "no one knows its card" in found["pod default/nowhere"]["what"]
+    assert "wants a multiple of 2" in found["pod default/wrong"]["what"]
+    assert "pod default/a" not in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "what"),
+    [
+        ({"ignorable": True}, "error", "placed on cards that are full"),
+        ({"bindVerb": ""}, "error", "no bindVerb"),
+        ({"nodeCacheCapable": False}, "warning", "sends whole nodes"),
+        ({"preemptVerb": ""}, "note", "picked by the node's sum"),
+        (
+            {"managedResources": [{"name": GPU_MEM, "ignoredByScheduler": True}]},
+            "warning",
+            "nodes without cards fill",
+        ),
+    ],
+)
+async def test_a_scheduler_configuration_that_hurts_is_found(
+    shell: Shell, changes: Object, level: str, what: str
+) -> None:
+    await healthy(shell, **changes)
+    await shell.has([node("n1", 8)])
+    code, found = await findings(shell)
+    section = found["ConfigMap kube-system/scheduler, config.yaml"]
+    assert (section["level"], code) == (level, 0 if level == "note" else 3)
+    assert what in section["what"]
+
+
+async def test_a_sample_of_the_nodes_is_found(shell: Shell) -> None:
+    await healthy(shell, percentageOfNodesToScore=0)
+    await shell.has([node(f"n{number}", 8) for number in range(220)])
+    _, found = await findings(shell)
+    where = found["ConfigMap kube-system/scheduler, config.yaml"]
+    assert "the extender sees 107 of 220 nodes" in where["what"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "percentage", "shown"),
+    [(99, 0, 99), (100, 0, 100), (1000, 0, 420), (5000, 0, 500), (20000, 0, 1000), (5000, 100, 5000)],
+)
+def test_the_sample_is_what_kube_scheduler_takes(nodes: int, percentage: int, shown: int) -> None:
+    assert sample_size(nodes, percentage) == shown
+
+
+async def test_an_extender_that_is_away_is_found(shell: Shell) -> None:
+    await healthy(shell, ready=False)
+    await shell.has([node("n1", 8)])
+    _, found = await findings(shell)
+    assert "has no ready endpoint" in found["service kube-system/gpushare-schd-extender"]["what"]
+
+
+async def test_a_cluster_without_anything_says_what_is_missing(shell: Shell) -> None:
+    code, found = await findings(shell)
+    assert code == 3
+    assert "install the chart" in found["service gpushare-schd-extender"]["fix"]
+    assert found["cluster"]["level"] == "note"
+
+
+def hook(bundle: bytes, **fields: Any) -> Object:
+    each = {
+        "name": "mutate.gpuslice.io",
+        "clientConfig": {
+            "service": {"namespace": "kube-system", "name": "gpuslice-webhook", "path": "/mutate"},
+            "caBundle": base64.b64encode(bundle).decode(),
+        },
+        "rules": [],
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        **fields,
+    }
+    return {"metadata": {"name": "gpuslice-mutate"}, "webhooks": [each]}
+
+
+async def test_a_webhook_that_is_away_or_runs_out_is_found(shell: Shell) -> None:
+    await healthy(shell)
+    await shell.has([node("n1", 8)])
+    authority = trustme.CA()
+    short = authority.issue_cert("x", not_after=datetime.now(UTC) + timedelta(days=3))
+    secret = {
+        "metadata": {"name": "gpuslice-webhook-tls"},
+        "data": {"tls.crt": base64.b64encode(short.cert_chain_pems[0].bytes()).decode()},
+    }
+    await put(shell, (HOOKS[0], hook(authority.cert_pem.bytes(), failurePolicy="Fail")), (SECRETS, secret))
+    told = await shell("gpuslice", "doctor")
+    assert "service kube-system/gpuslice-webhook has no ready endpoint" in told.out
+    assert "failurePolicy is Fail and kube-system is not left out" in told.out
+    assert "its certificate runs out on" in told.out
+    assert told.code == 3
+
+
+async def test_a_webhook_that_is_well_is_not_mentioned(shell: Shell) -> None:
+    await healthy(shell)
+    await shell.has([node("n1", 8)])
+    authority = trustme.CA()
+    fields = {"failurePolicy": "Ignore"}
+    slice_ = ready_slice("gpuslice-webhook")
+    await put(shell, (HOOKS[0], hook(authority.cert_pem.bytes(), **fields)), (SLICES, slice_))
+    assert await findings(shell) == (0, {})
+
+
+@pytest.mark.parametrize("end", [datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC), datetime(2055, 1, 2, tzinfo=UTC)])
+def test_the_end_of_a_certificate_is_read(end: datetime) -> None:
+    """Before and after 2050 X.509 writes times differently."""
+    issued = trustme.CA().issue_cert("x", not_after=end)
+    assert ends(issued.cert_chain_pems[0].bytes()) == end
+
+
+@pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", b"x"])
+def test_what_is_no_certificate_has_no_end(text: bytes) -> None:
+    assert ends(text) is None
