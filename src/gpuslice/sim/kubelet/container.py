@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from gpuslice.core.model import ContainerKind
-from gpuslice.sim.kubelet import references, rootfs
+from gpuslice.sim.kubelet import references
 from gpuslice.sim.kubelet.backoff import BackOff, shown
 from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
-from gpuslice.sim.kubelet.environment import ConfigError, environment, expand
+from gpuslice.sim.kubelet.environment import ConfigError
 from gpuslice.sim.kubelet.node_services import NodeServices, device_options
 from gpuslice.sim.kubelet.prober import Prober
 from gpuslice.sim.kubelet.records import ContainerRecord, RunningState, TerminatedState, WaitingState
-from gpuslice.sim.kubelet.rootfs import Mount
 from gpuslice.sim.kubelet.runtime import Container, ContainerSpec, StartError
-from gpuslice.sim.kubelet.volumes import mounts_of
-from gpuslice.sim.scheduler.amounts import Object
+from gpuslice.sim.kubelet.specification import PodFacts, specify
 from gpuslice.sim.workload.images import Image, PullError
 
 RETRY_S = 10.0  # how soon a container that cannot be configured is looked at again
 START_ERROR_EXIT = 128
 DEFAULT_GRACE_S = 30
-
-
-@dataclass(frozen=True, slots=True)
-class PodFacts:
-    """What all containers of a pod share. `folder` is the pod's own folder on the node."""
-
-    pod: Object
-    folder: Path
-    volumes: Mapping[str, Path]
-    pod_ip: str
-    allocate: Callable[[str], Awaitable[None]]  # once more, for a container without its devices
-
-    @property
-    def uid(self) -> str:
-        return str(self.pod["metadata"]["uid"])
-
-    @property
-    def restart_policy(self) -> str:
-        return str(self.pod["spec"].get("restartPolicy", "Always"))
 
 
 class ContainerLife:
@@ -166,34 +143,8 @@ class ContainerLife:
         await self._devices_ready()
         options = device_options(node.book.holdings_of(facts.uid, self.record.name))
         read = await references.fetch(node.client, facts.pod)
-        own = environment(
-            facts.pod,
-            self._spec,
-            {**image.env, **options.environ},
-            read,
-            host_ip=node.settings.internal_ip,
-            pod_ip=facts.pod_ip,
-        )
-        mounts = [*mounts_of(self._spec, facts.volumes), *options.mounts]
-        return self._specify(image, own, mounts, dict(options.annotations))
-
-    def _specify(
-        self, image: Image, own: dict[str, str], mounts: list[Mount], annotations: dict[str, str]
-    ) -> ContainerSpec:
-        folder = self._facts.folder / self.record.name
-        root = rootfs.build(folder / "root", self._programs(image, own), mounts)
-        return ContainerSpec(
-            pod_uid=self._facts.uid,
-            name=self.record.name,
-            attempt=self._attempt,
-            image=self.record.image,
-            argv=self._argv(image, own),
-            environ={**own, **self._node_environment(own)},
-            rootfs=root,
-            log=folder / f"{self._attempt}.log",
-            working_dir=self._spec.get("workingDir") or image.working_dir,
-            driver=self._node.settings.driver if _sees_cards(own) else None,
-            annotations=annotations,
+        return specify(
+            node.settings, facts, self._spec, image, options=options, read=read, attempt=self._attempt
         )
 
     async def _devices_ready(self) -> None:
@@ -203,34 +154,6 @@ class ContainerLife:
             await self._facts.allocate(name)
         for one in book.holdings_of(self._facts.uid, name):
             await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
-
-    def _programs(self, image: Image, own: Mapping[str, str]) -> dict[str, Path]:
-        """The image's files and, as the container toolkit does, the driver's tools where cards are seen."""
-        driver = self._node.settings.driver
-        if driver is None or not _sees_cards(own):
-            return dict(image.programs)
-        tools = {f"/usr/bin/{name}": driver / name for name in rootfs.DRIVER_PROGRAMS}
-        return {**tools, **image.programs}
-
-    def _node_environment(self, own: Mapping[str, str]) -> dict[str, str]:
-        settings = self._node.settings
-        if settings.gpu_state is None or not _sees_cards(own):
-            return dict(settings.environ)
-        return {**settings.environ, "GPUSLICE_SIM_STATE": str(settings.gpu_state), **self._host_pid()}
-
-    def _host_pid(self) -> dict[str, str]:
-        """A pod with hostPID sees the node's processes: the driver lists them, /proc has their cgroups."""
-        if not self._facts.pod["spec"].get("hostPID"):
-            return {}
-        return {"GPUSLICE_SIM_HOST_PID": "1", "GPUSLICE_PROC": str(self._node.settings.proc)}
-
-    def _argv(self, image: Image, own: Mapping[str, str]) -> tuple[str, ...]:
-        """Kubernetes' rule: a command drops the image's own arguments."""
-        command = tuple(expand(one, own) for one in self._spec.get("command") or ())
-        arguments = tuple(expand(one, own) for one in self._spec.get("args") or ())
-        if command:
-            return command + arguments
-        return image.entrypoint + (arguments or image.command)
 
     # -- ending ----------------------------------------------------------------------------------
 
@@ -309,7 +232,3 @@ class ContainerLife:
 
     async def _tell(self, reason: str, message: str, warning: bool = False) -> None:
         await self._node.event(self._facts.pod, reason, message, warning=warning, container=self.record.name)
-
-
-def _sees_cards(environ: Mapping[str, str]) -> bool:
-    return environ.get("NVIDIA_VISIBLE_DEVICES", "void") not in ("", "void")

@@ -16,10 +16,11 @@ from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundErro
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.core.model import ContainerKind
 from gpuslice.sim.kubelet import references, status, volumes
-from gpuslice.sim.kubelet.container import DEFAULT_GRACE_S, RETRY_S, ContainerLife, PodFacts
+from gpuslice.sim.kubelet.container import DEFAULT_GRACE_S, RETRY_S, ContainerLife
 from gpuslice.sim.kubelet.environment import ConfigError
 from gpuslice.sim.kubelet.node_services import NodeServices
 from gpuslice.sim.kubelet.records import ContainerRecord, WaitingState, timestamp
+from gpuslice.sim.kubelet.specification import PodFacts
 from gpuslice.sim.scheduler.amounts import Object
 
 
