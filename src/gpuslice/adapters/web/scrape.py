@@ -1,0 +1,62 @@
+"""Reads an exporter's page back: what Prometheus sees, for programs that show it or compare with it."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuslice.core.errors import GpusliceError
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
+
+
+class ScrapeError(GpusliceError):
+    """The page cannot be had; the message names the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of a page."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One scrape."""
+
+    samples: tuple[Sample, ...]
+
+    def find(self, name: str, **labels: str) -> list[Sample]:
+        """Samples of a metric that carry these labels."""
+        return [one for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
+
+
+def parse(text: str) -> Page:
+    """A page in the text format 0.0.4. Lines that are no sample are left out."""
+    found = []
+    for line in text.splitlines():
+        if match := _SAMPLE.match(line):
+            labels = {name: _unescaped(value) for name, value in _LABEL.findall(match[2] or "")}
+            found.append(Sample(match[1], labels, float(match[3])))
+    return Page(tuple(found))
+
+
+def fetch(url: str, timeout_s: float = 5.0) -> Page:
+    """Scrape `url` now. Raises `ScrapeError`."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return parse(answer.read().decode("utf-8", "replace"))
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise ScrapeError(f"{url}: {error}") from error
+
+
+def _unescaped(value: str) -> str:
+    return re.sub(r'\\[\\"n]', lambda match: _ESCAPES[match[0]], value) if "\\" in value else value

@@ -1,0 +1,1 @@
+"""A known load on a card."""

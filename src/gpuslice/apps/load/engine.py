@@ -1,0 +1,114 @@
+"""Keeps a card busy to a level: a part of each short period it works, for the rest it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpuslice.adapters.gpu import cuda
+from gpuslice.adapters.gpu.cuda import Cuda, CudaError
+from gpuslice.apps.load.fields import Work
+from gpuslice.apps.load.kernels import ENTRY, kernel_for, ptx
+from gpuslice.core.errors import GpusliceError
+
+PERIOD_S = 0.05
+THREADS = 256
+BLOCKS_A_MULTIPROCESSOR = 8
+COPY_BYTES = 16 << 20
+SINK_BYTES = 4096
+LONGEST_BUFFER_BYTES = 1 << 30
+
+
+class CannotGenerateError(GpusliceError):
+    """This card, or this machine, cannot do that kind of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What was done between two reports: the busy part of the time, and work a second where it is counted."""
+
+    busy_ratio: float
+    gflops: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+class Engine:
+    """One kind of work on one card."""
+
+    def __init__(self, card: Cuda, work: Work) -> None:
+        self._card = card
+        self._kind = work.kind
+        self._moved = 0
+        if work.kind == "link":
+            raise CannotGenerateError(f"{work.title}: needs a second card of this process to copy to")
+        self._burst: Callable[[float], None]
+        if work.kind in {"to_host", "to_device"}:
+            self._host, self._device = card.allocate_host(COPY_BYTES), card.allocate(COPY_BYTES)
+            self._burst = self._copy
+        else:
+            self._prepare_kernel()
+            self._burst = self._compute
+
+    def run(self, level: float, seconds: float) -> Interval:
+        """Work for `seconds` at `level` (0…1 of the time)."""
+        began, busy_s, before = time.perf_counter(), 0.0, self._counted()
+        while (now := time.perf_counter()) - began < seconds:
+            self._burst(level * PERIOD_S)
+            busy_s += min(level * PERIOD_S, time.perf_counter() - now)
+            time.sleep(max(0.0, now + PERIOD_S - time.perf_counter()))
+        took_s = time.perf_counter() - began
+        done = self._counted() - before
+        moving = self._kind in {"to_host", "to_device"}
+        return Interval(
+            busy_ratio=busy_s / took_s,
+            gflops=0.0 if moving else done * self._flops / took_s / 1e9,
+            bytes_per_s=done / took_s if moving else 0.0,
+        )
+
+    def _prepare_kernel(self) -> None:
+        card = self._card
+        kernel = kernel_for(self._kind, card.attribute(cuda.MAJOR))
+        self._flops = kernel.flops
+        self._blocks = card.attribute(cuda.MULTIPROCESSORS) * BLOCKS_A_MULTIPROCESSOR
+        self._sink = card.allocate(SINK_BYTES)
+        card.fill(self._sink, SINK_BYTES)
+        self._buffer, self._buffer_bytes = self._sink, SINK_BYTES
+        if self._kind == "memory":
+            self._buffer, self._buffer_bytes = self._make_buffer()
+        try:
+            self._kernel = card.kernel(ptx(kernel), ENTRY)
+        except CudaError as error:
+            raise CannotGenerateError(f"{self._kind}: the driver refuses the kernel: {error}") from error
+
+    def _make_buffer(self) -> tuple[int, int]:
+        """Larger than the card's caches; less where there is a limit."""
+        size = LONGEST_BUFFER_BYTES
+        while True:
+            try:
+                return self._card.allocate(size), size
+            except CudaError as error:
+                if error.code != cuda.OUT_OF_MEMORY or size <= COPY_BYTES:
+                    raise
+                size //= 2
+
+    def _compute(self, seconds: float) -> None:
+        if seconds > 0:
+            parameters = (int(seconds * 1e9), self._sink, self._buffer, self._buffer_bytes)
+            self._card.launch(self._kernel, self._blocks, THREADS, parameters)
+            self._card.synchronize()
+
+    def _copy(self, seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            if self._kind == "to_host":
+                self._card.copy_to_host(self._host, self._device, COPY_BYTES)
+            else:
+                self._card.copy_to_device(self._device, self._host, COPY_BYTES)
+            self._moved += COPY_BYTES
+
+    def _counted(self) -> int:
+        """Rounds of all warps, or bytes moved, so far."""
+        if self._kind in {"to_host", "to_device"}:
+            return self._moved
+        return self._card.read_u64(self._sink)

@@ -1,0 +1,35 @@
+"""What each field id means as a load: the kernel, the words of the report, and what measures it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kind of load. `field` is its series; `exact`: it should show the level that was asked for."""
+
+    number: int
+    title: str
+    kind: str
+    field: str
+    exact: bool = False
+
+
+WORKS = {
+    work.number: work
+    for work in (
+        Work(1001, "GrActivity", "busy", "DCGM_FI_PROF_GR_ENGINE_ACTIVE", exact=True),
+        Work(1002, "SmActivity", "busy", "DCGM_FI_PROF_SM_ACTIVE", exact=True),
+        Work(1003, "SmOccupancy", "busy", "DCGM_FI_PROF_SM_OCCUPANCY"),
+        Work(1004, "TensorEngineActive", "tensor", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"),
+        Work(1005, "DramUtil", "memory", "DCGM_FI_PROF_DRAM_ACTIVE"),
+        Work(1006, "Fp64EngineActive", "fp64", "DCGM_FI_PROF_PIPE_FP64_ACTIVE"),
+        Work(1007, "Fp32EngineActive", "fp32", "DCGM_FI_PROF_PIPE_FP32_ACTIVE"),
+        Work(1008, "Fp16EngineActive", "fp16", "DCGM_FI_PROF_PIPE_FP16_ACTIVE"),
+        Work(1009, "PcieTxBytes", "to_host", "DCGM_FI_PROF_PCIE_TX_BYTES"),
+        Work(1010, "PcieRxBytes", "to_device", "DCGM_FI_PROF_PCIE_RX_BYTES"),
+        Work(1011, "NvLinkTxBytes", "link", "DCGM_FI_PROF_NVLINK_TX_BYTES"),
+        Work(1012, "NvLinkRxBytes", "link", "DCGM_FI_PROF_NVLINK_RX_BYTES"),
+    )
+}

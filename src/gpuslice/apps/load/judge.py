@@ -1,0 +1,87 @@
+"""Compares what was generated with what an exporter's page says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuslice.adapters.web.scrape import Page
+from gpuslice.apps.load.fields import Work
+
+MIB = 1 << 20
+USED = "gpuslice_container_memory_used_bytes"
+REFUSED = "gpuslice_container_memory_refused_total"
+SM = "gpuslice_container_sm_utilization_ratio"
+CARD_MEMORY = "gpuslice_gpu_memory_used_bytes"
+CARD_BUSY = "gpuslice_gpu_utilization_ratio"
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """Which container, and which card, the page is asked about. Without a pod it is the card alone."""
+
+    uuid: str
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+    def labels(self) -> dict[str, str]:
+        found = {"namespace": self.namespace, "pod": self.pod, "container": self.container}
+        return {"gpu_uuid": self.uuid, **{name: value for name, value in found.items() if value}}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One comparison. `measured` is None when the page has no such series: then nothing was proven."""
+
+    series: str
+    generated: float
+    measured: float | None
+    agrees: bool
+
+
+def judge_work(page: Page, who: Who, work: Work, busy_ratio: float, tolerance: float) -> list[Verdict]:
+    """The field's own series, where the card has it, and the busy time of the container or the card."""
+    found = []
+    field = value_of(page, work.field, UUID=who.uuid)
+    if field is not None:
+        agrees = _near(busy_ratio, field, tolerance) if work.exact else field > 0 or busy_ratio == 0
+        found.append(Verdict(work.field, busy_ratio, field, agrees))
+    if work.kind in {"to_host", "to_device", "link"}:
+        return found
+    name = SM if who.pod else CARD_BUSY
+    busy = value_of(page, name, **who.labels())
+    if who.pod or busy is not None:
+        measured_agrees = busy is not None and _near(busy_ratio, busy, tolerance)
+        found.append(Verdict(name, busy_ratio, busy, measured_agrees))
+    return found
+
+
+def judge_memory(page: Page, who: Who, held_bytes: int, seen_bytes: int, tolerance: float) -> list[Verdict]:
+    """`held_bytes` were allocated, `seen_bytes` are used as the driver tells this process: with its context.
+
+    Under a limit the two sides must be the same figure; without one `seen_bytes` is the whole card's.
+    """
+    name = USED if who.pod else CARD_MEMORY
+    used = value_of(page, name, **who.labels())
+    if used is None:
+        return [Verdict(name, seen_bytes, None, agrees=False)]
+    room = max(32 * MIB, seen_bytes * tolerance)
+    return [Verdict(name, seen_bytes, used, agrees=held_bytes <= used <= seen_bytes + room)]
+
+
+def judge_refusal(page: Page, who: Who) -> list[Verdict]:
+    """A refusal of the interposer must have been counted."""
+    refused = value_of(page, REFUSED, **who.labels())
+    if not who.pod or refused is None:
+        return []
+    return [Verdict(REFUSED, 1, refused, agrees=refused >= 1)]
+
+
+def value_of(page: Page, name: str, **labels: str) -> float | None:
+    """The one value of these labels; None when there is none, the sum over containers when several."""
+    found = page.find(name, **labels)
+    return sum(one.value for one in found) if found else None
+
+
+def _near(generated: float, measured: float, tolerance: float) -> bool:
+    return abs(generated - measured) <= tolerance

@@ -1,0 +1,252 @@
+"""``gpuslice load``: a known load, in dcgmproftester's terms, and what an exporter makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import click
+
+from gpuslice.adapters.gpu import cuda
+from gpuslice.adapters.gpu.cuda import Cuda, CudaError, CudaMissingError
+from gpuslice.adapters.web.scrape import ScrapeError, fetch
+from gpuslice.apps.load.engine import CannotGenerateError, Engine, Interval
+from gpuslice.apps.load.fields import WORKS, Work
+from gpuslice.apps.load.judge import MIB, Verdict, Who, judge_memory, judge_refusal, judge_work
+
+_ATTRIBUTES = {
+    "MAX_THREADS_PER_MULTIPROCESSOR": cuda.MAX_THREADS,
+    "MULTIPROCESSOR_COUNT": cuda.MULTIPROCESSORS,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": cuda.MAX_SHARED,
+    "COMPUTE_CAPABILITY_MAJOR": cuda.MAJOR,
+    "COMPUTE_CAPABILITY_MINOR": cuda.MINOR,
+    "GLOBAL_MEMORY_BUS_WIDTH": cuda.BUS_WIDTH,
+    "MEMORY_CLOCK_RATE": cuda.MEMORY_CLOCK,
+}
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+SETTLE_S = 3.0
+"""How long an exporter that samples once a second may need to show a change."""
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that was done and found."""
+
+    card: str = ""
+    uuid: str = ""
+    intervals: list[dict[str, Any]] = field(default_factory=list)
+    held_bytes: int = 0
+    refused_at_bytes: int | None = None
+    refusal: str = ""
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        return all(verdict.agrees for verdict in self.verdicts)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the command line asks for."""
+
+    works: tuple[Work, ...]
+    duration_s: float
+    report_s: float
+    level: float
+    hold_bytes: int
+    grow_bytes: int
+    url: str
+    who: Who
+    tolerance: float
+    as_json: bool
+
+    def say(self, line: str = "") -> None:
+        if not self.as_json:
+            click.echo(line)
+
+
+@click.command("load")
+@click.option("-t", "--fieldId", "fields", default="", metavar="IDS", help="Field ids, e.g. 1004, or all.")
+@click.option("-d", "--duration", default=30.0, show_default=True, help="Seconds for each field.")
+@click.option("-r", "--report", default=1.0, show_default=True, help="Seconds between two lines.")
+@click.option("-i", "--gpuIds", "card", default="0", show_default=True, help="Which visible card.")
+@click.option("--level", default=100.0, show_default=True, help="Percent of the time to be busy.")
+@click.option("--hold", default="", metavar="SIZE", help="Memory to hold meanwhile, e.g. 4GiB.")
+@click.option("--grow", default="", metavar="SIZE", help="Take memory in such steps until it is refused.")
+@click.option("--validate", "url", default="", metavar="URL", help="An exporter's /metrics to compare with.")
+@click.option("--namespace", default="", help="Of the pod that this runs in [default: $POD_NAMESPACE].")
+@click.option("--pod", default="", help="Its name [default: $POD_NAME].")
+@click.option("--container", default="", help="Name of the container, where the pod has several.")
+@click.option("--tolerance", default=10.0, show_default=True, help="Percent by which the two may part.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--no-dcgm-validation", is_flag=True, help="Accepted: nothing here needs DCGM.")
+@click.option("--target-max-value", is_flag=True, help="The same as --level 100.")
+@click.option("--mode", default="", help="Accepted and ignored.")
+def command(**given: Any) -> None:
+    """Put a known load on a card, and compare it with what an exporter says.
+
+    \b
+    Examples:
+      gpuslice load -t 1004 -d 45                        tensor cores for 45 s, as dcgmproftester does
+      gpuslice load -t 1001 --level 30 --hold 4GiB       30 % busy, holding 4 GiB
+      gpuslice load --grow 512MiB                        take memory until it is refused, and say where
+      gpuslice load -t 1002 --validate http://NODE:9400/metrics
+    """
+    try:
+        order = _order(given)
+        report = _run(order, Cuda(int(given["card"])))
+    except (CudaError, CudaMissingError, CannotGenerateError, ScrapeError) as error:
+        raise click.ClickException(str(error)) from error
+    if order.as_json:
+        click.echo(json.dumps({**asdict(report), "agrees": report.agrees}))
+    if not report.agrees:
+        raise SystemExit(1)
+
+
+def _run(order: Order, card: Cuda) -> Report:
+    report = Report(card.name, card.uuid)
+    who = Who(card.uuid, order.who.namespace, order.who.pod, order.who.container)
+    _greet(order, card)
+    if order.hold_bytes:
+        card.fill(card.allocate(order.hold_bytes), order.hold_bytes)
+        report.held_bytes = order.hold_bytes
+        order.say(f"Holding {order.hold_bytes / MIB:.0f} MiB")
+    if order.grow_bytes:
+        _grow(order, card, report)
+    for work in order.works:
+        _generate(order, card, work, report, who)
+    if not order.works and (order.hold_bytes or order.grow_bytes):
+        time.sleep(max(order.duration_s, SETTLE_S if order.url else 0.0))
+    if order.url and report.held_bytes:
+        free, total = card.memory()
+        page = fetch(order.url)
+        found = judge_memory(page, who, report.held_bytes, total - free, order.tolerance)
+        if report.refused_at_bytes is not None:
+            found += judge_refusal(page, who)
+        _add_verdicts(order, report, found)
+    return report
+
+
+def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) -> None:
+    engine = Engine(card, work)
+    began, busy = time.monotonic(), 0.0
+    while (passed := time.monotonic() - began) < order.duration_s:
+        interval = engine.run(order.level, min(order.report_s, order.duration_s - passed))
+        busy = interval.busy_ratio
+        measured = _measured(order, work, who)
+        order.say(line(work, interval, measured))
+        report.intervals.append(
+            {"field": work.number, "title": work.title, "measured": measured, **asdict(interval)}
+        )
+    if order.url:
+        engine.run(order.level, SETTLE_S)  # the exporter's last sample is then of this load
+        verdicts = judge_work(fetch(order.url), who, work, busy, order.tolerance)
+        _add_verdicts(order, report, verdicts)
+
+
+def line(work: Work, interval: Interval, measured: float | None) -> str:
+    """One report, in the shape of dcgmproftester's lines."""
+    generated = f"{interval.busy_ratio:.3f}" if work.exact else "???"
+    shown = 0.0 if measured is None else measured
+    if interval.bytes_per_s:
+        return f"{work.title}: generated {interval.bytes_per_s / MIB:.1f}, dcgm {shown / MIB:.1f} MiB/sec"
+    flops = f" ({interval.gflops:.1f} gflops)" if interval.gflops else ""
+    return f"{work.title}: generated {generated}, dcgm {shown:.3f}{flops}"
+
+
+def _measured(order: Order, work: Work, who: Who) -> float | None:
+    if not order.url:
+        return None
+    found = fetch(order.url).find(work.field, UUID=who.uuid)
+    return found[0].value if found else None
+
+
+def _grow(order: Order, card: Cuda, report: Report) -> None:
+    while True:
+        try:
+            card.fill(card.allocate(order.grow_bytes), order.grow_bytes)
+        except CudaError as error:
+            if error.code != cuda.OUT_OF_MEMORY:
+                raise
+            report.refused_at_bytes = report.held_bytes + order.grow_bytes
+            report.refusal = str(error)
+            step, held = order.grow_bytes / MIB, report.held_bytes / MIB
+            order.say(f"Refused: {step:.0f} MiB more than {held:.0f} MiB: {error}")
+            return
+        report.held_bytes += order.grow_bytes
+        order.say(f"Holding {report.held_bytes / MIB:.0f} MiB")
+
+
+def _add_verdicts(order: Order, report: Report, verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        report.verdicts.append(verdict)
+        seen = "absent" if verdict.measured is None else f"{verdict.measured:g}"
+        word = "agrees" if verdict.agrees else "PARTS"
+        order.say(f"{verdict.series}: generated {verdict.generated:g}, exporter {seen}: {word}")
+
+
+def _greet(order: Order, card: Cuda) -> None:
+    order.say("Skipping CreateDcgmGroups() since DCGM validation is disabled")
+    values = {name: card.attribute(number) for name, number in _ATTRIBUTES.items()}
+    for name, value in values.items():
+        order.say(f"CU_DEVICE_ATTRIBUTE_{name}: {value}")
+    bandwidth = values["GLOBAL_MEMORY_BUS_WIDTH"] // 8 * values["MEMORY_CLOCK_RATE"] * 1000 * 2
+    order.say(f"Max Memory bandwidth: {bandwidth} bytes ({bandwidth / 1e9:.2f} GiB)")
+    order.say("CudaInit completed successfully.")
+    order.say()
+    order.say("Skipping WatchFields() since DCGM validation is disabled")
+
+
+def _order(given: dict[str, Any]) -> Order:
+    environ = os.environ
+    if not 0 <= given["level"] <= 100:
+        raise click.BadParameter(f"level is {given['level']}, wants 0 to 100")
+    who = Who(
+        "",
+        given["namespace"] or environ.get("POD_NAMESPACE", ""),
+        given["pod"] or environ.get("POD_NAME", ""),
+        given["container"],
+    )
+    works = tuple(_works(given["fields"].strip()))
+    if not works and not given["hold"] and not given["grow"]:
+        works = (WORKS[1001],)
+    return Order(
+        works=works,
+        duration_s=given["duration"],
+        report_s=given["report"],
+        level=1.0 if given["target_max_value"] else given["level"] / 100,
+        hold_bytes=size_bytes(given["hold"]),
+        grow_bytes=size_bytes(given["grow"]),
+        url=given["url"],
+        who=who,
+        tolerance=given["tolerance"] / 100,
+        as_json=given["output"] == "json",
+    )
+
+
+def _works(text: str) -> Iterator[Work]:
+    if text == "all":
+        yield from (work for work in WORKS.values() if work.kind != "link")
+        return
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        if not part.isdecimal() or int(part) not in WORKS:
+            raise click.BadParameter(
+                f'field id is "{part}", wants one of {min(WORKS)} to {max(WORKS)}, or all'
+            )
+        yield WORKS[int(part)]
+
+
+def size_bytes(text: str) -> int:
+    """``4GiB``, ``512M`` or plain bytes; 0 for nothing."""
+    if not text:
+        return 0
+    number = text.rstrip("iBKMGb ")
+    unit = text[len(number) :].strip().upper().removesuffix("B").removesuffix("I")
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError):
+        raise click.BadParameter(f'size is "{text}", wants e.g. 4GiB or 512MiB') from None
