@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,60 +18,7 @@ from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM
 from gpuslice.core.hami import HamiRules
 from gpuslice.sim.cluster.patch import json_patch
 from tests.builders import api_container, api_pod
-
-Object = dict[str, Any]
-PLAIN = AdmissionRules()
-HAMI = HamiRules(card_units=80, models=("NVIDIA-A100-SXM4-80GB", "Tesla-T4"))
-
-
-def review(pod: Object, operation: str = "CREATE", old: Object | None = None, user: str = "alice") -> bytes:
-    request = {
-        "uid": "u1",
-        "operation": operation,
-        "resource": {"group": "", "version": "v1", "resource": "pods"},
-        "namespace": "default",
-        "userInfo": {"username": user},
-        "object": pod,
-        "oldObject": old,
-    }
-    return msgspec.json.encode(
-        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-    )
-
-
-def mutated(pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None) -> Object:
-    """The pod after its patch; AssertionError with the sentence when it is denied."""
-    response = Reviewer(rules, hami).mutate(decode_review(review(pod)))["response"]
-    assert response["allowed"], response["status"]["message"]
-    if "patch" not in response:
-        return pod
-    changed: Object = json_patch(
-        msgspec.json.decode(msgspec.json.encode(pod)),
-        msgspec.json.decode(base64.b64decode(response["patch"])),
-    )
-    return changed
-
-
-def denial(pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None) -> str:
-    response = Reviewer(rules, hami).mutate(decode_review(review(pod)))["response"]
-    assert not response["allowed"]
-    return str(response["status"]["message"])
-
-
-def invalid(pod: Object, rules: AdmissionRules = PLAIN, **update: Any) -> str:
-    """The sentence of the validating webhook, "" when it lets the pod pass."""
-    response = Reviewer(rules).validate(decode_review(review(pod, **update)))["response"]
-    return str(response["status"]["message"]) if not response["allowed"] else ""
-
-
-def with_env(*env: Object, **fields: Any) -> Object:
-    return api_pod(containers=[api_container("4") | {"env": list(env)} | fields])
-
-
-def env_of(pod: Object, container: int = 0) -> dict[str, Any]:
-    entries = pod["spec"]["containers"][container].get("env") or []
-    return {each["name"]: each.get("value", each.get("valueFrom")) for each in entries}
-
+from tests.unit.admission_rig import HAMI, Object, denial, env_of, invalid, mutated, review, with_env
 
 # -- environment -------------------------------------------------------------------------------------------
 
@@ -236,92 +182,6 @@ def test_other_objects_are_let_through() -> None:
 def test_what_is_no_review_is_called_malformed(body: bytes) -> None:
     with pytest.raises(MalformedError):
         decode_review(body)
-
-
-# -- HAMi's names ------------------------------------------------------------------------------------------
-
-
-def hami_pod(annotations: dict[str, str] | None = None, **limits: Any) -> Object:
-    named = {f"nvidia.com/{name.replace('_', '-')}": value for name, value in limits.items()}
-    return api_pod(containers=[api_container(**named)], annotations=annotations)
-
-
-def asked(pod: Object) -> Object:
-    found: Object = pod["spec"]["containers"][0]["resources"]["limits"]
-    assert found == pod["spec"]["containers"][0]["resources"]["requests"]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("limits", "ours"),
-    [
-        ({"gpu": "1", "gpumem": "4096"}, {GPU_MEM: "4"}),
-        ({"gpumem": 3000}, {GPU_MEM: "3"}),
-        ({"gpu": 1, "gpumem_percentage": "50"}, {GPU_MEM: "40"}),
-        ({"gpu": 2, "gpumem": "4096"}, {GPU_MEM: "8"}),
-        ({"gpumem": 1024, "gpucores": "31"}, {GPU_MEM: "1", "aliyun.com/gpu-core.percentage": "35"}),
-        ({"gpucores": "50"}, {GPU_MEM: "80", "aliyun.com/gpu-core.percentage": "50"}),
-        ({"gpumem": 1024, "gpucores": 0}, {GPU_MEM: "1"}),
-    ],
-)
-def test_hamis_amounts_become_ours(limits: Object, ours: Object) -> None:
-    changed = mutated(hami_pod(**limits), hami=HAMI)
-    assert asked(changed) == ours
-    assert changed["metadata"].get("labels", {}).get(GPU_COUNT) == ("2" if limits.get("gpu") == 2 else None)
-
-
-def test_whole_cards_and_a_shut_door_are_left_alone() -> None:
-    whole = hami_pod(gpu="2")
-    assert mutated(whole, hami=HAMI) == whole
-    theirs = hami_pod(gpu="1", gpumem="4096")
-    assert mutated(theirs) == theirs
-
-
-def test_a_wanted_model_becomes_a_wanted_node() -> None:
-    pod = hami_pod({"nvidia.com/use-gputype": "a100,H100", "nvidia.com/nouse-gputype": "t4"}, gpumem="1024")
-    pod["spec"]["affinity"] = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [
-                    {"matchExpressions": [{"key": "zone", "operator": "Exists"}]},
-                    {"matchExpressions": [{"key": "disk", "operator": "Exists"}]},
-                ]
-            }
-        }
-    }
-    affinity = mutated(pod, hami=HAMI)["spec"]["affinity"]["nodeAffinity"]
-    (required,) = affinity.values()
-    for term in required["nodeSelectorTerms"]:
-        assert term["matchExpressions"][1:] == [
-            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-A100-SXM4-80GB"]},
-            {"key": "nvidia.com/gpu.product", "operator": "NotIn", "values": ["Tesla-T4"]},
-        ]
-
-
-@pytest.mark.parametrize(
-    ("pod", "rules", "sentence"),
-    [
-        (
-            hami_pod(gpumem_percentage="50"),
-            HamiRules(),
-            'gpumem-percentage"] is "50", wants nvidia.com/gpumem',
-        ),
-        (hami_pod(gpumem_percentage="500"), HAMI, "wants a whole number from 1 to 100"),
-        (hami_pod(gpumem="1", gpumem_percentage="5"), HAMI, "wants either this or nvidia.com/gpumem"),
-        (hami_pod(gpumem="0"), HAMI, 'limits["nvidia.com/gpumem"] is "0"'),
-        (hami_pod(gpumem="1024", priority="1"), HAMI, 'limits["nvidia.com/priority"] is "1"'),
-        (hami_pod(gpu="2", gpumem="1024", gpucores="50"), HAMI, "a share of compute is of one card"),
-        (hami_pod({"nvidia.com/use-gpuuuid": "GPU-1"}, gpumem="1"), HAMI, 'use-gpuuuid"] is "GPU-1"'),
-        (hami_pod({"nvidia.com/numa-bind": "true"}, gpumem="1"), HAMI, "not chosen by NUMA node"),
-        (hami_pod({"nvidia.com/vgpu-mode": "mig"}, gpumem="1"), HAMI, 'vgpu-mode"] is "mig"'),
-        (hami_pod({"nvidia.com/use-gputype": "H200"}, gpumem="1"), HAMI, "knows as a value of label"),
-        (hami_pod({"nvidia.com/nouse-gputype": "T4"}, gpumem="1"), HamiRules(), "of label"),
-    ],
-)
-def test_what_has_no_counterpart_is_denied_with_a_sentence(
-    pod: Object, rules: HamiRules, sentence: str
-) -> None:
-    assert sentence in denial(pod, hami=rules)
 
 
 # -- any pod -----------------------------------------------------------------------------------------------

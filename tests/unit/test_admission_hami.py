@@ -1,0 +1,95 @@
+"""HAMi's way of asking, translated or denied with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpuslice.core.contract import GPU_COUNT, GPU_MEM
+from gpuslice.core.hami import HamiRules
+from tests.builders import api_container, api_pod
+from tests.unit.admission_rig import HAMI, Object, denial, mutated
+
+
+def hami_pod(annotations: dict[str, str] | None = None, **limits: Any) -> Object:
+    named = {f"nvidia.com/{name.replace('_', '-')}": value for name, value in limits.items()}
+    return api_pod(containers=[api_container(**named)], annotations=annotations)
+
+
+def asked(pod: Object) -> Object:
+    found: Object = pod["spec"]["containers"][0]["resources"]["limits"]
+    assert found == pod["spec"]["containers"][0]["resources"]["requests"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("limits", "ours"),
+    [
+        ({"gpu": "1", "gpumem": "4096"}, {GPU_MEM: "4"}),
+        ({"gpumem": 3000}, {GPU_MEM: "3"}),
+        ({"gpu": 1, "gpumem_percentage": "50"}, {GPU_MEM: "40"}),
+        ({"gpu": 2, "gpumem": "4096"}, {GPU_MEM: "8"}),
+        ({"gpumem": 1024, "gpucores": "31"}, {GPU_MEM: "1", "aliyun.com/gpu-core.percentage": "35"}),
+        ({"gpucores": "50"}, {GPU_MEM: "80", "aliyun.com/gpu-core.percentage": "50"}),
+        ({"gpumem": 1024, "gpucores": 0}, {GPU_MEM: "1"}),
+    ],
+)
+def test_hamis_amounts_become_ours(limits: Object, ours: Object) -> None:
+    changed = mutated(hami_pod(**limits), hami=HAMI)
+    assert asked(changed) == ours
+    assert changed["metadata"].get("labels", {}).get(GPU_COUNT) == ("2" if limits.get("gpu") == 2 else None)
+
+
+def test_whole_cards_and_a_shut_door_are_left_alone() -> None:
+    whole = hami_pod(gpu="2")
+    assert mutated(whole, hami=HAMI) == whole
+    theirs = hami_pod(gpu="1", gpumem="4096")
+    assert mutated(theirs) == theirs
+
+
+def test_a_wanted_model_becomes_a_wanted_node() -> None:
+    pod = hami_pod({"nvidia.com/use-gputype": "a100,H100", "nvidia.com/nouse-gputype": "t4"}, gpumem="1024")
+    pod["spec"]["affinity"] = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "zone", "operator": "Exists"}]},
+                    {"matchExpressions": [{"key": "disk", "operator": "Exists"}]},
+                ]
+            }
+        }
+    }
+    affinity = mutated(pod, hami=HAMI)["spec"]["affinity"]["nodeAffinity"]
+    (required,) = affinity.values()
+    for term in required["nodeSelectorTerms"]:
+        assert term["matchExpressions"][1:] == [
+            {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-A100-SXM4-80GB"]},
+            {"key": "nvidia.com/gpu.product", "operator": "NotIn", "values": ["Tesla-T4"]},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("pod", "rules", "sentence"),
+    [
+        (
+            hami_pod(gpumem_percentage="50"),
+            HamiRules(),
+            'gpumem-percentage"] is "50", wants nvidia.com/gpumem',
+        ),
+        (hami_pod(gpumem_percentage="500"), HAMI, "wants a whole number from 1 to 100"),
+        (hami_pod(gpumem="1", gpumem_percentage="5"), HAMI, "wants either this or nvidia.com/gpumem"),
+        (hami_pod(gpumem="0"), HAMI, 'limits["nvidia.com/gpumem"] is "0"'),
+        (hami_pod(gpumem="1024", priority="1"), HAMI, 'limits["nvidia.com/priority"] is "1"'),
+        (hami_pod(gpu="2", gpumem="1024", gpucores="50"), HAMI, "a share of compute is of one card"),
+        (hami_pod({"nvidia.com/use-gpuuuid": "GPU-1"}, gpumem="1"), HAMI, 'use-gpuuuid"] is "GPU-1"'),
+        (hami_pod({"nvidia.com/numa-bind": "true"}, gpumem="1"), HAMI, "not chosen by NUMA node"),
+        (hami_pod({"nvidia.com/vgpu-mode": "mig"}, gpumem="1"), HAMI, 'vgpu-mode"] is "mig"'),
+        (hami_pod({"nvidia.com/use-gputype": "H200"}, gpumem="1"), HAMI, "knows as a value of label"),
+        (hami_pod({"nvidia.com/nouse-gputype": "T4"}, gpumem="1"), HamiRules(), "of label"),
+    ],
+)
+def test_what_has_no_counterpart_is_denied_with_a_sentence(
+    pod: Object, rules: HamiRules, sentence: str
+) -> None:
+    assert sentence in denial(pod, hami=rules)
