@@ -71,14 +71,18 @@ class Names:
 
     def asked(self, raw: bytes) -> Asked:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
-        version = (self.fleet.cards_version, len(self.fleet.row_of))
-        if version != self._version:
-            self._table, self._version = NameTable(self.fleet.row_of), version
-            self._expected.clear()
+        self.renew()
         for each in self._expected:
             if each.raw == raw:
                 return each
         return Asked(self._table, raw, self._table.rows(raw))
+
+    def renew(self) -> None:
+        """Make a new table if nodes came or went since the last."""
+        version = (self.fleet.cards_version, len(self.fleet.row_of))
+        if version != self._version:
+            self._table, self._version = NameTable(self.fleet.row_of), version
+            self._expected.clear()
 
     def expect(self, asked: Asked) -> None:
         """kube-scheduler prioritizes what filter let pass, in the very same order and words."""

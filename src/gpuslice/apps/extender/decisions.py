@@ -244,6 +244,13 @@ class Decisions:
             return chosen
         return self.ledger.assume(pod, chosen) or chosen
 
+    def warm(self, shape: Shape | None) -> None:
+        """Get ready what the next question would else wait for: the table of names, the ranks of `shape`."""
+        self.ledger.flush()
+        self._names.renew()
+        if shape is not None:
+            self.policy.keys(shape)
+
     # -- the arrays ------------------------------------------------------------------------------------------
 
     def _keys(self, shape: Shape, asked: Asked, request: Request) -> Ints:

@@ -34,6 +34,7 @@ from gpuslice.apps.extender.routes import Verbs
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.telling import Teller
 from gpuslice.apps.extender.timing import ApiTimes, TimedTransport
+from gpuslice.apps.extender.warmth import Arrivals
 from gpuslice.apps.extender.world import World
 from gpuslice.apps.settings import SettingsError, load, options, shown
 from gpuslice.core.ledger import Ledger
@@ -80,7 +81,8 @@ class Extender:
         self.settings = settings
         self.ledger = Ledger()
         self.policy = make_policy(settings.policy, self.ledger.fleet, renew_when_asked=False)
-        self.ledger.witness = self.policy
+        self.arrivals = Arrivals(self.policy)
+        self.ledger.witness = self.arrivals
         self.teller = Teller(EventRecorder(client, COMPONENT))
         self.world = World(client, self.ledger, problem=self._tell_problem)
         self.decisions = Decisions(
@@ -179,9 +181,12 @@ class Extender:
             waiting = await self.binder.settle_waiting(waiting)
 
     async def _tend(self) -> None:
-        """Let the policy learn in small pieces between the requests."""
+        """Do between the requests, in small pieces, what would else be done in one."""
+        await self.world.until_synced()
         while True:
-            more = self.policy.tend()
+            shape = self.arrivals.next_unranked()
+            self.decisions.warm(shape)
+            more = self.policy.tend() or shape is not None
             await asyncio.sleep(0 if more else TEND_EVERY_S)
 
     def _lease_changed(self, leading: bool) -> None:

@@ -1,0 +1,43 @@
+"""Ranks worked out before they are asked for.
+
+A shape that is new to the policy costs a look at every node, a few milliseconds in a large cluster. Pods are
+heard of when they are created, mostly before kube-scheduler asks about them: time enough to rank their shape
+between two requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from gpuslice.core.ledger import Witness
+from gpuslice.core.policy.fleet import Shape
+
+REMEMBERED_SHAPES = 64
+
+
+class Arrivals:
+    """Passes on what a policy must hear, and remembers the shapes that came, those not ranked yet apart."""
+
+    def __init__(self, policy: Witness) -> None:
+        self._policy = policy
+        self._seen: OrderedDict[Shape, None] = OrderedDict()
+        self._unranked: OrderedDict[Shape, None] = OrderedDict()
+
+    def arrived(self, shape: Shape) -> None:
+        self._policy.arrived(shape)
+        if shape not in self._seen:
+            self._unranked[shape] = None
+        self._seen[shape] = None
+        self._seen.move_to_end(shape)
+        while len(self._seen) > REMEMBERED_SHAPES:
+            self._unranked.pop(self._seen.popitem(last=False)[0], None)
+
+    def placed(self, shape: Shape) -> None:
+        self._policy.placed(shape)
+
+    def departed(self, shape: Shape) -> None:
+        self._policy.departed(shape)
+
+    def next_unranked(self) -> Shape | None:
+        """A shape whose first pods have come and that nobody has ranked, the latest first."""
+        return self._unranked.popitem()[0] if self._unranked else None

@@ -1,0 +1,43 @@
+"""Shapes are ranked once, when their first pod comes."""
+
+from __future__ import annotations
+
+from gpuslice.apps.extender.warmth import REMEMBERED_SHAPES, Arrivals
+from gpuslice.core.policy.fleet import Shape
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def arrived(self, shape: Shape) -> None:
+        self.heard.append("arrived")
+
+    def placed(self, shape: Shape) -> None:
+        self.heard.append("placed")
+
+    def departed(self, shape: Shape) -> None:
+        self.heard.append("departed")
+
+
+def test_each_shape_is_offered_once_the_latest_first() -> None:
+    policy = Counter()
+    arrivals = Arrivals(policy)
+    for units in (1, 2, 1):
+        arrivals.arrived(Shape(units))
+    assert [arrivals.next_unranked() for _ in range(3)] == [Shape(2), Shape(1), None]
+    arrivals.arrived(Shape(1))
+    assert arrivals.next_unranked() is None
+    arrivals.placed(Shape(1))
+    arrivals.departed(Shape(1))
+    assert policy.heard == ["arrived"] * 4 + ["placed", "departed"]
+
+
+def test_only_so_many_shapes_are_remembered() -> None:
+    arrivals = Arrivals(Counter())
+    for units in range(1, 3 * REMEMBERED_SHAPES):
+        arrivals.arrived(Shape(units))
+    offered = []
+    while (shape := arrivals.next_unranked()) is not None:
+        offered.append(shape.units)
+    assert offered == list(range(3 * REMEMBERED_SHAPES - 1, 2 * REMEMBERED_SHAPES - 1, -1))
