@@ -1,0 +1,122 @@
+"""Preemption under the real kube-scheduler: its own choice frees half of two cards, ours a whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.resources import NODES, PODS, Resource
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.core.contract import ANN_INDEX, GPU_MEM
+from tests.builders import api_node
+from tests.e2e.control_plane import ControlPlane, api_server, missing, scheduler
+from tests.integration.extender_rig import PREFIX, until
+from tests.integration.test_webhook import submitted
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+PRIORITIES = Resource("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", dict[str, Any], False)
+Object = dict[str, Any]
+
+
+def section(url: str) -> dict[str, object]:
+    return {
+        "urlPrefix": url + PREFIX,
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "bindVerb": "bind",
+        "weight": 10,
+        "nodeCacheCapable": True,
+        "managedResources": [{"name": GPU_MEM, "ignoredByScheduler": False}],
+    }
+
+
+@contextlib.asynccontextmanager
+async def extender(client: KubeClient) -> AsyncIterator[str]:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stopped = asyncio.Event()
+    settings = ExtenderSettings(port=0, host="127.0.0.1", policy="binpack")
+    made = Extender(settings, client)
+    task = asyncio.create_task(made.run(_wait(stopped), port.set_result))
+    try:
+        url = f"http://127.0.0.1:{await port}"
+        await until(lambda: not made.not_ready())
+        yield url
+    finally:
+        stopped.set()
+        await task
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+@contextlib.asynccontextmanager
+async def cluster(plane: ControlPlane) -> AsyncIterator[KubeClient]:
+    """One node with two cards of 8 units, our extender and the real scheduler."""
+    async with AiohttpTransport(connect({}, kubeconfig=str(plane.kubeconfig))) as transport:
+        client = KubeClient(transport)
+        node = api_node("n1", 16, 2)
+        await client.create(NODES, node)
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        await client.patch_status(NODES, "n1", node["status"] | ready)
+        await client.merge_patch(NODES, "n1", {"spec": {"taints": None}})
+        for name, value in (("low", 0), ("middle", 10), ("high", 1000)):
+            await client.create(PRIORITIES, priority(name, value))
+        with contextlib.ExitStack() as stack:
+            async with extender(client) as url:
+                await asyncio.to_thread(stack.enter_context, scheduler(plane, [section(url)]))
+                yield client
+                await asyncio.to_thread(stack.close)
+
+
+def priority(name: str, value: int) -> Object:
+    head = {"apiVersion": PRIORITIES.api_version, "kind": "PriorityClass", "metadata": {"name": name}}
+    return head | {"value": value}
+
+
+async def create(client: KubeClient, name: str, memory: str, importance: str) -> None:
+    await client.create(PODS, submitted(name, memory, priorityClassName=importance))
+
+
+async def bound(client: KubeClient, name: str) -> str:
+    """The card that a pod got, once it is bound."""
+    async with asyncio.timeout(60):
+        while True:
+            pod = await client.get(PODS, name, "default")
+            if pod.spec.node_name:
+                return (pod.metadata.annotations or {})[ANN_INDEX]
+            await bury(client)
+            await asyncio.sleep(0.1)
+
+
+async def bury(client: KubeClient) -> None:
+    """What a kubelet does when a pod is to go."""
+    for pod in (await client.list(PODS)).items or ():
+        if pod.metadata.deletion_timestamp is not None:
+            await client.delete(PODS, pod.metadata.name, "default", grace_s=0)
+
+
+async def test_victims_are_picked_by_card(tmp_path: Path) -> None:
+    with api_server(tmp_path) as plane:
+        async with cluster(plane) as client:
+            cards = {}
+            for name, importance in (("a", "low"), ("b", "middle"), ("c", "low"), ("d", "middle")):
+                await create(client, name, "4", importance)
+                cards[name] = await bound(client, name)
+            assert cards["a"] == cards["b"] != cards["c"] == cards["d"]
+            await create(client, "important", "8", "high")
+            card = await bound(client, "important")
+            left = {pod.metadata.name for pod in (await client.list(PODS)).items or ()}
+    assert left in ({"a", "b", "important"}, {"c", "d", "important"})
+    assert card not in {cards[name] for name in left - {"important"}}
