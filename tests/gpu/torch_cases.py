@@ -82,7 +82,8 @@ def graph() -> Callable[[], object]:
     with torch.cuda.graph(captured):
         for _ in range(20):
             cell.add_(1)
-    return captured.replay
+    replay: Callable[[], object] = captured.replay
+    return replay
 
 
 def allocations() -> Callable[[], object]:

@@ -133,7 +133,7 @@ def test_a_region_of_another_layout_grants_nothing(parts: ctypes.CDLL, tmp_path:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_garbage_neither_hurts_the_reader_nor_stays(parts: ctypes.CDLL, tmp_path: Path, seed: int) -> None:
-    """Whatever somebody wrote over the region: the next process that needs room finds slots without owners."""
+    """Whatever somebody wrote over the region: who next needs room finds slots without owners."""
     path = tmp_path / "region"
     dice = random.Random(seed)
     data = bytearray(dice.randbytes(layout.REGION_BYTES))
