@@ -182,7 +182,8 @@ class Machine:
         alive = {slot: state.processes[slot].pid for slot in self._live_slots()}
         high = state.record_high
         copy = (layout.Record * high).from_buffer_copy(self._map, layout.State.records.offset)
-        return [(record, alive[record.process]) for record in copy if record.live == 1 and record.process in alive]
+        held = [record for record in copy if record.live == 1 and record.process in alive]
+        return [(record, alive[record.process]) for record in held]
 
     def _live_slots(self) -> Iterator[int]:
         """Slots whose process still holds its byte of the witness file locked, as the driver sees it."""
