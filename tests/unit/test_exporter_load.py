@@ -28,8 +28,10 @@ def test_nvidias_assembler_takes_each_kernel(
 ) -> None:
     source = tmp_path / "kernel.ptx"
     source.write_text(ptx(kernel_for(kind, major)))
-    command = [find("ptxas"), f"-arch={architecture}", source, "-o", tmp_path / "kernel.cubin"]
+    command = [str(find("ptxas")), f"-arch={architecture}", str(source), "-o", str(tmp_path / "kernel.cubin")]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "is not defined for option" in told.stderr:
+        pytest.skip(f"this ptxas is too new for {architecture}")
     assert told.returncode == 0, told.stderr
 
 

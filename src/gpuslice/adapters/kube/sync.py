@@ -140,6 +140,13 @@ class SyncClient:
         request = Request("GET", resource.path(namespace, name))
         return requests.decode(resource.type, self._transport.request(request), request)
 
+    def read(self, path: str) -> bytes:
+        """What the server answers under a path of its own, such as a pod's ``proxy``."""
+        request = Request("GET", path)
+        response = self._transport.request(request)
+        requests.expect_success(response, request)
+        return response.body
+
     def list(
         self, resource: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
     ) -> list[T]:

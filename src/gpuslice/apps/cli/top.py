@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gpuslice.apps.cli.flags import cluster_flags, flags_of
+from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.report import Report
@@ -16,9 +16,53 @@ class BothKindsError(GpusliceError):
     """A node offers whole cards and parts of the same cards, so no figure about it is true."""
 
 
-@click.group("top", short_help="Show the cards of each node.")
-def command() -> None:
-    """Show the cards of each node and how many of them are allocated."""
+@click.group("top", short_help="Show the cards of each node.", invoke_without_command=True)
+@click.option("--once", is_flag=True, help="Print it once in place of a live view.")
+@click.option("--every", "every_s", default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option(
+    "--exporter",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    envvar="GPUSLICE_EXPORTERS",
+    help="An exporter's /metrics, for machines without a cluster; may be repeated.",
+)
+@output_flag
+@cluster_flags
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    once: bool,
+    every_s: float,
+    urls: tuple[str, ...],
+    output: str,
+    **cluster: Any,
+) -> None:
+    """Watch cards and containers: what they use now, with a little history.
+
+    \b
+    Examples:
+      gpuslice top                   a live view of the cluster, through the API server
+      gpuslice top --once -o json    the same figures for a program
+      gpuslice top node              the table of `arena top node`
+    """
+    flags = flags_of(context, cluster)
+    context.obj = flags
+    if context.invoked_subcommand is None:
+        _live(flags, urls, once, every_s, output)
+
+
+def _live(flags: Flags, urls: tuple[str, ...], once: bool, every_s: float, output: str) -> None:
+    from gpuslice.apps.cli import live
+
+    source = live.UrlSource(urls) if urls else live.cluster_source(flags)
+    if output != "table":
+        print_document(live.documents(source.read()), output)
+    elif once:
+        live.show_once(source)
+    else:
+        live.watch(source, every_s)
 
 
 @command.command("node")

@@ -41,6 +41,7 @@ class ApiServer:
     async def start(self) -> None:
         app = web.Application(client_max_size=_BODY_LIMIT_BYTES)
         app.router.add_post("/sim/{action}", self._simulate)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/{path:.*}", self._proxy_pod)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
@@ -96,6 +97,12 @@ class ApiServer:
         if response.proxy.websocket:
             return await proxy_websocket(self._client(), incoming, response.proxy.url)
         return await proxy_stream(self._client(), incoming, response.proxy.url)
+
+    async def _proxy_pod(self, incoming: web.Request) -> web.StreamResponse:
+        """``pods/<name>:<port>/proxy/<path>``: the simulated nodes' processes all listen on this machine."""
+        _, _, port = incoming.match_info["pod"].partition(":")
+        url = f"http://127.0.0.1:{int(port or 80)}/{incoming.match_info['path']}"
+        return await proxy_stream(self._client(), incoming, url)
 
     async def _simulate(self, incoming: web.Request) -> web.Response:
         """Faults on demand: ``POST /sim/compact``, ``drop-watches``, ``fault`` and ``clear-faults``."""

@@ -1,0 +1,325 @@
+"""``gpuslice top``: what cards and containers use now, read from the exporters through the API server."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.objects import Pod
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
+from gpuslice.apps.cli.cluster import client_of
+from gpuslice.apps.cli.flags import Flags
+
+EXPORTERS = "component=gpuslice-exporter"
+PORT = 9400
+GIB = 1 << 30
+KEPT = 24
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """One card; None is unknown."""
+
+    node: str
+    gpu: str
+    uuid: str
+    model: str = ""
+    up: bool = True
+    utilization_ratio: float | None = None
+    used_bytes: float | None = None
+    allocated_bytes: float | None = None
+    total_bytes: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRow:
+    """One container on one card; None is unknown, and no limit."""
+
+    node: str
+    gpu: str
+    namespace: str
+    pod: str
+    container: str
+    used_bytes: float | None = None
+    limit_bytes: float | None = None
+    allocated_bytes: float | None = None
+    sm_ratio: float | None = None
+    refused: float | None = None
+    throttled_seconds: float | None = None
+    processes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Everything at one moment, and what could not be read: one sentence each."""
+
+    cards: tuple[CardRow, ...]
+    containers: tuple[ContainerRow, ...]
+    problems: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Where exporters are read."""
+
+    def read(self) -> Picture:
+        """The picture now; an exporter that does not answer is a problem in it."""
+        ...
+
+
+class UrlSource:
+    """Exporters by their addresses."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+
+    def read(self) -> Picture:
+        pages, problems = [], []
+        for url in self._urls:
+            try:
+                pages.append(fetch(url))
+            except ScrapeError as error:
+                problems.append(str(error))
+        return picture(pages, problems)
+
+
+class ClusterSource:
+    """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
+
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client
+
+    def read(self) -> Picture:
+        pods = self._client.list(PODS, labels=EXPORTERS)
+        pages, problems = [], []
+        for pod in pods:
+            try:
+                pages.append(parse(self._client.read(_path(pod)).decode("utf-8", "replace")))
+            except KubeError as error:
+                problems.append(f"{pod.spec.node_name}: {error}")
+        if not pods:
+            problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
+        return picture(pages, problems)
+
+
+def cluster_source(flags: Flags) -> ClusterSource:
+    return ClusterSource(client_of(flags))
+
+
+def _path(pod: Pod) -> str:
+    port = (pod.metadata.annotations or {}).get("prometheus.io/port", str(PORT))
+    return f"{PODS.path(pod.metadata.namespace)}/{pod.metadata.name}:{port}/proxy/metrics"
+
+
+# -- from pages to rows ----------------------------------------------------------------------------------
+
+
+def picture(pages: Iterable[Page], problems: Iterable[str] = ()) -> Picture:
+    """All cards and containers of all pages, in order."""
+    cards: list[CardRow] = []
+    containers: list[ContainerRow] = []
+    for page in pages:
+        values = _values(page)
+        cards += _cards(page, values)
+        containers += _containers(page, values)
+    cards.sort(key=lambda row: (row.node, int(row.gpu)))
+    containers.sort(key=lambda row: (row.node, int(row.gpu), row.namespace, row.pod, row.container))
+    return Picture(tuple(cards), tuple(containers), tuple(problems))
+
+
+_Key = tuple[str, ...]
+_Values = Mapping[str, Mapping[_Key, float]]
+
+
+def _values(page: Page) -> _Values:
+    """Metric → (card uuid, namespace, pod, container) → value."""
+    found: dict[str, dict[_Key, float]] = defaultdict(dict)
+    for one in page.samples:
+        found[one.name][_key(one.labels)] = one.value
+    return found
+
+
+def _key(labels: Mapping[str, str]) -> _Key:
+    return tuple(labels.get(name, "") for name in ("gpu_uuid", "namespace", "pod", "container"))
+
+
+def _cards(page: Page, values: _Values) -> list[CardRow]:
+    models = {one.labels["gpu_uuid"]: one.labels.get("model", "") for one in page.find("gpuslice_gpu_info")}
+    rows = []
+    for one in page.find("gpuslice_gpu_up"):
+        uuid = one.labels["gpu_uuid"]
+
+        def of(name: str, key: _Key = (uuid, "", "", "")) -> float | None:
+            return values.get(f"gpuslice_gpu_{name}", {}).get(key)
+
+        rows.append(
+            CardRow(
+                node=one.labels["node"],
+                gpu=one.labels["gpu"],
+                uuid=uuid,
+                model=models.get(uuid, ""),
+                up=one.value == 1,
+                utilization_ratio=of("utilization_ratio"),
+                used_bytes=of("memory_used_bytes"),
+                allocated_bytes=of("memory_allocated_bytes"),
+                total_bytes=of("memory_total_bytes"),
+                temperature_celsius=of("temperature_celsius"),
+                power_watts=of("power_watts"),
+            )
+        )
+    return rows
+
+
+def _containers(page: Page, values: _Values) -> list[ContainerRow]:
+    rows = []
+    for one in page.find("gpuslice_container_info"):
+        key = _key(one.labels)
+
+        def of(name: str, key: _Key = key) -> float | None:
+            return values.get(f"gpuslice_container_{name}", {}).get(key)
+
+        rows.append(
+            ContainerRow(
+                **{name: one.labels[name] for name in ("node", "gpu", "namespace", "pod", "container")},
+                used_bytes=of("memory_used_bytes"),
+                limit_bytes=of("memory_limit_bytes"),
+                allocated_bytes=of("memory_allocated_bytes"),
+                sm_ratio=of("sm_utilization_ratio"),
+                refused=of("memory_refused_total"),
+                throttled_seconds=of("throttled_seconds_total"),
+                processes=of("processes"),
+            )
+        )
+    return rows
+
+
+def documents(found: Picture) -> dict[str, Any]:
+    """For ``-o json``: the rows, unknown figures left out."""
+    return {
+        "cards": [_known(row, CardRow) for row in found.cards],
+        "containers": [_known(row, ContainerRow) for row in found.containers],
+        "problems": list(found.problems),
+    }
+
+
+def _known(row: Any, kind: type) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in kind.__slots__}  # type: ignore[attr-defined]
+    return {name: value for name, value in values.items() if value is not None}
+
+
+# -- the view ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class History:
+    """The last figures of each row, for its sparkline."""
+
+    seen: dict[_Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
+
+    def add(self, key: _Key, value: float | None) -> str:
+        """Remember one figure (0…1) and draw what there is."""
+        past = self.seen[key]
+        if value is not None:
+            past.append(value)
+        return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in past)
+
+
+def show_once(source: Source) -> None:
+    Console(soft_wrap=True, width=None).print(view(source.read(), History()))
+
+
+def watch(source: Source, every_s: float) -> None:
+    """Until interrupted."""
+    history = History()
+    with Live(view(source.read(), history), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(every_s)
+                live.update(view(source.read(), history), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def view(found: Picture, history: History) -> Group:
+    """Cards above, containers below, what went wrong at the end."""
+    problems = [Text(sentence, style="yellow") for sentence in found.problems]
+    return Group(_card_table(found.cards, history), _container_table(found.containers, history), *problems)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        words = name in {"NODE", "MODEL", "NAMESPACE", "POD", "CONTAINER", "HISTORY"}
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
+    return table
+
+
+def _card_table(rows: Iterable[CardRow], history: History) -> Table:
+    table = _table("NODE", "GPU", "MODEL", "UTIL", "MEMORY", "GIVEN OUT", "TEMP", "POWER", "HISTORY")
+    for row in rows:
+        drawn = history.add(("card", row.uuid), row.utilization_ratio)
+        table.add_row(
+            row.node,
+            row.gpu,
+            row.model,
+            _percent(row.utilization_ratio) if row.up else "lost",
+            f"{_gib(row.used_bytes)}/{_gib(row.total_bytes)}",
+            _percent(_ratio(row.allocated_bytes, row.total_bytes)),
+            _shown(row.temperature_celsius, "C"),
+            _shown(row.power_watts, "W"),
+            drawn,
+            style="" if row.up else "red",
+        )
+    return table
+
+
+def _container_table(rows: Iterable[ContainerRow], history: History) -> Table:
+    table = _table(
+        "NAMESPACE", "POD", "CONTAINER", "NODE", "GPU", "MEMORY", "OF LIMIT", "SM", "REFUSED", "HISTORY"
+    )
+    for row in rows:
+        part = _ratio(row.used_bytes, row.limit_bytes)
+        drawn = history.add((row.node, row.gpu, row.namespace, row.pod, row.container), part)
+        table.add_row(
+            row.namespace,
+            row.pod,
+            row.container,
+            row.node,
+            row.gpu,
+            f"{_gib(row.used_bytes)}/{_gib(row.limit_bytes)}",
+            _percent(part),
+            _percent(row.sm_ratio),
+            _shown(row.refused, ""),
+            drawn,
+            style="red" if row.refused else "",
+        )
+    return table
+
+
+def _gib(amount: float | None) -> str:
+    return "-" if amount is None else f"{amount / GIB:.1f}G"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio * 100:.0f}%"
+
+
+def _shown(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
