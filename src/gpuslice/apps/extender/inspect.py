@@ -87,6 +87,18 @@ def _pods_on(holdings: Iterable[Holding], index: int) -> list[PodShare]:
     ]
 
 
+async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Those of the nodes that are known, with everything."""
+    nodes = []
+    for number, name in enumerate(names):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+        book = ledger.book(name)
+        if book is not None:
+            nodes.append(debug_node(book))
+    return nodes
+
+
 def debug_node(book: NodeBook) -> dict[str, Any]:
     """A node's page with everything: what a bug report needs to become a test."""
     state = book.state()

@@ -26,7 +26,7 @@ from gpuslice.adapters.wire.extender import (
 )
 from gpuslice.apps.extender.binding import Binder
 from gpuslice.apps.extender.decisions import Decisions
-from gpuslice.apps.extender.inspect import Metrics, debug_node, inspect_all, inspect_node
+from gpuslice.apps.extender.inspect import Metrics, debug_nodes, inspect_all, inspect_node
 from gpuslice.core.ledger import Ledger
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Verbs:
         """Everything known, or of one node with ``?node=``."""
         asked = request.query.get("node")
         names = [asked] if asked else self.ledger.node_names()
-        books = [book for name in names if (book := self.ledger.book(name)) is not None]
+        nodes = await debug_nodes(self.ledger, names)
         waiting = [pod.key for pod in self.ledger.pods.values() if not pod.node]
         return json_answer(
             {
@@ -128,7 +128,7 @@ class Verbs:
                 "settings": self.settings(),
                 "policy": self.decisions.policy.name,
                 "waiting": sorted(waiting),
-                "nodes": [debug_node(book) for book in books],
+                "nodes": nodes,
             }
         )
 
