@@ -1,0 +1,138 @@
+"""What all of our servers share: probes, errors as sentences, renewed certificates, an end that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import trustme
+from aiohttp import web
+
+from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.logs import JsonFormatter
+from gpuslice.adapters.web.serve import Listen, serving
+
+
+def app_of(*routes: web.RouteDef, not_ready: Callable[[], str] = lambda: "") -> web.Application:
+    return make_app(Probes("1.2.3", not_ready, lambda: b"up 1\n"), routes)
+
+
+async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
+    reason = "still reading"
+    app = app_of(not_ready=lambda: reason)
+    async with serving(app, Listen(0, "127.0.0.1")) as port, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{port}"
+        async with session.get(f"{url}/readyz") as answer:
+            assert (answer.status, await answer.text()) == (503, "still reading")
+        reason = ""
+        async with session.get(f"{url}/readyz") as answer:
+            assert answer.status == 200
+        async with session.get(f"{url}/metrics") as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert await answer.text() == "up 1\n"
+        async with session.get(f"{url}/version") as answer:
+            assert await answer.text() == "1.2.3"
+
+
+async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> None:
+    async def broken(_: web.Request) -> web.Response:
+        raise RuntimeError("boom")
+
+    async with (
+        serving(app_of(web.get("/broken", broken)), Listen(0, "127.0.0.1")) as port,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.get(f"http://127.0.0.1:{port}/broken") as answer:
+            assert answer.status == 500
+            assert "GET /broken failed" in (await answer.json())["error"]
+        async with session.get(f"http://127.0.0.1:{port}/nothing") as answer:
+            assert answer.status == 404
+
+
+async def test_the_end_waits_for_what_is_under_way() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request) -> web.Response:
+        begun.set()
+        await go_on.wait()
+        return web.Response(text="done")
+
+    async with aiohttp.ClientSession() as session:
+        async with serving(app_of(web.get("/slow", slow)), Listen(0, "127.0.0.1")) as port:
+            asked = asyncio.create_task(session.get(f"http://127.0.0.1:{port}/slow"))
+            await begun.wait()
+            asyncio.get_running_loop().call_later(0.05, go_on.set)
+        async with await asked as answer:
+            assert await answer.text() == "done"
+
+
+def write_certificate(folder: Path, authority: trustme.CA) -> int:
+    """Issue a certificate into the folder; returns its serial number."""
+    issued = authority.issue_cert("localhost")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    return serial_of(ssl.PEM_cert_to_DER_cert((folder / "cert.pem").read_text()))
+
+
+def serial_of(der: bytes) -> int:
+    from cryptography import x509
+
+    return x509.load_der_x509_certificate(der).serial_number
+
+
+async def served_serial(port: int, authority: trustme.CA) -> int:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    _, writer = await asyncio.open_connection("localhost", port, ssl=context)
+    der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    return serial_of(der)
+
+
+async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    first = write_certificate(tmp_path, authority)
+    listen = Listen(
+        0,
+        "localhost",
+        certificate=str(tmp_path / "cert.pem"),
+        key=str(tmp_path / "key.pem"),
+        reload_every_s=0.02,
+    )
+    async with serving(app_of(), listen) as port:
+        assert await served_serial(port, authority) == first
+        (tmp_path / "cert.pem").write_text("half written")
+        await asyncio.sleep(0.05)
+        assert await served_serial(port, authority) == first
+        second = write_certificate(tmp_path, authority)
+        async with asyncio.timeout(10):
+            while await served_serial(port, authority) != second:
+                pass
+
+
+def test_a_log_line_is_an_event_with_fields() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("gpuslice.sample")
+    logger.addHandler(handler)
+    logger.warning("pod %s refused", "a", extra={"node": "n1", "units": 4, "path": Path("/x")})
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("failed")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["event"], first["level"], first["logger"]) == (
+        "pod a refused",
+        "warning",
+        "gpuslice.sample",
+    )
+    assert (first["node"], first["units"], first["path"]) == ("n1", 4, "/x")
+    assert "ValueError: why" in second["traceback"]
