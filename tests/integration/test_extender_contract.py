@@ -370,3 +370,18 @@ async def test_preempt_answers_with_victims_by_card() -> None:
         body = {"Pod": api_pod("huge", "9", priority=100), "NodeNameToVictims": full}
         assert await extender.post("preempt", body) == {"NodeNameToMetaVictims": {}}
         assert await extender.post("preempt", b"nonsense") == {"NodeNameToMetaVictims": {}}
+
+
+async def test_a_pod_refused_on_a_sample_of_the_nodes_is_told_why() -> None:
+    api = cluster(**{f"n{number:03d}": (4, 1) for number in range(249)}, roomy=(15, 1))
+    async with rig(api) as extender:
+        sample = [f"n{number:03d}" for number in range(120)]  # 48 % of 250, as kube-scheduler samples
+        answer = await extender.filter(extender.api.add_pod("p", "8"), *sample)
+        assert answer["NodeNames"] == []
+        (event,) = await events(extender.api, "InsufficientGPU")
+        assert "set percentageOfNodesToScore: 100" in event["message"]
+        _, text = await extender.get("/metrics")
+        assert "gpuslice_extender_sampled_pods_total 1\n" in text
+        await extender.filter(extender.api.add_pod("q", "8"), *sample[:50])
+        _, text = await extender.get("/metrics")
+        assert "gpuslice_extender_sampled_pods_total 1\n" in text

@@ -163,6 +163,10 @@ class Ledger:
         """Every known node, sorted."""
         return sorted(name for name, book in self._books.items() if book.node is not None)
 
+    def node_count(self) -> int:
+        """How many nodes the cluster has, with and without cards."""
+        return sum(book.node is not None for book in self._books.values())
+
     def flush(self) -> Fleet:
         """The fleet arrays, brought up to date with what changed since the last call."""
         for name in self._stale:

@@ -88,6 +88,7 @@ class Decisions:
         self._explain = explain
         self._on_refused = on_refused
         self._refused: OrderedDict[str, None] = OrderedDict()
+        self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
 
     # -- filter --------------------------------------------------------------------------------------------
 
@@ -163,7 +164,11 @@ class Decisions:
             self.policy.refused(shape)
             if len(self._refused) > REMEMBERED_REFUSED:
                 self._refused.popitem(last=False)
-        self._on_refused(Refused(pod, self._explanation(asked, request)))
+        explanation = self._explanation(asked, request)
+        if is_sample(len(asked.rows), self.ledger.node_count()) and self.policy.choose(shape) is not None:
+            self.sampled += 1
+            explanation = f"{explanation}; {SAMPLED}"
+        self._on_refused(Refused(pod, explanation))
 
     def _explanation(self, asked: Asked, request: Request) -> str:
         """What was asked, what is missing and the most that would fit, over all nodes asked about."""
@@ -267,7 +272,22 @@ class Decisions:
         return keys
 
 
+SAMPLED = (
+    "a node that was not asked about would hold it: kube-scheduler shows an extender only a sample of the "
+    "nodes; set percentageOfNodesToScore: 100 in its profile"
+)
 _NOBODY, _NO_NAMES = msgspec.Raw(b"{}"), msgspec.Raw(b"[]")
+
+
+def is_sample(asked: int, nodes: int) -> bool:
+    """Whether `asked` is how many nodes kube-scheduler looks for in a cluster of `nodes` (1.36, default).
+
+    Source: ``numFeasibleNodesToFind`` in pkg/scheduler/schedule_one.go.
+    """
+    if nodes < 100 or asked >= nodes:
+        return False
+    percent = max(5, 50 - nodes // 125)
+    return asked == max(100, nodes * percent // 100)
 
 
 def request_of(pod: WirePod) -> Request | None:

@@ -143,8 +143,15 @@ class Metrics:
         self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
         self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
 
-    def render(self, *, ready: bool, leading: bool) -> bytes:
-        return render([*self._requests(), *self._cluster(), *_flags(ready, leading)])
+    def render(self, *, ready: bool, leading: bool, sampled: int = 0) -> bytes:
+        """The body of a scrape. `sampled`: pods refused because not all nodes were asked about."""
+        seen = Family(
+            "gpuslice_extender_sampled_pods_total",
+            MetricKind.COUNTER,
+            "Pods refused on the sample of nodes that kube-scheduler showed, though another node would do.",
+        )
+        seen.add(sampled)
+        return render([*self._requests(), seen, *self._cluster(), *_flags(ready, leading)])
 
     def _requests(self) -> list[Family]:
         calls = Family("gpuslice_extender_requests_total", MetricKind.COUNTER, "Calls by verb and result.")

@@ -195,7 +195,11 @@ class Extender:
         self.leadership.changed.set()
 
     def _render_metrics(self) -> bytes:
-        return self.metrics.render(ready=not self.not_ready(), leading=self.leadership.leading)
+        return self.metrics.render(
+            ready=not self.not_ready(),
+            leading=self.leadership.leading,
+            sampled=self.decisions.sampled,
+        )
 
     # -- what owners are told ------------------------------------------------------------------------------
 
