@@ -11,6 +11,8 @@
 #include "elf.h"
 #include "text.h"
 
+void *dlvsym(void *, const char *, const char *); /* which musl does not declare */
+
 typedef void *(*dlsym_function)(void *, const char *);
 typedef void *(*dlvsym_function)(void *, const char *, const char *);
 

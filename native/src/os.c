@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,6 +11,9 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+/* Of linux/futex.h, which not every libc brings. */
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 static int open_file(const char *path, int flags)
 {
@@ -183,7 +185,7 @@ uint64_t gs_pid_namespace(void)
 static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
 {
     int saved = errno;
-    syscall(SYS_futex, word, operation | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
+    syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
     errno = saved;
 }
 
@@ -196,7 +198,7 @@ void gs_lock(struct gs_lock *lock)
     if (seen != 2)
         seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
     while (seen != 0) {
-        futex(&lock->state, FUTEX_WAIT, 2);
+        futex(&lock->state, FUTEX_WAIT_PRIVATE, 2);
         seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
     }
 }
@@ -204,5 +206,5 @@ void gs_lock(struct gs_lock *lock)
 void gs_unlock(struct gs_lock *lock)
 {
     if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
-        futex(&lock->state, FUTEX_WAKE, 1);
+        futex(&lock->state, FUTEX_WAKE_PRIVATE, 1);
 }

@@ -21,3 +21,14 @@ $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def inclu
 	@mkdir -p $(@D)
 	@$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<
 include tests/tests.mk
+
+# Libraries to ship, without debug information: for each compiler that is at hand. None needs more than glibc 2.17.
+RELEASE_COMPILERS ?= gcc aarch64-linux-gnu-gcc musl-gcc
+release:
+	@for compiler in $(RELEASE_COMPILERS); do \
+	  command -v $$compiler > /dev/null || { echo "skipped: no $$compiler"; continue; }; \
+	  $(MAKE) BUILD=build/release/$$compiler CC=$$compiler CFLAGS="-O2" LDFLAGS="-s" \
+	    build/release/$$compiler/lib/libgpuslice.so && ls -l build/release/$$compiler/lib/libgpuslice.so || exit 1; \
+	done
+
+.PHONY: release

@@ -19,6 +19,11 @@
 
 #include "../src/driver_abi.h"
 
+#ifndef RTLD_DEEPBIND /* musl has neither */
+#define RTLD_DEEPBIND 0
+#endif
+__attribute__((weak)) void *dlvsym(void *, const char *, const char *);
+
 enum { EITHER, LEGACY, OWN };
 enum function {
 #define HOOK(library, symbol, name, since, stream, parameters) FN_##symbol,
