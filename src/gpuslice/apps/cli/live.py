@@ -25,6 +25,7 @@ EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
 GIB = 1 << 30
 KEPT = 24
+_WHOLE_LINES = 1000  # a file or a pipe has no width to be cut to
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -238,7 +239,10 @@ class History:
 
 
 def show_once(source: Source) -> None:
-    Console(soft_wrap=True, width=None).print(view(source.read(), History()))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WHOLE_LINES)
+    console.print(view(source.read(), History()))
 
 
 def watch(source: Source, every_s: float) -> None:

@@ -12,6 +12,7 @@ from gpuslice.apps.dev import desk
 from gpuslice.apps.dev.install import manifests
 from gpuslice.apps.dev.places import Places
 from gpuslice.apps.dev.steps import Step, Story
+from gpuslice.apps.dev.watching import exporter_manifest
 from gpuslice.apps.dev.world import World
 
 _AGAIN_S = 0.15
@@ -57,6 +58,7 @@ class Player:
     def _lay_out(self, world: World) -> None:
         """The folder at the desk: the examples and what installs the product."""
         (self._desk / "install.yaml").write_text(manifests(self._places, world.extender_port))
+        (self._desk / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
         link = self._desk / "examples"
         if not link.is_symlink():
             link.symlink_to(self._places.examples)

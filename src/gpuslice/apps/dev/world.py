@@ -56,6 +56,7 @@ class World:
     def __init__(self, places: Places, plans: Iterable[NodePlan]) -> None:
         self.places = places
         self.extender_port = _free_port()
+        self.exporter_port = _free_port()
         self._plans = tuple(plans)
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, SimulatedNode] = {}

@@ -130,9 +130,35 @@ _OVER_LIMIT = (
     Step("Its log says why.", "kubectl logs app-6g-v1-0", exactly(_REFUSED)),
 )
 
+_URL = (
+    "kubectl get daemonset gpuslice-exporter -n kube-system "
+    "-o jsonpath='{.metadata.annotations.gpuslice\\.io/scrape}'"
+)
+
+_WHO_USES_WHAT = (
+    Step(
+        "Who used what? The exporter joins in.",
+        "kubectl apply -f exporter.yaml",
+        exactly("daemonset.apps/gpuslice-exporter created"),
+    ),
+    Step("Where Prometheus would scrape it.", _URL, exactly("http://127.0.0.1:«n»/metrics")),
+    Step(
+        "The card, and each app beside its limit: the greedy one was refused, the others have what they had.",
+        f"gpuslice top --once --exporter $({_URL})",
+        columns(
+            "NODE GPU MODEL UTIL MEMORY GIVEN OUT TEMP POWER HISTORY\n"
+            f"{NODE} 0 Tesla V100-SXM2-16GB 0% 6.2G/15.8G 80% 37C 57W ▁\n"
+            "NAMESPACE POD CONTAINER NODE GPU MEMORY OF LIMIT SM REFUSED HISTORY\n"
+            f"default app-3g-v1-0 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% 0 ▆\n"
+            f"default app-3g-v1-1 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% «n» ▆\n"
+            f"default app-6g-v1-0 app-6g-v1 {NODE} 0 0.0G/4.2G 0% 0% «n» ▁"
+        ),
+    ),
+)
+
 STORY = Story(
     "cgpu",
     "Two apps share one card, and a third is kept to its part",
     (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",), exclusive=True),),
-    _EXCLUSIVE + _SHARING + _OVER_LIMIT,
+    _EXCLUSIVE + _SHARING + _OVER_LIMIT + _WHO_USES_WHAT,
 )
