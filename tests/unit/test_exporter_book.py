@@ -1,0 +1,150 @@
+"""kubelet's book, pods by every key, and whose a process is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpuslice.adapters.cgroup.container import ContainerRef
+from gpuslice.adapters.kube import objects
+from gpuslice.apps.exporter.book import Promise, ShareMode, allocated_bytes, book_of
+from gpuslice.apps.exporter.directory import Directory, KnownPod, known_pod, pods_of_log_folders
+from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
+from gpuslice.core.attribution import ContainerKey, Stranger
+from gpuslice.core.holding import Holding
+
+MIB = 1 << 20
+UID = "0e1c2d3f-0000-4000-8000-00000000000a"
+HASH = "0123456789abcdef0123456789abcdef"
+FULL = "f" * 64
+APP = ContainerKey("default", "app-0", "main")
+
+
+def holding(*ids: str) -> Holding:
+    return Holding("default", "app-0", "main", frozenset(ids))
+
+
+@pytest.mark.parametrize(
+    ("resource", "identifier", "expected"),
+    [
+        ("aliyun.com/gpu-mem", "GPU-a-_-3", Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 1)),
+        ("nvidia.com/gpu", "GPU-a", Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
+        ("nvidia.com/gpu", "GPU-a::2", Promise("nvidia.com/gpu", ShareMode.SHARE)),
+    ],
+)
+def test_each_sharing_scheme_has_its_own_device_ids(
+    resource: str, identifier: str, expected: Promise
+) -> None:
+    assert book_of({resource: [holding(identifier)]}).of("GPU-a") == {APP: expected}
+
+
+def test_an_id_that_means_nothing_is_a_problem_and_not_a_crash() -> None:
+    book = book_of({"aliyun.com/gpu-mem": [holding("nonsense")]})
+    assert book.of("GPU-a") == {}
+    assert "nonsense" in book.problems[0]
+
+
+def test_units_are_the_documented_bytes() -> None:
+    promise = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+    assert allocated_bytes(promise, 16130 * MIB, "GiB") == 4301 * MIB
+    assert allocated_bytes(promise, 15079 * MIB, "GiB") == 4308 * MIB
+    assert allocated_bytes(promise, None, "GiB") is None
+    assert allocated_bytes(Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE), 16130 * MIB, "GiB") == 16130 * MIB
+
+
+def directory(**more: object) -> Directory:
+    found = Directory()
+    found.put(KnownPod("default", "app-0", UID, ("main",), {FULL: "main"}, **more))  # type: ignore[arg-type]
+    return found
+
+
+def test_a_container_is_known_by_its_id_and_before_that_by_its_pod() -> None:
+    assert directory().owner(ContainerRef(FULL, UID), {}) == APP
+    assert directory().owner(ContainerRef("e" * 64, UID), {}) == APP
+    assert directory().owner(ContainerRef(FULL, "another"), {}) == APP
+    assert directory().owner(ContainerRef("e" * 64, "another"), {}) is None
+
+
+def test_of_several_containers_the_one_with_an_allocation_is_meant() -> None:
+    found = Directory()
+    found.put(KnownPod("default", "app-0", UID, ("main", "sidecar")))
+    ref = ContainerRef(FULL, UID)
+    assert found.owner(ref, {}) is None
+    assert found.owner(ref, {"default/app-0": ("main",)}) == APP
+
+
+def test_a_static_pod_is_known_by_the_hash_that_its_cgroup_has() -> None:
+    pod = objects.Pod(
+        metadata=objects.Metadata(
+            name="app-0", namespace="default", uid=UID, annotations={"kubernetes.io/config.hash": HASH}
+        ),
+        spec=objects.PodSpec(containers=[objects.Container(name="main")]),
+    )
+    found = Directory()
+    found.put(known_pod(pod))
+    assert found.owner(ContainerRef(FULL, HASH), {}) == APP
+
+
+def test_a_pod_that_is_gone_owns_nothing_and_its_successor_keeps_the_name() -> None:
+    found = directory()
+    found.put(KnownPod("default", "app-0", "new", ("main",)))
+    found.remove(UID)
+    assert found.owner(ContainerRef(FULL, UID), {}) is None
+    pod = found.pod("default", "app-0")
+    assert pod is not None
+    assert pod.uid == "new"
+
+
+def test_log_folders_name_pods_without_any_permission(tmp_path: Path) -> None:
+    (tmp_path / f"default_app-0_{UID}" / "main").mkdir(parents=True)
+    (tmp_path / "something else").mkdir()
+    assert pods_of_log_folders(tmp_path) == [KnownPod("default", "app-0", UID, ("main",))]
+
+
+class Proc:
+    """A /proc of processes that the test makes up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, pid: int, cgroup: str, started: int = 1) -> None:
+        place = self.folder / str(pid)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        fields = " ".join(["S", *["0"] * 18, str(started), "0"])
+        (place / "stat").write_text(f"{pid} (a (strange) name) {fields}\n")
+        (place / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+IN_POD = f"/kubepods.slice/kubepods-pod{UID.replace('-', '_')}.slice/cri-containerd-{FULL}.scope"
+
+
+def test_processes_are_of_containers_of_the_host_of_nobody_known_or_gone(tmp_path: Path) -> None:
+    proc = Proc(tmp_path)
+    proc.add(1, IN_POD)
+    proc.add(2, "/system.slice/ssh.service")
+    proc.add(3, IN_POD.replace("00a.slice", "00b.slice").replace(FULL, "e" * 64))
+    owners = Owners(directory(), tmp_path).of([1, 2, 3, 4], {})
+    assert owners == {1: APP, 2: Stranger.HOST, 3: Stranger.UNKNOWN_CONTAINER}
+
+
+def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+    proc = Proc(tmp_path)
+    proc.add(1, IN_POD)
+    owners = Owners(directory(), tmp_path)
+    assert owners.of([1], {}) == {1: APP}
+    proc.add(1, "/user.slice", started=2)
+    found = [owners.of([1], {})[1] for _ in range(CHECK_EVERY)]
+    assert found[-1] is Stranger.HOST
+
+
+def test_a_pod_that_becomes_known_gets_its_processes(tmp_path: Path) -> None:
+    proc = Proc(tmp_path)
+    proc.add(1, IN_POD)
+    pods = Directory()
+    owners = Owners(pods, tmp_path)
+    assert owners.of([1], {}) == {1: Stranger.UNKNOWN_CONTAINER}
+    pods.put(KnownPod("default", "app-0", UID, ("main",), {FULL: "main"}))
+    assert owners.of([1], {}) == {1: APP}
