@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpuslice.core.errors import GpusliceError
@@ -125,7 +125,14 @@ def _usage(folder: Path, limit: CardLimit) -> CardUsage | None:
     except (RegionError, OSError):
         return None
     cards = reading.cards if reading else ()
-    return next((card for card in cards if card.uuid == limit.uuid), None)
+    return next((_of_the_living(card) for card in cards if card.uuid == limit.uuid), None)
+
+
+def _of_the_living(card: CardUsage) -> CardUsage:
+    """Slots of the dead stay until another process of the budget comes by."""
+    living = tuple(process for process in card.processes if start_time_of(process.pid) == process.start_time)
+    gone_bytes = sum(process.used_bytes for process in card.processes if process not in living)
+    return replace(card, processes=living, used_bytes=card.used_bytes - gone_bytes)
 
 
 def _members(folder: Path) -> tuple[Member, ...]:

@@ -1,0 +1,97 @@
+"""What a tenant who means harm can try: it does not help, or the driver's own figures give it away.
+
+docs/user/security.md tells the same in words.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuslice.adapters.region.reader import prepare_region
+from gpuslice.sim import gpu
+from tests.integration.isolation_rig import MIB, OUT_OF_MEMORY, SIM, container, make_container, make_machine
+
+
+def test_no_variable_of_the_environment_changes_a_limit(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        tried = {
+            "CUDA_DISABLE_CONTROL": "true",
+            "CUDA_DEVICE_MEMORY_LIMIT": "16g",
+            "CUDA_DEVICE_MEMORY_LIMIT_0": "16g",
+            "CGPU_DISABLE": "true",
+            "GPUSLICE_LIMITS": "/dev/null",
+            "GPUSLICE_DISABLE": "1",
+            "ALIYUN_COM_GPU_MEM_CONTAINER": "15",
+        }
+        with box.worker("dlsym", 12020, **tried) as worker:
+            worker.ok("start 0")
+            assert worker.ok("total 0") == [1024 * MIB]
+            assert worker.ask(f"alloc 0 plain {1024 * MIB}") == OUT_OF_MEMORY
+
+
+def test_a_program_without_the_library_is_seen_in_the_drivers_figures(tmp_path: Path) -> None:
+    """Linked statically, or with a libc of its own: not held. What the driver says of it and the region does
+    not know is what a watchdog reports."""
+    with container(tmp_path) as box, box.worker() as honest, box.worker(LD_PRELOAD="") as static:
+        honest.ok("start 0")
+        static.ok("start 0")
+        static.ok(f"alloc 0 plain {3000 * MIB}")
+        counted = {process.pid: process.used_bytes for process in box.card().processes}
+        with gpu.Machine(box.machine.state) as cards:
+            told = {pid: cards.used_bytes(pid=pid) for pid in (honest.pid, static.pid)}
+        assert told[honest.pid] == counted[honest.pid]
+        assert static.pid not in counted
+        assert told[static.pid] > 3000 * MIB
+
+
+def test_a_region_that_a_tenant_empties_raises_no_limit_of_a_running_process(tmp_path: Path) -> None:
+    """Zeros over the counters: what is displayed is wrong, and the driver's figures show it."""
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 plain {800 * MIB}")
+        with box.region_path.open("r+b") as region:
+            region.write(bytes(box.region_path.stat().st_size))
+        assert worker.ask(f"alloc 1 plain {1024 * MIB + 1}") == OUT_OF_MEMORY
+        assert box.machine.used() > 800 * MIB
+
+
+def test_a_fresh_region_under_a_running_process_does_not_disturb_it(tmp_path: Path) -> None:
+    """As when a container restarts: the old one keeps its own, which is unlinked."""
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        prepare_region(box.region_path)
+        worker.ok(f"alloc 0 plain {300 * MIB}")
+        assert worker.ask(f"alloc 1 plain {1000 * MIB}") == OUT_OF_MEMORY
+
+
+def test_a_region_that_cannot_be_mapped_grants_nothing(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        box.region_path.unlink()
+        box.region_path.mkdir()
+        with box.worker() as worker:
+            assert worker.ask("start 0") == OUT_OF_MEMORY
+        assert box.machine.used() == 0
+
+
+def test_another_copy_of_the_library_does_not_bring_other_limits(tmp_path: Path) -> None:
+    """One from a folder of the tenant's, with generous limits beside it, behind the container's own."""
+    machine = make_machine(tmp_path)
+    real = make_container(tmp_path / "real", machine, memory_mib=1024)
+    own = make_container(tmp_path / "own", machine, memory_mib=8192)
+    libraries = os.pathsep.join((real.environ()["LD_PRELOAD"], own.environ()["LD_PRELOAD"]))
+    with real.worker(LD_PRELOAD=libraries) as worker:
+        worker.ok("start 0")
+        assert worker.ok("total 0") == [1024 * MIB]
+
+
+def test_nvidia_smi_shows_no_neighbour(tmp_path: Path) -> None:
+    machine = make_machine(tmp_path)
+    one = make_container(tmp_path / "one", machine, memory_mib=1024)
+    two = make_container(tmp_path / "two", machine, memory_mib=2048)
+    with two.worker() as neighbour:
+        neighbour.ok("start 0")
+        neighbour.ok(f"alloc 0 plain {1500 * MIB}")
+        shown = one.run(str(SIM / "nvidia-smi")).stdout
+    assert "0MiB /  1024MiB" in shown
+    assert str(neighbour.pid) not in shown
