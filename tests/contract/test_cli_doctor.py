@@ -199,6 +199,15 @@ async def test_a_scheduler_configuration_that_hurts_is_found(
     assert what in section["what"]
 
 
+async def test_pods_of_a_scheduler_that_asks_nobody_are_found(shell: Shell) -> None:
+    await healthy(shell, percentageOfNodesToScore=100)
+    pods = [api_pod("astray", "4", schedulerName="theirs"), api_pod("fine", "4")]
+    await shell.has([node("n1", 8)], pods)
+    _, found = await findings(shell)
+    assert "1 pods without a card name it: default/astray" in found["scheduler theirs"]["what"]
+    assert "schedulerName default-scheduler" in found["scheduler theirs"]["fix"]
+
+
 async def test_a_sample_of_the_nodes_is_found(shell: Shell) -> None:
     await healthy(shell, percentageOfNodesToScore=0)
     await shell.has([node(f"n{number}", 8) for number in range(220)])

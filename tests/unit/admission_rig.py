@@ -19,13 +19,19 @@ PLAIN = AdmissionRules()
 HAMI = HamiRules(card_units=80, models=("NVIDIA-A100-SXM4-80GB", "Tesla-T4"))
 
 
-def review(pod: Object, operation: str = "CREATE", old: Object | None = None, user: str = "alice") -> bytes:
+def review(
+    pod: Object,
+    operation: str = "CREATE",
+    old: Object | None = None,
+    user: str = "alice",
+    groups: tuple[str, ...] = (),
+) -> bytes:
     request = {
         "uid": "u1",
         "operation": operation,
         "resource": {"group": "", "version": "v1", "resource": "pods"},
         "namespace": "default",
-        "userInfo": {"username": user},
+        "userInfo": {"username": user, "groups": list(groups)},
         "object": pod,
         "oldObject": old,
     }

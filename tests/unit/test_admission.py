@@ -158,6 +158,7 @@ def test_only_its_writers_may_change_where_a_pod_sits() -> None:
         new, rules, operation="UPDATE", old=old, user="mallory"
     )
     assert not invalid(new, rules, operation="UPDATE", old=old, user="extender")
+    assert not invalid(new, rules, operation="UPDATE", old=old, user="root", groups=("system:masters",))
     assert not invalid(new, operation="UPDATE", old=old, user="mallory")
 
 

@@ -14,7 +14,7 @@ with `EnvSource.ALWAYS` everywhere, for device plugins that guess the card from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -41,6 +41,7 @@ from gpuslice.core.model import ContainerKind, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import ContainerSpec, asks_for_gpu, pod_request
 
+MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
 MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
 NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
@@ -69,6 +70,18 @@ class AdmissionRules:
     allow_no_isolation: bool = True
     hide_cards: bool = True
     writers: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who changes a pod, as the API server knows them."""
+
+    name: str = ""
+    groups: Collection[str] = ()
+
+    def may_write(self, rules: AdmissionRules) -> bool:
+        """Masters of the cluster may mend by hand what its writers wrote."""
+        return not rules.writers or self.name in rules.writers or MASTERS in self.groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +188,7 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     return Verdict(pod=pod)
 
 
-def validate_update(old: PodForm, new: PodForm, user: str, rules: AdmissionRules) -> Verdict:
+def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRules) -> Verdict:
     """Whether a pod may be changed so. Only what changes is looked at: old pods can be cleaned up."""
     if new.terminating or not old.concerns_us:
         return Verdict(pod=new)
@@ -189,11 +202,11 @@ def validate_update(old: PodForm, new: PodForm, user: str, rules: AdmissionRules
             )
         )
     changed = [n for n in PLACEMENT_ANNOTATIONS if old.annotations.get(n) != new.annotations.get(n)]
-    if changed and rules.writers and user not in rules.writers:
+    if changed and not user.may_write(rules):
         return Verdict(
             denial=f'metadata.annotations["{changed[0]}"] may be changed only by '
-            f"{', '.join(sorted(rules.writers))}, not by {user or 'an unnamed user'}: it says which card "
-            "the pod holds"
+            f"{', '.join(sorted(rules.writers))}, not by {user.name or 'an unnamed user'}: it says "
+            "which card the pod holds"
         )
     return Verdict(pod=new)
 

@@ -59,6 +59,7 @@ class _Pod(_Wire):
 
 class _User(_Wire):
     username: str = ""
+    groups: list[str] | None = None
 
 
 class _Resource(_Wire):

@@ -47,18 +47,18 @@ def _not_offered(facts: Facts, node: Node) -> Finding:
     """A node that is to share and does not: whose fault is it?"""
     name = node.metadata.name
     plugin = next((pod for pod in facts.plugins if pod.spec.node_name == name), None)
-    if whole_number((node.status.capacity or {}).get(GPU_MEM)):
-        what = f"has {GPU_MEM} but none of it is allocatable: all of its cards are out of use"
-        fix = f"see ConfigMap unhealthy-gpu-{name} in kube-system and the log of the device plugin there"
-    elif plugin is None:
+    if plugin is None:
         what = f"is labelled {LABEL_SHARED}=true and no device plugin runs there"
         fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
-    elif _is_ready(plugin):
-        what = f"offers no {GPU_MEM} though device plugin {plugin.metadata.name} is ready there"
-        fix = "kubelet has not registered it: see its log for kubelet.sock, and kubelet's log for the plugin"
-    else:
+    elif not _is_ready(plugin):
         what = f"offers no {GPU_MEM}: device plugin {plugin.metadata.name} is not ready"
         fix = f"kubectl -n {plugin.metadata.namespace} logs {plugin.metadata.name}"
+    elif whole_number((node.status.capacity or {}).get(GPU_MEM)):
+        what = f"has {GPU_MEM} but none of it is allocatable: all of its cards are out of use"
+        fix = f"see ConfigMap unhealthy-gpu-{name} in kube-system and the log of the device plugin there"
+    else:
+        what = f"offers no {GPU_MEM} though device plugin {plugin.metadata.name} is ready there"
+        fix = "kubelet has not registered it: see its log for kubelet.sock, and kubelet's log for the plugin"
     return Finding(Level.ERROR, f"node {name}", what, fix)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.certificate import ends
 from gpuslice.apps.cli.doctor_facts import EXTENDER, Facts, Finding, Level, Object, hook_service
 from gpuslice.core.contract import GPU_MEM, SYSTEM_NAMESPACE
 from gpuslice.core.quantity import whole_number
 
 SOON = timedelta(days=30)
+_DEFAULT = "default-scheduler"
 _EVERYBODY_BELOW = 100  # nodes; kube-scheduler looks at all of so few
 
 
@@ -62,10 +64,10 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
     for where, configuration, section in found:
         yield from _section(where, section)
         yield from _sampling(where, configuration, len(facts.nodes))
-    if found:
-        return
     files = sorted({file for pod in facts.schedulers if (file := _config_file(pod))})
-    if files:
+    if found:
+        yield from ([] if files else _elsewhere(facts, _profiles(found)))
+    elif files:
         yield Finding(
             Level.NOTE,
             "kube-scheduler",
@@ -103,6 +105,31 @@ def _extenders(configuration: Any) -> Iterator[Object]:
     for section in configuration.get("extenders") or []:
         if any(each.get("name") == GPU_MEM for each in section.get("managedResources") or []):
             yield section
+
+
+def _profiles(found: list[tuple[str, Object, Object]]) -> set[str]:
+    """The scheduler names that the configurations answer to."""
+    return {
+        profile.get("schedulerName") or _DEFAULT
+        for _, configuration, _ in found
+        for profile in configuration.get("profiles") or [{}]
+    }
+
+
+def _elsewhere(facts: Facts, known: set[str]) -> Iterator[Finding]:
+    """Pods without a card whose scheduler never asks for one."""
+    astray: dict[str, list[str]] = {}
+    for found in facts.pods:
+        pod, scheduler = pod_view(found), found.spec.scheduler_name or _DEFAULT
+        if pod.request is not None and pod.placement is None and scheduler not in known:
+            astray.setdefault(scheduler, []).append(pod.key)
+    for scheduler, pods in sorted(astray.items()):
+        yield Finding(
+            Level.ERROR,
+            f"scheduler {scheduler}",
+            f"calls no extender that can be found, and {len(pods)} pods without a card name it: {pods[0]} …",
+            f"give them schedulerName {sorted(known)[0]}; the webhook does it for pods that left it open",
+        )
 
 
 def _section(where: str, section: Object) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import Any
 from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
 from gpuslice.core.admission import (
     AdmissionRules,
+    User,
     Verdict,
     difference,
     mutate,
@@ -51,5 +52,6 @@ class Reviewer:
             return validate(pod_form(request.object), self.rules)
         if request.operation == "UPDATE":
             old, new = pod_form(request.old_object), pod_form(request.object)
-            return validate_update(old, new, request.user_info.username, self.rules)
+            user = User(request.user_info.username, request.user_info.groups or ())
+            return validate_update(old, new, user, self.rules)
         return Verdict()

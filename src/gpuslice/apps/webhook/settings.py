@@ -58,7 +58,7 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         about(
             "Users who may change a pod's placement annotations, such as "
             "system:serviceaccount:NAMESPACE:NAME of extender and device plugin; empty lets everybody "
-            "who may change the pod."
+            "who may change the pod. Group system:masters always may."
         ),
     ] = ()
     accept_hami: Annotated[
