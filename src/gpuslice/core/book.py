@@ -61,13 +61,18 @@ class NodeBook:
 
     def _work_out(self) -> NodeState:
         node = self.node or Node(self.name, ())
-        used, core, unplaced = self.used(), self.core_used(), self.unplaced_units()
+        used, unplaced = self.used(), self.unplaced_units()
         left = tuple(
             0 if gpu.index in node.unhealthy else max(0, gpu.units - used.get(gpu.index, 0) - unplaced)
             for gpu in node.gpus
         )
-        core_left = tuple(max(0, node.core_percent - core.get(gpu.index, 0)) for gpu in node.gpus)
-        return NodeState(node, left, core_left)
+        return NodeState(node, left, self._core_left(node))
+
+    def _core_left(self, node: Node) -> tuple[int, ...]:
+        if not node.core_percent:  # most nodes do not divide compute
+            return (0,) * len(node.gpus)
+        core = self.core_used()
+        return tuple(max(0, node.core_percent - core.get(gpu.index, 0)) for gpu in node.gpus)
 
     def _sum(self, amount: Callable[[Share], int]) -> dict[int, int]:
         sums: dict[int, int] = {}
