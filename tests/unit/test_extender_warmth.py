@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuslice.apps.extender.warmth import REMEMBERED_SHAPES, Arrivals
-from gpuslice.core.policy.fleet import Shape
+from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
 
 
 class Counter:
@@ -22,7 +22,7 @@ class Counter:
 
 def test_each_shape_is_offered_once_the_latest_first() -> None:
     policy = Counter()
-    arrivals = Arrivals(policy)
+    arrivals = Arrivals(policy, Fleet())
     for units in (1, 2, 1):
         arrivals.arrived(Shape(units))
     assert [arrivals.next_unranked() for _ in range(3)] == [Shape(2), Shape(1), None]
@@ -34,10 +34,22 @@ def test_each_shape_is_offered_once_the_latest_first() -> None:
 
 
 def test_only_so_many_shapes_are_remembered() -> None:
-    arrivals = Arrivals(Counter())
+    arrivals = Arrivals(Counter(), Fleet())
     for units in range(1, 3 * REMEMBERED_SHAPES):
         arrivals.arrived(Shape(units))
     offered = []
     while (shape := arrivals.next_unranked()) is not None:
         offered.append(shape.units)
     assert offered == list(range(3 * REMEMBERED_SHAPES - 1, 2 * REMEMBERED_SHAPES - 1, -1))
+
+
+def test_a_policy_does_not_learn_to_expect_what_no_card_can_hold() -> None:
+    fleet = Fleet()
+    fleet.put(FleetNode("n1", [15], [15]))
+    policy = Counter()
+    arrivals = Arrivals(policy, fleet)
+    arrivals.arrived(Shape(16))
+    assert policy.heard == []
+    assert arrivals.next_unranked() is None
+    arrivals.arrived(Shape(15))
+    assert policy.heard == ["arrived"]

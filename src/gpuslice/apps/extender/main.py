@@ -81,7 +81,7 @@ class Extender:
         self.settings = settings
         self.ledger = Ledger()
         self.policy = make_policy(settings.policy, self.ledger.fleet, renew_when_asked=False)
-        self.arrivals = Arrivals(self.policy)
+        self.arrivals = Arrivals(self.policy, self.ledger.fleet)
         self.ledger.witness = self.arrivals
         self.teller = Teller(EventRecorder(client, COMPONENT))
         self.world = World(client, self.ledger, problem=self._tell_problem)

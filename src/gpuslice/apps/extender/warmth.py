@@ -10,20 +10,27 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from gpuslice.core.ledger import Witness
-from gpuslice.core.policy.fleet import Shape
+from gpuslice.core.policy.fleet import Fleet, Shape
 
 REMEMBERED_SHAPES = 64
 
 
 class Arrivals:
-    """Passes on what a policy must hear, and remembers the shapes that came, those not ranked yet apart."""
+    """Passes on what a policy must hear, and remembers the shapes that came, those not ranked yet apart.
 
-    def __init__(self, policy: Witness) -> None:
+    What is larger than any card of the fleet is kept from the policy: it would learn to expect, and make room
+    for, a typing error.
+    """
+
+    def __init__(self, policy: Witness, fleet: Fleet) -> None:
         self._policy = policy
+        self._fleet = fleet
         self._seen: OrderedDict[Shape, None] = OrderedDict()
         self._unranked: OrderedDict[Shape, None] = OrderedDict()
 
     def arrived(self, shape: Shape) -> None:
+        if not self._possible(shape):
+            return
         self._policy.arrived(shape)
         if shape not in self._seen:
             self._unranked[shape] = None
@@ -37,6 +44,10 @@ class Arrivals:
 
     def departed(self, shape: Shape) -> None:
         self._policy.departed(shape)
+
+    def _possible(self, shape: Shape) -> bool:
+        sizes = self._fleet.size
+        return not sizes.size or shape.units <= int(sizes.max())
 
     def next_unranked(self) -> Shape | None:
         """A shape whose first pods have come and that nobody has ranked, the latest first."""
