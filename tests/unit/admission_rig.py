@@ -66,6 +66,7 @@ def invalid(pod: Object, rules: AdmissionRules = PLAIN, **update: Any) -> str:
 
 
 def with_env(*env: Object, **fields: Any) -> Object:
+    """A pod whose one container has this environment, and more fields."""
     return api_pod(containers=[api_container("4") | {"env": list(env)} | fields])
 
 
