@@ -197,12 +197,10 @@ def compiled(folder: Path, *options: str) -> Path:
 SEEN = [f"info 0 {2048 * MIB}", "small 0", "large 2", "async 2"]
 
 
-@pytest.mark.parametrize(
-    ("streams", "runtime"), [("legacy", "cudart.o"), ("per-thread", "cudart_per_thread.o")]
-)
-def test_programs_of_the_cuda_runtime_are_held(tmp_path: Path, streams: str, runtime: str) -> None:
+@pytest.mark.parametrize("runtime", ["cudart.o", "cudart_per_thread.o"])
+def test_programs_of_the_cuda_runtime_are_held(tmp_path: Path, runtime: str) -> None:
     """With the simulation's small runtime, which finds the driver as NVIDIA's static one does."""
-    options = ("-cudart", "none", f"--default-stream={streams}", str(SIM / runtime), "-lpthread", "-ldl")
+    options = ("-cudart", "none", str(SIM / runtime), "-lpthread", "-ldl")
     program = compiled(tmp_path, *options)
     with container(tmp_path / "box", cuda="13.0", profile="H200", memory_mib=2048) as box:
         assert box.run(str(program)).stdout.split("\n")[:4] == SEEN
