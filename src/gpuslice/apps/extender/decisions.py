@@ -161,7 +161,8 @@ class Decisions:
         uid, shape = pod.metadata.uid, shape_of(request)
         if uid not in self._refused and self.policy.choose(shape) is None:
             self._refused[uid] = None
-            self.policy.refused(shape)
+            if self._possible(shape):
+                self.policy.refused(shape)
             if len(self._refused) > REMEMBERED_REFUSED:
                 self._refused.popitem(last=False)
         explanation = self._explanation(asked, request)
@@ -169,6 +170,11 @@ class Decisions:
             self.sampled += 1
             explanation = f"{explanation}; {SAMPLED}"
         self._on_refused(Refused(pod, explanation))
+
+    def _possible(self, shape: Shape) -> bool:
+        """Whether some node could hold the shape if it were empty: else there is nothing to learn from it."""
+        large = (self.ledger.fleet.size >= shape.units).sum(axis=1)
+        return bool((large >= shape.cards).any())
 
     def _explanation(self, asked: Asked, request: Request) -> str:
         """What was asked, what is missing and the most that would fit, over all nodes asked about."""
