@@ -43,6 +43,8 @@ async def test_every_default_field_of_a_hopper_card_comes_from_nvml(tmp_path: Pa
         ]
         assert absent == ["DCGM_FI_DEV_VGPU_LICENSE_STATUS"]  # a card without vGPU has no licence to tell of
         assert "# TYPE DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL gauge" in page.text
+        told = [line["field"] for line in exporter.logged("field not supported by this card")]
+        assert told == absent
         ((labels, _),) = page.all("DCGM_FI_DEV_GPU_TEMP")
         assert labels["DCGM_FI_DRIVER_VERSION"].split(".")[0].isdecimal()
         assert_promtool_accepts(page)

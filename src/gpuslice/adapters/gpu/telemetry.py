@@ -33,6 +33,14 @@ from gpuslice.core.attribution import ProcessReading
 T = TypeVar("T")
 
 RETRY_UNSUPPORTED_S = 600.0
+SLOW_EVERY_S = 10.0
+SLOW_FIELDS = frozenset(
+    {
+        *(1, 2, 4, 50, 51, 53, 54, 55, 56, 57, 80, 81, 82, 85),  # what the card is
+        *(110, 111, 158, 159, 160, 161, 162, 163, 164, 235, 236, 237, 238),  # what is set
+        *(202, 310, 311, 312, 313, 390, 391, 392, 393, 394, 395, 396, 526),  # faults
+    }
+)
 
 # Fields of DCGM that are NVML field values although DCGM's own table does not say so: name and factor.
 _FIELD_VALUES: dict[int, tuple[str, float]] = {
@@ -155,12 +163,17 @@ class _Card:
         self._unsupported: dict[int, tuple[str, float]] = {}  # field → reason, when to ask again
         self._gpm: gpm.GpmReader | None = None
         self._links: tuple[float, float] | None = None
+        self._slow: dict[int, Reading] = {}
+        self._slow_for: set[int] = set()  # what was wanted then
+        self._slow_due_s = 0.0
+        self._rest: int | None = None  # bytes that no process held at the last sample
 
     def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
         memory, processes = self._memory_and_processes(now_s)  # a lost card fails here
         asked = [number for number in wanted if self._may_ask(number, now_s)]
         fields = self._at_once(asked, memory, now_s)
-        fields |= self._by_call([number for number in asked if number in READERS], now_s)
+        fields |= self._slow_ones(wanted, asked, now_s)
+        fields |= self._by_call([n for n in asked if n in READERS and n not in SLOW_FIELDS], now_s)
         fields |= self._by_field_value([n for n in asked if n not in fields], wanted, now_s)
         fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
         if _NVLINK_THROUGHPUT in asked:
@@ -180,12 +193,26 @@ class _Card:
             unsupported={number: reason for number, (reason, _) in self._unsupported.items()},
         )
 
+    def _slow_ones(self, wanted: Mapping[int, str], asked: list[int], now_s: float) -> dict[int, Reading]:
+        """Fields that hardly ever change, or cost the driver much: from a reading of their own pace."""
+        if now_s >= self._slow_due_s or not self._slow_for >= wanted.keys():
+            found = self._by_call([n for n in asked if n in READERS and n in SLOW_FIELDS], now_s)
+            self._slow, self._slow_for, self._slow_due_s = found, set(wanted), now_s + SLOW_EVERY_S
+        return {number: value for number, value in self._slow.items() if number in wanted}
+
     def _memory_and_processes(self, now_s: float) -> tuple[Any, tuple[ProcessReading, ...] | None]:
-        """Both of one moment, as far as that can be had: the list is read again if memory moved meanwhile."""
+        """Both of one moment, as far as that can be had: both are read again if memory moved meanwhile.
+
+        It did not where what no process holds, which is the driver's own, is as large as last time.
+        """
         memory = memory_info(self._handle)
         for _ in range(_TRIES):
             before = int(memory.used)
             processes = _optional(lambda: tuple(self._processes.read(now_s)), None)
+            rest = before - sum(each.memory_bytes or 0 for each in processes or ())
+            if rest == self._rest:
+                break
+            self._rest = rest
             memory = memory_info(self._handle)
             if int(memory.used) == before:
                 break

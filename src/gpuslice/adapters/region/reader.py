@@ -88,7 +88,7 @@ class RegionFile:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self._path = Path(path)
+        self._path = str(path)
         self._file = -1
         self._inode = 0
 
@@ -114,7 +114,7 @@ class RegionFile:
 
     def _open(self) -> bool:
         try:
-            inode = self._path.stat().st_ino
+            inode = os.stat(self._path).st_ino
         except FileNotFoundError:
             self.close()
             return False

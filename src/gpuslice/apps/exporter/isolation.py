@@ -98,13 +98,14 @@ class IsolationReader:
             found[folder.key] = Isolated(folder.limits, counted)
 
     def _look(self, name: str) -> _Folder:
-        folder = self._folder / name
-        stamp = (_stamp(folder / "owner.json"), _stamp(folder / "etc" / "limits"))
+        place = f"{self._folder}/{name}"  # strings, since this is done for every container each second
+        stamp = (_stamp(f"{place}/owner.json"), _stamp(f"{place}/etc/limits"))
         known = self._known.get(name)
         if known is not None and known.stamp == stamp:
             return known
         if known is not None:
             known.region.close()
+        folder = self._folder / name
         owner = _OWNER.decode((folder / "owner.json").read_bytes()) if stamp[0] else _Owner()
         limits = {limit.uuid: limit for limit in read_limits(folder / "etc" / "limits") or ()}
         key = ContainerKey(owner.namespace, owner.pod, owner.container) if owner.pod else None
@@ -113,8 +114,8 @@ class IsolationReader:
         return read
 
 
-def _stamp(path: Path) -> int:
+def _stamp(path: str) -> int:
     try:
-        return path.stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns
     except FileNotFoundError:
         return 0

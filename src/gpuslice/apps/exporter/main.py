@@ -30,6 +30,7 @@ from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
 from gpuslice.apps.exporter.book import Book, book_of, is_ours
 from gpuslice.apps.exporter.clocks import ClockWindows
 from gpuslice.apps.exporter.config import CounterConfig
+from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.extra import EXTRA_FIELDS, OWN_FIELDS
 from gpuslice.apps.exporter.fields import load as load_fields
@@ -80,6 +81,7 @@ class Exporter:
         self._source = source
         self._client = client
         self._hidden = hidden_processes(settings.proc)
+        self._told: set[tuple[str, int]] = set()  # fields that a card was said not to give
         self._take_config()
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
@@ -115,6 +117,7 @@ class Exporter:
             await self.sampler.sample()
             for uuid, bits in self.sampler.snapshot.clock_events.items():
                 self.clocks.add(uuid, bits, began_s)
+            self._tell_unsupported()
             await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
 
     async def _follow_faults(self) -> None:
@@ -178,6 +181,17 @@ class Exporter:
             self._take_config()
         except (KubeError, ConfigError, KeyError) as error:
             _log.warning("ConfigMap with counters not read", extra={"error": str(error)})
+
+    def _tell_unsupported(self) -> None:
+        """Each field of the counter file that a card cannot give, once."""
+        names = {each.field.id: each.name for each in self.config.file.counters if each.field}
+        for card in self.sampler.snapshot.cards:
+            for number, reason in card.sample.unsupported.items():
+                known = (card.sample.uuid, number)
+                if number in names and number != XID_FIELD and known not in self._told:
+                    self._told.add(known)
+                    extra = {"field": names[number], "gpu": card.sample.index, "reason": reason}
+                    _log.warning("field not supported by this card", extra=extra)
 
     def _take_config(self) -> None:
         self.config.look()
