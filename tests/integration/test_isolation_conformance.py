@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.isolation_rig import MIB, OUT_OF_MEMORY, Container, Worker, container
+from tests.integration.isolation_rig import MIB, OUT_OF_MEMORY, SANITIZER, Container, Worker, container
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/isolation.md"
 BEGIN, END = "<!-- conformance: begin -->\n", "<!-- conformance: end -->\n"
@@ -50,6 +50,8 @@ def number(version: str) -> int:
 
 
 def exists(way: str, version: str) -> bool:
+    if SANITIZER and way == "deepbind":  # which a sanitizer's runtime does not allow
+        return False
     return not (way == "proc" and number(version) < 11030) and not (
         way.startswith("proc2") and number(version) < 12000
     )
@@ -123,7 +125,7 @@ def table() -> str:
 
 
 def test_the_page_shows_what_was_found() -> None:
-    if {(way, version) for _, way, version in found} != set(CELLS):
+    if SANITIZER or {(way, version) for _, way, version in found} != set(CELLS):
         pytest.skip("only some of the cells were tested in this run")
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
