@@ -16,6 +16,7 @@ from gpuslice.core.placement import NO_ROOM, NodeState, place
 
 ROOM = "Has room now"
 NOT_SHARED = "Shares no cards"
+_NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
 _REPELS = ("NoSchedule", "NoExecute")
 
 
@@ -183,6 +184,11 @@ def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
     yield from _pieces(shared, request)
 
 
+def _wanted(request: Request) -> str:
+    where = "of one card" if request.gpu_count == 1 else f"on each of {request.gpu_count} cards"
+    return f"{request.units_per_gpu} are wanted {where}"
+
+
 def _too_large(shared: Sequence[_Found], request: Request) -> str:
     largest = max(gpu.units for each in shared if each.state for gpu in each.state.node.gpus)
     cards = f" on each of {request.gpu_count} cards" if request.gpu_count > 1 else ""
@@ -193,14 +199,14 @@ def _too_large(shared: Sequence[_Found], request: Request) -> str:
 
 
 def _pieces(shared: Sequence[_Found], request: Request) -> Iterable[str]:
-    refused = [each for each in shared if each.state is not None and each.reason.startswith(NO_ROOM[:23])]
+    refused = [each for each in shared if each.state is not None and each.reason.startswith(_NO_MEMORY)]
     scattered = [(sum(each.state.left), each) for each in refused if each.state is not None]
     enough = [(total, each) for total, each in scattered if total >= request.units]
     if enough:
         total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
         yield (
             f"The free memory is in pieces: {best.name} has {total} units free in all, the most on one card "
-            f"is {best.most}, and {request.units_per_gpu} are wanted of one card. It fits when a pod leaves."
+            f"is {best.most}, and {_wanted(request)}. It fits when a pod leaves."
         )
         return
     all_free = sum(total for total, _ in scattered)

@@ -1,0 +1,83 @@
+"""Why a pod waits: nodes in classes, and what follows from them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.core.explanation import NOT_SHARED, ROOM, Place, Taint, Toleration, Wish, explain, obstacle
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Placement
+from gpuslice.core.placement import place
+from tests.builders import make_node, make_pod, make_request
+
+TEAM = Taint("team", "b")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        (Toleration("team", "Equal", "b"), True),
+        (Toleration("team", "Equal", "b", "NoSchedule"), True),
+        (Toleration("team", "Equal", "b", "NoExecute"), False),
+        (Toleration("team", "Equal", "a"), False),
+        (Toleration("team", "Exists"), True),
+        (Toleration("", "Exists"), True),
+        (Toleration("", "Equal", "b"), False),
+        (Toleration("other", "Exists"), False),
+    ],
+)
+def test_a_toleration_covers_what_kubernetes_says(toleration: Toleration, covers: bool) -> None:
+    assert toleration.covers(TEAM) is covers
+    wish = Wish(make_request(), tolerations=(toleration,))
+    assert (obstacle(Place("n1", taints=(TEAM,)), wish) == "") is covers
+
+
+def test_a_taint_that_only_prefers_keeps_nobody_out() -> None:
+    assert not obstacle(Place("n1", taints=(Taint("a", "", "PreferNoSchedule"),)), Wish(make_request()))
+
+
+def ledger_of(cards: dict[str, tuple[int, ...]], **used: int) -> Ledger:
+    """Nodes with their cards; `used`: units held on card 0 of a node."""
+    ledger = Ledger()
+    for name, sizes in cards.items():
+        ledger.apply_node(make_node(name, sizes))
+    for name, units in used.items():
+        ledger.apply_pod(make_pod(f"on-{name}", units, node=name, card=0))
+    return ledger
+
+
+def test_nodes_that_are_alike_make_one_class_with_the_best_of_them() -> None:
+    ledger = ledger_of({"a": (8,), "b": (8,), "c": (8,)}, a=3, b=6, c=4)
+    told = explain(ledger, map(Place, ["a", "b", "c", "plain"]), Wish(make_request(8)))
+    full, plain = told.classes
+    assert (full.nodes, full.best, full.card, full.most, full.never) == (("a", "b", "c"), "a", 0, 5, False)
+    assert (plain.reason, plain.most, plain.never) == (NOT_SHARED, None, True)
+    assert told.hints == ("11 units are free on all these nodes together, on none of them 8.",)
+
+
+def test_pieces_on_several_cards_are_told_as_such() -> None:
+    ledger = ledger_of({"a": (8, 8, 8)}, a=8)
+    (hint,) = explain(ledger, [Place("a")], Wish(make_request(15, cards=3))).hints
+    assert "a has 16 units free in all" in hint
+    assert "5 are wanted on each of 3 cards" in hint
+
+
+def test_no_shared_node_at_all_says_what_to_do() -> None:
+    (hint,) = explain(Ledger(), [Place("a")], Wish(make_request())).hints
+    assert "label one cgpu=true" in hint
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=5), st.integers(1, 10), st.integers(1, 2))
+def test_it_says_room_exactly_where_placement_finds_some(used: list[int], units: int, cards: int) -> None:
+    names = [f"n{number}" for number in range(len(used))]
+    held = {name: units for name, units in zip(names, used, strict=True) if units}
+    ledger = ledger_of(dict.fromkeys(names, (8, 8)), **held)
+    request = make_request(units * cards, cards=cards)
+    told = explain(ledger, map(Place, names), Wish(request))
+    roomy = {name for each in told.classes if each.reason == ROOM for name in each.nodes}
+    states = ledger.snapshot()
+    assert roomy == {name for name in names if isinstance(place(states[name], request), Placement)}
+    assert sorted(name for each in told.classes for name in each.nodes) == names
+    assert told.hints
