@@ -20,6 +20,7 @@ struct graph_device {
 };
 
 static struct pool pools[POOLS];
+static int pools_high; /* [0, pools_high) were ever taken */
 static struct graph_device graph_devices[GRAPH_DEVICES];
 static struct gs_lock lock;
 static bool graphs_exist;
@@ -30,10 +31,10 @@ bool gs_pools_exist;
 
 static struct pool *find(uint64_t handle)
 {
-    for (int i = 0; i < POOLS; i++)
+    for (int i = 0; i < pools_high; i++)
         if (pools[i].handle == handle)
             return &pools[i];
-    return NULL;
+    return handle == 0 && pools_high < POOLS ? &pools[pools_high++] : NULL;
 }
 
 static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint64_t reserved)
@@ -99,10 +100,10 @@ static struct pool *find_or_locate(uint64_t handle, struct gs_card *card)
 void gs_pools_refresh(void)
 {
     gs_lock(&lock);
-    for (int i = 0; i < POOLS; i++)
+    for (int i = 0; i < pools_high; i++)
         if (pools[i].handle)
             settle_pool(&pools[i], 0);
-    for (CUdevice device = 0; device < GRAPH_DEVICES; device++)
+    for (CUdevice device = 0; graphs_exist && device < GRAPH_DEVICES; device++)
         settle_graph_device(device, 0);
     gs_unlock(&lock);
 }
@@ -112,7 +113,7 @@ bool gs_pools_trim(void)
     if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
         return false;
     gs_lock(&lock);
-    for (int i = 0; i < POOLS; i++)
+    for (int i = 0; i < pools_high; i++)
         if (pools[i].handle && !pools[i].destroyed && !pools[i].elsewhere)
             DRIVER(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pools[i].handle, 0);
     for (CUdevice device = 0; device < GRAPH_DEVICES; device++)
@@ -130,6 +131,7 @@ void gs_pools_forget(void)
         pools[i] = (struct pool){0};
     for (int i = 0; i < GRAPH_DEVICES; i++)
         graph_devices[i] = (struct graph_device){0};
+    pools_high = 0;
     gs_pools_exist = graphs_exist = false;
 }
 

@@ -15,12 +15,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuslice.core.errors import GpusliceError
 
 from .limits import CardLimit, read_limits, write_limits
+from .living import of_the_living, start_time_of
 from .reader import CardUsage, RegionError, prepare_region, read_region
 
 
@@ -110,29 +111,13 @@ class Budgets:
         return Budget(folder.name, limits[0], _usage(folder, limits[0]), _members(folder / "members"))
 
 
-def start_time_of(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZXx" else int(fields[19])
-
-
 def _usage(folder: Path, limit: CardLimit) -> CardUsage | None:
     try:
         reading = read_region(folder / "var/lib/gpuslice/region")
     except (RegionError, OSError):
         return None
     cards = reading.cards if reading else ()
-    return next((_of_the_living(card) for card in cards if card.uuid == limit.uuid), None)
-
-
-def _of_the_living(card: CardUsage) -> CardUsage:
-    """Slots of the dead stay until another process of the budget comes by."""
-    living = tuple(process for process in card.processes if start_time_of(process.pid) == process.start_time)
-    gone_bytes = sum(process.used_bytes for process in card.processes if process not in living)
-    return replace(card, processes=living, used_bytes=card.used_bytes - gone_bytes)
+    return next((of_the_living(card) for card in cards if card.uuid == limit.uuid), None)
 
 
 def _members(folder: Path) -> tuple[Member, ...]:
@@ -146,7 +131,4 @@ def _members(folder: Path) -> tuple[Member, ...]:
 
 def _is_alive(budget: Budget) -> bool:
     """Programs may start others and end: as long as one of those holds memory, the budget stays."""
-    processes = budget.usage.processes if budget.usage else ()
-    return bool(budget.members) or any(
-        start_time_of(process.pid) == process.start_time for process in processes
-    )
+    return bool(budget.members) or bool(budget.usage and budget.usage.processes)

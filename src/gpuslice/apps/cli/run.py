@@ -17,8 +17,9 @@ import click
 
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
-from gpuslice.adapters.region.budget import Budget, BudgetError, Budgets, Member, start_time_of
+from gpuslice.adapters.region.budget import Budget, BudgetError, Budgets, Member
 from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.living import start_time_of
 from gpuslice.apps.cli.output import output_flag, print_document
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.units import MIB, card_units, limit_bytes

@@ -1,0 +1,43 @@
+"""Slots of the dead are told from those of the living, by start time and innermost pid."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuslice.adapters.region.living import living, of_the_living, start_time_of
+from gpuslice.adapters.region.reader import CardUsage, ProcessUsage
+
+
+def process(pid: int, start_time: int, used_bytes: int = 100) -> ProcessUsage:
+    return ProcessUsage(pid, start_time, 1, used_bytes, 0)
+
+
+def put(proc: Path, host_pid: int, start_time: int, pids: str, state: str = "S") -> None:
+    folder = proc / str(host_pid)
+    folder.mkdir(parents=True)
+    fields = " ".join(["0"] * 18)
+    (folder / "stat").write_text(f"{host_pid} (a) b)) {state} {fields} {start_time} 0\n")
+    (folder / "status").write_text(f"Name:\ta\nNSpid:\t{pids}\n")
+
+
+def test_a_process_of_a_container_is_known_by_its_innermost_pid(tmp_path: Path) -> None:
+    put(tmp_path, 4711, 900, "4711\t7")
+    put(tmp_path, 4712, 901, "4712\t8", state="Z")
+    put(tmp_path, 7, 500, "7")
+    alive, zombie, reused, gone = process(7, 900), process(8, 901), process(7, 800), process(9, 902)
+    assert living((alive, zombie, reused, gone), tmp_path) == (alive,)
+
+
+def test_what_the_dead_left_is_not_in_use(tmp_path: Path) -> None:
+    put(tmp_path, 50, 900, "50\t7")
+    card = CardUsage("GPU-1", 1000, None, 350, 400, 0, 0, (process(7, 900, 100), process(8, 901, 200)))
+    usage = of_the_living(card, tmp_path)
+    assert (usage.used_bytes, len(usage.processes)) == (150, 1)  # 50 are orphaned: nobody's and still held
+
+
+def test_we_are_alive() -> None:
+    start = start_time_of(os.getpid())
+    assert start is not None
+    assert living((process(os.getpid(), start),)) == (process(os.getpid(), start),)
+    assert living(()) == ()
