@@ -10,7 +10,7 @@ import pytest
 
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.sim.cluster.faults import Fault
-from gpuslice.sim.kubelet.devices import AdmissionError
+from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
 from tests.integration.agent_bench import Bench, container, eventually, uuid
 
 V100 = 16130
@@ -31,6 +31,25 @@ async def test_two_equal_pods_started_in_the_opposite_order_each_say_their_own_c
             assert said["ALIYUN_COM_GPU_MEM_IDX"] == granted.envs["ALIYUN_COM_GPU_MEM_IDX"]
             assert said["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
         assert node.kubelet.cards(first) != node.kubelet.cards(second)
+
+
+async def test_a_container_whose_environment_is_made_of_annotations_starts_with_the_true_ones(
+    tmp_path: Path,
+) -> None:
+    """kubelet has read them by then; its next try reads them anew. Who does not read them is not put off."""
+    field = {"fieldRef": {"fieldPath": "metadata.annotations['gpuslice.io/visible-devices']"}}
+    reading = container(4) | {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": field}]}
+    async with Bench(tmp_path, TWO).running() as node:
+        first = await node.place("first", 4, 0, assume_ns=1)
+        second = await node.place("second", 4, 1, assume_ns=2, containers=[reading])
+        await node.kubelet.admit(second)
+        assert node.kubelet.cards(second) == {uuid(0)}, "kubelet admits the later one first"
+        with pytest.raises(PluginError, match="try again with them"):
+            await node.kubelet.start_container(second)
+        assert (await node.annotations("second"))["gpuslice.io/visible-devices"] == uuid(0)
+        await node.kubelet.start_container(second)
+        await node.kubelet.admit(first)
+        await node.kubelet.start_container(first)
 
 
 async def test_a_pod_that_still_waits_takes_over_the_wish_of_the_one_that_got_its_card(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import OrderedDict
 from typing import Protocol
 
 from gpuslice.adapters.kube.errors import KubeError
@@ -15,13 +16,14 @@ from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.metrics import Counters
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.contract import ANN_INDEX, GPU_MEM
 from gpuslice.core.holding import Holding
 
 _log = logging.getLogger(__name__)
 
 SOON_S = 0.2
 """After Allocate kubelet still has to enter the ids in its book; asking in that moment shows nothing."""
+REMEMBERED_MOVED = 1000
 
 
 class KubeletBook(Protocol):
@@ -55,6 +57,7 @@ class Bookkeeper:
         self._every_s = every_s
         self._sweep_after_s = sweep_after_s
         self._wanted = asyncio.Event()
+        self._moved: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
 
     def look(self) -> None:
         """Read the book soon, because something probably changed in it."""
@@ -102,6 +105,16 @@ class Bookkeeper:
             )
             return
         self._counters.repaired("written" if written else "gone")
+        if written and ANN_INDEX in repair.annotations:
+            self._moved[repair.pod.uid] = None
+            while len(self._moved) > REMEMBERED_MOVED:
+                self._moved.popitem(last=False)
+
+    def take_moved(self, uid: str) -> bool:
+        """Whether the pod's annotated card was corrected; told once for each correction."""
+        moved = uid in self._moved
+        self._moved.pop(uid, None)
+        return moved
 
     def _sweep(self) -> None:
         """Remove folders that neither kubelet's book nor a living pod knows any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,14 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.core.contract import ENV_NO_ISOLATION
+from gpuslice.core.contract import ANN_INDEX, ANN_VISIBLE, ENV_NO_ISOLATION
 from gpuslice.core.model import Pod
 
 
 class EnvVar(objects._Object):  # the base of all partial objects
     name: str = ""
     value: str = ""
+    value_from: dict[str, Any] | None = None
 
 
 class AgentContainer(objects.Container):
@@ -41,22 +43,38 @@ NODE_PODS: Resource[Any] = Resource("v1", "pods", "Pod", AgentPod)
 class NodePod:
     """A pod of this node. `created` is RFC 3339, the order in which kubelet admits after its own restart.
 
-    `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``.
+    `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
+    `reading` those whose environment is made of the pod's placement annotations.
     """
 
     view: Pod
     created: str = ""
     unlimited: frozenset[str] = frozenset()
+    reading: frozenset[str] = frozenset()
 
 
 def node_pod(pod: AgentPod) -> NodePod:
-    return NodePod(pod_view(pod), pod.metadata.creation_timestamp or "", frozenset(_unlimited(pod.spec)))
+    return NodePod(
+        pod_view(pod),
+        pod.metadata.creation_timestamp or "",
+        unlimited=frozenset(_with(_switches_off, pod.spec)),
+        reading=frozenset(_with(_reads_placement, pod.spec)),
+    )
 
 
-def _unlimited(spec: AgentPodSpec) -> list[str]:
+def _with(has: Callable[[EnvVar], bool], spec: AgentPodSpec) -> list[str]:
+    """The containers of which a variable is like that."""
     everyone = [*(spec.init_containers or ()), *spec.containers]
-    return [each.name for each in everyone if any(map(_switches_off, each.env or ()))]
+    return [each.name for each in everyone if any(map(has, each.env or ()))]
 
 
 def _switches_off(variable: EnvVar) -> bool:
     return variable.name == ENV_NO_ISOLATION and variable.value.lower() in {"true", "1"}
+
+
+def _reads_placement(variable: EnvVar) -> bool:
+    path = ((variable.value_from or {}).get("fieldRef") or {}).get("fieldPath", "")
+    return path in _PLACEMENT_PATHS
+
+
+_PLACEMENT_PATHS = tuple(f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX))

@@ -60,6 +60,19 @@ class Starter:
         except (GrantError, LimitsError, OSError) as error:
             raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
         await self._annotate(holder)
+        self._check_reading(holder)
+
+    def _check_reading(self, holder: Holder | None) -> None:
+        """Put the start off when the environment was made of annotations that have been corrected since.
+
+        kubelet reads them when it begins to sync the pod; its next try begins with the new ones.
+        """
+        if holder is None or holder.container is None or holder.container.name not in holder.pod.reading:
+            return
+        if self._bookkeeper.take_moved(holder.pod.view.uid):
+            raise GRPCError(
+                Status.UNAVAILABLE, "the pod's annotations were corrected to its card; try again with them"
+            )
 
     async def _identify(self, ids: frozenset[str]) -> Holder | None:
         """By kubelet's book, read anew; by what was granted when the book does not show it."""
