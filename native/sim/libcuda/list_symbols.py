@@ -42,7 +42,7 @@ def entries(include: Path) -> list[tuple[str, int, str, str]]:
 
 def main() -> None:
     lines = [
-        "/* SYMBOL(name, since, per-thread stream, symbol): by list_symbols.py, sorted by name, then version. */"
+        "/* SYMBOL(name, since, per-thread stream, symbol): by list_symbols.py, by name, then version. */"
     ]
     for name, version, suffix, symbol in entries(Path(sys.argv[1])):
         lines.append(f"SYMBOL({name}, {version}, {int(bool(suffix))}, {symbol})")
