@@ -1,0 +1,310 @@
+"""A real node: containerd with runc and kubelet, in mount and process namespaces of their own.
+
+containerd is the first process of its namespace, so whatever it or kubelet started (shims, containers,
+mounts) ends with it, also when the tests are killed. kubelet's plugin folder is compiled in; in our namespace
+its place is taken by a folder of our own, so a kubelet of the machine is not disturbed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.http import Request
+from gpuslice.adapters.kube.requests import JSON, MERGE_PATCH, expect_success
+from gpuslice.adapters.kube.sync import SyncTransport
+from tests.e2e import control_plane
+from tests.e2e.control_plane import ControlPlane
+
+T = TypeVar("T")
+
+PROGRAMS = ("containerd", "runc", "ctr", "unshare", "nsenter", "setpriv", "ldd")
+KUBELET_PLUGINS = "/var/lib/kubelet/device-plugins"  # compiled into kubelet; --root-dir does not move it
+SANDBOX_IMAGE = "localhost/sandbox:1"
+POLL_S = 0.1
+PATIENCE_S = 60.0
+
+
+def missing() -> str:
+    """Why there is no real node here, in one line; empty when there is one."""
+    if reason := control_plane.missing():
+        return reason
+    if not os.access(control_plane.asset("kubelet"), os.X_OK):
+        return f"KUBEBUILDER_ASSETS={os.environ['KUBEBUILDER_ASSETS']} has no kubelet"
+    if os.geteuid() != 0:
+        return "a kubelet needs root"
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    if absent:
+        return f"not on PATH: {', '.join(absent)}"
+    busybox = shutil.which("busybox")
+    if busybox is None or needed_libraries(Path(busybox)):
+        return "a statically linked busybox is needed for images (Debian: busybox-static)"
+    return ""
+
+
+def until(ask: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """The first answer that is true; AssertionError with the last one when none comes in time."""
+    end = time.monotonic() + timeout_s
+    while not (answer := ask()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}; last answer: {answer!r}")
+        time.sleep(POLL_S)
+    return answer
+
+
+# -- images ----------------------------------------------------------------------------------------------
+
+
+def needed_libraries(program: Path) -> tuple[Path, ...]:
+    """The loader and the shared libraries of a program or library, as the host has them."""
+    found = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
+    return tuple(dict.fromkeys(Path(name) for name in re.findall(r"(/\S+) \(0x", found.stdout)))
+
+
+def write_image(target: Path, name: str, command: list[str], files: Mapping[str, Path]) -> None:
+    """Write an image archive of one layer: busybox with its usual names, and `files` by their path in it."""
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    layer = _layer(Path(busybox), files)
+    digest = hashlib.sha256(layer).hexdigest()
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine],
+        "os": "linux",
+        "config": {"Cmd": command, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(target, "w") as archive:
+        _add(archive, "config.json", json.dumps(config).encode())
+        _add(archive, "layer.tar", layer)
+        _add(archive, "manifest.json", json.dumps(manifest).encode())
+
+
+def _layer(busybox: Path, files: Mapping[str, Path]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        _add(archive, "bin/busybox", busybox.read_bytes(), 0o755)
+        for name in ("sh", "sleep", "cat", "env", "ls", "echo", "id", "touch"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+        for path, source in files.items():
+            _add(archive, path.lstrip("/"), source.read_bytes(), 0o755)
+    return buffer.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), mode
+    archive.addfile(member, io.BytesIO(content))
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+class Service:
+    """A program that a test stops and starts again; each run has a log of its own in `folder`."""
+
+    def __init__(self, name: str, folder: Path, command: list[str], *, entered: bool = False) -> None:
+        self._name = name
+        self._folder = folder
+        self._command = command
+        self._entered = entered  # the program is the child of nsenter, which passes no signal on
+        self._stack = ExitStack()
+        self._runs = 0
+        self._pid = 0
+
+    def start(self) -> None:
+        self._runs += 1
+        run = control_plane.process(f"{self._name}-{self._runs}", self._folder, self._command)
+        self._pid = self._stack.enter_context(run).pid
+
+    def stop(self) -> None:
+        if self._pid and self._entered:
+            for child in children(self._pid):
+                os.kill(child, signal.SIGTERM)
+            until(lambda: not children(self._pid), f"{self._name} ends", 20)
+        self._pid = 0
+        self._stack.close()
+
+    def log(self) -> str:
+        """What the program wrote since its last start."""
+        return (self._folder / f"{self._name}-{self._runs}.log").read_text(errors="replace")
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+# -- the node --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folders of a node, all below one."""
+
+    folder: Path
+
+    @property
+    def plugins(self) -> Path:
+        return self.folder / "plugins"
+
+    @property
+    def kubelet(self) -> Path:
+        return self.folder / "kubelet"
+
+    @property
+    def pod_resources(self) -> Path:
+        return self.kubelet / "pod-resources" / "kubelet.sock"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "containerd.sock"
+
+    def make(self) -> None:
+        for path in (self.plugins, self.kubelet, self.folder / "logs", self.folder / "cni"):
+            path.mkdir(parents=True)
+        (self.folder / "cni" / "none.conflist").write_text(json.dumps(_NETWORK))
+
+
+@contextmanager
+def containerd(places: Places) -> Iterator[int]:
+    """containerd in namespaces of its own; yields its pid. Its end is the end of every container."""
+    config = places.folder / "containerd.toml"
+    config.write_text(_CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE))
+    prepare = f"mkdir -p {KUBELET_PLUGINS} && mount --bind {places.plugins} {KUBELET_PLUGINS}"
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    command += ["--mount-proc", "sh", "-c", f"{prepare} && exec containerd --config {config}"]
+    with control_plane.process("containerd", places.folder, command) as outer:
+        control_plane.wait_for(
+            lambda: ctr(places, "version").returncode == 0, "containerd", outer, places.folder
+        )
+        (pid,) = children(outer.pid)
+        try:
+            yield pid
+        finally:
+            os.kill(pid, signal.SIGKILL)  # the kernel ends the rest of the namespace before wait() returns
+            outer.wait(20)
+
+
+def ctr(places: Places, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["ctr", "--address", str(places.socket), "--namespace", "k8s.io", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def load_image(places: Places, name: str, command: list[str], files: Mapping[str, Path]) -> None:
+    archive = places.folder / "image.tar"
+    write_image(archive, name, command, files)
+    done = ctr(places, "images", "import", "--snapshotter", "native", str(archive))
+    assert done.returncode == 0, done.stderr
+    archive.unlink()
+
+
+def kubelet(plane: ControlPlane, places: Places, containerd_pid: int, name: str) -> Service:
+    """kubelet beside that containerd; not started yet."""
+    config = places.folder / "kubelet.json"
+    config.write_text(json.dumps(_kubelet_settings(places)))
+    command = ["nsenter", f"--target={containerd_pid}", "--mount", "--pid", "--"]
+    command += [control_plane.asset("kubelet"), f"--config={config}", f"--kubeconfig={plane.kubeconfig}"]
+    command += [f"--hostname-override={name}", f"--root-dir={places.kubelet}", "--node-labels=cgpu=true"]
+    command += [f"--cert-dir={places.kubelet}/pki", "--v=2"]
+    return Service("kubelet", places.folder, command, entered=True)
+
+
+def _kubelet_settings(places: Places) -> dict[str, Any]:
+    """A kubelet that may run inside a container itself: it touches neither cgroups of pods nor the kernel."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "containerRuntimeEndpoint": f"unix://{places.socket}",
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "failCgroupV1": False,
+        "cgroupDriver": "cgroupfs",
+        "cgroupsPerQOS": False,
+        "enforceNodeAllocatable": [],
+        "failSwapOn": False,
+        "localStorageCapacityIsolation": False,
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "nodeStatusUpdateFrequency": "1s",
+        "podLogsDir": str(places.folder / "logs"),
+        "port": control_plane.free_port(),
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        "resolvConf": "/dev/null",
+    }
+
+
+# The node is ready only with a network; pods on the host's network never ask for this one.
+_NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
+_CONTAINERD = """\
+version = 2
+root = "{folder}/containerd-root"
+state = "{folder}/containerd-state"
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{sandbox}"
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{folder}/cni"
+    conf_dir = "{folder}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+"""
+
+
+# -- the API ---------------------------------------------------------------------------------------------
+
+
+class Api:
+    """The API server, asked plainly: paths below /api/v1 and documents."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._transport = SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        return self._ask("GET", path)
+
+    def create(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask("POST", path, document)
+
+    def patch(self, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        return self._ask("PATCH", path, document, MERGE_PATCH)
+
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._ask("DELETE", path)
+
+    def _ask(self, method: str, path: str, document: object = None, kind: str = JSON) -> dict[str, Any]:
+        body = b"" if document is None else msgspec.json.encode(document)
+        headers = {"Content-Type": kind} if body else {}
+        request = Request(method, f"/api/v1/{path}", headers=headers, body=body)
+        answer = self._transport.request(request)
+        expect_success(answer, request)
+        found: dict[str, Any] = msgspec.json.decode(answer.body)
+        return found
