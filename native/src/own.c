@@ -395,7 +395,10 @@ static int retain_first(CUcontext *context, CUdevice device)
         remember_primary(device, *context);
     if (finish(&birth, result == CUDA_SUCCESS))
         return result;
-    DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
+    if (gs_driver_has(GS_cuDevicePrimaryCtxRelease_v2))
+        DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
+    else
+        DRIVER(cuDevicePrimaryCtxRelease)(device);
     ended(birth.card, *context);
     return refuse(&birth);
 }

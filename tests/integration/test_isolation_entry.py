@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -267,3 +268,19 @@ def test_nvidia_smi_without_limits_shows_the_whole_card(tmp_path: Path) -> None:
     with container(tmp_path) as box:
         box.limits_path.unlink()
         assert "/ 16130MiB" in box.run(str(SIM / "nvidia-smi")).stdout
+
+
+def test_every_hook_stands_before_the_drivers_function(tmp_path: Path) -> None:
+    """By dlsym for the driver's; what this driver lacks must stay lacking."""
+    text = (Path(__file__).resolve().parents[2] / "native/src/hooks.def").read_text()
+    names = re.findall(r"^HOOK\(CUDA, (\w+),", text, re.MULTILINE)
+    with container(tmp_path, cuda="13.0") as box, box.worker() as ours, box.worker(LD_PRELOAD="") as bare:
+        wrong = []
+        for name in names:
+            with_us, without = ours.ask(f"name {name}").split()[1], bare.ask(f"name {name}").split()[1]
+            if without == "-" and with_us != "-":
+                wrong.append(f"{name} appears from nowhere")
+            if without != "-" and not with_us.endswith("libgpuslice.so"):
+                wrong.append(f"{name} leads to {with_us}")
+    assert len(names) > 90
+    assert wrong == []
