@@ -5,6 +5,10 @@ SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude
 SLICE_LDFLAGS := -shared -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 
+# gcc makes calls of libc's string functions out of loops; clang does not know the option, and does not with -fno-builtin.
+NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/null > /dev/null 2>&1 && \
+  echo -fno-tree-loop-distribute-patterns)
+
 all: $(BUILD)/lib/libgpuslice.so
 
 $(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
@@ -14,8 +18,7 @@ $(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
 
 # In the way of every dlsym: a sanitizer's runtime, say, looks up its symbols before it is ready to watch anybody, and
 # stands in front of strcmp.
-$(BUILD)/obj/src/elf.o $(BUILD)/obj/src/entry.o: SLICE_CFLAGS += -fno-sanitize=all -fno-builtin \
-  -fno-tree-loop-distribute-patterns
+$(BUILD)/obj/src/elf.o $(BUILD)/obj/src/entry.o: SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
 
 $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def include/region.h
 	@mkdir -p $(@D)
