@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.integration.isolation_rig import Machine, Worker, container, make_con
 
 WARM_UP_MS = 400
 MEASURED_MS = 1500
+TRIES = 4
 
 
 def busy_ns(machine: Machine) -> int:
@@ -34,6 +36,21 @@ def share_of_card(machine: Machine, worker: Worker, every: int, pause_us: int = 
     return share
 
 
+def assert_reaches(measure: Callable[[], float], least: float, most: float = 100.0) -> None:
+    """Never beyond `most`; at least `least` in one of a few tries.
+
+    A machine that is busy with something else starves the worker itself, so one moment of quiet is enough to
+    show that the library lets it have its share. That it never lets it have more needs no quiet.
+    """
+    shares = []
+    for _ in range(TRIES):
+        shares.append(measure())
+        assert shares[-1] <= most
+        if shares[-1] >= least:
+            return
+    raise AssertionError(f"never reached {least}: {shares}")
+
+
 @pytest.mark.parametrize(
     ("kernel_us", "every"),
     [(200, 0), (2000, 0), (20000, 1), (500, 1)],
@@ -42,15 +59,14 @@ def share_of_card(machine: Machine, worker: Worker, every: int, pause_us: int = 
 def test_a_container_alone_keeps_to_its_share(tmp_path: Path, kernel_us: int, every: int) -> None:
     with container(tmp_path, share=30, kernel_us=kernel_us) as box, box.worker() as worker:
         worker.ok("start 0")
-        share = share_of_card(box.machine, worker, every)
-        assert 25 <= share <= 35
+        assert_reaches(lambda: share_of_card(box.machine, worker, every), 25, 35)
         assert box.card().throttled_ns > 0
 
 
 def test_without_a_share_nothing_waits(tmp_path: Path) -> None:
     with container(tmp_path, kernel_us=1000) as box, box.worker() as worker:
         worker.ok("start 0")
-        assert share_of_card(box.machine, worker, 0) > 85
+        assert_reaches(lambda: share_of_card(box.machine, worker, 0), 85)
         assert box.card().throttled_ns == 0
 
 
@@ -58,10 +74,14 @@ def test_the_share_is_the_containers_not_the_processes(tmp_path: Path) -> None:
     with container(tmp_path, share=30, kernel_us=1000) as box, box.worker() as one, box.worker() as two:
         one.ok("start 0")
         two.ok("start 0")
-        burn(two, WARM_UP_MS + MEASURED_MS + 500, 1)
-        share = share_of_card(box.machine, one, 1)
-        two.heard()
-        assert 25 <= share <= 35
+
+        def of_both() -> float:
+            burn(two, WARM_UP_MS + MEASURED_MS + 500, 1)
+            share = share_of_card(box.machine, one, 1)
+            two.heard()
+            return share
+
+        assert_reaches(of_both, 25, 35)
 
 
 def test_two_containers_get_their_shares(tmp_path: Path) -> None:
@@ -71,7 +91,11 @@ def test_two_containers_get_their_shares(tmp_path: Path) -> None:
     with small.worker() as one, large.worker() as two:
         one.ok("start 0")
         two.ok("start 0")
-        for worker in (one, two):
-            burn(worker, WARM_UP_MS + MEASURED_MS, 1)
-        launched = [int(worker.heard().split()[1]) for worker in (one, two)]
-        assert 1.5 <= launched[1] / launched[0] <= 2.6
+
+        def ratio() -> float:
+            for worker in (one, two):
+                burn(worker, WARM_UP_MS + MEASURED_MS, 1)
+            launched = [int(worker.heard().split()[1]) for worker in (one, two)]
+            return launched[1] / launched[0]
+
+        assert_reaches(ratio, 1.5, 2.6)

@@ -45,6 +45,10 @@ WITHOUT = NodeMode.SHARED_WITHOUT_ISOLATION
         ({"ack.node.gpu.schedule": "core_mem"}, SHARED),
         ({"ack.node.gpu.schedule": "default"}, EXCLUSIVE),
         ({"cgpu": "false"}, EXCLUSIVE),
+        ({"cgpu": "true", "gpuslice.io/mode": "shared-without-isolation"}, WITHOUT),
+        ({"cgpu.disable.isolation": "true", "gpuslice.io/mode": "shared"}, SHARED),
+        ({"cgpu": "true", "gpuslice.io/mode": "exclusive"}, EXCLUSIVE),
+        ({"cgpu": "true", "gpuslice.io/mode": "typo"}, SHARED),
     ],
 )
 def test_labels_say_how_cards_are_given_out(labels: dict[str, str], mode: NodeMode) -> None:

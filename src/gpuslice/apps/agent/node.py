@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpuslice.adapters.gpu.source import Card
 from gpuslice.core.contract import (
     GPU_MEM,
+    LABEL_MODE,
     LABEL_NO_ISOLATION,
     LABEL_SCHEDULE,
     LABEL_SHARED,
@@ -44,12 +45,16 @@ class Rules:
 
 
 def rules_of(labels: Mapping[str, str]) -> Rules:
-    """The rules by the vendor's labels, old (``cgpu``) and new (``ack.node.gpu.schedule``).
+    """The rules by our label (``gpuslice.io/mode``) and the vendor's: ``cgpu``, ``ack.node.gpu.schedule``.
 
-    The old isolation switch wins where it is set, because it is the more particular one. A node without any
-    of the labels is shared: somebody started the agent there.
+    Ours says it all and wins; a value that is none of the modes counts as absent. The old isolation switch
+    wins over the new label, because it is the more particular one. A node without any of the labels is
+    shared: somebody started the agent there.
     """
     schedule = labels.get(LABEL_SCHEDULE, "")
+    own = labels.get(LABEL_MODE, "")
+    if own in list(NodeMode):
+        return Rules(NodeMode(own), divides_compute=schedule == "core_mem")
     if labels.get(LABEL_SHARED) == "false" or schedule == "default":
         return Rules(NodeMode.EXCLUSIVE)
     switch = labels.get(LABEL_NO_ISOLATION)
