@@ -23,12 +23,17 @@ class MetricKind(StrEnum):
 
 @dataclass(slots=True)
 class Family:
-    """One metric name with its samples: pairs of a label string from `labels` and a number."""
+    """One metric name with its samples: pairs of a label string from `labels` and a number.
+
+    `lines` are samples that are text already, made by `sample_line`: what did not change need not be written
+    again.
+    """
 
     name: str
     kind: MetricKind
     help: str
     samples: list[tuple[str, float]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def add(self, value: float, label_text: str = "") -> None:
         self.samples.append((label_text, value))
@@ -38,12 +43,18 @@ def render(families: Iterable[Family]) -> bytes:
     """The body of a scrape. A family without samples is left out: unknown is absent."""
     lines: list[str] = []
     for family in families:
-        if not family.samples:
+        if not family.samples and not family.lines:
             continue
         name = family.name
         lines.append(f"# HELP {name} {_escaped_help(family.help)}\n# TYPE {name} {family.kind}\n")
         lines += [f"{name}{labels} {number(value)}\n" for labels, value in family.samples]
+        lines += family.lines
     return "".join(lines).encode()
+
+
+def sample_line(name: str, label_text: str, value: float) -> str:
+    """One sample as a line of the page."""
+    return f"{name}{label_text} {number(value)}\n"
 
 
 def labels(values: Mapping[str, str]) -> str:

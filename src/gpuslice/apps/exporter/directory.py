@@ -46,6 +46,9 @@ class Directory:
     def replace(self, pods: Iterable[KnownPod]) -> None:
         """All pods of the node anew."""
         self.known = True
+        pods = list(pods)
+        if pods == list(self._by_name.values()):
+            return
         self.version += 1
         self._by_uid, self._by_name, self._by_container = {}, {}, {}
         for pod in pods:

@@ -35,6 +35,7 @@ from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.extra import EXTRA_FIELDS, OWN_FIELDS
 from gpuslice.apps.exporter.fields import load as load_fields
 from gpuslice.apps.exporter.flags import DcgmCommand
+from gpuslice.apps.exporter.memory import share_one_arena
 from gpuslice.apps.exporter.owners import Owners
 from gpuslice.apps.exporter.pods import ApiPods, LogFolderPods
 from gpuslice.apps.exporter.privilege import hidden_processes
@@ -245,6 +246,7 @@ def command(**flags: Any) -> None:
         settings = load(ExporterSettings, flags, os.environ)
         configure_logs("debug" if settings.debug else "info")
         _check(settings)
+        share_one_arena()
         run(_main(settings))
     except (SettingsError, ConfigError, WebConfigError) as error:
         raise click.ClickException(str(error)) from error

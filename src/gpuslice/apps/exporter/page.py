@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import gpuslice
-from gpuslice.adapters.web.exposition import Family, labels
+from gpuslice.adapters.web.exposition import Family, labels, sample_line
 from gpuslice.apps.exporter import catalogue as c
 from gpuslice.apps.exporter.book import ShareMode
 from gpuslice.apps.exporter.directory import Directory
@@ -19,6 +19,9 @@ from gpuslice.core.attribution import ContainerKey
 
 _MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2}
 _MILLI = 1e-3
+
+
+Written = tuple[object, tuple[tuple[c.Metric, str], ...]]
 
 
 class Families:
@@ -36,6 +39,13 @@ class Families:
             family = self._found[metric.name] = metric.family()
         family.samples.append((label_text, value))
 
+    def add_line(self, metric: c.Metric, line: str) -> None:
+        """One sample that is written already."""
+        family = self._found.get(metric.name)
+        if family is None:
+            family = self._found[metric.name] = metric.family()
+        family.lines.append(line)
+
     def all(self) -> list[Family]:
         return list(self._found.values())
 
@@ -48,6 +58,14 @@ class PageContext:
     directory: Directory
     xids: Xids
     max_series: int = 100_000
+    written: dict[tuple[str, ContainerKey], Written] = field(default_factory=dict)
+    """Containers' lines and what they were made of; kept from page to page."""
+
+    def forget_others(self, snapshot: Snapshot) -> None:
+        """Drop the lines of containers that are gone."""
+        present = {(card.sample.uuid, key) for card in snapshot.cards for key in card.containers}
+        for gone in self.written.keys() - present:
+            del self.written[gone]
 
 
 def card_labels(node: str, index: int, uuid: str, **more: str) -> str:
@@ -61,6 +79,7 @@ def families(snapshot: Snapshot, context: PageContext) -> list[Family]:
         _lost(found, lost, context)
     for card in snapshot.cards:
         _card(found, card, snapshot, context)
+    context.forget_others(snapshot)
     room = context.max_series
     for card in snapshot.cards:
         room = _containers(found, card, snapshot, context, room)
@@ -139,6 +158,19 @@ _PER_CONTAINER = tuple(metric for metric in c.METRICS if metric.labels[: len(c.C
 def _container(
     found: Families, card: CardPicture, key: ContainerKey, snapshot: Snapshot, context: PageContext
 ) -> None:
+    """The container's lines; those of last time where nothing of it changed."""
+    each, busy_s = card.containers[key], snapshot.sm_seconds.get((card.sample.uuid, key))
+    seen = (each, busy_s, context.directory.version)
+    known = context.written.get((card.sample.uuid, key))
+    if known is None or known[0] != seen:
+        known = context.written[card.sample.uuid, key] = (seen, _lines(card, key, busy_s, context))
+    for metric, line in known[1]:
+        found.add_line(metric, line)
+
+
+def _lines(
+    card: CardPicture, key: ContainerKey, busy_s: float | None, context: PageContext
+) -> tuple[tuple[c.Metric, str], ...]:
     each = card.containers[key]
     who = {
         "node": context.node,
@@ -148,18 +180,23 @@ def _container(
         "pod": key.pod,
         "container": key.container,
     }
-    at = labels(who)
-    found.add(c.CONTAINER_INFO, labels({**who, **_about(key, each, context.directory)}), 1)
-    found.add(c.MEMORY_USED, at, each.used_bytes)
-    found.add(c.MEMORY_LIMIT, at, each.limit_bytes)
-    found.add(c.MEMORY_ALLOCATED, at, each.allocated_bytes)
-    found.add(c.MEMORY_PEAK, at, each.peak_bytes)
-    found.add(c.MEMORY_REFUSED, at, each.refused)
-    found.add(c.SM_UTILIZATION, at, each.sm_ratio)
-    found.add(c.SM_SECONDS, at, snapshot.sm_seconds.get((card.sample.uuid, key)))
-    found.add(c.COMPUTE_SHARE, at, each.share_ratio)
-    found.add(c.THROTTLED, at, each.throttled_s)
-    found.add(c.PROCESSES, at, each.processes)
+    at, about = labels(who), labels({**who, **_about(key, each, context.directory)})
+    values = {
+        c.MEMORY_USED: each.used_bytes,
+        c.MEMORY_LIMIT: each.limit_bytes,
+        c.MEMORY_ALLOCATED: each.allocated_bytes,
+        c.MEMORY_PEAK: each.peak_bytes,
+        c.MEMORY_REFUSED: each.refused,
+        c.SM_UTILIZATION: each.sm_ratio,
+        c.SM_SECONDS: busy_s,
+        c.COMPUTE_SHARE: each.share_ratio,
+        c.THROTTLED: each.throttled_s,
+        c.PROCESSES: each.processes,
+    }
+    known = [
+        (metric, sample_line(metric.name, at, value)) for metric, value in values.items() if value is not None
+    ]
+    return (c.CONTAINER_INFO, sample_line(c.CONTAINER_INFO.name, about, 1)), *known
 
 
 def _about(key: ContainerKey, each: ContainerPicture, directory: Directory) -> dict[str, str]:

@@ -21,6 +21,10 @@ class View:
         self._exporter = exporter
         self._key: tuple[float, int, int] | None = None
         self._body = b""
+        settings = exporter.settings
+        self._context = page.PageContext(
+            exporter.node, exporter.directory, exporter.xids, settings.max_series
+        )
         self._series = 0
 
     def metrics(self) -> bytes:
@@ -30,7 +34,7 @@ class View:
         if key != self._key:
             families = self._families(snapshot)
             self._body = render(families)
-            self._series = sum(len(family.samples) for family in families)
+            self._series = sum(len(family.samples) + len(family.lines) for family in families)
             self._key = key
         return self._body + render(page.self_families(self._exporter.node, self._report(snapshot)))
 
@@ -61,8 +65,7 @@ class View:
 
     def _families(self, snapshot: Snapshot) -> list[Family]:
         exporter, settings = self._exporter, self._exporter.settings
-        context = page.PageContext(exporter.node, exporter.directory, exporter.xids, settings.max_series)
-        found = page.families(snapshot, context)
+        found = page.families(snapshot, self._context)
         found += dcgm.families(self._dcgm_inputs(snapshot))
         if settings.ack_metrics:
             owners = exporter.sampler.last_owners
