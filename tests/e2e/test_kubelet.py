@@ -362,6 +362,25 @@ def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster
     assert lives(cluster, "before") == lived
 
 
+def test_a_kubelet_that_never_met_the_agent_starts_pods_without_devices(cluster: Cluster) -> None:
+    """A fact about kubelet that we cannot change: such a container has neither cards of ours nor limits."""
+    cluster.offers(2 * UNITS)
+    cluster.agent.stop()
+    cluster.kubelet.stop()
+    (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
+    cluster.kubelet.start()
+    cluster.create(pod("early", container(4), nodeName=NODE))
+    cluster.running("early")
+    lines = cluster.said("early")
+    assert "NVIDIA_VISIBLE_DEVICES" not in variables(lines)
+    assert limits_of(lines) == {}
+    cluster.agent.start()
+    cluster.registered()
+    cluster.create(pod("after", container(4)))
+    _checked(cluster, "after", 4)
+    assert ANN_ASSIGNED not in cluster.pod("early")["metadata"].get("annotations", {})
+
+
 def test_a_zeroed_node_status_is_mended(cluster: Cluster) -> None:
     """As a kubelet zeroes it that finds its plugin folder empty while it registers a known node."""
     cluster.offers(2 * UNITS)
