@@ -6,6 +6,7 @@ region that the container's processes share (``var/region``).
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ class Isolation:
         return None if found is None else found.counted.get(uuid)
 
 
+AT_ONCE = 100
 CHECK_EVERY = 3
 """How many readings may pass before a change of a folder's files is seen; they change at a start."""
 
@@ -73,8 +75,11 @@ class IsolationReader:
         self._known: dict[str, _Folder] = {}
         self._turn = 0
 
-    def read(self) -> Isolation:
-        """Everything now. A folder that cannot be read is a problem of its own, not of the others."""
+    async def read(self) -> Isolation:
+        """Everything now. A folder that cannot be read is a problem of its own, not of the others.
+
+        Lets others run in between: a scrape must not wait for thousands of files.
+        """
         self._turn += 1
         try:
             names = [entry.name for entry in os.scandir(self._folder) if entry.is_dir()]
@@ -89,6 +94,8 @@ class IsolationReader:
                 self._add(name, found, fresh=(place + self._turn) % CHECK_EVERY == 0)
             except (OSError, LimitsError, RegionError, msgspec.DecodeError) as error:
                 problems.append(f"{self._folder / name}: {error}")
+            if place % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
         return Isolation(found, tuple(problems))
 
     def _add(self, name: str, found: dict[ContainerKey, Isolated], *, fresh: bool) -> None:

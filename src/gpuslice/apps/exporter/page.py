@@ -181,21 +181,19 @@ def _lines(
         "container": key.container,
     }
     at, about = labels(who), labels({**who, **_about(key, each, context.directory)})
-    values = {
-        c.MEMORY_USED: each.used_bytes,
-        c.MEMORY_LIMIT: each.limit_bytes,
-        c.MEMORY_ALLOCATED: each.allocated_bytes,
-        c.MEMORY_PEAK: each.peak_bytes,
-        c.MEMORY_REFUSED: each.refused,
-        c.SM_UTILIZATION: each.sm_ratio,
-        c.SM_SECONDS: busy_s,
-        c.COMPUTE_SHARE: each.share_ratio,
-        c.THROTTLED: each.throttled_s,
-        c.PROCESSES: each.processes,
-    }
-    known = [
-        (metric, sample_line(metric.name, at, value)) for metric, value in values.items() if value is not None
-    ]
+    values = (
+        (c.MEMORY_USED, each.used_bytes),
+        (c.MEMORY_LIMIT, each.limit_bytes),
+        (c.MEMORY_ALLOCATED, each.allocated_bytes),
+        (c.MEMORY_PEAK, each.peak_bytes),
+        (c.MEMORY_REFUSED, each.refused),
+        (c.SM_UTILIZATION, each.sm_ratio),
+        (c.SM_SECONDS, busy_s),
+        (c.COMPUTE_SHARE, each.share_ratio),
+        (c.THROTTLED, each.throttled_s),
+        (c.PROCESSES, each.processes),
+    )
+    known = [(metric, sample_line(metric.name, at, value)) for metric, value in values if value is not None]
     return (c.CONTAINER_INFO, sample_line(c.CONTAINER_INFO.name, about, 1)), *known
 
 

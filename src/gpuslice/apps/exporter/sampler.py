@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -112,12 +113,16 @@ class Sampler:
             self._health.bad("driver", str(error), self._clock() - began_s)
             return
         self._health.good("driver", sample.took_s)
-        self.snapshot = self._assemble(sample)
+        self.snapshot = await self._assemble(sample)
 
-    def _assemble(self, sample: NodeSample) -> Snapshot:
+    async def _assemble(self, sample: NodeSample) -> Snapshot:
         cards = tuple(card for card in sample.cards if self._is_chosen(card.index))
-        known = self._known(cards)
-        pictures = tuple(draw(card, known) for card in cards)
+        known = await self._known(cards)
+        drawn = []
+        for card in cards:
+            drawn.append(draw(card, known))
+            await asyncio.sleep(0)  # a scrape may be waiting
+        pictures = tuple(drawn)
         lost = self._lost(sample)
         self.expected = max(self.expected, len(pictures) + len(lost))
         return Snapshot(
@@ -131,16 +136,16 @@ class Sampler:
             },
         )
 
-    def _known(self, cards: tuple[CardSample, ...]) -> Knowledge:
+    async def _known(self, cards: tuple[CardSample, ...]) -> Knowledge:
         pids = {process.pid for card in cards for process in card.processes or ()}
         self.last_owners = self._owners.of(pids, self.book.containers())
         return Knowledge(
-            self.last_owners, self.book, self._read_isolation(), self._memory_unit, self.obstacle()
+            self.last_owners, self.book, await self._read_isolation(), self._memory_unit, self.obstacle()
         )
 
-    def _read_isolation(self) -> Isolation:
+    async def _read_isolation(self) -> Isolation:
         began_s = self._clock()
-        isolation = self._isolation.read()
+        isolation = await self._isolation.read()
         took_s = self._clock() - began_s
         if isolation.problems:
             self._health.bad("isolation", isolation.problems[0], took_s)
