@@ -57,6 +57,7 @@ class Bookkeeper:
         self._every_s = every_s
         self._sweep_after_s = sweep_after_s
         self._wanted = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._moved: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
 
     def look(self) -> None:
@@ -91,9 +92,16 @@ class Bookkeeper:
 
     async def write(self, uid: str = "") -> None:
         """Write what has to be written, or that of one pod. Never raises for the API server."""
-        for repair in self._desk.plan():
-            if uid in ("", repair.pod.uid):
-                await self._write(repair)
+        for each in dict.fromkeys(repair.pod.uid for repair in self._desk.plan()):
+            if uid in ("", each):
+                await self._write_pod(each)
+
+    async def _write_pod(self, uid: str) -> None:
+        """Planned anew at its turn: a start may have told where the pod is while others were written."""
+        async with self._writing:
+            for repair in self._desk.plan():
+                if repair.pod.uid == uid:
+                    await self._write(repair)
 
     async def _write(self, repair: Repair) -> None:
         try:
