@@ -21,7 +21,7 @@ _MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2}
 _MILLI = 1e-3
 
 
-Written = tuple[object, tuple[tuple[c.Metric, str], ...]]
+Written = tuple[object, tuple[tuple[int, str], ...]]  # of what, and lines with their place in _COLUMNS
 
 
 class Families:
@@ -39,12 +39,12 @@ class Families:
             family = self._found[metric.name] = metric.family()
         family.samples.append((label_text, value))
 
-    def add_line(self, metric: c.Metric, line: str) -> None:
-        """One sample that is written already."""
+    def lines_of(self, metric: c.Metric) -> list[str]:
+        """Where samples that are written already go."""
         family = self._found.get(metric.name)
         if family is None:
             family = self._found[metric.name] = metric.family()
-        family.lines.append(line)
+        return family.lines
 
     def all(self) -> list[Family]:
         return list(self._found.values())
@@ -142,21 +142,34 @@ def _containers(
     found: Families, card: CardPicture, snapshot: Snapshot, context: PageContext, room: int
 ) -> int:
     """Adds the card's containers as far as there is room; answers what is left."""
+    columns = [found.lines_of(metric) for metric in _COLUMNS]
     for place, key in enumerate(card.containers):
-        if room < len(_PER_CONTAINER):
+        if room < len(_COLUMNS):
             at = _missing_labels(context.node, card, "containers", "more series than max_series")
             found.add(c.UNAVAILABLE, at, len(card.containers) - place)
             return 0
-        _container(found, card, key, snapshot, context)
-        room -= len(_PER_CONTAINER)
+        _container(columns, card, key, snapshot, context)
+        room -= len(_COLUMNS)
     return room
 
 
-_PER_CONTAINER = tuple(metric for metric in c.METRICS if metric.labels[: len(c.CONTAINER)] == c.CONTAINER)
+_COLUMNS = (
+    c.CONTAINER_INFO,
+    c.MEMORY_USED,
+    c.MEMORY_LIMIT,
+    c.MEMORY_ALLOCATED,
+    c.MEMORY_PEAK,
+    c.MEMORY_REFUSED,
+    c.SM_UTILIZATION,
+    c.SM_SECONDS,
+    c.COMPUTE_SHARE,
+    c.THROTTLED,
+    c.PROCESSES,
+)
 
 
 def _container(
-    found: Families, card: CardPicture, key: ContainerKey, snapshot: Snapshot, context: PageContext
+    columns: list[list[str]], card: CardPicture, key: ContainerKey, snapshot: Snapshot, context: PageContext
 ) -> None:
     """The container's lines; those of last time where nothing of it changed."""
     each, busy_s = card.containers[key], snapshot.sm_seconds.get((card.sample.uuid, key))
@@ -164,13 +177,13 @@ def _container(
     known = context.written.get((card.sample.uuid, key))
     if known is None or known[0] != seen:
         known = context.written[card.sample.uuid, key] = (seen, _lines(card, key, busy_s, context))
-    for metric, line in known[1]:
-        found.add_line(metric, line)
+    for place, line in known[1]:
+        columns[place].append(line)
 
 
 def _lines(
     card: CardPicture, key: ContainerKey, busy_s: float | None, context: PageContext
-) -> tuple[tuple[c.Metric, str], ...]:
+) -> tuple[tuple[int, str], ...]:
     each = card.containers[key]
     who = {
         "node": context.node,
@@ -182,19 +195,23 @@ def _lines(
     }
     at, about = labels(who), labels({**who, **_about(key, each, context.directory)})
     values = (
-        (c.MEMORY_USED, each.used_bytes),
-        (c.MEMORY_LIMIT, each.limit_bytes),
-        (c.MEMORY_ALLOCATED, each.allocated_bytes),
-        (c.MEMORY_PEAK, each.peak_bytes),
-        (c.MEMORY_REFUSED, each.refused),
-        (c.SM_UTILIZATION, each.sm_ratio),
-        (c.SM_SECONDS, busy_s),
-        (c.COMPUTE_SHARE, each.share_ratio),
-        (c.THROTTLED, each.throttled_s),
-        (c.PROCESSES, each.processes),
+        each.used_bytes,
+        each.limit_bytes,
+        each.allocated_bytes,
+        each.peak_bytes,
+        each.refused,
+        each.sm_ratio,
+        busy_s,
+        each.share_ratio,
+        each.throttled_s,
+        each.processes,
     )
-    known = [(metric, sample_line(metric.name, at, value)) for metric, value in values if value is not None]
-    return (c.CONTAINER_INFO, sample_line(c.CONTAINER_INFO.name, about, 1)), *known
+    known = [
+        (place, sample_line(_COLUMNS[place].name, at, value))
+        for place, value in enumerate(values, start=1)
+        if value is not None
+    ]
+    return (0, sample_line(c.CONTAINER_INFO.name, about, 1)), *known
 
 
 def _about(key: ContainerKey, each: ContainerPicture, directory: Directory) -> dict[str, str]:
