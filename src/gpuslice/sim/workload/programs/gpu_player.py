@@ -6,7 +6,7 @@ It learns the part from its arguments, as the vendor's no-isolation mode asks of
 import argparse
 import signal
 
-from cuda import MIB, Cuda  # type: ignore[import-not-found]  # its neighbour in /app
+from cuda import MIB, Cuda  # its neighbour in /app
 
 LIBRARIES_MIB = 184  # cuBLAS, cuDNN and their workspaces beside TensorFlow's pool
 

@@ -6,7 +6,7 @@ libraries take some more beside it.
 
 import signal
 
-from cuda import MIB, Cuda  # type: ignore[import-not-found]
+from cuda import MIB, Cuda
 
 KEPT_MIB = 300
 LIBRARIES_MIB = 112  # cuBLAS and cuDNN, as much as the published table shows beside the pool
