@@ -12,7 +12,7 @@ import pytest
 
 from gpuslice.adapters.kube.resources import PODS
 from tests.integration.exporter_rig import PROGRAM, GpuNode, gpu_node, have_native
-from tests.integration.test_exporter_story import MIB, USED, app, running
+from tests.integration.test_exporter_story import LIMIT, MIB, USED, app, running
 
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
 
@@ -37,7 +37,9 @@ async def test_it_shows_who_uses_what(tmp_path: Path) -> None:
     async with gpu_node(tmp_path) as host, host.exporter() as exporter:
         await host.node.create(app("app-0", 4))
         await running(host, "app-0")
-        await exporter.page_when(lambda page: page.value(USED, pod="app-0") == 3193 * MIB)
+        await exporter.page_when(
+            lambda page: page.value(USED, pod="app-0") == 3193 * MIB and page.all(LIMIT, pod="app-0")
+        )
         found: dict[str, Any] = json.loads(await top(host, "--exporter", exporter.url, "-o", "json"))
         (container,) = found["containers"]
         assert (container["pod"], container["used_bytes"]) == ("app-0", 3193 * MIB)

@@ -99,7 +99,9 @@ class IsolationReader:
         return Isolation(found, tuple(problems))
 
     def _add(self, name: str, found: dict[ContainerKey, Isolated], *, fresh: bool) -> None:
-        folder = self._look(name) if fresh or name not in self._known else self._known[name]
+        known = self._known.get(name)
+        settled = known is not None and known.key is not None and bool(known.limits)
+        folder = known if known is not None and settled and not fresh else self._look(name)
         if folder.key is not None:
             counted = {card.uuid: card for card in folder.region.cards(fresh=fresh) or ()}
             found[folder.key] = Isolated(folder.limits, counted)
