@@ -23,6 +23,7 @@ RUNS: dict[str, list[str]] = {
     "exporter, 8 cards of 20 containers": ["exporter.py", "--gpus", "8", "--containers-per-gpu", "20"],
     "exporter, 25,000 series": ["exporter.py", "--series", "25000"],
     "interposer": ["interposer.py"],
+    "start of the command line": ["start.py"],
 }
 
 
