@@ -109,8 +109,13 @@ def command(context: click.Context, /, **cluster: Any) -> None:
     context.obj = Flags(**cluster)
 
 
-def run(program: click.Command, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a click command to the end of the process: our own errors become one sentence and exit code 1."""
+def run(
+    program: click.Command, name: str, arguments: Sequence[str] | None = None, *, failed: str = "Error: "
+) -> NoReturn:
+    """Run a click command to the end of the process: our own errors become one sentence and exit code 1.
+
+    `failed` opens that sentence.
+    """
     from gpuslice.core.errors import GpusliceError
 
     try:
@@ -120,7 +125,7 @@ def run(program: click.Command, name: str, arguments: Sequence[str] | None = Non
             help_option_names=["-h", "--help"],
         )
     except GpusliceError as error:
-        click.echo(f"Failed due to {error}", err=True)
+        click.echo(f"{failed}{error}", err=True)
         sys.exit(1)
     sys.exit(0)
 
@@ -131,8 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The programs ``kubectl-inspect-cgpu`` and ``kubectl-inspect-gpushare``: kubectl finds them by name."""
-    run(load(COMMANDS[0]), "kubectl inspect cgpu", arguments)
+    """The programs ``kubectl-inspect-cgpu`` and ``kubectl-inspect-gpushare``: kubectl finds them by name.
+
+    They fail in the words of the plugin that they stand in for.
+    """
+    run(load(COMMANDS[0]), "kubectl inspect cgpu", arguments, failed="Failed due to ")
 
 
 def complete_main(arguments: Sequence[str] | None = None) -> None:
