@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpuslice.adapters.cgroup.container import ContainerRef
+from gpuslice.adapters.gpu.mig import MigSample
+from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.kube import objects
-from gpuslice.apps.exporter.book import Promise, ShareMode, allocated_bytes, book_of
+from gpuslice.adapters.kubelet.podresources import Claimed
+from gpuslice.apps.exporter.book import Promise, ShareMode, allocated_bytes, book_of, is_ours, mig_bytes
 from gpuslice.apps.exporter.directory import Directory, KnownPod, known_pod, pods_of_log_folders
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
+from gpuslice.apps.exporter.slices import devices_of
 from gpuslice.core.attribution import ContainerKey, Stranger
 from gpuslice.core.holding import Holding
 
@@ -20,6 +25,16 @@ UID = "0e1c2d3f-0000-4000-8000-00000000000a"
 HASH = "0123456789abcdef0123456789abcdef"
 FULL = "f" * 64
 APP = ContainerKey("default", "app-0", "main")
+CARD = CardSample(
+    position=0,
+    index=0,
+    uuid="GPU-a",
+    mig=(
+        MigSample("MIG-1", "1g.5gb", 7, 0, 5 * MIB, MIB),
+        MigSample("MIG-2", "1g.5gb", 7, 1, 5 * MIB, MIB),
+        MigSample("MIG-3", "2g.10gb", 3, 0, 10 * MIB, 0),
+    ),
+)
 
 
 def holding(*ids: str) -> Holding:
@@ -31,18 +46,64 @@ def holding(*ids: str) -> Holding:
     [
         ("aliyun.com/gpu-mem", "GPU-a-_-3", Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 1)),
         ("nvidia.com/gpu", "GPU-a", Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
-        ("nvidia.com/gpu", "GPU-a::2", Promise("nvidia.com/gpu", ShareMode.SHARE)),
+        ("nvidia.com/gpu", "GPU-a::2", Promise("nvidia.com/gpu", ShareMode.SHARE, replica="2")),
+        ("nvidia.com/gpu", "nvidia0", Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
+        ("nvidia.com/gpu", "nvidia0/vgpu1", Promise("nvidia.com/gpu", ShareMode.SHARE, replica="1")),
+        ("nvidia.com/gpu", "MIG-3", Promise("nvidia.com/gpu", ShareMode.MIG, mig=("MIG-3",))),
+        (
+            "nvidia.com/mig-2g",
+            "MIG-3::1",
+            Promise("nvidia.com/mig-2g", ShareMode.MIG, replica="1", mig=("MIG-3",)),
+        ),
+        ("nvidia.com/gpu", "nvidia0/gi3", Promise("nvidia.com/gpu", ShareMode.MIG, mig=("MIG-3",))),
     ],
 )
 def test_each_sharing_scheme_has_its_own_device_ids(
     resource: str, identifier: str, expected: Promise
 ) -> None:
-    assert book_of({resource: [holding(identifier)]}).of("GPU-a") == {APP: expected}
+    assert book_of({resource: [holding(identifier)]}).of(CARD) == {APP: expected}
+
+
+def test_mig_devices_of_one_instance_share_its_memory() -> None:
+    held = book_of({"nvidia.com/mig-1g.5gb": [holding("MIG-1", "MIG-2", "MIG-3")]}).of(CARD)[APP]
+    assert held.mig == ("MIG-1", "MIG-2", "MIG-3")
+    assert mig_bytes(held, CARD.mig) == 15 * MIB
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "example.com/a10"])
+def test_resources_of_cards_and_their_parts_are_ours(resource: str) -> None:
+    assert is_ours(resource, ("example.com/a10",))
+    assert not is_ours("cpu", ("example.com/a10",))
+
+
+def claimed(device: str, container: str = "main") -> Claimed:
+    return Claimed("default", "app-0", container, "claim", "default", "gpu.nvidia.com", "n1", device)
+
+
+def test_a_claim_names_a_card_by_the_drivers_slices_or_by_its_number() -> None:
+    devices = {("n1", "gpu-x"): "GPU-a", ("n1", "part"): "MIG-3"}
+    assert book_of({}, [claimed("gpu-x")], devices).of(CARD)[APP].mode is ShareMode.EXCLUSIVE
+    assert book_of({}, [claimed("gpu-0")]).of(CARD)[APP].claim == claimed("gpu-0")
+    assert book_of({}, [claimed("part")], devices).of(CARD)[APP].mig == ("MIG-3",)
+    assert book_of({}, [claimed("gpu-0"), claimed("gpu-0", "side")]).of(CARD)[APP].mode is ShareMode.SHARE
+    assert "nowhere" in book_of({}, [claimed("nowhere")]).problems[0]
+    other = Claimed("default", "app-0", "main", "claim", "default", "net.example.com", "n1", "gpu-0")
+    assert book_of({}, [other]).of(CARD) == {}
+
+
+@pytest.mark.parametrize("wrap", [lambda device: device, lambda device: {"basic": device}])
+def test_slices_are_read_in_each_version_of_their_api(wrap: Callable[[object], object]) -> None:
+    attributes = {"attributes": {"uuid": {"string": "GPU-a"}, "type": {"string": "gpu"}}}
+    device = wrap(attributes)
+    assert isinstance(device, dict)
+    spec = {"driver": "gpu.nvidia.com", "pool": {"name": "n1"}, "devices": [{"name": "gpu-x", **device}]}
+    assert list(devices_of({"spec": spec})) == [(("n1", "gpu-x"), "GPU-a")]
+    assert list(devices_of({"spec": {**spec, "driver": "other"}})) == []
 
 
 def test_an_id_that_means_nothing_is_a_problem_and_not_a_crash() -> None:
     book = book_of({"aliyun.com/gpu-mem": [holding("nonsense")]})
-    assert book.of("GPU-a") == {}
+    assert book.of(CARD) == {}
     assert "nonsense" in book.problems[0]
 
 

@@ -51,10 +51,14 @@ def supported(card: Any) -> bool:
 
 
 class GpmReader:
-    """Two samples of one card, taken turns. Raises NVMLError when the counters may not be read."""
+    """Two samples of one card, or one of its GPU instances, taken turns.
 
-    def __init__(self, card: Any, fields: Iterable[int]) -> None:
+    Raises NVMLError when the counters may not be read.
+    """
+
+    def __init__(self, card: Any, fields: Iterable[int], gpu_instance: int | None = None) -> None:
         self._card = card
+        self._gpu_instance = gpu_instance
         self._fields = [field for field in fields if field in _GPM]
         self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._first = True
@@ -62,7 +66,10 @@ class GpmReader:
     def read(self) -> dict[int, float]:
         """DCGM field id → value since the last call; empty at the first."""
         self._older, self._newer = self._newer, self._older
-        pynvml.nvmlGpmSampleGet(self._card, self._newer)
+        if self._gpu_instance is None:
+            pynvml.nvmlGpmSampleGet(self._card, self._newer)
+        else:
+            pynvml.nvmlGpmMigSampleGet(self._card, self._gpu_instance, self._newer)
         if self._first:
             self._first = False
             return {}

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import pynvml
 
 from gpuslice.adapters.gpu import gpm
+from gpuslice.adapters.gpu.mig import MigReader, MigSample
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import (
     MEMORY_FIELDS,
@@ -62,7 +63,8 @@ _MEBI_RATE = 1e6  # DCGM gives MB/s
 class CardSample:
     """One card at one moment. `fields`: DCGM field id → value in DCGM's unit; what is unknown is not in it.
 
-    `unsupported` are wanted fields that this card or driver cannot give, with the driver's reason.
+    `unsupported` are wanted fields that this card or driver cannot give, with the driver's reason. `mig`: its
+    MIG devices, empty unless it is divided; `mig_enabled` is true also while no device has been made.
     """
 
     position: int
@@ -76,6 +78,8 @@ class CardSample:
     fields: Mapping[int, Reading] = field(default_factory=dict)
     processes: tuple[ProcessReading, ...] | None = None
     unsupported: Mapping[int, str] = field(default_factory=dict)
+    mig: tuple[MigSample, ...] = ()
+    mig_enabled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ class _Card:
         self._processes = ProcessReader(self._handle, self._uuid)
         self._unsupported: dict[int, tuple[str, float]] = {}  # field → reason, when to ask again
         self._gpm: gpm.GpmReader | None = None
+        self._mig = MigReader(self._handle)
         self._links: tuple[float, float] | None = None
         self._slow: dict[int, Reading] = {}
         self._slow_for: set[int] = set()  # what was wanted then
@@ -175,7 +180,10 @@ class _Card:
         fields |= self._slow_ones(wanted, asked, now_s)
         fields |= self._by_call([n for n in asked if n in READERS and n not in SLOW_FIELDS], now_s)
         fields |= self._by_field_value([n for n in asked if n not in fields], wanted, now_s)
-        fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
+        mig = self._mig.read([n for n in wanted if n in gpm.PROFILING_FIELDS], now_s)
+        self._refuse_on_mig(asked, now_s)
+        if not self._mig.enabled:  # counters are an instance's then
+            fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
         if _NVLINK_THROUGHPUT in asked:
             fields |= self._link_rate(now_s)
         self._note_unknown(asked, fields, wanted, now_s)
@@ -191,7 +199,14 @@ class _Card:
             fields=fields,
             processes=processes,
             unsupported={number: reason for number, (reason, _) in self._unsupported.items()},
+            mig=mig,
+            mig_enabled=self._mig.enabled,
         )
+
+    def _refuse_on_mig(self, asked: list[int], now_s: float) -> None:
+        """Counters that neither the divided card nor its instances give."""
+        for number in gpm.PROFILING_FIELDS.intersection(asked) if self._mig.refused else ():
+            self._refuse(number, self._mig.refused, now_s)
 
     def _slow_ones(self, wanted: Mapping[int, str], asked: list[int], now_s: float) -> dict[int, Reading]:
         """Fields that hardly ever change, or cost the driver much: from a reading of their own pace."""

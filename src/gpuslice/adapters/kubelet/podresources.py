@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, call_error
@@ -14,6 +15,28 @@ from gpuslice.core.holding import Holding
 
 class PodResourcesError(GpusliceError):
     """kubelet's pod-resources socket does not answer; its book is unknown for now, not empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """One device that a container got by dynamic resource allocation."""
+
+    namespace: str
+    pod: str
+    container: str
+    claim: str
+    claim_namespace: str
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBook:
+    """Everything kubelet gave out: holdings by resource, and claims."""
+
+    holdings: dict[str, tuple[Holding, ...]]
+    claims: tuple[Claimed, ...] = ()
 
 
 class PodResources:
@@ -30,8 +53,8 @@ class PodResources:
         """
         return tuple(holdings_of(await self._pods(), resource))
 
-    async def by_resource(self, wanted: Callable[[str], bool]) -> dict[str, tuple[Holding, ...]]:
-        """As `holdings`, of every resource that is `wanted` and held by anybody, in one question."""
+    async def book(self, wanted: Callable[[str], bool]) -> DeviceBook:
+        """As `holdings`, of every `wanted` resource that anybody holds; and all claims. One question."""
         pods = await self._pods()
         names = {
             devices.resource_name
@@ -39,7 +62,8 @@ class PodResources:
             for container in pod.containers
             for devices in container.devices
         }
-        return {name: tuple(holdings_of(pods, name)) for name in sorted(names) if wanted(name)}
+        holdings = {name: tuple(holdings_of(pods, name)) for name in sorted(names) if wanted(name)}
+        return DeviceBook(holdings, tuple(claims_of(pods)))
 
     async def _pods(self) -> Sequence[pr.PodResources]:
         try:
@@ -62,3 +86,21 @@ def holdings_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[Hold
             )
             if ids:
                 yield Holding(pod.namespace, pod.name, container.name, ids)
+
+
+def claims_of(pods: Iterable[pr.PodResources]) -> Iterable[Claimed]:
+    """Every device of every claim; kubelet lists them where its feature for that is on."""
+    for pod in pods:
+        for container in pod.containers:
+            for dynamic in container.dynamic_resources:
+                for device in dynamic.claim_resources:
+                    yield Claimed(
+                        pod.namespace,
+                        pod.name,
+                        container.name,
+                        dynamic.claim_name,
+                        dynamic.claim_namespace,
+                        device.driver_name,
+                        device.pool_name,
+                        device.device_name,
+                    )

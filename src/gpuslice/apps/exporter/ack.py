@@ -42,7 +42,7 @@ _LEGACY = {
     "nvidia_gpu_power_usage_milliwatts": "Power usage of the GPU device in watts",
     "nvidia_gpu_temperature_celsius": "Temperature of the GPU device in celsius",
 }
-_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2}
+_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2, ShareMode.MIG: 2}
 
 
 def _families(words: dict[str, str]) -> dict[str, Family]:
@@ -125,7 +125,9 @@ def _pod(key: ContainerKey, mode: str) -> dict[str, str]:
 
 def _mode(card: CardPicture, key: ContainerKey) -> str:
     each = card.containers.get(key)
-    return str(each.promise.mode) if each is not None and each.promise is not None else ""
+    if each is None or each.promise is None:
+        return ""
+    return "exclusive" if each.promise.mode is ShareMode.EXCLUSIVE else "share"  # it knows no third
 
 
 # -- exporter 1.0 ------------------------------------------------------------------------------------------

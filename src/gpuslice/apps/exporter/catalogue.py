@@ -12,6 +12,7 @@ from gpuslice.adapters.web.exposition import Family, MetricKind
 
 NODE = ("node",)
 CARD = ("node", "gpu", "gpu_uuid")
+MIG = (*CARD, "mig_uuid")
 CONTAINER = (*CARD, "namespace", "pod", "container")
 
 _GAUGE, _COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
@@ -74,7 +75,7 @@ GPU_ALLOCATE_MODE = Metric(
     "gpuslice_gpu_allocate_mode",
     _GAUGE,
     CARD,
-    "How the card is given out: 0 to nobody, 1 whole, 2 in parts.",
+    "How the card is given out: 0 to nobody, 1 whole, 2 in parts (shares or MIG devices).",
     "kubelet's pod-resources",
 )
 GPU_UTILIZATION = Metric(
@@ -146,6 +147,43 @@ XID_LAST = Metric(
     "NVML events",
 )
 
+# -- a MIG device of a card --------------------------------------------------------------------------------
+MIG_INFO = Metric(
+    "gpuslice_mig_info",
+    _GAUGE,
+    (*MIG, "mig_profile", "gpu_instance", "compute_instance"),
+    "What a MIG device of the card is; always 1.",
+    "NVML",
+)
+MIG_MEMORY_TOTAL = Metric(
+    "gpuslice_mig_memory_total_bytes",
+    _GAUGE,
+    MIG,
+    "Memory of the MIG device's GPU instance; several devices of one instance share it.",
+    "NVML, memory info of the device",
+)
+MIG_MEMORY_USED = Metric(
+    "gpuslice_mig_memory_used_bytes",
+    _GAUGE,
+    MIG,
+    "Memory in use on the MIG device's GPU instance; part of the card's.",
+    "NVML, memory info of the device",
+)
+MIG_BUSY = Metric(
+    "gpuslice_mig_engine_active_ratio",
+    _GAUGE,
+    MIG,
+    "Part of the time in which the instance's engine was busy, of the instance.",
+    "NVML, GPM (Hopper and later)",
+)
+MIG_SM_BUSY = Metric(
+    "gpuslice_mig_sm_active_ratio",
+    _GAUGE,
+    MIG,
+    "Part of the time in which the instance's SMs were busy, of the instance.",
+    "NVML, GPM (Hopper and later)",
+)
+
 # -- a container on a card -------------------------------------------------------------------------------
 CONTAINER_INFO = Metric(
     "gpuslice_container_info",
@@ -153,6 +191,13 @@ CONTAINER_INFO = Metric(
     (*CONTAINER, "pod_uid", "container_id", "resource", "share_mode"),
     "Joins a container to what is slow to change about it; always 1.",
     "kubelet and the API server",
+)
+CONTAINER_MIG = Metric(
+    "gpuslice_container_mig_info",
+    _GAUGE,
+    (*CONTAINER, "mig_uuid"),
+    "Joins a container to each MIG device it holds; always 1.",
+    "kubelet's pod-resources",
 )
 MEMORY_USED = Metric(
     "gpuslice_container_memory_used_bytes",
@@ -166,7 +211,7 @@ MEMORY_LIMIT = Metric(
     _GAUGE,
     CONTAINER,
     "The most memory of the card that the container can get; absent where nothing enforces one.",
-    "the agent's limits file; the card's size for a whole card",
+    "the agent's limits file; the size of a whole card or of MIG devices",
 )
 MEMORY_ALLOCATED = Metric(
     "gpuslice_container_memory_allocated_bytes",
@@ -345,6 +390,7 @@ def groups() -> tuple[Group, ...]:
     """The catalogue in the order of the documentation."""
     return (
         Group("Card", _starting("gpuslice_gpu_")),
+        Group("MIG device", _starting("gpuslice_mig_")),
         Group("Container", (*_starting("gpuslice_container_"), *_starting("gpuslice_pod_"))),
         Group("Belongs to nobody", (*_starting("gpuslice_unattributed_"), UNAVAILABLE)),
         Group("Exporter", _starting("gpuslice_exporter_")),

@@ -41,6 +41,7 @@ from gpuslice.apps.exporter.pods import ApiPods, LogFolderPods
 from gpuslice.apps.exporter.privilege import hidden_processes
 from gpuslice.apps.exporter.sampler import Health, Sampler
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
+from gpuslice.apps.exporter.slices import DeviceSlices
 from gpuslice.apps.exporter.view import View
 from gpuslice.apps.exporter.web import make_app, make_legacy_app, serve_all
 from gpuslice.apps.exporter.xids import Xids
@@ -81,6 +82,7 @@ class Exporter:
         self.view = View(self)
         self._source = source
         self._client = client
+        self._slices = DeviceSlices(client, self.node)
         self._hidden = hidden_processes(settings.proc)
         self._told: set[tuple[str, int]] = set()  # fields that a card was said not to give
         self._take_config()
@@ -147,7 +149,9 @@ class Exporter:
         while True:
             began_s = time.monotonic()
             try:
-                self._take_book(book_of(await reader.by_resource(lambda name: is_ours(name, more))), began_s)
+                found = await reader.book(lambda name: is_ours(name, more))
+                devices = await self._slices.of(found.claims)
+                self._take_book(book_of(found.holdings, found.claims, devices), began_s)
             except PodResourcesError as error:
                 self.health.bad("pod_resources", str(error), time.monotonic() - began_s)
             await asyncio.sleep(self.settings.book_interval_s)

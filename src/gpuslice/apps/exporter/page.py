@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import gpuslice
+from gpuslice.adapters.gpu.mig import MigSample
 from gpuslice.adapters.web.exposition import Family, labels, sample_line
 from gpuslice.apps.exporter import catalogue as c
 from gpuslice.apps.exporter.book import ShareMode
@@ -17,7 +18,7 @@ from gpuslice.apps.exporter.sampler import LostCard, Reading, Snapshot
 from gpuslice.apps.exporter.xids import Xids
 from gpuslice.core.attribution import ContainerKey
 
-_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2}
+_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2, ShareMode.MIG: 2}
 _MILLI = 1e-3
 
 
@@ -128,7 +129,29 @@ def _card(found: Families, card: CardPicture, snapshot: Snapshot, context: PageC
             if number in fields:
                 value = _scaled(fields[number], factor)
                 found.add(metric, card_labels(node, index, uuid, **{name: word}), value)
+    for device in sample.mig:
+        _mig(found, card, device, node)
     _xids(found, index, uuid, context)
+
+
+def _mig(found: Families, card: CardPicture, device: MigSample, node: str) -> None:
+    sample = card.sample
+    at = card_labels(node, sample.index, sample.uuid, mig_uuid=device.uuid)
+    about = {
+        "mig_profile": device.profile,
+        "gpu_instance": str(device.gpu_instance),
+        "compute_instance": str(device.compute_instance),
+    }
+    found.add(c.MIG_INFO, card_labels(node, sample.index, sample.uuid, mig_uuid=device.uuid, **about), 1)
+    found.add(c.MIG_MEMORY_TOTAL, at, device.total_bytes)
+    found.add(c.MIG_MEMORY_USED, at, device.used_bytes)
+    for metric, number in ((c.MIG_BUSY, 1001), (c.MIG_SM_BUSY, 1002)):
+        found.add(metric, at, _scaled(device.fields.get(number), 1))
+    for key, each in card.containers.items():
+        if each.promise is not None and device.uuid in each.promise.mig:
+            who = {"namespace": key.namespace, "pod": key.pod, "container": key.container}
+            held = card_labels(node, sample.index, sample.uuid, **who, mig_uuid=device.uuid)
+            found.add(c.CONTAINER_MIG, held, 1)
 
 
 def _xids(found: Families, index: int, uuid: str, context: PageContext) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.region.reader import CardUsage as Counted
-from gpuslice.apps.exporter.book import Book, Promise, ShareMode, allocated_bytes
+from gpuslice.apps.exporter.book import Book, Held, Promise, ShareMode, allocated_bytes, mig_bytes
 from gpuslice.apps.exporter.isolation import Isolation
 from gpuslice.core.attribution import CardUsage, ContainerKey, Owner, Stranger, Usage, divide
 
@@ -20,6 +20,7 @@ NO_PROCESS_LIST = "process list not readable"
 HIDDEN_PROCESSES = "driver lists no processes although containers use the card"
 NO_MEMORY = "driver does not tell memory of processes"
 NO_UTILIZATION = "driver does not tell utilization of processes"
+MIG_UTILIZATION = "driver does not tell utilization of processes on a card with MIG"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,18 @@ class Knowledge:
 
 def draw(sample: CardSample, known: Knowledge) -> CardPicture:
     """Everything about one card."""
-    promises = known.book.of(sample.uuid)
+    promises = known.book.of(sample)
     counted = {key: found for key in promises if (found := known.isolation.counted(key, sample.uuid))}
     obstacle = known.obstacle or _obstacle(sample, counted.values())
     usage = _unattributed(sample, promises, known) if obstacle else _divided(sample, promises, known)
-    containers = {key: _container(key, use, sample, known, obstacle) for key, use in usage.owners.items()}
+    containers = {
+        key: _container(key, use, promises.get(key), sample, known, obstacle)
+        for key, use in usage.owners.items()
+    }
     missing = _missing(sample, containers, obstacle)
     given = [each.allocated_bytes for each in containers.values() if each.promise is not None]
     allocated = None if None in given else sum(each for each in given if each is not None)
-    if any(each.promise is not None and not each.promise.units for each in containers.values()):
+    if any(each.promise is not None and each.promise.whole for each in containers.values()):
         allocated = sample.total_bytes  # time slices of a whole card are the card, however many
     return CardPicture(sample, containers, _strangers(sample, containers, usage), allocated, missing)
 
@@ -104,16 +108,29 @@ def _obstacle(sample: CardSample, counted: Iterable[Counted]) -> str:
     return HIDDEN_PROCESSES if used and not sample.processes else ""
 
 
-def _divided(sample: CardSample, promises: Mapping[ContainerKey, Promise], known: Knowledge) -> CardUsage:
+def _divided(sample: CardSample, promises: Held, known: Knowledge) -> CardUsage:
     return divide(sample.uuid, sample.used_bytes, sample.processes or (), known.owners, promises)
 
 
-def _unattributed(
-    sample: CardSample, promises: Mapping[ContainerKey, Promise], known: Knowledge
-) -> CardUsage:
+def _unattributed(sample: CardSample, promises: Held, known: Knowledge) -> CardUsage:
     """No process can be given to anybody: the interposer's count is what is left, where there is one."""
-    owners = {key: Usage(_counted_bytes(known.isolation, key, sample.uuid), None, 0) for key in promises}
+    owners = {
+        key: Usage(_told_bytes(promise, key, sample, promises, known.isolation), None, 0)
+        for key, promise in promises.items()
+    }
     return CardUsage(sample.uuid, owners, {Stranger.UNKNOWN: Usage(None, None, 0)})
+
+
+def _told_bytes(
+    promise: Promise, key: ContainerKey, sample: CardSample, promises: Held, isolation: Isolation
+) -> int | None:
+    """What is known without the processes: all of a MIG device is its only holder's."""
+    others = {uuid for other, held in promises.items() if other != key for uuid in held.mig}
+    if promise.mode is not ShareMode.MIG or others.intersection(promise.mig):
+        return _counted_bytes(isolation, key, sample.uuid)
+    used = {each.gpu_instance: each.used_bytes for each in sample.mig if each.uuid in promise.mig}
+    shared = {each.gpu_instance for each in sample.mig if each.uuid not in promise.mig} & used.keys()
+    return None if shared else sum(used.values())
 
 
 def _counted_bytes(isolation: Isolation, key: ContainerKey, uuid: str) -> int | None:
@@ -124,12 +141,15 @@ def _counted_bytes(isolation: Isolation, key: ContainerKey, uuid: str) -> int | 
     return 0 if isolation.limit(key, uuid) is not None else None
 
 
-def _container(
-    key: ContainerKey, use: Usage, sample: CardSample, known: Knowledge, obstacle: str
+def _container(  # noqa: PLR0917 — one caller
+    key: ContainerKey,
+    use: Usage,
+    promise: Promise | None,
+    sample: CardSample,
+    known: Knowledge,
+    obstacle: str,
 ) -> ContainerPicture:
     limit, counted = known.isolation.limit(key, sample.uuid), known.isolation.counted(key, sample.uuid)
-    promise = known.book.of(sample.uuid).get(key)
-    whole = promise is not None and promise.mode is ShareMode.EXCLUSIVE
     used = use.memory_bytes
     if used is None and counted is not None:
         used = counted.used_bytes
@@ -138,15 +158,28 @@ def _container(
         sm_ratio=use.sm_ratio,
         processes=None if obstacle else use.processes,
         promise=promise,
-        allocated_bytes=None
-        if promise is None
-        else allocated_bytes(promise, sample.total_bytes, known.memory_unit),
-        limit_bytes=limit.memory_bytes if limit is not None else sample.total_bytes if whole else None,
+        allocated_bytes=_allocated(promise, sample, known.memory_unit),
+        limit_bytes=limit.memory_bytes if limit is not None else _hardware_limit(promise, sample),
         share_ratio=limit.share_percent / 100 if limit is not None and limit.share_percent else None,
         peak_bytes=counted.peak_bytes if counted is not None else None,
         refused=counted.refused if counted is not None else 0 if limit is not None else None,
         throttled_s=counted.throttled_ns / 1e9 if counted is not None else 0.0 if limit is not None else None,
     )
+
+
+def _allocated(promise: Promise | None, sample: CardSample, unit: str) -> int | None:
+    if promise is None:
+        return None
+    if promise.mode is ShareMode.MIG:
+        return mig_bytes(promise, sample.mig)
+    return allocated_bytes(promise, sample.total_bytes, unit)
+
+
+def _hardware_limit(promise: Promise | None, sample: CardSample) -> int | None:
+    """What nobody needs to enforce: the size of a card, or of MIG devices, that one container has alone."""
+    if promise is None or promise.mode is ShareMode.SHARE:
+        return None
+    return mig_bytes(promise, sample.mig) if promise.mode is ShareMode.MIG else sample.total_bytes
 
 
 def _missing(
@@ -159,7 +192,8 @@ def _missing(
         if each.used_bytes is None:
             found["memory_used", obstacle or NO_MEMORY] += 1
         if each.sm_ratio is None:
-            found["sm_utilization", obstacle or NO_UTILIZATION] += 1
+            no_figure = MIG_UTILIZATION if sample.mig_enabled else NO_UTILIZATION
+            found["sm_utilization", obstacle or no_figure] += 1
     if sample.used_bytes is None:
         found["card_memory", "driver does not tell"] += 1
     return found

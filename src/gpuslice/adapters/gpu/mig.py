@@ -1,0 +1,145 @@
+"""MIG devices of a card: what each has of memory, and what its hardware counters say.
+
+A MIG device is a compute instance of a GPU instance; its memory and its counters are the GPU instance's. What
+belongs to the card as a whole (power, temperature, clocks) NVML tells of the card only, and utilisation of
+nobody while MIG is on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from gpuslice.adapters.gpu import gpm
+from gpuslice.adapters.gpu.readings import Reading, memory_info, of_memory, text
+
+LOOK_EVERY_S = 10.0
+"""How soon a change of a card's partition is seen: asking for it costs a call for each possible device."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigSample:
+    """One MIG device at one moment. `fields`: DCGM field id → value, those that are the instance's own."""
+
+    uuid: str
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+    total_bytes: int
+    used_bytes: int
+    fields: Mapping[int, Reading] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Device:
+    handle: Any
+    uuid: str
+    profile: str
+    gpu_instance: int
+    compute_instance: int
+
+
+class MigReader:
+    """Reads one card's MIG devices; a card without MIG costs one call in `LOOK_EVERY_S`."""
+
+    def __init__(self, card: Any) -> None:
+        self._card = card
+        self._devices: list[_Device] = []
+        self._look_due_s = 0.0
+        self._counters: dict[int, gpm.GpmReader] = {}  # by GPU instance
+        self._counters_for: list[int] = []
+        self.refused = ""  # why hardware counters of instances cannot be read; "" while they can
+        self.enabled = False
+
+    def read(self, counters: list[int], now_s: float) -> tuple[MigSample, ...]:
+        """Every MIG device. `counters`: the DCGM profiling fields that are wanted. Raises NVMLError."""
+        if now_s >= self._look_due_s:
+            self._look()
+            self._look_due_s = now_s + LOOK_EVERY_S
+        if not self._devices:
+            return ()
+        counted = self._count(counters)
+        return tuple(self._sample(device, counted.get(device.gpu_instance, {})) for device in self._devices)
+
+    def _look(self) -> None:
+        devices = _devices(self._card)
+        self.enabled = devices is not None
+        found = devices or []
+        if [each.uuid for each in found] != [each.uuid for each in self._devices]:
+            self._forget_counters()
+        self._devices = found
+
+    def _sample(self, device: _Device, counted: Mapping[int, Reading]) -> MigSample:
+        memory = memory_info(device.handle)
+        return MigSample(
+            uuid=device.uuid,
+            profile=device.profile,
+            gpu_instance=device.gpu_instance,
+            compute_instance=device.compute_instance,
+            total_bytes=int(memory.total),
+            used_bytes=int(memory.used),
+            fields=of_memory(memory) | dict(counted),
+        )
+
+    def _count(self, counters: list[int]) -> dict[int, dict[int, float]]:
+        """GPU instance → field → value; nothing where this card has no such counters."""
+        if counters != self._counters_for:
+            self._forget_counters()
+            self._counters_for = list(counters)
+        if not counters or self.refused:
+            return {}
+        try:
+            if not self._counters:
+                self._open(counters)
+            return {instance: reader.read() for instance, reader in self._counters.items()}
+        except (pynvml.NVMLError, AttributeError) as error:
+            self._forget_counters()
+            self.refused = f"hardware counters: {error}"
+            return {}
+
+    def _open(self, counters: list[int]) -> None:
+        if not gpm.supported(self._card):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        for instance in sorted({device.gpu_instance for device in self._devices}):
+            self._counters[instance] = gpm.GpmReader(self._card, counters, instance)
+
+    def _forget_counters(self) -> None:
+        for reader in self._counters.values():
+            with contextlib.suppress(pynvml.NVMLError):
+                reader.close()
+        self._counters = {}
+        self.refused = ""
+
+
+def _devices(card: Any) -> list[_Device] | None:
+    """The card's MIG devices; None where MIG is off or there is no such thing."""
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(card)
+        if current != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return None
+        most = int(pynvml.nvmlDeviceGetMaxMigDeviceCount(card))
+    except (pynvml.NVMLError, AttributeError):
+        return None
+    found = []
+    for place in range(most):
+        try:
+            handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
+        except pynvml.NVMLError:
+            continue  # places may be empty
+        found.append(_device(handle))
+    return found
+
+
+def _device(handle: Any) -> _Device:
+    name = text(pynvml.nvmlDeviceGetName(handle))
+    return _Device(
+        handle=handle,
+        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
+        profile=name.rpartition(" MIG ")[2] if " MIG " in name else "",
+        gpu_instance=int(pynvml.nvmlDeviceGetGpuInstanceId(handle)),
+        compute_instance=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
+    )
