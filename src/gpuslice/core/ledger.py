@@ -26,6 +26,7 @@ from typing import Protocol
 
 from gpuslice.core.book import Holding, NodeBook
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
+from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
 from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
 
@@ -57,6 +58,8 @@ class Ledger:
         self.witness = witness
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.core_required: set[str] = set()  # nodes that take only pods that ask for compute
+        self.nominations = Nominations()
+        self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
         self._books: dict[str, NodeBook] = {}
         self._where: dict[str, str] = {}  # uid → node name of its holding
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
@@ -219,9 +222,15 @@ class Ledger:
             self.witness.arrived(shape_of(pod.request))
         self.pods[pod.uid] = pod
         self._uid_of[pod.key] = pod.uid
+        if pod.nominated and not pod.node:
+            self.nominated[pod.uid] = pod.nominated
+        else:
+            self.nominated.pop(pod.uid, None)
 
     def _let_go(self, uid: str) -> None:
         held = self._drop_holding(uid)
+        self.nominations.drop(uid)
+        self.nominated.pop(uid, None)
         pod = self.pods.pop(uid, None)
         if pod is None:
             return
@@ -234,6 +243,7 @@ class Ledger:
         uid, book = holding.pod.uid, self._book(holding.node)
         book.holdings[uid] = holding
         book.changed()
+        self.nominations.drop(uid)
         self._where[uid] = holding.node
         self._stale[holding.node] = None
 

@@ -139,6 +139,7 @@ class Pod:
     terminating: bool = False
     problem: str = ""
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
+    nominated: str = ""  # the node on which room is being made for it (status.nominatedNodeName)
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
 
     @property

@@ -1,88 +1,255 @@
 """Whom to evict so that a pod fits on the cards of a node.
 
 kube-scheduler picks victims until the node's *sum* of units suffices; evicting half of two cards makes no
-room on either. Here victims are picked card by card, by kube-scheduler's own rule: as many pods as possible
-stay, those of high priority first.
+room on either. Here victims are picked card by card, by kube-scheduler's own rules
+(``SelectVictimsOnNode``, ``pickOneNodeForPreemption`` in pkg/scheduler/framework, 1.36): as many pods as
+possible stay, those that a disruption budget protects and those of high priority first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpuslice.core.book import Holding, NodeBook
-from gpuslice.core.model import Gpu, Request
+from gpuslice.core.model import Request
 
-Cost = tuple[int, int, int]
-"""Highest priority among the victims, how many there are, units they lose: the less the better."""
+Cost = tuple[int, int, int, int, int]
+"""Budgets violated, highest priority of a victim, sum of the priorities, number of victims, and minus the
+start of the one that has run longest among those of the highest priority: the less the better."""
+NO_VICTIMS: Cost = (0, -(1 << 40), 0, 0, 0)
+NO_LIMIT = 1 << 31  # of compute, for a pod that asks for none
+LIFT = 1 << 31  # added to each priority, so that more victims never cost less
+
+Taken = Mapping[int, tuple[int, int]]
+"""Units and percent of compute that are kept for others, by card."""
+NOTHING_TAKEN: Taken = {}
 
 
-def victims(book: NodeBook, request: Request, priority: int, proposed: Collection[str]) -> set[str] | None:
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A PodDisruptionBudget: how many more pods may go, and of which (uids)."""
+
+    allowed: int
+    uids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """Room for a request on `cards` of `node` once the `victims` are gone, the most important of them first.
+
+    Without victims the room is there, or comes when pods that are leaving already have left.
+    """
+
+    node: str
+    cards: tuple[int, ...]
+    victims: tuple[Holding, ...]
+    violations: int = 0
+
+    @property
+    def cost(self) -> Cost:
+        return _cost(self.victims, self.violations)
+
+
+def eviction(
+    book: NodeBook,
+    request: Request,
+    priority: int,
+    budgets: Sequence[Budget] = (),
+    taken: Taken = NOTHING_TAKEN,
+) -> Eviction | None:
+    """The cheapest way to make room on one node for a pod of `priority`; None when no eviction does.
+
+    Pods that are leaving count as gone: what they free need not be freed again. `taken` is what they, or
+    others, leave to somebody else.
+    """
+    if _barred(book, request):
+        return None
+    cards = _cards(book, priority, lambda holding: holding.pod.terminating, taken)
+    return _cheapest(book.name, cards, _Rules(request, _importance, budgets))
+
+
+def victims(
+    book: NodeBook,
+    request: Request,
+    priority: int,
+    proposed: Collection[str],
+    taken: Taken = NOTHING_TAKEN,
+) -> set[str] | None:
     """The uids of the pods to evict from a node so that `request` fits; None when no eviction helps.
 
     `proposed` is kube-scheduler's own choice. It stands if it helps on the cards too, and among equal choices
     its pods go first. Where it holds pods that have no share of a card, they are in the way of something else
     than GPU memory: then all of it is kept, and what the cards need comes on top.
     """
+    if _barred(book, request):
+        return None
     going = set(proposed)
-    if _fits(book, request, going):
+    settled = _cards(book, None, lambda holding: holding.pod.uid in going, taken)
+    if sum(card.room(request) is not None for card in settled) >= request.gpu_count:
         return going
-    keep: set[str] = going if going - set(book.holdings) else set()
-    evictable = [
-        holding
-        for holding in book.holdings.values()
-        if holding.pod.priority < priority and holding.pod.uid not in keep and not holding.pod.terminating
-    ]
-    evictable.sort(key=lambda each: (-each.pod.priority, each.pod.uid in going, each.pod.uid))
-    sets = [_on_card(book, gpu, request, evictable, keep) for gpu in _usable(book)]
-    found = sorted((each for each in sets if each is not None), key=lambda each: _cost(book, each, going))
-    if len(found) < request.gpu_count:
+    kept = going if going - book.holdings.keys() else set()
+    cards = _cards(book, priority, lambda holding: holding.pod.uid in kept, taken)
+
+    def by_proposal(holding: Holding) -> tuple[object, ...]:
+        return (-holding.pod.priority, holding.pod.uid in going, holding.pod.uid)
+
+    found = _cheapest(book.name, cards, _Rules(request, by_proposal, proposed=going))
+    return None if found is None else kept | {holding.pod.uid for holding in found.victims}
+
+
+# -- one node ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Card:
+    """`units` and `core`: what is left once everybody who may go is gone; negative where too much stays."""
+
+    index: int
+    units: int
+    core: int
+    evictable: list[Holding] = field(default_factory=list)
+
+    def room(self, request: Request) -> tuple[int, int] | None:
+        """What is left beside the request, None when it does not fit."""
+        units, core = self.units - request.units_per_gpu, self.core - request.core_percent
+        if not request.core_percent:
+            core = NO_LIMIT
+        return (units, core) if units >= 0 and core >= 0 else None
+
+
+def _barred(book: NodeBook, request: Request) -> bool:
+    """Whether the node takes no pod of this kind, whoever leaves it."""
+    return book.node is None or (book.node.core_required and not request.core_percent)
+
+
+def _cards(
+    book: NodeBook, priority: int | None, leaves: Callable[[Holding], bool], taken: Taken
+) -> list[_Card]:
+    """The usable cards. Who `leaves` is not there any more; who has less than `priority` may be evicted."""
+    node = book.node
+    if node is None:
+        return []
+    cards = {gpu.index: _Card(gpu.index, gpu.units, node.core_percent) for gpu in node.gpus}
+    everywhere = 0
+    for holding in book.holdings.values():
+        if leaves(holding):
+            continue
+        everywhere += holding.unplaced_units
+        if holding.placement is None:
+            continue
+        evictable = priority is not None and _may_go(holding, priority)
+        for share in holding.placement.shares:
+            card = cards.get(share.gpu)
+            if card is None:
+                continue
+            if evictable:
+                card.evictable.append(holding)
+            else:
+                card.units -= share.units
+                card.core -= share.core_percent
+    for card in cards.values():
+        units, core = taken.get(card.index, (0, 0))
+        card.units -= units + everywhere
+        card.core -= core
+    return [card for card in cards.values() if card.index not in node.unhealthy]
+
+
+def _may_go(holding: Holding, priority: int) -> bool:
+    """A pod that is being bound at this moment is let alone: who asks again sees it bound."""
+    return holding.pod.priority < priority and not holding.pod.terminating and not holding.assumed
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What decides among victims: who is kept first (`order`), which budgets count, who was `proposed`."""
+
+    request: Request
+    order: Callable[[Holding], tuple[object, ...]]
+    budgets: Sequence[Budget] = ()
+    proposed: Collection[str] = ()
+
+    def rank(self, way: Eviction, card: _Card) -> tuple[object, ...]:
+        """The less the better; on equal terms who was proposed goes first, and the fullest card is taken."""
+        strangers = sum(holding.pod.uid not in self.proposed for holding in way.victims)
+        return (way.cost, strangers, card.units, card.index)
+
+
+def _cheapest(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | None:
+    ways = [(way, card) for card in cards if (way := _evicted(node, [card], rules))]
+    wanted = rules.request.gpu_count
+    if len(ways) < wanted:
         return None
-    return keep.union(*found[: request.gpu_count])
+    ways.sort(key=lambda each: rules.rank(*each))
+    if wanted == 1:
+        return ways[0][0]
+    return _evicted(node, sorted((card for _, card in ways[:wanted]), key=lambda card: card.index), rules)
 
 
-def _on_card(
-    book: NodeBook, gpu: Gpu, request: Request, evictable: Iterable[Holding], keep: set[str]
-) -> set[str] | None:
-    """The fewest victims that make room on one card, None when all of them would not."""
-    here = [holding for holding in evictable if _units_on(holding, gpu.index)]
-    gone = {holding.pod.uid for holding in here}
-    if not _card_fits(book, gpu, request, gone | keep):
+def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | None:
+    """The fewest victims that make room on each of these cards; None when all of them would not."""
+    room = {card.index: left for card in cards if (left := card.room(rules.request)) is not None}
+    if len(room) < len(cards):
         return None
-    for holding in here:
-        if _card_fits(book, gpu, request, (gone - {holding.pod.uid}) | keep):
-            gone.discard(holding.pod.uid)  # this one may stay
-    return gone
+    important = sorted(_present(cards), key=rules.order)
+    protected = _protected(important, rules.budgets)
+    if protected:
+        important.sort(key=lambda holding: holding.pod.uid not in protected)
+    gone = [holding for holding in important if not _stays(holding, room)]
+    if protected:
+        gone.sort(key=rules.order)
+    violations = sum(holding.pod.uid in protected for holding in gone)
+    return Eviction(node, tuple(room), tuple(gone), violations)
 
 
-def _cost(book: NodeBook, uids: set[str], proposed: Collection[str]) -> tuple[Cost, int]:
-    holdings = [book.holdings[uid] for uid in uids]
-    units = sum(holding.placement.units for holding in holdings if holding.placement)
-    cost = (max((holding.pod.priority for holding in holdings), default=-(1 << 31)), len(uids), units)
-    return cost, len(uids - set(proposed))
+def _present(cards: Sequence[_Card]) -> Iterable[Holding]:
+    if len(cards) == 1:
+        return cards[0].evictable
+    return {holding.pod.uid: holding for card in cards for holding in card.evictable}.values()
 
 
-def _fits(book: NodeBook, request: Request, gone: Collection[str]) -> bool:
-    roomy = [gpu for gpu in _usable(book) if _card_fits(book, gpu, request, gone)]
-    return len(roomy) >= request.gpu_count
+def _stays(holding: Holding, room: dict[int, tuple[int, int]]) -> bool:
+    """Let the pod keep its shares if that leaves room enough on all of the cards."""
+    assert holding.placement is not None
+    mine = holding.placement.shares
+    if len(mine) > 1 or len(room) > 1:
+        mine = tuple(share for share in mine if share.gpu in room)
+    for share in mine:
+        units, core = room[share.gpu]
+        if share.units > units or share.core_percent > core:
+            return False
+    for share in mine:
+        units, core = room[share.gpu]
+        room[share.gpu] = (units - share.units, core - share.core_percent)
+    return True
 
 
-def _card_fits(book: NodeBook, gpu: Gpu, request: Request, gone: Collection[str]) -> bool:
-    staying = [holding for uid, holding in book.holdings.items() if uid not in gone]
-    units = sum(_units_on(holding, gpu.index) + holding.unplaced_units for holding in staying)
-    core = sum(
-        share.core_percent
-        for holding in staying
-        for share in (holding.placement.shares if holding.placement else ())
-        if share.gpu == gpu.index
-    )
-    core_left = max(0, (book.node.core_percent if book.node else 0) - core)
-    return gpu.units - units >= request.units_per_gpu and core_left >= request.core_percent
+def _protected(important: Iterable[Holding], budgets: Sequence[Budget]) -> frozenset[str]:
+    """Those whose eviction violates a budget if all of them go, as ``filterPodsWithPDBViolation`` counts."""
+    if not budgets:
+        return frozenset()
+    allowed = [budget.allowed for budget in budgets]
+    protected = []
+    for holding in important:
+        violated = False
+        for number, budget in enumerate(budgets):
+            if holding.pod.uid in budget.uids:
+                allowed[number] -= 1
+                violated |= allowed[number] < 0
+        if violated:
+            protected.append(holding.pod.uid)
+    return frozenset(protected)
 
 
-def _usable(book: NodeBook) -> list[Gpu]:
-    return [gpu for gpu in book.node.gpus if gpu.index not in book.node.unhealthy] if book.node else []
+def _importance(holding: Holding) -> tuple[object, ...]:
+    """Higher priorities first, then who has run longest; the cards were given when the pod started."""
+    return (-holding.pod.priority, holding.pod.assume_time_ns, holding.pod.uid)
 
 
-def _units_on(holding: Holding, card: int) -> int:
-    shares = holding.placement.shares if holding.placement else ()
-    return sum(share.units for share in shares if share.gpu == card)
+def _cost(evicted: Sequence[Holding], violations: int) -> Cost:
+    if not evicted:
+        return NO_VICTIMS
+    highest = max(holding.pod.priority for holding in evicted)
+    first = min(holding.pod.assume_time_ns for holding in evicted if holding.pod.priority == highest)
+    lifted = sum(holding.pod.priority + LIFT for holding in evicted)
+    return (violations, highest, lifted, len(evicted), -first)

@@ -80,6 +80,7 @@ def pod_of(
     terminating: bool,
     version: str,
     priority: int | None = None,
+    nominated: str = "",
     specs: Sequence[ContainerSpec],
     labels: Mapping[str, str] | None,
     annotations: Mapping[str, str] | None,
@@ -101,6 +102,7 @@ def pod_of(
         terminating=terminating,
         problem=problem or misread,
         priority=priority or 0,
+        nominated=nominated,
         version=version_number(version),
     )
 

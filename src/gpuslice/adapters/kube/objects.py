@@ -66,6 +66,8 @@ class PodSpec(_Object):
     node_selector: dict[str, str] | None = None
     tolerations: list[Toleration] | None = None
     priority: int | None = None
+    preemption_policy: str = ""
+    scheduling_gates: list[Any] | None = None
     restart_policy: str = ""
 
 
@@ -87,6 +89,7 @@ class Condition(_Object):
 class PodStatus(_Object):
     phase: str = ""
     reason: str = ""
+    nominated_node_name: str = ""
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None

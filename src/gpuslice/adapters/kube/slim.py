@@ -44,6 +44,7 @@ class SlimPodSpec(_Slim):
 
 class SlimPodStatus(_Slim):
     phase: str = ""
+    nominated_node_name: str = ""
 
 
 class SlimPod(_Slim):

@@ -22,6 +22,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         terminating=meta.deletion_timestamp is not None,
         version=meta.resource_version,
         priority=spec.priority,
+        nominated=pod.status.nominated_node_name,
         specs=container_specs(spec),
         labels=meta.labels,
         annotations=meta.annotations,

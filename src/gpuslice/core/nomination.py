@@ -1,0 +1,107 @@
+"""Cards kept for pods whose room is being made: the ledger's side of ``status.nominatedNodeName``.
+
+kube-scheduler keeps a nominated pod's amounts out of a node's *sum* for pods of equal or lower priority; which
+card they come from it does not know. Here the very cards are kept. A nomination is a courtesy, not a promise:
+it binds nobody, a pod of higher priority may take the cards, and it ends when its pod holds cards or is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpuslice.core.book import NodeBook
+from gpuslice.core.model import Placement
+from gpuslice.core.placement import NodeState
+from gpuslice.core.preemption import NOTHING_TAKEN, Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Nomination:
+    """Cards that the pod `uid` is to have when those on them are gone."""
+
+    uid: str
+    priority: int
+    placement: Placement
+
+    def weighs_on(self, uid: str, priority: int) -> bool:
+        """Whether a pod must leave these cards alone; kube-scheduler's rule for nominated pods."""
+        return self.uid != uid and self.priority >= priority
+
+
+class Nominations:
+    """All nominations of a cluster, few at any time."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Nomination] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def __iter__(self) -> Iterator[Nomination]:
+        return iter(tuple(self._by_uid.values()))
+
+    def of(self, uid: str) -> Nomination | None:
+        return self._by_uid.get(uid)
+
+    def keep(self, nomination: Nomination) -> None:
+        """Keep these cards. Nominations of lower priority for the same cards end: their turn is over."""
+        for other in self:
+            if other.priority < nomination.priority and _overlap(other.placement, nomination.placement):
+                self.drop(other.uid)
+        self._by_uid[nomination.uid] = nomination
+
+    def drop(self, uid: str) -> None:
+        self._by_uid.pop(uid, None)
+
+    def nodes_closed_to(self, uid: str, priority: int) -> set[str]:
+        """Nodes of which some cards are not this pod's to take."""
+        return {each.placement.node for each in self if each.weighs_on(uid, priority)}
+
+    def taken(self, node: str, uid: str, priority: int) -> Taken:
+        """Units and compute percent that a pod must leave alone, by card of one node."""
+        if not self._by_uid:
+            return NOTHING_TAKEN
+        taken: dict[int, tuple[int, int]] = {}
+        for each in self:
+            if each.placement.node == node and each.weighs_on(uid, priority):
+                for share in each.placement.shares:
+                    units, core = taken.get(share.gpu, (0, 0))
+                    taken[share.gpu] = (units + share.units, core + share.core_percent)
+        return taken
+
+
+def open_to(book: NodeBook, taken: Taken) -> NodeState:
+    """A node as it stands for somebody who must leave `taken` alone.
+
+    What pods that are leaving still hold serves the nominated ones first: only what these need beyond it
+    comes out of what is free now.
+    """
+    state = book.state()
+    if not taken:
+        return state
+    leaving = _leaving(book)
+    left, core_left = list(state.left), list(state.core_left)
+    for slot, gpu in enumerate(state.node.gpus):
+        if gpu.index in taken:
+            units, core = taken[gpu.index]
+            units_soon, core_soon = leaving.get(gpu.index, (0, 0))
+            left[slot] -= min(left[slot], max(0, units - units_soon))
+            core_left[slot] -= min(core_left[slot], max(0, core - core_soon))
+    return replace(state, left=tuple(left), core_left=tuple(core_left))
+
+
+def _leaving(book: NodeBook) -> Taken:
+    leaving: dict[int, tuple[int, int]] = {}
+    for holding in book.holdings.values():
+        if holding.pod.terminating and holding.placement is not None:
+            for share in holding.placement.shares:
+                units, core = leaving.get(share.gpu, (0, 0))
+                leaving[share.gpu] = (units + share.units, core + share.core_percent)
+    return leaving
+
+
+def _overlap(one: Placement, other: Placement) -> bool:
+    if one.node != other.node:
+        return False
+    return not {share.gpu for share in one.shares}.isdisjoint(share.gpu for share in other.shares)
