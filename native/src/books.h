@@ -5,11 +5,36 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "os.h"
 #include "region.h"
 
-struct gs_books {
+#define GS_PATH_ROOM 4096
+#define GS_ATTACHMENTS 256u
+
+/* Where this process's numbers stand: in which region, in which slot. Another one follows when the file is mended. */
+struct gs_attachment {
     struct gpuslice_region *region; /* NULL: could not be mapped, nothing may be granted */
-    struct gpuslice_slot *slot;     /* this process's, NULL before its first reservation */
+    struct gpuslice_slot *slot;     /* NULL before the first reservation */
+    uint64_t owner;                 /* the word that slot bears while it is ours */
+};
+
+/* What this process holds of a card, as it knows itself, whatever anybody writes over the region. */
+struct gs_holding {
+    _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
+    _Atomic uint64_t own_bytes, exported_bytes, imports;
+    uint64_t limit_bytes, share_percent; /* for display */
+    char uuid[GPUSLICE_UUID_BYTES];      /* "" for a card that is not ours */
+};
+
+struct gs_books {
+    struct gs_attachment *_Atomic at; /* one of the attachments; NULL before the file was opened */
+    struct gs_attachment attachments[GS_ATTACHMENTS];
+    struct gs_holding mine[GPUSLICE_CARDS];
+    struct gs_file file;
+    _Atomic uint64_t looked_ns;
+    _Atomic uint32_t host_pid;
+    uint32_t moves;
+    char path[GS_PATH_ROOM];
 };
 
 /* Maps the file; made if it is not there. False leaves books that refuse everything. */
@@ -17,8 +42,15 @@ bool gs_books_open(struct gs_books *books, const char *path);
 /* In a forked child: the parent's slot is not ours. */
 void gs_books_forget(struct gs_books *books);
 
+/* The region and this process's slot in it at this moment; either may be NULL. */
+struct gs_attachment gs_books_at(const struct gs_books *books);
+/* Once in a while: whether the file is still there, whole, and our slot ours. If not, it is mended: our own numbers
+ * are written again. Also done by reserve, return and used. */
+void gs_books_look(struct gs_books *books);
+
 /* The entry for this uuid, taken if there is none; GPUSLICE_CARDS when all are taken by others. */
 uint32_t gs_books_card(struct gs_books *books, const char *uuid);
+void gs_books_show_limit(struct gs_books *books, uint32_t card, uint64_t limit_bytes, uint32_t share_percent);
 
 /* Room for these bytes under the limit, taken in one step against every process of the container. */
 bool gs_books_reserve(struct gs_books *books, uint32_t card, uint64_t bytes, uint64_t limit);
@@ -26,16 +58,19 @@ bool gs_books_reserve(struct gs_books *books, uint32_t card, uint64_t bytes, uin
 bool gs_books_add(struct gs_books *books, uint32_t card, uint64_t bytes);
 void gs_books_return(struct gs_books *books, uint32_t card, uint64_t bytes);
 void gs_books_count_refusal(struct gs_books *books, uint32_t card);
+/* Which part of what we hold is the driver's own. */
+void gs_books_set_own(struct gs_books *books, uint32_t card, uint64_t bytes);
+void gs_books_set_host_pid(struct gs_books *books, uint32_t pid);
 
 /* What the container holds of a card; cheap enough for every cuMemGetInfo. */
-uint64_t gs_books_used(const struct gs_books *books, uint32_t card);
+uint64_t gs_books_used(struct gs_books *books, uint32_t card);
 /* What this process holds of a card. */
 uint64_t gs_books_mine(const struct gs_books *books, uint32_t card);
 /* Empties the slots of processes that are no more; how many. */
 uint32_t gs_books_sweep(struct gs_books *books);
 
 /* Memory that other processes may have opened, and theirs opened here: freed by us, it may live on. */
-void gs_books_exported(struct gs_books *books, uint32_t card, int64_t bytes);
+void gs_books_exported(struct gs_books *books, uint32_t card, uint64_t bytes);
 void gs_books_imported(struct gs_books *books, uint32_t card, int count);
 /* Returns bytes that were exported: kept as orphaned while anybody else has imports open. */
 void gs_books_return_exported(struct gs_books *books, uint32_t card, uint64_t bytes);

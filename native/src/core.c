@@ -9,7 +9,7 @@
 #include "pools.h"
 #include "throttle.h"
 
-#define PATH_ROOM 4096
+#define PATH_ROOM GS_PATH_ROOM
 #define DEVICES 128
 #define OWN_FOLDER "/usr/lib/gpuslice/"
 
@@ -75,11 +75,7 @@ static void make_cards(void)
                                  .limit_bytes = limit->memory_bytes,
                                  .share_percent = limit->share_percent};
         memcpy(card->uuid, limit->uuid, sizeof card->uuid);
-        if (card->index == GPUSLICE_CARDS)
-            continue;
-        struct gpuslice_card *entry = &gs_books.region->cards[card->index];
-        atomic_store(&entry->limit_bytes, limit->memory_bytes);
-        atomic_store(&entry->share_percent, limit->share_percent);
+        gs_books_show_limit(&gs_books, card->index, limit->memory_bytes, limit->share_percent);
     }
 }
 

@@ -16,7 +16,7 @@ static void mark_exported(CUdeviceptr address)
     if (!gs_table_get(&gs_held, address, &entry) || entry.kind != GS_LINEAR)
         return;
     entry.kind |= GS_EXPORTED;
-    gs_books_exported(&gs_books, entry.card, (int64_t)entry.bytes);
+    gs_books_exported(&gs_books, entry.card, entry.bytes);
     gs_table_put(&gs_held, &entry);
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -50,22 +51,57 @@ long gs_read_file(const char *path, char *buffer, size_t room)
     return result;
 }
 
-void *gs_map_shared(const char *path, size_t bytes)
+/* The kernel's own structure is libc's on our platforms. In glibc before 2.33 there is no function of this name. */
+static bool describe(int file, struct stat *found) { return syscall(SYS_fstat, file, found) == 0; }
+
+/* A name that somebody put there for another file's sake must not make us open that file to everybody. */
+static bool is_plain(const struct stat *found) { return S_ISREG(found->st_mode) && found->st_nlink <= 1; }
+
+void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
 {
     int saved = errno;
     void *address = MAP_FAILED;
+    struct stat found;
     /* Made by the agent as a rule. */
-    int file = open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW);
-    if (file >= 0) {
-        long size = syscall(SYS_lseek, file, 0, SEEK_END);
-        if (size == 0)
+    int file = open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+    if (file >= 0 && describe(file, &found) && is_plain(&found)) {
+        if (found.st_size == 0)
             syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */
-        if (size >= (long)bytes || syscall(SYS_ftruncate, file, bytes) == 0)
+        if ((uint64_t)found.st_size >= bytes || syscall(SYS_ftruncate, file, bytes) == 0)
             address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        syscall(SYS_close, file);
+        *identity = (struct gs_file){found.st_dev, found.st_ino};
     }
+    if (file >= 0)
+        syscall(SYS_close, file);
     errno = saved;
     return address == MAP_FAILED ? NULL : address;
+}
+
+enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes)
+{
+    int saved = errno;
+    struct stat found;
+    enum gs_file_state state = GS_FILE_SAME;
+    if (syscall(SYS_newfstatat, AT_FDCWD, path, &found, AT_SYMLINK_NOFOLLOW) != 0)
+        state = errno == ENOENT ? GS_FILE_ANOTHER : GS_FILE_SAME;
+    else if (found.st_dev != file->device || found.st_ino != file->inode)
+        state = GS_FILE_ANOTHER;
+    else if ((uint64_t)found.st_size < bytes)
+        state = GS_FILE_SHORT;
+    errno = saved;
+    return state;
+}
+
+void gs_file_grow(const char *path, size_t bytes)
+{
+    int saved = errno;
+    struct stat found;
+    int file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    if (file >= 0 && describe(file, &found) && is_plain(&found) && (uint64_t)found.st_size < bytes)
+        syscall(SYS_ftruncate, file, bytes);
+    if (file >= 0)
+        syscall(SYS_close, file);
+    errno = saved;
 }
 
 void *gs_map_private(size_t bytes)

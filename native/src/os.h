@@ -13,8 +13,18 @@
 /* Bytes read, GS_NO_FILE, or GS_FILE_ERROR. At most `room` bytes. */
 long gs_read_file(const char *path, char *buffer, size_t room);
 
-/* A shared mapping of the file, made and grown to `bytes` if need be; NULL if it cannot be had. */
-void *gs_map_shared(const char *path, size_t bytes);
+/* Which file it was, to tell it from a later one of the same name. */
+struct gs_file {
+    uint64_t device, inode;
+};
+
+/* A shared mapping of the file, made and grown to `bytes` if need be; NULL if it cannot be had, or is no plain file of
+ * this one name. */
+void *gs_map_shared(const char *path, size_t bytes, struct gs_file *file);
+/* What stands under the name now. What cannot be told is taken for the same. */
+enum gs_file_state { GS_FILE_SAME, GS_FILE_SHORT, GS_FILE_ANOTHER };
+enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes);
+void gs_file_grow(const char *path, size_t bytes);
 void *gs_map_private(size_t bytes); /* zeros */
 void gs_unmap(void *address, size_t bytes);
 

@@ -113,8 +113,7 @@ static void learn_host_pid(struct own *own, const struct reading *before, struct
     if (after->listed || own->host_pid || count != 1)
         return;
     own->host_pid = found;
-    if (gs_books.slot)
-        atomic_store(&gs_books.slot->host_pid, found);
+    gs_books_set_host_pid(&gs_books, found);
     read_card(own, after);
 }
 
@@ -131,8 +130,7 @@ static void charge(struct own *own, uint64_t bytes)
 {
     gs_settle(own->card, own->charged, bytes);
     own->charged = bytes;
-    if (gs_books.slot)
-        atomic_store(&gs_books.slot->usage[own->card->index].own_bytes, bytes);
+    gs_books_set_own(&gs_books, own->card->index, bytes);
 }
 
 /* What the driver says we hold, less what we know of. Unusable while other threads allocate. */
@@ -177,7 +175,20 @@ struct birth {
     bool refused;
 };
 
-static _Atomic uint64_t *learned(const struct gs_card *card) { return &gs_books.region->cards[card->index].context_bytes; }
+/* What a context took when one was last made in this container; 0 unknown. */
+static uint64_t learned(const struct gs_card *card)
+{
+    struct gpuslice_region *region = gs_books_at(&gs_books).region;
+    uint64_t bytes = region && card->index < GPUSLICE_CARDS ? atomic_load(&region->cards[card->index].context_bytes) : 0;
+    return bytes <= LARGEST_CONTEXT_BYTES ? bytes : 0;
+}
+
+static void learn(const struct gs_card *card, uint64_t bytes)
+{
+    struct gpuslice_region *region = gs_books_at(&gs_books).region;
+    if (bytes && region)
+        atomic_store(&region->cards[card->index].context_bytes, bytes);
+}
 
 static void begin(struct birth *birth, CUdevice device)
 {
@@ -185,7 +196,7 @@ static void begin(struct birth *birth, CUdevice device)
     birth->refused = false;
     if (!birth->card)
         return;
-    birth->reserved = birth->card->index < GPUSLICE_CARDS && gs_books.region ? atomic_load(learned(birth->card)) : 0;
+    birth->reserved = learned(birth->card);
     birth->refused = birth->card->index >= GPUSLICE_CARDS || !gs_reserve(birth->card, birth->reserved);
     if (birth->refused)
         return;
@@ -249,8 +260,7 @@ static bool finish(struct birth *birth, bool made)
     gs_settle(birth->card, birth->reserved, 0);
     charge(own, own->charged + bytes);
     own->contexts++;
-    if (bytes)
-        atomic_store(learned(birth->card), bytes);
+    learn(birth->card, bytes);
     gs_unlock(&lock);
     gs_contexts_changed();
     return !gs_over_limit(birth->card);

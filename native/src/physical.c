@@ -149,7 +149,7 @@ static bool mark_exported(uint64_t object)
     if (!gs_table_get(&objects, object, &entry) || entry.kind != GS_LINEAR)
         return false;
     entry.kind |= GS_EXPORTED;
-    gs_books_exported(&gs_books, entry.card, (int64_t)entry.bytes);
+    gs_books_exported(&gs_books, entry.card, entry.bytes);
     return gs_table_put(&objects, &entry);
 }
 

@@ -12,10 +12,12 @@
 #include "throttle.h"
 
 #include "os.h"
+#include "slots.h"
 
 #define SECOND_NS 1000000000
 #define MOST_CREDIT_NS (SECOND_NS / 10)   /* × share */
 #define MOST_DEBT_NS (SECOND_NS * INT64_C(60)) /* a credit below was not written by us */
+#define MOST_IN_FLIGHT_NS (SECOND_NS * UINT64_C(60))
 #define GAIN_PPM 80000
 #define LEAST_INTEGRAL_PPM (-600000)
 #define MOST_INTEGRAL_PPM 2000000
@@ -68,7 +70,10 @@ void gs_throttle_forget(void)
 
 /* ---- credit, in the region ---- */
 
-static struct gpuslice_card *entry_of(const struct gs_card *card) { return &gs_books.region->cards[card->index]; }
+static struct gpuslice_card *entry_of(const struct gs_card *card)
+{
+    return &gs_books_at(&gs_books).region->cards[card->index];
+}
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
 {
@@ -85,9 +90,10 @@ static void change_credit(const struct gs_card *card, int64_t by)
 {
     _Atomic int64_t *credit = &entry_of(card)->credit_ns;
     int64_t most = (int64_t)MOST_CREDIT_NS * card->share_percent / 100;
-    int64_t before = atomic_load(credit);
-    while (!atomic_compare_exchange_weak(credit, &before, clamp(before + by, -MOST_DEBT_NS, most)))
-        ;
+    int64_t before = atomic_load(credit), after;
+    do
+        after = clamp(clamp(before, -MOST_DEBT_NS, most) + by, -MOST_DEBT_NS, most);
+    while (!atomic_compare_exchange_weak(credit, &before, after));
 }
 
 /* Whoever moves the time forward gives the credit for it, so that it is given once. */
@@ -104,20 +110,22 @@ static void accrue(const struct gs_card *card, uint64_t now_ns)
 
 static uint64_t in_flight_ns(const struct gs_card *card)
 {
-    uint64_t sum = 0, high = atomic_load(&gs_books.region->slots_high);
-    for (uint64_t i = 0; i < high && i < GPUSLICE_SLOTS; i++) {
-        const struct gpuslice_slot *slot = &gs_books.region->slots[i];
+    struct gs_attachment at = gs_books_at(&gs_books);
+    uint64_t sum = 0, high = gs_slots_high(at.region, at.slot);
+    for (uint64_t i = 0; i < high; i++) {
+        const struct gpuslice_slot *slot = &at.region->slots[i];
         uint64_t part = atomic_load_explicit(&slot->usage[card->index].in_flight_ns, memory_order_relaxed);
-        sum += part && part < MOST_DEBT_NS && atomic_load(&slot->owner) ? part : 0;
+        sum += part && part < MOST_IN_FLIGHT_NS && atomic_load(&slot->owner) ? part : 0;
     }
     return sum;
 }
 
 static void change_in_flight(const struct gs_card *card, int64_t by)
 {
-    if (!gs_books.slot)
+    struct gpuslice_slot *slot = gs_books_at(&gs_books).slot;
+    if (!slot)
         return;
-    _Atomic uint64_t *word = &gs_books.slot->usage[card->index].in_flight_ns;
+    _Atomic uint64_t *word = &slot->usage[card->index].in_flight_ns;
     uint64_t before = atomic_load(word);
     while (!atomic_compare_exchange_weak(word, &before, by < 0 && before < (uint64_t)-by ? 0 : before + (uint64_t)by))
         ;
@@ -231,9 +239,9 @@ static struct batch *open_batch(const struct gs_work *work, uint64_t now_ns)
 
 static bool is_ours(uint32_t pid)
 {
-    uint64_t high = atomic_load(&gs_books.region->slots_high);
-    for (uint64_t i = 0; i < high && i < GPUSLICE_SLOTS; i++) {
-        const struct gpuslice_slot *slot = &gs_books.region->slots[i];
+    struct gs_attachment at = gs_books_at(&gs_books);
+    for (uint64_t i = 0; i < gs_slots_high(at.region, at.slot); i++) {
+        const struct gpuslice_slot *slot = &at.region->slots[i];
         uint64_t host_pid = atomic_load(&slot->host_pid);
         if (atomic_load(&slot->owner) && (host_pid ? host_pid : atomic_load(&slot->pid)) == pid)
             return true;
@@ -282,7 +290,7 @@ static void correct(const struct gs_card *card, uint64_t now_ns)
 static int64_t headroom_ns(const struct gs_card *card, uint64_t now_ns)
 {
     accrue(card, now_ns);
-    return atomic_load(&entry_of(card)->credit_ns) - (int64_t)in_flight_ns(card);
+    return clamp(atomic_load(&entry_of(card)->credit_ns), -MOST_DEBT_NS, MOST_CREDIT_NS) - (int64_t)in_flight_ns(card);
 }
 
 static void look_locked(uint64_t now_ns, uint64_t every_ns)
@@ -333,7 +341,7 @@ static bool is_capturing(const struct gs_work *work)
 
 static bool is_throttled(const struct gs_card *card)
 {
-    return card && card->index < GPUSLICE_CARDS && gs_books.region && card->share_percent && card->share_percent < 100;
+    return card && card->index < GPUSLICE_CARDS && gs_books_at(&gs_books).region && card->share_percent && card->share_percent < 100;
 }
 
 static void note_launch(struct gs_work *work)
@@ -366,6 +374,7 @@ struct gs_work gs_work_begin(CUstream stream, bool own_stream, enum gs_work_kind
         work.place.card = NULL;
         return work;
     }
+    gs_books_look(&gs_books);
     wait_for_credit(work.place.card);
     note_launch(&work);
     return work;

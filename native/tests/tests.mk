@@ -25,11 +25,11 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so $(TEST_BUILD)/fuzz_limits
-$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c table.c books.c) $(wildcard src/*.h) include/region.h
+$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c table.c books.c attach.c slots.c) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 
-STRESSED := $(addprefix src/,books.c table.c os.c)
+STRESSED := $(addprefix src/,books.c attach.c slots.c table.c os.c)
 tests: $(TEST_BUILD)/stress
 $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)

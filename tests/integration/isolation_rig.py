@@ -68,6 +68,11 @@ class Worker:
         """The answer to an earlier `say`."""
         return self._line()
 
+    def said_nothing(self) -> bool:
+        """Waits for the answer to an earlier `say`: whether the process ended instead."""
+        assert self._process.stdout is not None
+        return not self._process.stdout.readline()
+
     def ok(self, command: str) -> list[int]:
         answer = self.ask(command).split()
         assert answer[0] == "ok", f"{command}: {' '.join(answer)}"
@@ -80,7 +85,8 @@ class Worker:
 
     def leave(self) -> int:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         status = self._process.wait(30)
         self._close()
         return status

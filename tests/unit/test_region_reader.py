@@ -23,7 +23,9 @@ STRUCTURES = {"gpuslice_card": layout.Card, "gpuslice_usage": layout.Usage, "gpu
 
 
 class Books(ctypes.Structure):
-    _fields_ = (("region", ctypes.c_void_p), ("slot", ctypes.c_void_p))
+    """struct gs_books, of which only its size is known here."""
+
+    _fields_ = (("opaque", ctypes.c_uint64 * 4096),)
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +145,11 @@ def test_garbage_neither_hurts_the_reader_nor_stays(parts: ctypes.CDLL, tmp_path
     books = Books()
     assert parts.gs_books_open(ctypes.byref(books), str(path).encode())
     read_region(path)
-    assert parts.gs_books_card(ctypes.byref(books), b"GPU-1") == layout.CARDS  # every entry is taken
-    parts.gs_books_reserve(ctypes.byref(books), 3, 100, 1 << 40)
-    parts.gs_books_used(ctypes.byref(books), 3)
+    card = parts.gs_books_card(ctypes.byref(books), b"GPU-1")
+    assert card == 0  # what stood there is the key of no uuid
+    assert parts.gs_books_reserve(ctypes.byref(books), card, 100, 1000)
+    assert not parts.gs_books_reserve(ctypes.byref(books), card, 1000, 1000)
+    assert parts.gs_books_used(ctypes.byref(books), card) == 100
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4096, layout.REGION_BYTES - 1])

@@ -1,0 +1,36 @@
+/* Whose slot is whose: claiming one, and emptying those of processes that are no more. */
+#ifndef GPUSLICE_SLOTS_H
+#define GPUSLICE_SLOTS_H
+
+#include <stdint.h>
+
+#include "region.h"
+
+/* A counter above this was not written by us: no card has it, and sums stay clear of overflow. */
+#define GS_MOST_BYTES (UINT64_C(1) << 50)
+
+static inline uint64_t gs_load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_seq_cst); }
+
+static inline uint64_t gs_bounded(const _Atomic uint64_t *word)
+{
+    uint64_t value = gs_load(word);
+    return value < GS_MOST_BYTES ? value : GS_MOST_BYTES;
+}
+
+/* Never below zero: a counter that somebody else reset must not become 16 EiB. */
+void gs_subtract(_Atomic uint64_t *word, uint64_t bytes);
+void gs_raise_to(_Atomic uint64_t *word, uint64_t value);
+
+/* The word that a slot of this process bears. */
+uint64_t gs_slot_owner(void);
+/* [0, this) were ever taken; at least up to `mine`, whatever the file says. */
+uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpuslice_slot *mine);
+
+/* One thread of a process at a time. NULL when none is free; never `but`. */
+struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, const struct gpuslice_slot *but);
+/* Empties the slots of the dead; how many. `mine` stays. */
+uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine);
+/* Memory freed by its exporter, and no importer left in any slot: gone for good. */
+void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine);
+
+#endif
