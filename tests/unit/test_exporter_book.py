@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kubelet.podresources import Claimed
 from gpuslice.apps.exporter.book import Promise, ShareMode, allocated_bytes, book_of, is_ours, mig_bytes
-from gpuslice.apps.exporter.directory import Directory, KnownPod, known_pod, pods_of_log_folders
+from gpuslice.apps.exporter.directory import Directory, KnownPod, LogFolders, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
 from gpuslice.apps.exporter.slices import devices_of
 from gpuslice.core.attribution import ContainerKey, Stranger
@@ -161,7 +162,23 @@ def test_a_pod_that_is_gone_owns_nothing_and_its_successor_keeps_the_name() -> N
 def test_log_folders_name_pods_without_any_permission(tmp_path: Path) -> None:
     (tmp_path / f"default_app-0_{UID}" / "main").mkdir(parents=True)
     (tmp_path / "something else").mkdir()
-    assert pods_of_log_folders(tmp_path) == [KnownPod("default", "app-0", UID, ("main",))]
+    assert LogFolders(tmp_path).pods() == [KnownPod("default", "app-0", UID, ("main",))]
+
+
+def test_log_folders_that_did_not_change_are_not_listed_again(tmp_path: Path) -> None:
+    place = tmp_path / f"default_app-0_{UID}"
+    (place / "main").mkdir(parents=True)
+    long_ago_s = 1_700_000_000
+    os.utime(place, (long_ago_s, long_ago_s))
+    folders = LogFolders(tmp_path)
+    (first,) = folders.pods()
+    (again,) = folders.pods()
+    assert again is first
+    (place / "sidecar").mkdir()
+    (changed,) = folders.pods()
+    (place / "third").mkdir()  # maybe within the same tick of the file system's clock
+    assert changed.names == ("main", "sidecar")
+    assert folders.pods()[0].names == ("main", "sidecar", "third")
 
 
 class Proc:

@@ -6,6 +6,9 @@ without any, processes are attributed to nobody, and the page says so.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +18,8 @@ from gpuslice.adapters.kube import objects
 from gpuslice.core.attribution import ContainerKey
 
 CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: what its cgroup is named by
+SETTLED_NS = 3_000_000_000
+"""A folder that changed later may change again without its time telling: file systems' clocks are coarse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class Directory:
     def __init__(self) -> None:
         self.known = False
         self.version = 0  # grows with each change, for who keeps what was looked up
+        self._all: list[KnownPod] | None = None  # what `replace` was given, while that is all
         self._by_uid: dict[str, KnownPod] = {}
         self._by_name: dict[tuple[str, str], KnownPod] = {}
         self._by_container: dict[str, ContainerKey] = {}
@@ -47,14 +53,16 @@ class Directory:
         """All pods of the node anew."""
         self.known = True
         pods = list(pods)
-        if pods == list(self._by_name.values()):
+        if pods == self._all:
             return
+        self._all = pods
         self.version += 1
         self._by_uid, self._by_name, self._by_container = {}, {}, {}
         for pod in pods:
             self._index(pod)
 
     def put(self, pod: KnownPod) -> None:
+        self._all = None
         self.remove(pod.uid)
         self._index(pod)
         self.version += 1
@@ -63,6 +71,7 @@ class Directory:
         gone = self._by_uid.pop(uid, None)
         if gone is None:
             return
+        self._all = None
         self.version += 1
         self._by_uid.pop(gone.cgroup_uid, None)
         if self._by_name.get((gone.namespace, gone.name)) is gone:
@@ -121,15 +130,37 @@ def known_pod(pod: objects.Pod) -> KnownPod:
     )
 
 
-def pods_of_log_folders(folder: Path) -> list[KnownPod]:
-    """Pods by kubelet's log folders: ``<namespace>_<pod>_<uid>/<container>/``. Raises OSError."""
-    pods = []
-    for entry in sorted(folder.iterdir()):
-        parts = entry.name.split("_")  # none of the three can hold an underscore
-        if len(parts) == 3 and entry.is_dir():
-            names = tuple(sorted(each.name for each in entry.iterdir() if each.is_dir()))
-            pods.append(KnownPod(parts[0], parts[1], parts[2], names))
-    return pods
+class LogFolders:
+    """Pods by kubelet's log folders: ``<namespace>_<pod>_<uid>/<container>/``.
+
+    A pod's folder is listed again only when it changed: its time does when a container's folder is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[int, KnownPod]] = {}
+
+    def pods(self) -> list[KnownPod]:
+        """Those of now, by name of their folder. Raises OSError."""
+        found = {}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                parts = entry.name.split("_")  # none of the three can hold an underscore
+                if len(parts) == 3 and entry.is_dir():
+                    with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                        found[entry.name] = self._pod(entry, parts)
+        self._known = found
+        return [pod for _, (_, pod) in sorted(found.items())]
+
+    def _pod(self, entry: os.DirEntry[str], parts: list[str]) -> tuple[int, KnownPod]:
+        changed_ns = entry.stat().st_mtime_ns
+        known = self._known.get(entry.name)
+        if known is not None and known[0] == changed_ns:
+            return known
+        settled = time.time_ns() - changed_ns > SETTLED_NS
+        with os.scandir(entry.path) as inside:
+            names = tuple(sorted(each.name for each in inside if each.is_dir()))
+        return changed_ns if settled else 0, KnownPod(parts[0], parts[1], parts[2], names)
 
 
 def _bare(container_id: str) -> str:

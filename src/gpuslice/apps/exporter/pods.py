@@ -11,7 +11,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
-from gpuslice.apps.exporter.directory import Directory, known_pod, pods_of_log_folders
+from gpuslice.apps.exporter.directory import Directory, LogFolders, known_pod
 from gpuslice.apps.exporter.sampler import Health
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class LogFolderPods:
     """Pods of one node from the names of kubelet's log folders: needs no permission of the API."""
 
     def __init__(self, folder: Path, directory: Directory, health: Health) -> None:
-        self._folder = folder
+        self._folders = LogFolders(folder)
         self._directory = directory
         self._health = health
 
@@ -58,7 +58,7 @@ class LogFolderPods:
     def _look(self) -> None:
         began_s = time.monotonic()
         try:
-            pods = pods_of_log_folders(self._folder)
+            pods = self._folders.pods()
         except OSError as error:
             self._health.bad("pods", f"log folders: {error}", time.monotonic() - began_s)
             return
