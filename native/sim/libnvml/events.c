@@ -5,7 +5,7 @@
 #include "nvml.h"
 
 #define SUPPORTED 0xc1ffu
-#define LOOK_AGAIN_MS 20
+#define LOOK_AGAIN_MS 50
 
 struct event_set {
     uint64_t types[SIM_CARDS];
