@@ -63,7 +63,7 @@ static nvmlReturn_t take(const struct place *place, struct sample *sample)
     if (!place->whole->gpm)
         return NVML_ERROR_NOT_SUPPORTED;
     sim_lock();
-    sim_reap_unless_just_done();
+    sim_reap_unless_done(1000000);
     sample->time_ns = sim_monotonic_ns();
     sim_engine_advance(place->index, sample->time_ns);
     sample->busy_ns = place->card->busy_ns;

@@ -83,7 +83,7 @@ static unsigned find_processes(uint32_t wanted, struct found_process *found, uns
     const struct sim_state *state = sim_state();
     unsigned count = add_ghosts(wanted, found, room);
     sim_lock();
-    sim_reap_unless_just_done();
+    sim_reap_unless_done(200000);
     for (uint32_t slot = 0; slot < state->process_high; slot++)
         for (uint32_t card = 0; card < state->card_count && count < room; card++) {
             const struct sim_process *process = &state->processes[slot];

@@ -7,7 +7,7 @@
 static void advance(uint32_t index)
 {
     sim_lock();
-    sim_reap_unless_just_done();
+    sim_reap_unless_done(1000000);
     sim_engine_advance(index, sim_monotonic_ns());
     sim_unlock();
 }

@@ -19,7 +19,6 @@ static uint64_t identity;
 static _Atomic uint32_t self_slot = SIM_PROCESSES;
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t last_reap_ns;
-#define JUST_NS 200000u
 
 uint64_t sim_monotonic_ns(void)
 {
@@ -217,9 +216,9 @@ void sim_reap_now(void)
     atomic_store_explicit(&last_reap_ns, sim_monotonic_ns(), memory_order_relaxed);
 }
 
-void sim_reap_unless_just_done(void)
+void sim_reap_unless_done(uint64_t within_ns)
 {
-    if (sim_monotonic_ns() - atomic_load_explicit(&last_reap_ns, memory_order_relaxed) < JUST_NS)
+    if (sim_monotonic_ns() - atomic_load_explicit(&last_reap_ns, memory_order_relaxed) < within_ns)
         return;
     sim_reap();
     atomic_store_explicit(&last_reap_ns, sim_monotonic_ns(), memory_order_relaxed);

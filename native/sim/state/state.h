@@ -20,9 +20,9 @@ void sim_lock(void);
 void sim_unlock(void);
 /* Under the lock: empties the slots of processes that are no more. */
 void sim_reap(void);
-void sim_reap_unless_just_done(void); /* the questions of one look at a card share one */
-void sim_reap_now(void);              /* takes the lock itself */
-void sim_reap_sometimes(void);        /* at most once a millisecond */
+void sim_reap_unless_done(uint64_t within_ns); /* so that the questions of one look at a card share one */
+void sim_reap_now(void);                       /* takes the lock itself */
+void sim_reap_sometimes(void);                 /* at most once a millisecond */
 
 uint64_t sim_monotonic_ns(void);
 uint64_t sim_realtime_us(void);

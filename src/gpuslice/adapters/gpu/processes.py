@@ -1,9 +1,14 @@
-"""Which processes are on a card: memory from the process lists, busy time from the utilisation samples."""
+"""Which processes are on a card: memory from the process lists, busy time from the utilisation samples.
+
+Asked each second for each card, so not through NVIDIA's wrappers: those ask twice, once for the size, and
+make slow objects. Here the buffers are kept and grow when a card has more to tell.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from struct import Struct
 from typing import Any
 
 import pynvml
@@ -11,10 +16,15 @@ import pynvml
 from gpuslice.core.attribution import ProcessReading
 
 _LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses",
-    "nvmlDeviceGetGraphicsRunningProcesses",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 )
+_UTILIZATION = "nvmlDeviceGetProcessUtilization"
+_PROCESS = Struct("@I4xQII")  # pid, used bytes, GPU instance, compute instance: c_nvmlProcessInfo_v3_t
+_SAMPLE = Struct("@I4xQIIII")  # pid, time in us, percents of SM, memory, encoder, decoder
+_NOT_TOLD = 2**64 - 1  # bytes, where the driver does not say
+_ROOM = 64
 _MOST_PERCENT = 100  # drivers are known to report garbage above
 HOLD_S = 2.5
 _Busy = tuple[float, float, float, float]  # parts of the time: SM, memory, encoder, decoder
@@ -34,33 +44,42 @@ class ProcessReader:
         self._uuid = uuid
         self._seen_us = 0
         self._held: dict[int, tuple[float, _Busy]] = {}  # pid → until when, what
+        self._lists = tuple(_Array(name, _PROCESS) for name in _LISTS)
+        self._samples = _Array(_UTILIZATION, _SAMPLE)
+        self._last: dict[int, ProcessReading] = {}  # a reading that says the same is the same object
 
     def read(self, now_s: float) -> list[ProcessReading]:
         """One reading for each process. A process without a sample is idle if samples can be had at all."""
         memory = self._memory()
-        if not self._update(now_s):
-            return [ProcessReading(pid, self._uuid, used) for pid, used in memory.items()]
+        told = self._update(now_s)
         self._held = {pid: held for pid, held in self._held.items() if pid in memory and held[0] > now_s}
-        return [
-            ProcessReading(pid, self._uuid, used, *self._held.get(pid, (0.0, _IDLE))[1])
-            for pid, used in memory.items()
-        ]
+        readings = {pid: self._reading(pid, used, told) for pid, used in memory.items()}
+        self._last = readings
+        return list(readings.values())
+
+    def _reading(self, pid: int, used: int | None, told: bool) -> ProcessReading:
+        held = self._held.get(pid)
+        busy = (None, None, None, None) if not told else _IDLE if held is None else held[1]
+        last = self._last.get(pid)
+        if last is not None and last.memory_bytes == used and _busy_of(last) == busy:
+            return last
+        return ProcessReading(pid, self._uuid, used, *busy)
 
     def _memory(self) -> dict[int, int | None]:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""
         found: dict[int, int | None] = {}
-        for process in self._listed():
-            before, used = found.get(process.pid), process.usedGpuMemory
+        for pid, told, _, _ in self._listed():
+            before, used = found.get(pid), None if told == _NOT_TOLD else int(told)
             known = [amount for amount in (before, used) if amount is not None]
-            found[int(process.pid)] = max(known) if known else None
+            found[pid] = max(known) if known else None
         return found
 
-    def _listed(self) -> Iterator[Any]:
+    def _listed(self) -> Iterator[tuple[int, ...]]:
         answered = 0
         error: pynvml.NVMLError | None = None
-        for name in _LISTS:
+        for each in self._lists:
             try:
-                processes = getattr(pynvml, name)(self._card)
+                processes = each.read(self._card)
             except pynvml.NVMLError as refused:
                 error = error or refused
                 continue
@@ -72,37 +91,58 @@ class ProcessReader:
     def _update(self, now_s: float) -> bool:
         """Take in what is new of how busy processes are; false where the card does not tell."""
         try:
-            samples = _utilization(self._card, self._seen_us)
-        except (pynvml.NVMLError, AttributeError):
+            samples = self._samples.read(self._card, ctypes.c_ulonglong(self._seen_us))
+        except pynvml.NVMLError:
             return False
-        for sample in sorted(samples, key=lambda sample: int(sample.timeStamp)):
-            if sample.smUtil <= _MOST_PERCENT:
-                self._held[int(sample.pid)] = (now_s + HOLD_S, _busy(sample))
-        self._seen_us = max([self._seen_us, *(int(sample.timeStamp) for sample in samples)])
+        for pid, time_us, *percents in sorted(samples, key=lambda sample: sample[1]):
+            if percents[0] <= _MOST_PERCENT:
+                self._held[pid] = (now_s + HOLD_S, _busy(percents))
+            self._seen_us = max(self._seen_us, time_us)
         return True
 
 
-def _busy(sample: Any) -> _Busy:
-    percents = (sample.smUtil, sample.memUtil, sample.encUtil, sample.decUtil)
-    sm, memory, encoder, decoder = (min(int(percent), _MOST_PERCENT) / 100 for percent in percents)
+class _Array:
+    """A function of NVML that fills an array of the caller's, with the array."""
+
+    def __init__(self, name: str, item: Struct) -> None:
+        self._name = name
+        self._item = item
+        self._function: Callable[..., int] | None = None
+        self._room = _ROOM
+        self._buffer = ctypes.create_string_buffer(item.size * _ROOM)
+        self._count = ctypes.c_uint()
+
+    def read(self, card: Any, *more: Any) -> list[tuple[int, ...]]:
+        """All items now. Raises NVMLError, also where this driver has no such function."""
+        if self._function is None:
+            self._function = pynvml._nvmlGetFunctionPointer(self._name)
+        while True:
+            self._count.value = self._room
+            result = self._function(card, *self._arguments(), *more)
+            if result == pynvml.NVML_SUCCESS:
+                used = self._item.size * min(self._count.value, self._room)
+                return list(self._item.iter_unpack(memoryview(self._buffer)[:used]))
+            if result == pynvml.NVML_ERROR_NOT_FOUND:  # nothing new
+                return []
+            if result != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+                raise pynvml.NVMLError(result)
+            self._grow()
+
+    def _arguments(self) -> tuple[Any, Any]:
+        """Lists want the count first, samples the array."""
+        count = ctypes.byref(self._count)
+        return (self._buffer, count) if self._item is _SAMPLE else (count, self._buffer)
+
+    def _grow(self) -> None:
+        """Room for what the driver named and for who starts before the next question."""
+        self._room = max(self._count.value, self._room) * 2
+        self._buffer = ctypes.create_string_buffer(self._item.size * self._room)
+
+
+def _busy(percents: list[int]) -> _Busy:
+    sm, memory, encoder, decoder = (min(percent, _MOST_PERCENT) / 100 for percent in percents)
     return sm, memory, encoder, decoder
 
 
-def _utilization(card: Any, since_us: int) -> list[Any]:
-    """Utilisation samples after `since_us`. Not NVIDIA's wrapper: it sizes the buffer exactly, so that a
-    process which starts between its two calls makes it fail, and it raises when there is nothing new."""
-    function = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization")
-    count = ctypes.c_uint(0)
-    result = function(card, None, ctypes.byref(count), ctypes.c_ulonglong(since_us))
-    if result in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
-        return []
-    if result != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-        pynvml._nvmlCheckReturn(result)
-    room = count.value * 2 + 16
-    samples = (pynvml.c_nvmlProcessUtilizationSample_t * room)()
-    count = ctypes.c_uint(room)
-    result = function(card, samples, ctypes.byref(count), ctypes.c_ulonglong(since_us))
-    if result == pynvml.NVML_ERROR_NOT_FOUND:
-        return []
-    pynvml._nvmlCheckReturn(result)
-    return list(samples[: count.value])
+def _busy_of(reading: ProcessReading) -> tuple[float | None, ...]:
+    return reading.sm_ratio, reading.memory_ratio, reading.encoder_ratio, reading.decoder_ratio
