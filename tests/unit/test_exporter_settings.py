@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import bcrypt
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
 from gpuslice.apps.exporter.config import CounterConfig
 from gpuslice.apps.exporter.fields import load as load_fields
-from gpuslice.apps.exporter.flags import translated
+from gpuslice.apps.exporter.flags import IDLE, translated, translated_environment
+from gpuslice.apps.exporter.main import command
 from gpuslice.apps.exporter.privilege import hidden_processes
-from gpuslice.apps.exporter.settings import ExporterSettings, parse_address, parse_devices
+from gpuslice.apps.exporter.settings import Chosen, ExporterSettings, parse_address, parse_devices
 from gpuslice.apps.settings import SettingsError, load
 
 
@@ -24,7 +26,7 @@ from gpuslice.apps.settings import SettingsError, load
         (["--collectors", "x.csv"], ["--collectors", "x.csv"]),
         (["-collect-interval=1000"], ["--collect-interval=1000"]),
         (["-k=false"], ["--no-kubernetes"]),
-        (["--kubernetes=true"], ["--kubernetes"]),
+        (["--kubernetes=true"], ["--compat-pod-labels=exclusive", "--kubernetes"]),
         (["-n"], ["--no-hostname"]),
         (["-r", "localhost:5555", "-o"], ["--use-old-namespace"]),
         (["--enable-dcgm-log", "--dcgm-log-level=DEBUG"], []),
@@ -48,16 +50,127 @@ def test_its_environment_has_the_same_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cards"), [("f", None), ("g", None), ("g:0,2-3", frozenset({0, 2, 3})), ("g:1", frozenset({1}))]
+    ("text", "chosen"),
+    [
+        ("f", Chosen()),
+        ("g", Chosen(divided=False)),
+        ("g:0,2-3", Chosen(divided=False, cards=frozenset({0, 2, 3}))),
+        ("i", Chosen(whole=False)),
+        ("i:1", Chosen(whole=False, instances=frozenset({1}))),
+    ],
 )
-def test_which_cards(text: str, cards: frozenset[int] | None) -> None:
-    assert parse_devices(text) == cards
+def test_which_cards(text: str, chosen: Chosen) -> None:
+    assert parse_devices(text) == chosen
 
 
-@pytest.mark.parametrize("text", ["x", "g:", "g:a", "i:0"])
+@pytest.mark.parametrize("text", ["x", "g:", "g:a", "f:0", "i:"])
 def test_a_selection_that_cannot_be_honoured_stops_the_start(text: str) -> None:
     with pytest.raises(SettingsError, match="devices"):
         ExporterSettings(devices=text)
+
+
+# Every flag of dcgm-exporter's releases 2.4 to 4.8, with a value where it takes one.
+UPSTREAM = {
+    "collectors": "/tmp/x.csv",
+    "address": ":9400",
+    "collect-interval": "30000",
+    "kubernetes": "",
+    "use-old-namespace": "",
+    "cpu-devices": "g",
+    "configmap-data": "ns:name",
+    "remote-hostengine-info": "localhost:5555",
+    "kubernetes-enable-pod-labels": "",
+    "kubernetes-enable-pod-uid": "",
+    "kubernetes-gpu-id-type": "device-name",
+    "kubernetes-pod-label-allowlist-regex": "app,team",
+    "devices": "g:0",
+    "no-hostname": "",
+    "switch-devices": "g",
+    "fake-gpus": "",
+    "web-config-file": "/tmp/web.yaml",
+    "web-systemd-socket": "",
+    "xid-count-window-size": "300000",
+    "replace-blanks-in-model-name": "",
+    "debug": "",
+    "clock-events-count-window-size": "300000",
+    "enable-dcgm-log": "",
+    "dcgm-log-level": "DEBUG",
+    "log-format": "text",
+    "pod-resources-kubelet-socket": "/tmp/kubelet.sock",
+    "hpc-job-mapping-dir": "/tmp/jobs",
+    "nvidia-resource-names": "nvidia.com/a100",
+    "kubernetes-virtual-gpus": "",
+    "dump-enabled": "",
+    "dump-directory": "/tmp",
+    "dump-retention": "24",
+    "dump-compression": "",
+    "kubernetes-enable-dra": "",
+    "disable-startup-validate": "",
+    "enable-gpu-bind-unbind-watch": "",
+    "gpu-bind-unbind-poll-interval": "2s",
+    "enable-pprof": "",
+    "config-file": "/tmp/c.yaml",
+    "web-read-timeout": "10s",
+    "web-write-timeout": "10s",
+    "container-labels": "",
+    "container-runtime-socket": "/run/docker.sock",
+    "enable-exporter-metrics": "",
+}
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_no_flag_of_dcgm_exporter_stops_the_start(name: str, joined: bool, caplog: Any) -> None:
+    value = UPSTREAM[name]
+    written = [f"--{name}"] if not value else [f"--{name}={value}"] if joined else [f"--{name}", value]
+    flags = command.make_context("exporter", written).params
+    load(ExporterSettings, flags, {})
+    said = [record.__dict__ for record in caplog.records]
+    assert [each["setting"] for each in said] == ([f"--{name}"] if name in IDLE else [])
+    assert all(each["instead"] for each in said)
+
+
+def test_variables_without_an_effect_are_said_to_be_so_unless_they_ask_for_nothing(caplog: Any) -> None:
+    environ = {"DCGM_REMOTE_HOSTENGINE_INFO": "dcgm:5555", "DCGM_EXPORTER_OTHER_DEVICES_STR": "f"}
+    environ |= {"DCGM_EXPORTER_DUMP_ENABLED": "false", "DCGM_EXPORTER_CPU_DEVICES_STR": "g"}
+    translated_environment(environ)
+    assert {record.__dict__["setting"] for record in caplog.records} == {
+        "DCGM_REMOTE_HOSTENGINE_INFO",
+        "DCGM_EXPORTER_CPU_DEVICES_STR",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "labels"),
+    [
+        ([], {}, "auto"),
+        (["-k"], {}, "exclusive"),
+        (["-k=false"], {}, "auto"),
+        (["--compat-pod-labels=off", "--kubernetes=true"], {}, "off"),
+        ([], {"DCGM_EXPORTER_KUBERNETES": "true"}, "exclusive"),
+        ([], {"DCGM_EXPORTER_KUBERNETES": "false"}, "auto"),
+        ([], {"DCGM_EXPORTER_KUBERNETES": "true", "GPUSLICE_COMPAT_POD_LABELS": "off"}, "off"),
+    ],
+)
+def test_who_asks_for_kubernetes_as_of_dcgm_exporter_gets_its_pod_labels(
+    arguments: list[str], environ: dict[str, str], labels: str
+) -> None:
+    flags = command.make_context("exporter", arguments).params
+    settings = load(ExporterSettings, flags, translated_environment(environ))
+    assert settings.compat_pod_labels == labels
+
+
+@pytest.mark.parametrize("text", ["name", "ns:", ":name"])
+def test_a_config_map_needs_its_namespace_and_name(text: str) -> None:
+    with pytest.raises(SettingsError, match="NAMESPACE:NAME"):
+        ExporterSettings(configmap_data=text)
+
+
+def test_a_counter_file_that_is_not_there_leaves_the_built_in_ones(tmp_path: Path) -> None:
+    config = CounterConfig(str(tmp_path / "default-counters.csv"), load_fields())
+    config.look()
+    assert not config.ok
+    assert len(config.file.counters) == 26
 
 
 def test_every_default_counter_is_a_known_field() -> None:

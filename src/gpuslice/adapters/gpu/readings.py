@@ -96,6 +96,16 @@ def _clock_events(card: Any) -> Reading | None:
         return float(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))
 
 
+def _inforom_valid(card: Any) -> Reading | None:
+    try:
+        pynvml.nvmlDeviceValidateInforom(card)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_CORRUPTED_INFOROM:
+            raise
+        return 0.0
+    return 1.0
+
+
 def _licensed(card: Any) -> Reading | None:
     licensable = pynvml.nvmlDeviceGetGridLicensableFeatures(card)
     states = [bool(feature.featureState) for feature in licensable.gridLicensableFeatures]
@@ -116,6 +126,7 @@ READERS: dict[int, Read] = {
     80: _inforom(getattr(pynvml, "NVML_INFOROM_ECC", 1)),
     81: _inforom(getattr(pynvml, "NVML_INFOROM_POWER", 2)),
     82: lambda card: text(pynvml.nvmlDeviceGetInforomImageVersion(card)),
+    84: _inforom_valid,
     85: lambda card: text(pynvml.nvmlDeviceGetVbiosVersion(card)),
     90: _bar1("bar1Total"),
     92: _bar1("bar1Used"),

@@ -34,12 +34,14 @@ from gpuslice.core.attribution import ProcessReading
 T = TypeVar("T")
 
 RETRY_UNSUPPORTED_S = 600.0
+PEERS = -100_000
+"""Wanted as a field: whether cards reach each other over NVLink (`NodeSample.peers`)."""
 SLOW_EVERY_S = 10.0
 SLOW_FIELDS = frozenset(
     {
         *(1, 2, 4, 50, 51, 53, 54, 55, 56, 57, 80, 81, 82, 85),  # what the card is
         *(110, 111, 158, 159, 160, 161, 162, 163, 164, 235, 236, 237, 238),  # what is set
-        *(202, 310, 311, 312, 313, 390, 391, 392, 393, 394, 395, 396, 526),  # faults
+        *(84, 202, 310, 311, 312, 313, 390, 391, 392, 393, 394, 395, 396, 526),  # faults
     }
 )
 
@@ -84,13 +86,17 @@ class CardSample:
 
 @dataclass(frozen=True, slots=True)
 class NodeSample:
-    """All cards at one moment; `lost` names those that do not answer: position and reason."""
+    """All cards at one moment; `lost` names those that do not answer: position and reason.
+
+    `peers`: pairs of card numbers → ``nvmlGpuP2PStatus_t`` over NVLink, 0 for good; empty unless wanted.
+    """
 
     cards: tuple[CardSample, ...]
     lost: tuple[tuple[int, str], ...] = ()
     driver_version: str = ""
     taken_at_s: float = 0.0  # monotonic
     took_s: float = 0.0
+    peers: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 class Telemetry(Protocol):
@@ -113,6 +119,8 @@ class NvmlTelemetry:
         self._clock = clock
         self._cards: dict[int, _Card] = {}
         self._initialised = False
+        self._peers: Mapping[tuple[int, int], int] = {}
+        self._peers_due_s = 0.0
 
     async def sample(self, wanted: Mapping[int, str]) -> NodeSample:
         return await self._worker.call(lambda: self._sample(wanted), self._timeout_s)
@@ -125,13 +133,29 @@ class NvmlTelemetry:
             self._forget()
             raise GpuUnavailableError(f"NVML: {error}") from error
         cards, lost = [], []
+        of_cards = {number: name for number, name in wanted.items() if number != PEERS}
         for position in range(count):
             try:
-                cards.append(self._card(position).sample(wanted, began))
+                cards.append(self._card(position).sample(of_cards, began))
             except pynvml.NVMLError as error:
                 self._cards.pop(position, None)
                 lost.append((position, str(error)))
-        return NodeSample(tuple(cards), tuple(lost), version, began, self._clock() - began)
+        peers = self._peers_now(began) if PEERS in wanted else {}
+        return NodeSample(tuple(cards), tuple(lost), version, began, self._clock() - began, peers)
+
+    def _peers_now(self, now_s: float) -> Mapping[tuple[int, int], int]:
+        """Each pair of cards that answer; looked at as seldom as other things that hardly ever change."""
+        if now_s >= self._peers_due_s:
+            self._peers_due_s = now_s + SLOW_EVERY_S
+            cards = list(self._cards.values())
+            found = {
+                (one.index, other.index): status
+                for one in cards
+                for other in cards
+                if one is not other and (status := one.reaches(other)) is not None
+            }
+            self._peers = found
+        return self._peers
 
     def _count(self) -> int:
         if not self._initialised:
@@ -172,6 +196,18 @@ class _Card:
         self._slow_for: set[int] = set()  # what was wanted then
         self._slow_due_s = 0.0
         self._rest: int | None = None  # bytes that no process held at the last sample
+
+    @property
+    def index(self) -> int:
+        return self._index
+
+    def reaches(self, other: _Card) -> int | None:
+        """NVML's word on NVLink between the two; None where it has none."""
+        try:
+            link = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+            return int(pynvml.nvmlDeviceGetP2PStatus(self._handle, other._handle, link))
+        except (pynvml.NVMLError, AttributeError):
+            return None
 
     def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
         memory, processes = self._memory_and_processes(now_s)  # a lost card fails here

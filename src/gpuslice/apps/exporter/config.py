@@ -19,18 +19,18 @@ _log = logging.getLogger(__name__)
 
 
 class CounterConfig:
-    """`path` "" means the built-in counters. `text`, once set, comes before both."""
+    """The built-in counters until `path` could be read; a text from elsewhere comes before both."""
 
     def __init__(self, path: str, catalogue: Mapping[str, Field]) -> None:
         self._path = Path(path) if path else None
         self._catalogue = catalogue
         self._stamp: tuple[str, int, int] | None = None
+        self._text: str | None = None
         self._told: set[str] = set()
         self.ok = True
         self.version = 0
         self.file = CounterFile(())
-        if self._path is None:
-            self._take(resources.files(__package__).joinpath("default-counters.csv").read_text(), "built-in")
+        self._take(resources.files(__package__).joinpath("default-counters.csv").read_text(), "built-in")
 
     def look(self) -> None:
         """Read the file again if it is another one than last time."""
@@ -44,14 +44,22 @@ class CounterConfig:
                 self._stamp = stamp
         except OSError as error:
             if self.ok:
-                _log.warning("counter file not read", extra={"file": str(self._path), "error": str(error)})
+                extra = {"file": str(self._path), "error": str(error), "instead": "those before stay"}
+                _log.warning("counter file not read", extra=extra)
             self.ok = False
             self._stamp = None
 
-    def use(self, text: str, source: str) -> None:
-        """Counters from elsewhere, a ConfigMap read through the API; the file no longer counts."""
-        self._path = None
+    def asks(self, name: str) -> bool:
+        """Whether the counters in force have one of this name."""
+        return any(counter.name == name for counter in self.file.counters)
+
+    def use(self, text: str, source: str) -> bool:
+        """Counters of a ConfigMap read through the API; the file no longer counts. False if known already."""
+        if text == self._text:
+            return False
+        self._path, self._text = None, text
         self._take(text, source)
+        return True
 
     def _take(self, text: str, source: str) -> None:
         found = parse(text, self._catalogue)

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from gpuslice.adapters.web.exposition import Family, MetricKind, labels
+from gpuslice.adapters.web.exposition import Family, MetricKind
 from gpuslice.apps.exporter.counters import Counter, CounterKind
 from gpuslice.apps.exporter.directory import Directory
-from gpuslice.apps.exporter.picture import CardPicture
+from gpuslice.apps.exporter.entities import DcgmStyle, Entity, entities
+from gpuslice.apps.exporter.health import judge
 from gpuslice.apps.exporter.sampler import Snapshot
 from gpuslice.apps.exporter.xids import Xids
-from gpuslice.core.attribution import ContainerKey
 
 XID_FIELD = 230
 # Written as counters in the files that go around, and none: a rate, a state, and counts over a window.
 NOT_COUNTERS = frozenset({449, 392})
+
+_GPU_UTIL, _FB_USED = 203, 252
+_MIB = 1 << 20
+
+LINKS = (
+    "OK",
+    "ChipsetNotSupported",
+    "GPUNotSupported",
+    "TopologyNotSupported",
+    "DisabledByRegKey",
+    "NotSupported",
+    "Unknown",
+)
+"""Words for NVML's ``nvmlGpuP2PStatus_t``, from 0."""
 
 CLOCK_EVENTS = {
     0x1: "gpu_idle",
@@ -49,22 +63,12 @@ XID_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class DcgmStyle:
-    """How the series are to look."""
-
-    hostname: str  # "" leaves the label out
-    old_labels: bool = False
-    join_model: bool = False
-    upstream_types: bool = False
-    pod_labels: bool = False
-    pod_uid: bool = False
-    xid_window_ms: int = 300_000
-    clock_window_ms: int = 300_000
-
-
-@dataclass(frozen=True, slots=True)
 class DcgmInputs:
-    """What the page is made of beside the style. `clock_windows`: uuid → reason → samples that showed it."""
+    """What the page is made of beside the style.
+
+    `clock_windows`: uuid → reason → samples that showed it. `rises`: uuid → field → by how much it rose
+    within the last minute. `jobs`: card, or ``card.instance`` → the jobs that a scheduler says are there.
+    """
 
     counters: tuple[Counter, ...]
     snapshot: Snapshot
@@ -73,19 +77,25 @@ class DcgmInputs:
     clock_windows: Mapping[str, Mapping[str, int]]
     now_s: float
     style: DcgmStyle
+    rises: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def families(inputs: DcgmInputs) -> list[Family]:
-    """One family for each counter of the file that any card gives."""
-    label_counters = [each for each in inputs.counters if each.kind is CounterKind.LABEL]
-    cards = [(card, _labels(card, label_counters, inputs)) for card in inputs.snapshot.cards]
+    """One family for each counter of the file that any card, or MIG instance, gives."""
+    labels_of = [each for each in inputs.counters if each.kind is CounterKind.LABEL]
+    shown = [
+        entity
+        for card in inputs.snapshot.cards
+        for entity in entities(card, labels_of, inputs.directory, inputs.style, inputs.jobs)
+    ]
     found = []
     for counter in inputs.counters:
         if counter.kind is CounterKind.LABEL:
             continue
         family = Family(counter.name, _kind(counter, inputs.style), counter.help)
-        for card, own in cards:
-            _add(family, counter, card, own, inputs)
+        for entity in shown:
+            _add(family, counter, entity, inputs)
         found.append(family)
     return found
 
@@ -97,71 +107,76 @@ def _kind(counter: Counter, style: DcgmStyle) -> MetricKind:
     return MetricKind(str(counter.kind))
 
 
-def _add(
-    family: Family,
-    counter: Counter,
-    card: CardPicture,
-    own: Mapping[str, str],
-    inputs: DcgmInputs,
-) -> None:
+def _add(family: Family, counter: Counter, entity: Entity, inputs: DcgmInputs) -> None:
     if counter.field is None:
-        _add_derived(family, counter.name, card.sample.uuid, own, inputs)
+        for figure, plain in _DERIVED[counter.name](entity, inputs):
+            family.samples += [(text, figure) for text in entity.texts_with(plain)]
     elif counter.field.id == XID_FIELD:
-        code = inputs.xids.newest(card.sample.uuid)
-        words = XID_WORDS.get(code, "Unknown Error")
-        family.add(code, labels({**own, "err_code": str(code), "err_msg": words}))
+        code = inputs.xids.newest(entity.card.sample.uuid)
+        words = {"err_code": str(code), "err_msg": XID_WORDS.get(code, "Unknown Error")}
+        family.samples += [(text, code) for text in entity.texts_with({}, words)]
     else:
-        value = card.sample.fields.get(counter.field.id)
+        value = entity.fields.get(counter.field.id)
         if isinstance(value, (int, float)):
-            family.add(value, labels(own))
+            own = entity.shares and counter.field.id in {_GPU_UTIL, _FB_USED}
+            texts = (entity.device_text,) if own else entity.texts
+            family.samples += [(text, value) for text in texts]
+        if entity.shares and counter.field.id in {_GPU_UTIL, _FB_USED}:
+            family.samples += _shares(entity, counter.field.id)
 
 
-def _add_derived(family: Family, name: str, uuid: str, own: Mapping[str, str], inputs: DcgmInputs) -> None:
-    """Counts over a window. Health and peer status would need DCGM's host engine and stay absent."""
-    style = inputs.style
-    if name == "DCGM_EXP_XID_ERRORS_COUNT":
-        window = {"window_size_in_ms": str(style.xid_window_ms)}
-        seen = inputs.xids.within(uuid, inputs.now_s - style.xid_window_ms / 1000)
-        if not seen:
-            family.add(0, labels({**own, **window}))
-        for xid, count in sorted(seen.items()):
-            family.add(count, labels({**own, **window, "xid": str(xid)}))
-    elif name == "DCGM_EXP_CLOCK_EVENTS_COUNT":
-        window = {"window_size_in_ms": str(style.clock_window_ms)}
-        for event, count in inputs.clock_windows.get(uuid, {}).items():
-            family.add(count, labels({**own, "clock_event": event, **window}))
+def _shares(entity: Entity, number: int) -> Iterator[tuple[str, float]]:
+    """Each sharing container's own figure; none where it is not known."""
+    for each, text in entity.shares:
+        if number == _FB_USED and each.used_bytes is not None:
+            yield text, each.used_bytes // _MIB
+        elif number == _GPU_UTIL and each.sm_ratio is not None:
+            yield text, round(each.sm_ratio * 100, 3)
 
 
-def _labels(card: CardPicture, label_counters: list[Counter], inputs: DcgmInputs) -> dict[str, str]:
-    """Device labels in dcgm-exporter's order."""
-    sample, style = card.sample, inputs.style
-    found = {
-        "gpu": str(sample.index),
-        "uuid" if style.old_labels else "UUID": sample.uuid,
-        "pci_bus_id": sample.pci_bus_id,
-        "device": f"nvidia{sample.index}",
-        "modelName": sample.model.replace(" ", "-") if style.join_model else sample.model,
-    }
-    if style.hostname:
-        found["hostname"] = style.hostname
-    for counter in label_counters:
-        value = sample.fields.get(counter.field.id) if counter.field is not None else None
-        if value is not None:
-            found[counter.name] = value if isinstance(value, str) else f"{value:g}"
-    holders = list(card.containers)
-    if style.pod_labels and len(holders) == 1:
-        found |= _pod_labels(holders[0], inputs.directory, style)
-    return found
+# -- what dcgm-exporter derives ----------------------------------------------------------------------------
+
+Derived = Iterator[tuple[float, dict[str, str]]]
 
 
-def _pod_labels(key: ContainerKey, directory: Directory, style: DcgmStyle) -> dict[str, str]:
-    names = (
-        ("pod_name", "pod_namespace", "container_name")
-        if style.old_labels
-        else ("pod", "namespace", "container")
-    )
-    found = dict(zip(names, (key.pod, key.namespace, key.container), strict=True))
-    if style.pod_uid:
-        pod = directory.pod(key.namespace, key.pod)
-        found["pod_uid"] = pod.uid if pod is not None else ""
-    return found
+def _xid_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
+    window_ms = inputs.style.xid_window_ms
+    window = {"window_size_in_ms": str(window_ms)}
+    seen = inputs.xids.within(entity.card.sample.uuid, inputs.now_s - window_ms / 1000)
+    if not seen:
+        yield 0, window
+    for xid, count in sorted(seen.items()):
+        yield count, {**window, "xid": str(xid)}
+
+
+def _clock_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
+    window = {"window_size_in_ms": str(inputs.style.clock_window_ms)}
+    counts = inputs.clock_windows.get(entity.card.sample.uuid)
+    if counts is None:  # this card does not tell reasons
+        return
+    if not counts:
+        yield 0, window
+    for event, count in counts.items():
+        yield count, {"clock_event": event, **window}
+
+
+def _health(entity: Entity, inputs: DcgmInputs) -> Derived:
+    sample = entity.card.sample
+    xids = {xid for xid, tally in inputs.xids.of(sample.uuid).items() if tally.count}
+    for finding in judge(sample.fields, inputs.rises.get(sample.uuid, {}), xids):
+        yield int(finding.result), {"health_error_code": finding.code, "health_watch": finding.watch}
+
+
+def _peers(entity: Entity, inputs: DcgmInputs) -> Derived:
+    for (one, other), status in inputs.snapshot.peers.items():
+        if one == entity.card.sample.index:
+            word = LINKS[status] if 0 <= status < len(LINKS) else LINKS[-1]
+            yield status, {"link_status": word, "peer_gpu": str(other)}
+
+
+_DERIVED = {
+    "DCGM_EXP_XID_ERRORS_COUNT": _xid_counts,
+    "DCGM_EXP_CLOCK_EVENTS_COUNT": _clock_counts,
+    "DCGM_EXP_GPU_HEALTH_STATUS": _health,
+    "DCGM_EXP_P2P_STATUS": _peers,
+}

@@ -1,9 +1,14 @@
-"""dcgm-exporter's command line: its short flags, single dashes, and the flags that mean nothing here."""
+"""dcgm-exporter's command line and environment: short flags, single dashes, and what means nothing here.
+
+Every flag of its releases from 2.4 to 4.8 is known. One that cannot have its effect without DCGM is accepted
+and said so once, with what it does not do; none stops the start.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
@@ -24,33 +29,73 @@ SHORT = {
     "x": "xid-count-window-size",
     "rbmn": "replace-blanks-in-model-name",
 }
-IGNORED_WITH_VALUE = frozenset(
-    {
-        "cpu-devices",
-        "remote-hostengine-info",
-        "switch-devices",
-        "dcgm-log-level",
-        "hpc-job-mapping-dir",
-        "dump-directory",
-        "dump-retention",
-        "gpu-bind-unbind-poll-interval",
-        "kubernetes-gpu-id-type",
-    }
-)
-IGNORED_SWITCHES = frozenset(
-    {
-        "fake-gpus",
-        "enable-dcgm-log",
-        "kubernetes-virtual-gpus",
-        "dump-enabled",
-        "dump-compression",
-        "kubernetes-enable-dra",
-        "disable-startup-validate",
-        "enable-gpu-bind-unbind-watch",
-        "enable-pprof",
-        "web-systemd-socket",
-    }
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A flag without an effect here. `why`: what it does not do, and what is there instead."""
+
+    environment: str
+    why: str
+    switch: bool = False
+    harmless: str = ""  # the value that asks for nothing
+
+
+_DUMPS = "no debug dumps are written; /debug/state shows what they would hold"
+_NVML_ONLY = "cards are read through NVML; there is no DCGM here"
+IDLE: Mapping[str, Idle] = {
+    "cpu-devices": Idle(
+        "DCGM_EXPORTER_CPU_DEVICES_STR", "NVML knows no CPUs: no series of them", harmless="f"
+    ),
+    "switch-devices": Idle(
+        "DCGM_EXPORTER_OTHER_DEVICES_STR", "NVML knows no NVSwitches: no series of them", harmless="f"
+    ),
+    "remote-hostengine-info": Idle("DCGM_REMOTE_HOSTENGINE_INFO", f"no host engine is asked: {_NVML_ONLY}"),
+    "fake-gpus": Idle(
+        "DCGM_EXPORTER_USE_FAKE_GPUS", f"no injected cards are shown: {_NVML_ONLY}", switch=True
+    ),
+    "enable-dcgm-log": Idle("DCGM_EXPORTER_ENABLE_DCGM_LOG", f"no DCGM log: {_NVML_ONLY}", switch=True),
+    "dcgm-log-level": Idle("DCGM_EXPORTER_DCGM_LOG_LEVEL", f"no DCGM log: {_NVML_ONLY}", harmless="NONE"),
+    "kubernetes-gpu-id-type": Idle(
+        "DCGM_EXPORTER_KUBERNETES_GPU_ID_TYPE", "device ids by uuid and by name are both understood always"
+    ),
+    "dump-enabled": Idle("DCGM_EXPORTER_DUMP_ENABLED", _DUMPS, switch=True),
+    "dump-directory": Idle("DCGM_EXPORTER_DUMP_DIRECTORY", _DUMPS),
+    "dump-retention": Idle("DCGM_EXPORTER_DUMP_RETENTION", _DUMPS),
+    "dump-compression": Idle("DCGM_EXPORTER_DUMP_COMPRESSION", _DUMPS, switch=True),
+    "disable-startup-validate": Idle(
+        "DISABLE_STARTUP_VALIDATE", "nothing is checked at the start that could stop it", switch=True
+    ),
+    "enable-gpu-bind-unbind-watch": Idle(
+        "DCGM_EXPORTER_ENABLE_GPU_BIND_UNBIND_WATCH",
+        "cards that come and go are followed always",
+        switch=True,
+    ),
+    "gpu-bind-unbind-poll-interval": Idle(
+        "DCGM_EXPORTER_GPU_BIND_UNBIND_POLL_INTERVAL",
+        "cards that come and go are looked for each 10 s",
+        harmless="1s",
+    ),
+    "enable-pprof": Idle("DCGM_EXPORTER_ENABLE_PPROF", "no /debug/pprof: this is no Go program", switch=True),
+    "enable-exporter-metrics": Idle(
+        "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS",
+        "no metrics of a Go runtime; gpuslice_exporter_* are shown always",
+        switch=True,
+    ),
+    "config-file": Idle(
+        "DCGM_EXPORTER_CONFIG_FILE", "its YAML is not read: use --collectors and --collect-interval"
+    ),
+    "web-read-timeout": Idle("DCGM_EXPORTER_WEB_READ_TIMEOUT", "scrapes are answered from memory at once"),
+    "web-write-timeout": Idle("DCGM_EXPORTER_WEB_WRITE_TIMEOUT", "scrapes are answered from memory at once"),
+    "container-labels": Idle(
+        "DCGM_EXPORTER_CONTAINER_LABELS",
+        "labels of plain Docker containers are not looked up",
+        switch=True,
+    ),
+    "container-runtime-socket": Idle(
+        "DCGM_EXPORTER_CONTAINER_RUNTIME_SOCKET", "the container runtime is not asked"
+    ),
+}
 SWITCHES = frozenset(
     {
         "kubernetes",
@@ -60,8 +105,13 @@ SWITCHES = frozenset(
         "debug",
         "kubernetes-enable-pod-labels",
         "kubernetes-enable-pod-uid",
+        "kubernetes-virtual-gpus",
+        "kubernetes-enable-dra",
+        "web-systemd-socket",
     }
 )
+KUBERNETES = "DCGM_EXPORTER_KUBERNETES"
+POD_LABELS = "GPUSLICE_COMPAT_POD_LABELS"
 
 
 class DcgmCommand(click.Command):
@@ -72,34 +122,53 @@ class DcgmCommand(click.Command):
 
 
 def translated(arguments: Sequence[str]) -> Iterator[str]:
-    """The same command line in our flags: ``-f=x``, ``-collectors x`` and ``--collectors x`` are one."""
+    """The same command line in our flags: ``-f=x``, ``-collectors x`` and ``--collectors x`` are one.
+
+    Who switches Kubernetes on in so many words expects pod labels on the series of cards, as upstream has
+    them; our own flag for that wins wherever it stands.
+    """
     rest = iter(arguments)
+    found: list[str] = []
     for argument in rest:
         if not argument.startswith("-") or argument in {"-", "--", "-h"}:
-            yield argument
+            found.append(argument)
             continue
         name, separator, value = argument.lstrip("-").partition("=")
         name = SHORT.get(name, name)
-        if name in IGNORED_WITH_VALUE:
-            if not separator:
-                next(rest, None)
-            _ignored(name)
-        elif name in IGNORED_SWITCHES:
-            _ignored(name)
-        elif name in SWITCHES and separator:
-            yield f"--{'' if _is_true(value) else 'no-'}{name}" if name != "no-hostname" else _hostname(value)
+        if name in IDLE:
+            if not separator and not IDLE[name].switch:
+                value = next(rest, "")
+            _say_idle(f"--{name}", IDLE[name], value)
+        elif name in SWITCHES:
+            found.append(_switch(name, is_on=not separator or is_true(value)))
         else:
-            yield f"--{name}{separator}{value}"
+            found.append(f"--{name}{separator}{value}")
+    if "--kubernetes" in found:
+        found.insert(0, "--compat-pod-labels=exclusive")
+    yield from found
 
 
-def _hostname(value: str) -> str:
-    return "--no-hostname" if _is_true(value) else "--no-no-hostname"
+def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same for variables; those that mean nothing here are said so."""
+    for idle in IDLE.values():
+        if value := environ.get(idle.environment):
+            _say_idle(idle.environment, idle, value)
+    found = dict(environ)
+    if is_true(environ.get(KUBERNETES, "")) and not environ.get(POD_LABELS):
+        found[POD_LABELS] = "exclusive"
+    return found
 
 
-def _is_true(value: str) -> bool:
+def _switch(name: str, *, is_on: bool) -> str:
+    return f"--{name}" if is_on else f"--no-{name}"
+
+
+def is_true(value: str) -> bool:
     """Go's way to write a boolean flag."""
     return value.lower() in {"1", "t", "true"}
 
 
-def _ignored(name: str) -> None:
-    _log.warning("flag without a meaning here", extra={"flag": f"--{name}"})
+def _say_idle(name: str, idle: Idle, value: str) -> None:
+    asked = value != idle.harmless if idle.harmless else not idle.switch or not value or is_true(value)
+    if asked:
+        _log.warning("setting without an effect here", extra={"setting": name, "instead": idle.why})

@@ -17,7 +17,7 @@ import click
 
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
-from gpuslice.adapters.gpu.telemetry import NvmlTelemetry, Telemetry
+from gpuslice.adapters.gpu.telemetry import PEERS, NvmlTelemetry, Telemetry
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError, KubeError
@@ -34,7 +34,10 @@ from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.extra import EXTRA_FIELDS, OWN_FIELDS
 from gpuslice.apps.exporter.fields import load as load_fields
-from gpuslice.apps.exporter.flags import DcgmCommand
+from gpuslice.apps.exporter.flags import DcgmCommand, translated_environment
+from gpuslice.apps.exporter.health import READ as HEALTH_FIELDS
+from gpuslice.apps.exporter.health import Rises
+from gpuslice.apps.exporter.jobs import Jobs
 from gpuslice.apps.exporter.memory import share_one_arena
 from gpuslice.apps.exporter.owners import Owners
 from gpuslice.apps.exporter.pods import ApiPods, LogFolderPods
@@ -50,6 +53,7 @@ from gpuslice.apps.settings import SettingsError, load, options, shown
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 EVENTS_RETRY_S = 10.0
+CONFIG_MAP_EVERY_S = 10.0
 
 
 class Exporter:
@@ -68,7 +72,10 @@ class Exporter:
         self.directory = Directory()
         self.xids = Xids()
         self.clocks = ClockWindows(settings.clock_events_count_window_size / 1000)
-        self.config = CounterConfig(settings.collectors, load_fields())
+        self.rises = Rises()
+        self.jobs = Jobs(settings.hpc_job_mapping_dir)
+        self._fields = load_fields()
+        self.config = CounterConfig(settings.collectors, self._fields)
         self.owners = Owners(self.directory, Path(settings.proc))
         self.sampler = Sampler(
             telemetry,
@@ -76,7 +83,7 @@ class Exporter:
             self.health,
             root=Path(settings.root),
             memory_unit=settings.memory_unit,
-            chosen=parse_devices(settings.devices),
+            chosen=parse_devices(settings.devices).cards,
         )
         self.sampler.obstacle = self._obstacle
         self.view = View(self)
@@ -96,8 +103,9 @@ class Exporter:
         }
         if self.settings.kubernetes:
             tasks |= {"kubelet's book": self._keep_book(), "pods": self._keep_pods()}
-        if self.settings.configmap_data not in {"", "none"}:
-            await self._use_config_map()
+        if self.settings.counters_of_config_map:
+            await self._look_at_config_map()
+            tasks["ConfigMap"] = self._watch_config_map()
         async with serve_all(self.settings, make_app(self.view), make_legacy_app(self.view)) as port:
             listening(port)
             try:
@@ -120,6 +128,9 @@ class Exporter:
             await self.sampler.sample()
             for uuid, bits in self.sampler.snapshot.clock_events.items():
                 self.clocks.add(uuid, bits, began_s)
+            if self.config.asks("DCGM_EXP_GPU_HEALTH_STATUS"):
+                for card in self.sampler.snapshot.cards:
+                    self.rises.add(card.sample.uuid, card.sample.fields, began_s)
             self._tell_unsupported()
             await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
 
@@ -175,17 +186,28 @@ class Exporter:
 
     # -- what changes ---------------------------------------------------------------------------------
 
-    async def _use_config_map(self) -> None:
-        """The counters of a ConfigMap, once; the file stays when it cannot be read."""
+    async def _watch_config_map(self) -> None:
+        """By asking again: a role that lets upstream read it lets nobody watch it."""
+        while True:
+            await asyncio.sleep(CONFIG_MAP_EVERY_S)
+            await self._look_at_config_map()
+
+    async def _look_at_config_map(self) -> None:
+        """The counters of a ConfigMap; those in force stay when it cannot be read."""
         namespace, _, name = self.settings.configmap_data.partition(":")
         try:
             if self._client is None:
                 raise ConfigError("no API server is known")
             found = await self._client.get(CONFIG_MAPS, name, namespace)
-            self.config.use((found.data or {})["metrics"], f"ConfigMap {namespace}/{name}")
+            text = (found.data or {}).get("metrics")
+            if text is None:
+                raise ConfigError('it has no key "metrics"')
+        except (KubeError, ConfigError) as error:
+            self.health.bad("config_map", f"{namespace}/{name}: {error}")
+            return
+        self.health.good("config_map", 0.0)
+        if self.config.use(text, f"ConfigMap {namespace}/{name}"):
             self._take_config()
-        except (KubeError, ConfigError, KeyError) as error:
-            _log.warning("ConfigMap with counters not read", extra={"error": str(error)})
 
     def _tell_unsupported(self) -> None:
         """Each field of the counter file that a card cannot give, once."""
@@ -202,6 +224,11 @@ class Exporter:
         self.config.look()
         fields = {each.field.id: each.field.nvml_field for each in self.config.file.counters if each.field}
         own = dict.fromkeys(OWN_FIELDS, "")
+        if self.config.asks("DCGM_EXP_GPU_HEALTH_STATUS"):
+            by_id = {each.id: each.nvml_field for each in self._fields.values()}
+            fields = {number: by_id[number] for number in HEALTH_FIELDS} | fields
+        if self.config.asks("DCGM_EXP_P2P_STATUS"):
+            own[PEERS] = ""
         self.sampler.wanted = {**EXTRA_FIELDS, **own, **fields}
 
     def _obstacle(self) -> str:
@@ -218,6 +245,7 @@ async def _main(settings: ExporterSettings) -> None:
     source = NvmlSource(timeout_s=settings.driver_timeout_s)
     try:
         wanted = settings.kubernetes and settings.pod_source in {"auto", "api"}
+        wanted = wanted or settings.counters_of_config_map
         connection = connect(os.environ, kubeconfig=settings.kubeconfig) if wanted else None
     except ConfigError as error:
         if settings.pod_source == "api" or settings.kubeconfig:
@@ -247,7 +275,8 @@ def _check(settings: ExporterSettings) -> None:
 def command(**flags: Any) -> None:
     """Run the metrics exporter of a node; takes dcgm-exporter's flags and counter files."""
     try:
-        settings = load(ExporterSettings, flags, os.environ)
+        configure_logs()
+        settings = load(ExporterSettings, flags, translated_environment(os.environ))
         configure_logs("debug" if settings.debug else "info")
         _check(settings)
         share_one_arena()

@@ -43,6 +43,7 @@ class Snapshot:
     taken_at_s: float = 0.0
     sm_seconds: Mapping[tuple[str, ContainerKey], float] = field(default_factory=dict)
     clock_events: Mapping[str, int] = field(default_factory=dict)  # uuid → bits, DCGM field 112
+    peers: Mapping[tuple[int, int], int] = field(default_factory=dict)  # card numbers → NVLink status
 
 
 @dataclass(slots=True)
@@ -134,6 +135,7 @@ class Sampler:
             clock_events={
                 card.uuid: int(bits) for card in cards if (bits := card.fields.get(112)) is not None
             },
+            peers=sample.peers,
         )
 
     async def _known(self, cards: tuple[CardSample, ...]) -> Knowledge:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from gpuslice.apps.settings import Settings, SettingsError, about
 
 Types = Literal["corrected", "upstream"]
-PodLabels = Literal["off", "exclusive"]
+PodLabels = Literal["auto", "off", "exclusive"]
+HostnameLabel = Literal["hostname", "Hostname"]
 PodSource = Literal["auto", "api", "logs", "off"]
 
 
@@ -53,7 +55,11 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     ] = "none"
     devices: Annotated[
         str,
-        about('Which cards: "f" or "g" for all, "g:0,2-3" for some.', env=("DCGM_EXPORTER_DEVICES_STR",)),
+        about(
+            'Which cards: "f" for all, divided ones by MIG instance; "g" for cards, "i" for instances, each '
+            'with a list if not all: "g:0,2-3".',
+            env=("DCGM_EXPORTER_DEVICES_STR",),
+        ),
     ] = "f"
     no_hostname: Annotated[
         bool, about("Leave the label hostname out of DCGM series.", env=("DCGM_EXPORTER_NO_HOSTNAME",))
@@ -112,6 +118,34 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
             env=("DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX",),
         ),
     ] = ()
+    kubernetes_virtual_gpus: Annotated[
+        bool,
+        about(
+            "On cards that several containers share, DCGM series for each of them: their own figures of "
+            "memory and utilization, copies of the card's of all else.",
+            env=("KUBERNETES_VIRTUAL_GPUS",),
+        ),
+    ] = False
+    kubernetes_enable_dra: Annotated[
+        bool,
+        about(
+            "Labels dra_* on DCGM series of cards that are held by a claim.", env=("KUBERNETES_ENABLE_DRA",)
+        ),
+    ] = False
+    hpc_job_mapping_dir: Annotated[
+        str,
+        about(
+            "Folder of files <card> or <card>.<instance> with a job id on each line: label hpc_job.",
+            env=("DCGM_HPC_JOB_MAPPING_DIR",),
+        ),
+    ] = ""
+    web_systemd_socket: Annotated[
+        bool,
+        about(
+            "Take the listening socket from systemd instead of the address.",
+            env=("DCGM_EXPORTER_SYSTEMD_SOCKET",),
+        ),
+    ] = False
     pod_resources_kubelet_socket: Annotated[
         str, about("kubelet's pod-resources socket.", env=("DCGM_POD_RESOURCES_KUBELET_SOCKET",))
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -164,9 +198,14 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
         PodLabels,
         about(
             "Labels pod, namespace and container on DCGM series of cards that exactly one container holds, "
-            "for dashboards made for dcgm-exporter. Such series change their identity with the pod."
+            "for dashboards made for dcgm-exporter. Such series change their identity with the pod. auto: "
+            "where it is asked for as of dcgm-exporter, by -k or DCGM_EXPORTER_KUBERNETES."
         ),
-    ] = "off"
+    ] = "auto"
+    compat_hostname_label: Annotated[
+        HostnameLabel,
+        about("Name of the label with the host: Hostname is dcgm-exporter's up to release 4.8.2."),
+    ] = "hostname"
     ack_metrics: Annotated[
         bool, about("Also the vendor's DCGM_CUSTOM_* set, for dashboards that were made for it.")
     ] = False
@@ -186,6 +225,14 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
         if self.legacy_address:
             parse_address(self.legacy_address)
 
+        namespace, _, name = self.configmap_data.partition(":")
+        if self.counters_of_config_map and not (namespace and name):
+            raise SettingsError(f'configmap_data is "{self.configmap_data}", wants NAMESPACE:NAME')
+
+    @property
+    def counters_of_config_map(self) -> bool:
+        return self.configmap_data not in {"", "none", "undefined"}
+
     @property
     def interval_s(self) -> float:
         return self.collect_interval / 1000
@@ -203,13 +250,33 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
-def parse_devices(text: str) -> frozenset[int] | None:
-    """Card numbers of dcgm-exporter's device option; None for all. Raises `SettingsError`."""
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which cards and MIG instances are shown. None stands for all of them.
+
+    `whole`: cards as such; `divided`: divided cards by instance, which "f" wants instead of them.
+    """
+
+    whole: bool = True
+    divided: bool = True
+    cards: frozenset[int] | None = None
+    instances: frozenset[int] | None = None
+
+
+def parse_devices(text: str) -> Chosen:
+    """dcgm-exporter's device option. Raises `SettingsError`."""
     kind, separator, numbers = text.strip().partition(":")
-    if kind in {"f", "g"} and not separator:
-        return None
-    if kind != "g" or not numbers:
-        raise SettingsError(f'devices is "{text}", wants "f", "g" or "g:" and a list such as 0,2-3')
+    if kind == "f" and not separator:
+        return Chosen()
+    if kind not in {"g", "i"} or (separator and not numbers):
+        raise SettingsError(f'devices is "{text}", wants "f", or "g" or "i" with or without a list: g:0,2-3')
+    listed = _numbers(text, numbers) if numbers else None
+    if kind == "g":
+        return Chosen(divided=False, cards=listed)
+    return Chosen(whole=False, instances=listed)
+
+
+def _numbers(text: str, numbers: str) -> frozenset[int]:
     chosen: set[int] = set()
     for part in numbers.split(","):
         first, dash, last = part.strip().partition("-")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from gpuslice.adapters.web.exposition import Family, render
 from gpuslice.apps.exporter import ack, dcgm, page
 from gpuslice.apps.exporter.counters import CounterKind
+from gpuslice.apps.exporter.entities import DcgmStyle
 from gpuslice.apps.exporter.sampler import Snapshot
+from gpuslice.apps.exporter.settings import parse_devices
 
 if TYPE_CHECKING:
     from gpuslice.apps.exporter.main import Exporter
@@ -26,6 +29,7 @@ class View:
             exporter.node, exporter.directory, exporter.xids, settings.max_series
         )
         self._series = 0
+        self._style = self._make_style()
 
     def metrics(self) -> bytes:
         """The whole page now."""
@@ -83,19 +87,30 @@ class View:
             xids=exporter.xids,
             directory=exporter.directory,
             clock_windows=exporter.clocks.counts(),
+            rises=exporter.rises.by_card(),
+            jobs=exporter.jobs.read(),
             now_s=time.time(),
-            style=self._style(),
+            style=self._style,
         )
 
-    def _style(self) -> dcgm.DcgmStyle:
+    def _make_style(self) -> DcgmStyle:
         settings = self._exporter.settings
-        return dcgm.DcgmStyle(
+        chosen = parse_devices(settings.devices)
+        allowed = tuple(re.compile(each) for each in settings.kubernetes_pod_label_allowlist_regex)
+        return DcgmStyle(
             hostname="" if settings.no_hostname else self._exporter.node,
+            hostname_label=settings.compat_hostname_label,
             old_labels=settings.use_old_namespace,
             join_model=settings.replace_blanks_in_model_name,
             upstream_types=settings.metric_types == "upstream",
             pod_labels=settings.compat_pod_labels == "exclusive",
+            virtual=settings.kubernetes_virtual_gpus,
+            claims=settings.kubernetes_enable_dra,
             pod_uid=settings.kubernetes_enable_pod_uid,
+            labels_of_pods=allowed if settings.kubernetes_enable_pod_labels else None,
+            cards=chosen.whole,
+            instances=chosen.divided,
+            chosen_instances=chosen.instances,
             xid_window_ms=settings.xid_count_window_size,
             clock_window_ms=settings.clock_events_count_window_size,
         )
@@ -125,6 +140,7 @@ class View:
         if not snapshot.cards:
             return {}
         given = {number for card in snapshot.cards for number in card.sample.fields} | {dcgm.XID_FIELD}
+        given |= {n for card in snapshot.cards for device in card.sample.mig for n in device.fields}
         return {
             counter.name: counter.field.id in given
             for counter in self._exporter.config.file.counters

@@ -1,0 +1,51 @@
+"""Which jobs of a batch scheduler are on which card: files that its prologue writes, one for each card.
+
+A file ``<card>``, or ``<card>.<gpu instance>`` on a divided card, holds one job id a line. A folder that is
+not there, or a file that cannot be read, is no error of the page: it is logged once, the rest counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"\d+(\.\d+)?")
+
+
+class Jobs:
+    """Reads `folder`; "" for none."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._told: set[str] = set()
+
+    def read(self) -> dict[str, tuple[str, ...]]:
+        """Name of the file → job ids."""
+        if not self._folder:
+            return {}
+        try:
+            names = [entry.name for entry in os.scandir(self._folder) if _NAME.fullmatch(entry.name)]
+        except OSError as error:
+            self._tell(self._folder, error)
+            return {}
+        self._told.discard(self._folder)
+        found = {name: self._jobs(name) for name in sorted(names)}
+        return {name: jobs for name, jobs in found.items() if jobs}
+
+    def _jobs(self, name: str) -> tuple[str, ...]:
+        path = os.path.join(self._folder, name)
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return tuple(dict.fromkeys(line.strip() for line in file if line.strip()))
+        except IsADirectoryError:
+            return ()
+        except OSError as error:
+            self._tell(path, error)
+            return ()
+
+    def _tell(self, path: str, error: OSError) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            _log.warning("jobs of cards not read", extra={"path": path, "error": str(error)})
