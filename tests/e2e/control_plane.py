@@ -11,11 +11,10 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 NEEDED = ("kube-apiserver", "etcd", "kube-scheduler")
 TOKEN = "e2e-admin"
 START_TIMEOUT_S = 90.0
+FAST_CLIENT = {"qps": 1000, "burst": 1000}
 
 
 def missing() -> str:
@@ -54,6 +54,15 @@ class ControlPlane:
     url: str
     kubeconfig: Path
     folder: Path
+    pids: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A running kube-scheduler."""
+
+    url: str
+    pid: int
 
 
 @contextmanager
@@ -73,27 +82,33 @@ def process(name: str, folder: Path, command: list[str]) -> Iterator[subprocess.
 
 
 @contextmanager
-def api_server(folder: Path) -> Iterator[ControlPlane]:
-    """etcd and kube-apiserver, ready to be asked."""
+def api_server(folder: Path, *, without: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver, ready to be asked; `without` these admission plugins."""
     etcd_port, peer_port, port = free_port(), free_port(), free_port()
     with ExitStack() as stack:
-        stack.enter_context(process("etcd", folder, _etcd(folder, etcd_port, peer_port)))
-        server = stack.enter_context(
-            process("kube-apiserver", folder, _apiserver(folder, f"http://127.0.0.1:{etcd_port}", port))
-        )
+        etcd = stack.enter_context(process("etcd", folder, _etcd(folder, etcd_port, peer_port)))
+        command = _apiserver(folder, f"http://127.0.0.1:{etcd_port}", port, without)
+        server = stack.enter_context(process("kube-apiserver", folder, command))
         url = f"https://127.0.0.1:{port}"
         wait_for(lambda: _ready(f"{url}/readyz"), "kube-apiserver", server, folder)
-        yield ControlPlane(url, _kubeconfig(folder, url), folder)
+        pids = {"etcd": etcd.pid, "kube-apiserver": server.pid}
+        yield ControlPlane(url, _kubeconfig(folder, url), folder, pids)
 
 
 @contextmanager
-def scheduler(plane: ControlPlane, extenders: list[dict[str, object]], **settings: object) -> Iterator[None]:
+def scheduler(
+    plane: ControlPlane,
+    extenders: list[dict[str, object]],
+    *,
+    client: Mapping[str, object] = FAST_CLIENT,
+    **settings: object,
+) -> Iterator[Scheduler]:
     """kube-scheduler with these extenders; `settings` are further fields of its configuration."""
     port = free_port()
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(plane.kubeconfig), "qps": 1000, "burst": 1000},
+        "clientConnection": {**client, "kubeconfig": str(plane.kubeconfig)},
         "leaderElection": {"leaderElect": False},
         "extenders": extenders,
         **settings,
@@ -111,8 +126,9 @@ def scheduler(plane: ControlPlane, extenders: list[dict[str, object]], **setting
         f"--authorization-kubeconfig={plane.kubeconfig}",
     ]
     with process("kube-scheduler", plane.folder, command) as started:
-        wait_for(lambda: _ready(f"https://127.0.0.1:{port}/healthz"), "kube-scheduler", started, plane.folder)
-        yield
+        url = f"https://127.0.0.1:{port}"
+        wait_for(lambda: _ready(f"{url}/healthz"), "kube-scheduler", started, plane.folder)
+        yield Scheduler(url, started.pid)
 
 
 def wait_for(done: Callable[[], bool], what: str, started: subprocess.Popen[bytes], folder: Path) -> None:
@@ -139,7 +155,7 @@ def _etcd(folder: Path, port: int, peer_port: int) -> list[str]:
     ]
 
 
-def _apiserver(folder: Path, etcd: str, port: int) -> list[str]:
+def _apiserver(folder: Path, etcd: str, port: int, without: tuple[str, ...]) -> list[str]:
     tokens = folder / "tokens.csv"
     tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n')
     key = folder / "service-account.pem"
@@ -156,7 +172,8 @@ def _apiserver(folder: Path, etcd: str, port: int) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
-        "--disable-admission-plugins=ServiceAccount",  # no controller-manager makes the default account
+        # no controller-manager makes the default account
+        f"--disable-admission-plugins={','.join(('ServiceAccount', *without))}",
         "--allow-privileged=true",
         "--watch-cache=true",
         "--max-requests-inflight=2000",
@@ -187,14 +204,20 @@ def _kubeconfig(folder: Path, url: str) -> Path:
     return file
 
 
-def _ready(url: str) -> bool:
+def fetch(url: str) -> bytes:
+    """What a component answers an administrator; OSError when it does not, or not with 200."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {TOKEN}"})
     unverified = ssl.create_default_context()
     unverified.check_hostname = False
     unverified.verify_mode = ssl.CERT_NONE
+    with urllib.request.urlopen(request, timeout=30, context=unverified) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def _ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(request, timeout=2, context=unverified) as answer:
-            ready: bool = answer.status == 200
-            return ready
-    except (OSError, urllib.error.URLError):
+        fetch(url)
+    except OSError:
         return False
+    return True

@@ -1,0 +1,278 @@
+"""Pods per second bound by a real kube-scheduler, alone and with our extender, on a real API server.
+
+    KUBEBUILDER_ASSETS=/path/to/binaries python bench/end_to_end.py --nodes 5000 --gpus 8 --pods 500 --json
+
+Nodes and pods are API objects without kubelets. A turn: the pods are created while no scheduler runs, then
+kube-scheduler is started on the waiting queue and every binding is timed as the API server's watch shows it.
+Turns take place one after the other, round by round, on the same API server, each with fresh processes:
+
+    plain          the shipped scheduler configuration without its extender: aliyun.com/gpu-mem is an ordinary
+                   resource then, summed over the node
+    plain sampled  the same with kube-scheduler's own percentageOfNodesToScore (10 % of 5,000 nodes)
+    gpuslice       the shipped scheduler configuration and the extender as the chart starts it
+
+`--flags=…` adds a turn with these flags for the extender; may be repeated.
+
+    X_pods_per_s  bindings a second from the first to the last, the median of the rounds
+    ratio         of gpuslice to plain, of the same round; the median
+    X_ms_per_pod  where the time goes, per pod, from the scheduler's and the extender's metrics
+    X_cpu_ms_per_pod  CPU of each process, from the first to the last binding: what counts on a busy machine
+    violations    cards over their units, pods bound twice, at any moment of the API server's history
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from bench.big_api import UNITS, node, pending_pods  # noqa: E402 - after the path to it
+from tests.e2e import control_plane  # noqa: E402
+from tests.e2e.cluster import (  # noqa: E402
+    Cluster,
+    Running,
+    cluster,
+    extender,
+    scheduler_arguments,
+    shipped_configuration,
+)
+
+SCHEDULER = "gpuslice-scheduler"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LONGEST_TURN_S = 240.0
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to schedule: with the extender and its flags, or without, and changes of the configuration."""
+
+    name: str
+    extended: bool = False
+    flags: tuple[str, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+PLAIN = Way("plain")
+SAMPLED = Way("plain_sampled", changes={"percentageOfNodesToScore": 0})
+GPUSLICE = Way("gpuslice", extended=True)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one way did with one round's pods."""
+
+    way: str
+    pods: int
+    bound: int
+    seconds: float
+    ms_per_pod: Figures
+    cpu_ms_per_pod: Figures
+
+    @property
+    def pods_per_s(self) -> float:
+        return (self.bound - 1) / self.seconds if self.bound > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the cluster is, and how much is asked of it."""
+
+    nodes: int
+    cards: int = 8
+    pods: int = 500
+    rounds: int = 2
+    seed: int = 1
+
+
+async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
+    """All turns of all rounds, and what they come to. AssertionError when a component does not start."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuslice-bench-")))
+        # Real nodes lose the taint of a new node to a controller, which is not here.
+        plane = stack.enter_context(control_plane.api_server(folder, without=("TaintNodesByCondition",)))
+        async with cluster(plane, UNITS) as made:
+            await made.add_nodes([api_node(f"node-{number:05d}", size.cards) for number in range(size.nodes)])
+            turns = [
+                await turn(plane, made, way, api_pods(size.pods, size.seed + number), number)
+                for number in range(size.rounds)
+                for way in ways
+            ]
+            return {**asdict(size), **summary(ways, turns), "violations": made.book.wrong}
+
+
+def api_node(name: str, cards: int) -> dict[str, Any]:
+    made = node(name, cards)
+    meta = {key: made["metadata"][key] for key in ("name", "labels")}
+    made["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    return {"apiVersion": "v1", "kind": "Node", **made, "metadata": meta}
+
+
+def api_pods(count: int, seed: int) -> list[dict[str, Any]]:
+    made = pending_pods(count, seed)
+    for each in made:
+        each["metadata"] = {key: each["metadata"][key] for key in ("name", "labels")}
+        each["spec"]["schedulerName"] = SCHEDULER
+        del each["status"]
+    return [{"apiVersion": "v1", "kind": "Pod", **each} for each in made]
+
+
+# -- one turn ----------------------------------------------------------------------------------------------
+
+
+async def turn(
+    plane: control_plane.ControlPlane, made: Cluster, way: Way, pods: list[dict[str, Any]], number: int
+) -> Turn:
+    with contextlib.ExitStack() as stack:
+        ours = await asyncio.to_thread(_extender, stack, plane, way) if way.extended else None
+        await made.add_pods(pods)
+        configuration = {**shipped_configuration(ours.url if ours else ""), **way.changes}
+        context = control_plane.scheduler(plane, **scheduler_arguments(configuration))
+        scheduler = await asyncio.to_thread(stack.enter_context, context)
+        pids = {**plane.pids, "kube-scheduler": scheduler.pid, "benchmark": os.getpid()}
+        pids |= {"extender": ours.process.pid} if ours else {}
+        await made.until(lambda: bool(made.book.bound_at))
+        before = cpu_s(pids)
+        with contextlib.suppress(TimeoutError):
+            await made.until(lambda: len(made.book.bound_at) == len(pods), LONGEST_TURN_S)
+        after, times = cpu_s(pids), sorted(made.book.bound_at.values())
+        spent = where(
+            control_plane.fetch(f"{scheduler.url}/metrics").decode(),
+            ours.get("/metrics")[1].decode() if ours else "",
+        )
+        await asyncio.to_thread(stack.close)
+    await made.remove_all_pods()
+    handled = max(1, len(times) - 1)
+    cpu = {name: round((after[name] - before[name]) * 1e3 / handled, 2) for name in pids}
+    cpu["all of the control plane"] = round(sum(cpu.values()) - cpu.pop("benchmark"), 2)
+    done = Turn(way.name, len(pods), len(times), times[-1] - times[0], spent, cpu)
+    print(f"round {number + 1}, {way.name}: {done.pods_per_s:.1f} pods/s", file=sys.stderr, flush=True)
+    return done
+
+
+def _extender(stack: contextlib.ExitStack, plane: control_plane.ControlPlane, way: Way) -> Running:
+    return stack.enter_context(extender(plane, *way.flags))
+
+
+def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """Processor seconds of each process so far, user and system."""
+    found = {}
+    for name, pid in pids.items():
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        found[name] = (int(words[11]) + int(words[12])) / TICKS_PER_S
+    return found
+
+
+def where(scheduler: str, ours: str) -> Figures:
+    """Milliseconds per pod by the scheduler's own histograms, and by ours where there is an extender.
+
+    `scheduling` is the single-threaded cycle whose length decides the throughput; what it has beside the
+    other lines is kube-scheduler's side of the calls (JSON, HTTP) and its bookkeeping.
+    """
+    points_family = "scheduler_framework_extension_point_duration_seconds"
+    points = {
+        "scheduling": ("scheduler_scheduling_algorithm_duration_seconds", ""),
+        "in-tree filter": (
+            "scheduler_framework_extension_point_duration_seconds",
+            'extension_point="Filter"',
+        ),
+        "in-tree score": (points_family, 'extension_point="Score"'),
+        "attempt, with bind": ("scheduler_scheduling_attempt_duration_seconds", 'result="scheduled"'),
+    }
+    found = {name: _mean_ms(scheduler, family, label) for name, (family, label) in points.items()}
+    for verb in ("filter", "prioritize", "bind"):
+        seconds = _sum(ours, "gpuslice_extender_request_seconds_total", f'verb="{verb}"')
+        calls = _sum(ours, "gpuslice_extender_requests_total", f'verb="{verb}"')
+        if calls:
+            found[f"extender {verb}"] = round(seconds * 1e3 / calls, 3)
+    return found
+
+
+def _mean_ms(text: str, family: str, label: str) -> float:
+    count = _sum(text, f"{family}_count", label)
+    return round(_sum(text, f"{family}_sum", label) * 1e3 / count, 3) if count else 0.0
+
+
+def _sum(text: str, name: str, label: str) -> float:
+    rows = re.findall(rf"^{re.escape(name)}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for labels, value in rows if label in labels)
+
+
+# -- all turns ---------------------------------------------------------------------------------------------
+
+
+def summary(ways: list[Way], turns: list[Turn]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for way in ways:
+        own = [each for each in turns if each.way == way.name]
+        found[f"{way.name}_pods_per_s"] = round(statistics.median(each.pods_per_s for each in own), 1)
+        found[f"{way.name}_unbound"] = sum(each.pods - each.bound for each in own)
+    for way in ways:
+        if way.name != PLAIN.name and PLAIN in ways:
+            name = "ratio" if way == GPUSLICE else f"{way.name}_ratio"
+            found[name] = round(_ratio(turns, way.name), 3)
+    for way in ways:
+        own = [each for each in turns if each.way == way.name]
+        found[f"{way.name}_ms_per_pod"] = _medians([each.ms_per_pod for each in own])
+        found[f"{way.name}_cpu_ms_per_pod"] = _medians([each.cpu_ms_per_pod for each in own])
+    return found
+
+
+def _ratio(turns: list[Turn], name: str) -> float:
+    plain = [each.pods_per_s for each in turns if each.way == PLAIN.name]
+    ours = [each.pods_per_s for each in turns if each.way == name]
+    return statistics.median(one / other for one, other in zip(ours, plain, strict=True))
+
+
+def _medians(rows: list[Figures]) -> Figures:
+    return {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = []
+    for key, value in found.items():
+        rows = value.items() if isinstance(value, dict) else [("", value)]
+        lines += [f"{key + ('  ' + name if name else ''):<52} {shown}" for name, shown in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--gpus", type=int, default=8, help="cards of a node")
+    parser.add_argument("--pods", type=int, default=500, help="pods of a turn")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flags", action="append", default=[], help="a turn with these extender flags")
+    parser.add_argument("--ways", default="plain,plain_sampled,gpuslice", help="of these, in this order")
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    if why_not := control_plane.missing():
+        raise SystemExit(f"no real control plane here: {why_not}")
+    others = [Way(f"gpuslice {flags}", True, tuple(flags.split())) for flags in chosen.flags]
+    ways = [way for way in (PLAIN, SAMPLED, GPUSLICE) if way.name in chosen.ways.split(",")] + others
+    began = time.perf_counter()
+    size = Size(chosen.nodes, chosen.gpus, chosen.pods, chosen.rounds, chosen.seed)
+    found = asyncio.run(measure(size, ways))
+    found["took_s"] = round(time.perf_counter() - began, 1)
+    print(json.dumps(found) if chosen.json else table(found))
+
+
+if __name__ == "__main__":
+    main()
