@@ -51,21 +51,38 @@ struct sum {
     bool lower;                /* somebody in a lower slot has bytes pending */
 };
 
-static struct sum sum_of(const struct gs_attachment *at, uint32_t card)
+static void add_slot(struct sum *sum, const struct gpuslice_slot *slot, uint32_t card)
+{
+    /* Pending before used: bytes on their way from one to the other are seen at least once. */
+    uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
+    uint64_t used = gs_bounded(&slot->usage[card].used_bytes);
+    if ((pending | used) == 0 || gs_load(&slot->owner) == 0)
+        return;
+    sum->pending += pending;
+    sum->granted += used;
+}
+
+/* Our own part is what we know of it, should the slot say less. */
+static void add_own(struct sum *sum, const struct gs_books *books, const struct gpuslice_slot *slot, uint32_t card)
+{
+    uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
+    uint64_t used = gs_bounded(&slot->usage[card].used_bytes), known = gs_books_mine(books, card);
+    sum->pending += pending;
+    sum->granted += used > known ? used : known;
+}
+
+static struct sum sum_of(const struct gs_books *books, const struct gs_attachment *at, uint32_t card)
 {
     struct sum sum = {.granted = gs_bounded(&at->region->cards[card].orphaned_bytes)};
-    uint64_t high = gs_slots_high(at->region, at->slot);
-    for (uint64_t i = 0; i < high; i++) {
-        const struct gpuslice_slot *slot = &at->region->slots[i];
-        /* Pending before used: bytes on their way from one to the other are seen at least once. */
-        uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
-        uint64_t used = gs_bounded(&slot->usage[card].used_bytes);
-        if ((pending | used) == 0 || gs_load(&slot->owner) == 0)
-            continue;
-        sum.pending += pending;
-        sum.granted += used;
-        sum.lower |= pending && slot < at->slot;
-    }
+    const struct gpuslice_slot *slots = at->region->slots, *mine = __atomic_load_n(&at->slot, __ATOMIC_ACQUIRE);
+    uint64_t high = gs_slots_high(at->region, mine), own = mine ? (uint64_t)(mine - slots) : 0;
+    for (uint64_t i = 0; i < own; i++)
+        add_slot(&sum, &slots[i], card);
+    sum.lower = sum.pending > 0;
+    if (mine)
+        add_own(&sum, books, mine, card);
+    for (uint64_t i = mine ? own + 1 : 0; i < high; i++)
+        add_slot(&sum, &slots[i], card);
     return sum;
 }
 
@@ -78,7 +95,7 @@ static enum verdict try_reserve(struct gs_books *books, struct gs_attachment *at
     struct gpuslice_usage *usage = &at->slot->usage[card];
     atomic_fetch_add(&usage->pending_bytes, bytes);
     for (;;) {
-        struct sum sum = sum_of(at, card);
+        struct sum sum = sum_of(books, at, card);
         if (sum.granted + sum.pending <= limit) {
             gain(books, at, card, bytes);
             gs_subtract(&usage->pending_bytes, bytes);
@@ -159,7 +176,7 @@ bool gs_books_add(struct gs_books *books, uint32_t card, uint64_t bytes)
     if (!at)
         return false;
     gain(books, at, card, bytes);
-    gs_raise_to(&at->region->cards[card].peak_bytes, sum_of(at, card).granted);
+    gs_raise_to(&at->region->cards[card].peak_bytes, sum_of(books, at, card).granted);
     return true;
 }
 
@@ -181,7 +198,7 @@ uint64_t gs_books_used(struct gs_books *books, uint32_t card)
 {
     gs_books_look(books);
     struct gs_attachment *at = gs_attached(books);
-    return at && at->region && card < GPUSLICE_CARDS ? sum_of(at, card).granted : 0;
+    return at && at->region && card < GPUSLICE_CARDS ? sum_of(books, at, card).granted : 0;
 }
 
 uint64_t gs_books_mine(const struct gs_books *books, uint32_t card)

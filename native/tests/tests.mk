@@ -24,7 +24,7 @@ all: tests
 .PHONY: tests
 
 # The parts that can be tested without a driver, with their functions visible.
-tests: $(TEST_BUILD)/libparts.so $(TEST_BUILD)/fuzz_limits
+tests: $(TEST_BUILD)/libparts.so
 $(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c table.c books.c attach.c slots.c) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
@@ -35,19 +35,33 @@ $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/reg
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -lpthread
 
-# With clang and its fuzzer: make fuzz, which runs for FUZZ_SECONDS. Without, a loop of its own over the same target.
+# With clang and its fuzzer: make fuzz, each target for FUZZ_SECONDS, from the inputs in tests/corpus. Without, a loop of
+# its own over the same targets, and the inputs.
 FUZZ_SECONDS ?= 20
-$(TEST_BUILD)/fuzz_limits: tests/fuzz_limits.c src/limits.c src/os.c $(wildcard src/*.h)
+FUZZED_limits := src/limits.c src/os.c
+FUZZED_region := $(STRESSED)
+FUZZ_FLAGS_limits := -max_len=9000 -dict=tests/limits.dict
+FUZZ_FLAGS_region := -max_len=1024 -timeout=10
+FUZZERS := limits region
+
+tests: $(FUZZERS:%=$(TEST_BUILD)/fuzz_%)
+.SECONDEXPANSION:
+$(FUZZERS:%=$(TEST_BUILD)/fuzz_%): $(TEST_BUILD)/fuzz_%: tests/fuzz_%.c $$(FUZZED_$$*) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -DSTANDALONE $(LDFLAGS) -o $@ $(filter %.c,$^)
 
-fuzz:
-	@mkdir -p $(TEST_BUILD)
-	clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -Iinclude -o $(TEST_BUILD)/fuzz_limits_clang \
-	  tests/fuzz_limits.c src/limits.c src/os.c
-	$(TEST_BUILD)/fuzz_limits_clang -max_total_time=$(FUZZ_SECONDS) -max_len=9000 -dict=tests/limits.dict
+$(FUZZERS:%=$(TEST_BUILD)/fuzz_%_clang): $(TEST_BUILD)/fuzz_%_clang: tests/fuzz_%.c $$(FUZZED_$$*) $(wildcard src/*.h) \
+  include/region.h
+	@mkdir -p $(@D)
+	@clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Iinclude -o $@ \
+	  $(filter %.c,$^)
 
-.PHONY: fuzz
+fuzz: $(FUZZERS:%=fuzz-%)
+$(FUZZERS:%=fuzz-%): fuzz-%: $(TEST_BUILD)/fuzz_%_clang
+	@mkdir -p $(TEST_BUILD)/corpus_$*
+	$< -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $(FUZZ_FLAGS_$*) $(TEST_BUILD)/corpus_$* tests/corpus/$*
+
+.PHONY: fuzz $(FUZZERS:%=fuzz-%)
 
 # The same tests on a build with AddressSanitizer and UBSan, whose runtimes come first in LD_PRELOAD, because that is how
 # the library itself gets into a program; and the books and the table alone with ThreadSanitizer.

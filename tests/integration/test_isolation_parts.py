@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.integration.isolation_rig import BUILD
+from tests.integration.isolation_rig import BUILD, SANITIZER
+
+NATIVE = Path(__file__).resolve().parents[2] / "native"
 
 
-def run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 @pytest.mark.parametrize(("processes", "threads"), [(1, 8), (8, 1), (4, 4)])
@@ -30,3 +43,24 @@ def test_nothing_is_granted_past_the_limit_and_nothing_is_left(
 @pytest.mark.parametrize("seed", range(3))
 def test_any_bytes_are_a_limits_file_or_not(seed: int) -> None:
     run(str(BUILD / "tests/fuzz_limits"), "200000", str(seed))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_bytes_may_stand_in_the_region(seed: int) -> None:
+    """Written, cut and replaced between the calls: nothing crashes, nothing is granted past the limit."""
+    run(str(BUILD / "tests/fuzz_region"), "60", str(seed))
+
+
+@pytest.mark.parametrize("target", ["limits", "region"])
+def test_inputs_that_were_worth_keeping(target: str) -> None:
+    inputs = sorted(map(str, (NATIVE / "tests/corpus" / target).iterdir()))
+    assert inputs
+    run(str(BUILD / "tests" / f"fuzz_{target}"), *inputs)
+
+
+@pytest.mark.skipif(bool(SANITIZER), reason="clang's fuzzer brings sanitizers of its own")
+@pytest.mark.parametrize("target", ["limits", "region"])
+def test_the_fuzzer_finds_nothing_in_a_few_seconds(target: str, tmp_path: Path) -> None:
+    if shutil.which("clang") is None:
+        pytest.skip("no clang on this machine: its libFuzzer is what searches")
+    run("make", "-C", str(NATIVE), f"fuzz-{target}", "FUZZ_SECONDS=4", f"BUILD={tmp_path}", MAKEFLAGS="")

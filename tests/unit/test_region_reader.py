@@ -5,14 +5,22 @@ from __future__ import annotations
 import ctypes
 import random
 import subprocess
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
+from gpuslice.adapters.region.living import of_the_living
 from gpuslice.adapters.region.reader import (
+    MOST_BYTES,
     CardUsage,
     RegionError,
+    RegionFile,
+    RegionReading,
     parse_region,
     prepare_region,
     read_region,
@@ -186,3 +194,60 @@ def test_a_fresh_region_does_not_touch_the_old_one(tmp_path: Path) -> None:
         assert old.read(10) == b"still mine"
     assert path.read_bytes()[:10] == bytes(10)
     assert path.stat().st_mode & 0o777 == 0o666
+
+
+HEAD_BYTES = ctypes.sizeof(layout.Head)
+
+
+def a_good_region(slots: int) -> bytearray:
+    data = bytearray(layout.REGION_BYTES)
+    head = layout.Head.from_buffer(data)
+    head.magic, head.slots_high = layout.MAGIC | layout.VERSION, slots
+    for index in range(3):
+        card = head.cards[index]
+        card.key, card.uuid, card.limit_bytes = index + 1, f"GPU-{index}".encode(), 1 << 30
+    for number in range(slots):
+        slot = layout.Slot.from_buffer(data, HEAD_BYTES + number * ctypes.sizeof(layout.Slot))
+        slot.owner, slot.pid, slot.start_time = number + 1, number + 1, 5
+        slot.usage[number % 3].used_bytes = 1 << 20
+    return data
+
+
+# Where words count: the heads of cards and slots. Anywhere else is left to chance.
+PLACES = st.one_of(
+    st.integers(0, HEAD_BYTES // 8 - 1),
+    st.integers(0, (HEAD_BYTES + 4 * ctypes.sizeof(layout.Slot)) // 8 - 1),
+)
+WORDS = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1, 2**50, 2**50 + 1]), st.integers(0, 2**64 - 1))
+
+
+@given(
+    st.lists(st.tuples(PLACES, WORDS), max_size=40), st.integers(0, 4), st.sampled_from([0, 7, 9000, None])
+)
+def test_no_word_that_somebody_writes_hurts_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, words: list[tuple[int, int]], slots: int, keep: int | None
+) -> None:
+    """It is read, or named as what it is; and read in pieces it says the same."""
+    data = a_good_region(slots)
+    for place, word in words:
+        data[place * 8 : place * 8 + 8] = word.to_bytes(8, "little")
+    path = tmp_path_factory.getbasetemp() / "region-of-words"
+    path.write_bytes(data[:keep])
+    with closing(RegionFile(path)) as file:
+        whole, pieces = cards_or_error(lambda: read_region(path)), cards_or_error(file.cards)
+    assert isinstance(whole, RegionError) == isinstance(pieces, RegionError) or keep == 9000
+    for card in () if isinstance(whole, RegionError) else whole:
+        assert card.uuid.startswith(("GPU-", "MIG-"))
+        assert 0 <= card.used_bytes <= (layout.SLOTS + 1) * MOST_BYTES
+        assert 0 <= card.peak_bytes <= MOST_BYTES
+        assert of_the_living(card).used_bytes <= card.used_bytes
+
+
+def cards_or_error(
+    read: Callable[[], RegionReading | tuple[CardUsage, ...] | None],
+) -> tuple[CardUsage, ...] | RegionError:
+    try:
+        found = read()
+    except RegionError as error:
+        return error
+    return () if found is None else found.cards if isinstance(found, RegionReading) else found

@@ -141,8 +141,13 @@ def _reading(data: bytes, room: int) -> RegionReading | None:
         raise RegionError(f"magic is {head.magic:#x}, wants {layout.MAGIC | layout.VERSION:#x}")
     slots = _slots(data, min(head.slots_high, room))
     return RegionReading(
-        tuple(_card_usage(card, index, slots) for index, card in enumerate(head.cards) if card.key)
+        tuple(_card_usage(card, index, slots) for index, card in enumerate(head.cards) if _is_card(card))
     )
+
+
+def _is_card(card: layout.Card) -> bool:
+    """Used, and not with something else written over it."""
+    return bool(card.key) and card.uuid.startswith((b"GPU-", b"MIG-")) and card.uuid.isascii()
 
 
 def _slots(data: bytes, count: int) -> list[layout.Slot]:
@@ -155,11 +160,11 @@ def _card_usage(card: layout.Card, index: int, slots: list[layout.Slot]) -> Card
     processes = tuple(_process_usage(slot, index) for slot in slots if slot.usage[index].used_bytes)
     orphaned = min(card.orphaned_bytes, MOST_BYTES)
     return CardUsage(
-        uuid=card.uuid.decode("ascii", "replace"),
+        uuid=card.uuid.decode("ascii"),
         limit_bytes=None if card.limit_bytes == layout.NO_LIMIT else card.limit_bytes,
         share_percent=card.share_percent or None,
         used_bytes=sum(process.used_bytes for process in processes) + orphaned,
-        peak_bytes=card.peak_bytes,
+        peak_bytes=min(card.peak_bytes, MOST_BYTES),
         refused=card.refused,
         throttled_ns=card.throttled_ns,
         processes=processes,
