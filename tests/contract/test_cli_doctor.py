@@ -155,12 +155,31 @@ async def test_different_units_in_one_cluster_are_found(shell: Shell) -> None:
     assert "n1 in GiB, n2 in MiB" in found["nodes n1, n2"]["what"]
 
 
+async def test_a_pod_that_runs_without_its_devices_is_found(shell: Shell) -> None:
+    """Its node's device plugin is there and has not confirmed it: kubelet never asked for its devices."""
+    await healthy(shell)
+    now = datetime.now(UTC)
+    old, young = (f"{now - timedelta(seconds=age):%Y-%m-%dT%H:%M:%SZ}" for age in (90, 5))
+    pods = [placed("bare", 1, "n1", "0"), placed("young", 1, "n1", "0")]
+    for pod, since in zip(pods, (old, young), strict=True):
+        state = {"name": "main", "state": {"running": {"startedAt": since}}}
+        pod["status"] = {"phase": "Running", "containerStatuses": [state]}
+    plugin = api_pod("plugin", node="n1", labels={"name": "gpushare-device-plugin-ds"})
+    plugin["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    await shell.has([node("n1", 8)], [*pods, plugin])
+    code, found = await findings(shell)
+    assert code == 3
+    assert "runs without the aliyun.com/gpu-mem it asks for" in found["pod default/bare"]["what"]
+    assert "delete the pod" in found["pod default/bare"]["fix"]
+    assert "pod default/young" not in found
+
+
 async def test_pods_and_cards_that_do_not_agree_are_found(shell: Shell) -> None:
     await healthy(shell)
     pods = [
         placed("a", 6, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true"),
         placed("b", 6, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="false"),
-        placed("gone", 1, "n1", "7"),
+        placed("gone", 1, "n1", "7", ALIYUN_COM_GPU_MEM_ASSIGNED="true"),
         api_pod("nowhere", "1", node="n1"),
         api_pod("wrong", "7", labels={GPU_COUNT: "2"}),
     ]

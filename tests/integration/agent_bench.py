@@ -34,7 +34,7 @@ from gpuslice.core.model import Gpu, Node, Placement, Share
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
 from gpuslice.sim.kubelet import checkpoint
-from gpuslice.sim.kubelet.devices import ContainerDemand, DeviceBook
+from gpuslice.sim.kubelet.devices import ContainerDemand, DeviceBook, Holding
 from gpuslice.sim.kubelet.node import device_limits
 from gpuslice.sim.kubelet.plugins import PluginEndpoints
 from gpuslice.sim.kubelet.podresources import PodResources
@@ -119,6 +119,13 @@ class NodeKubelet:
         """PreStartContainer, as before every start and restart."""
         await self._endpoints.pre_start(GPU_MEM, sorted(self.ids(pod, container)))
 
+    def hold(self, pod: Pod, ids: frozenset[str], answer: dp.ContainerAllocateResponse) -> None:
+        """As if it had chosen just these ids and Allocate had answered so."""
+        uid = pod["metadata"]["uid"]
+        self.pods[uid] = pod
+        held = Holding(uid, "main", GPU_MEM, ids, answer.SerializeToString())
+        self.book._holdings[uid, "main", GPU_MEM] = held
+
     def ids(self, pod: Pod, container: str = "main") -> frozenset[str]:
         (holding,) = self.book.holdings_of(pod["metadata"]["uid"], container)
         return holding.ids
@@ -146,6 +153,7 @@ class Bench:
     source: GpuSource | None = None
     seed: int = 1
     ready: bool = True  # wait until kubelet follows the device list
+    boot: str = "this"  # what tells one run of the machine from the next
 
     def __post_init__(self) -> None:
         self.recording = self.folder / "cards.json"
@@ -206,7 +214,7 @@ class Bench:
 
     async def start_agent(self) -> None:
         source = self.source or RecordedSource(self.recording, poll_s=0.05)
-        self.agent = Agent(self.agent_settings(), self.client, source)
+        self.agent = Agent(self.agent_settings(), self.client, source, boot=self.boot)
         self._stopped = asyncio.Event()
         self._agent_task = asyncio.create_task(self.agent.run(self._stopped.wait(), self._listening))
         if self.ready:
@@ -227,6 +235,10 @@ class Bench:
         if self._agent_task is not None:
             await self._agent_task
         self._agent_task = None
+
+    async def restart_agent(self) -> None:
+        await self.kill_agent()
+        await self.start_agent()
 
     async def kill_agent(self) -> None:
         """As when the process dies: nothing is said, sockets are left lying about."""

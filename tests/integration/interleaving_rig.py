@@ -21,7 +21,6 @@ from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.adapters.kubelet.podresources import PodResourcesError
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.agent.main import Agent
@@ -63,8 +62,24 @@ def memory_mib(units: int) -> int:
     return units * UNIT_MIB + 770
 
 
-class KubeletGoneError(PodResourcesError):
-    """kubelet is not running."""
+LIMITS = "/etc/gpuslice"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A container at work: what it was given, and the limits that it found at its start."""
+
+    ids: frozenset[str]
+    environment: dict[str, str]
+    folder: Path
+    limits: str
+
+    @property
+    def units(self) -> int:
+        return len(self.ids)
+
+    def limits_now(self) -> str:
+        return (self.folder / "limits").read_text()
 
 
 @dataclass(eq=False)
@@ -76,7 +91,8 @@ class NodeInMemory:
     folder: Path
     book: DeviceBook = field(init=False)
     admitted: dict[str, Object] = field(default_factory=dict)  # by uid, in kubelet's eyes active
-    running: dict[str, dict[str, str]] = field(default_factory=dict)  # uid → environment
+    running: dict[str, Running] = field(default_factory=dict)  # by uid
+    boots: int = 1
     agent: Agent | None = None
     process: Process | None = None
     busy: bool = False
@@ -97,7 +113,7 @@ class NodeInMemory:
         self.process = Process(f"agent {self.name}", self.world.loop)
         client = KubeClient(HeldTransport(self.world.network, self.process))
         source = RecordedSource(self.folder / "cards.json")
-        self.agent = Agent(self._settings(), client, source, book=self)
+        self.agent = Agent(self._settings(), client, source, book=self, boot=f"boot {self.boots}")
         for name, work in self.agent.upkeep().items():
             self.process.start(work, name)
         self.process.start(self._register(self.agent), "register")
@@ -117,7 +133,7 @@ class NodeInMemory:
 
     async def _register(self, agent: Agent) -> None:
         await agent.until_servable()
-        message = await anext(agent.devices.messages())
+        message = await anext(agent.plugin.list_and_watch(dp.Empty()))
         self._generation = self.book.register(GPU_MEM, Options(True, True))
         self.book.update(GPU_MEM, self._generation, [Device(each.ID) for each in message.devices])
         self.save()
@@ -163,7 +179,9 @@ class NodeInMemory:
             return  # kubelet tries again later
         if uid in self.admitted:
             response = dp.ContainerAllocateResponse.FromString(held.response)
-            self.running[uid] = dict(response.envs)
+            (folder,) = [Path(each.host_path) for each in response.mounts if each.container_path == LIMITS]
+            limits = (folder / "limits").read_text()
+            self.running[uid] = Running(held.ids, dict(response.envs), folder, limits)
             self.world.set_status(self.admitted[uid], {"phase": "Running"})
 
     def finish(self, uid: str) -> None:
@@ -175,17 +193,29 @@ class NodeInMemory:
         self.world.remove(pod)
 
     def restart(self, *, keeps_book: bool) -> None:
-        """kubelet starts anew; without its book the machine was rebooted, so nothing runs."""
+        """kubelet starts anew. Without its book it asks again for what does not run, and for nothing else."""
         saved = checkpoint.decode(self._saved)
         self.book = DeviceBook(self.world.dice)
         if keeps_book:
             self.book.restore(saved.holdings, saved.registered, self.world.loop.time())
         else:
-            self.admitted.clear()
-            self.running.clear()
+            self.admitted = {uid: pod for uid, pod in self.admitted.items() if uid in self.running}
         if self.agent is not None and self.process is not None:
             self.process.start(self._register(self.agent), "register again")
         self.world.loop.settle()
+
+    def reboot(self) -> None:
+        """The machine starts anew, without kubelet's book: nothing runs any more."""
+        was_there = self.agent is not None
+        if was_there:
+            self.kill_agent()
+        self.boots += 1
+        self.admitted.clear()
+        self.running.clear()
+        self.book = DeviceBook(self.world.dice)
+        self.save()
+        if was_there:
+            self.start_agent()
 
     def save(self) -> None:
         self._saved = checkpoint.encode(self.book.holdings(), self.book.registered())
@@ -236,8 +266,12 @@ class NodeInMemory:
     # -- what is true ------------------------------------------------------------------------------------
 
     def cards_of(self, uid: str) -> dict[str, int]:
-        """Units by card uuid, by kubelet's book."""
-        ids = [identifier for one in self.book.holdings_of(uid, "main") for identifier in one.ids]
+        """Units by card uuid: by what the container was started with, else by kubelet's book."""
+        held = self.book.holdings_of(uid, "main")
+        if not held and uid in self.running:
+            ids = list(self.running[uid].ids)
+        else:
+            ids = [identifier for one in held for identifier in one.ids]
         uuids = [card_of_device_id(identifier) for identifier in ids]
         return {uuid: uuids.count(uuid) for uuid in uuids}
 

@@ -156,9 +156,25 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(name=nodes, keeps_book=st.booleans())
     def kubelet_dies(self, name: str, keeps_book: bool) -> None:
+        """Without its book it does not know the containers that go on running."""
         node = self.world.nodes[name]
         if not node.busy:
             node.restart(keeps_book=keeps_book)
+
+    @rule(name=nodes, wishes=each_pods_node, units=st.sampled_from([1, 2]))
+    def kubelet_forgets_what_runs(self, name: str, wishes: list[str], units: int) -> None:
+        """In the middle of work, and equal pods come next: they would get the same ids."""
+        self.create(set(NAMES[:3]), units)
+        self.all_goes_well(wishes, 6.0)
+        self.kubelet_dies(name, keeps_book=False)
+        self.create(set(NAMES[3:]), units)
+        self.all_goes_well(wishes, 6.0)
+
+    @rule(name=nodes)
+    def machine_dies(self, name: str) -> None:
+        node = self.world.nodes[name]
+        if not node.busy:
+            node.reboot()
 
     # -- kubelet -----------------------------------------------------------------------------------
 
@@ -195,11 +211,28 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def each_container_sits_on_one_card_and_is_told_so(self) -> None:
         for node in self.world.nodes.values():
-            for uid, environment in node.running.items():
+            for uid, running in node.running.items():
                 ((uuid, units),) = node.cards_of(uid).items()
-                assert environment[ENV_VISIBLE] == uuid
-                assert uuid == uuid_of(node.name, int(environment[ENV_INDEX]))
-                assert int(environment[ENV_CONTAINER_UNITS]) == units
+                assert running.environment[ENV_VISIBLE] == uuid
+                assert uuid == uuid_of(node.name, int(running.environment[ENV_INDEX]))
+                assert int(running.environment[ENV_CONTAINER_UNITS]) == units
+
+    @invariant()
+    def what_runs_has_limits_of_its_own_that_nobody_changes(self) -> None:
+        for node in self.world.nodes.values():
+            folders = Counter(running.folder for running in node.running.values())
+            assert all(count == 1 for count in folders.values())
+            for running in node.running.values():
+                assert running.limits_now() == running.limits
+
+    @invariant()
+    def no_card_runs_more_than_it_has(self) -> None:
+        for node in self.world.nodes.values():
+            used: Counter[str] = Counter()
+            for running in node.running.values():
+                used[running.environment[ENV_VISIBLE]] += running.units
+            for index, units in enumerate(CARDS[node.name]):
+                assert used[uuid_of(node.name, index)] <= units
 
     @invariant()
     def no_card_is_promised_beyond_its_units(self) -> None:
@@ -248,8 +281,9 @@ class Interleavings(RuleBasedStateMachine):
             self.world.play(node, node.admit(pod))
             self.world.rest()
         for uid in list(node.admitted):
-            self.world.play(node, node.start(uid))
-            self.world.rest()
+            if node.book.holdings_of(uid, "main"):  # else kubelet forgot it, and does not start it
+                self.world.play(node, node.start(uid))
+                self.world.rest()
 
     def end_terminating(self, node: NodeInMemory) -> None:
         for pod in self.world.pods():
@@ -300,7 +334,7 @@ def test_two_equal_pods_started_in_the_opposite_order_keep_to_their_cards(world:
     for view in world.views():
         assert view.placement is not None
         (share,) = view.placement.shares
-        assert node.running[view.uid][ENV_INDEX] == str(share.gpu)
+        assert node.running[view.uid].environment[ENV_INDEX] == str(share.gpu)
         assert node.cards_of(view.uid) == {uuid_of("n1", share.gpu): 3}
 
 

@@ -24,6 +24,10 @@ _log = logging.getLogger(__name__)
 SOON_S = 0.2
 """After Allocate kubelet still has to enter the ids in its book; asking in that moment shows nothing."""
 REMEMBERED_MOVED = 1000
+_WITHOUT = (
+    f"container {{}} runs without the {GPU_MEM} it asks for, and without a limit: kubelet started it while "
+    "it knew no device plugin for it; delete the pod, so that it is made anew"
+)
 
 
 class KubeletBook(Protocol):
@@ -59,6 +63,8 @@ class Bookkeeper:
         self._wanted = asyncio.Event()
         self._writing = asyncio.Lock()
         self._moved: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
+        self._bare: frozenset[str] = frozenset()  # at the last look; twice in a row is no coincidence
+        self._told: frozenset[str] = frozenset()
 
     def look(self) -> None:
         """Read the book soon, because something probably changed in it."""
@@ -70,6 +76,7 @@ class Bookkeeper:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
                 await self.write()
+                await self._tell_bare()
                 self._sweep()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
@@ -124,13 +131,31 @@ class Bookkeeper:
         self._moved.pop(uid, None)
         return moved
 
+    async def _tell_bare(self) -> None:
+        """Tell of pods that run without devices, once. A pod may be news to us before kubelet's book."""
+        found = self._desk.bare()
+        for uid in found.keys() & self._bare - self._told:
+            pod, containers = found[uid]
+            _log.warning("runs without devices", extra={"pod": pod.key, "containers": containers})
+            await self._writer.tell_pod(pod, "RunsWithoutDevices", _WITHOUT.format(", ".join(containers)))
+        self._told = (self._told | self._bare) & found.keys()
+        self._bare = frozenset(found)
+
+    @property
+    def bare(self) -> int:
+        """How many pods run without the devices that they ask for."""
+        return len(self._told)
+
     def _sweep(self) -> None:
         """Remove folders that neither kubelet's book nor a living pod knows any more."""
         held = self._desk.held_ids()
         for name, owner, age_s in list(self._folders.owners()):
-            if age_s > self._sweep_after_s and not self._in_use(owner, held):
+            if age_s > self._sweep_after_s and not self._in_use(name, owner, held):
                 _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
                 self._folders.remove(name)
 
-    def _in_use(self, owner: Owner, held: frozenset[str]) -> bool:
-        return not held.isdisjoint(owner.ids) or self._desk.alive(owner.uid)
+    def _in_use(self, name: str, owner: Owner, held: frozenset[str]) -> bool:
+        """By its pod, or by whoever has its ids now; of several folders for the same ids by the last one."""
+        if self._desk.alive(owner.uid):
+            return True
+        return not held.isdisjoint(owner.ids) and name == self._folders.current(owner.ids)

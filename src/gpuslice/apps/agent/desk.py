@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from gpuslice.apps.agent.forgotten import Forgotten, Kept, owners_by_id
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
 from gpuslice.apps.agent.repair import Repair, Truth, exchanges, repairs, truths, wish_repairs
 from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstanding
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
-from gpuslice.core.grant import placement_of_devices
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, GPU_MEM, card_of_device_id
+from gpuslice.core.grant import placement_of_devices, units_per_card
 from gpuslice.core.holding import Holding, holder_of
-from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Refusal
+from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Pod, Refusal
 
 FORGET_S = 60.0
 """How long kubelet may take from Allocate to its book; after that the pod was rejected for another reason."""
@@ -54,6 +56,7 @@ class Desk:
         self._now_ns = now_ns
         self._pods: dict[str, NodePod] = {}
         self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
+        self._forgotten = Forgotten()
 
     # -- what becomes known ---------------------------------------------------------------------------
 
@@ -71,9 +74,14 @@ class Desk:
         self.wishes.pop(uid, None)
         self.guesses = [guess for guess in self.guesses if guess.uid != uid]
 
+    def kubelet_came(self, kept: Iterable[Kept]) -> None:
+        """A kubelet follows our list from now on. `kept`: whoever may run, known to it or not."""
+        self._forgotten.kubelet_came(kept, self._clock())
+
     def book_read(self, holdings: Iterable[Holding], asked_at_s: float) -> None:
         """kubelet's book as it was some time after `asked_at_s`: what it shows is no guess any more."""
         self.book = tuple(holdings)
+        self._forgotten.book_read(self.book, asked_at_s, self._key_of)
         shown = frozenset[str]().union(*(holding.ids for holding in self.book))
         self.guesses = [guess for guess in self.guesses if self._still_a_guess(guess, shown, asked_at_s)]
         self._owners = {ids: uid for ids, uid in self._owners.items() if ids & shown}
@@ -113,11 +121,12 @@ class Desk:
         return [want for want in self.waiting() if want.cards or self.places_unplaced]
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
-        return propose(available, must_include, size, self.acceptable(), self.node)
+        kept = owners_by_id(self.inhabited())
+        return propose(available, must_include, size, self.acceptable(), self.node, kept=kept)
 
     def claim(self, ids: frozenset[str]) -> Claim | Refusal:
         """For whom `ids` are. Raises `GrantError` for foreign ids. Nothing is remembered until `granted`."""
-        return claim(
+        claimed = claim(
             ids,
             self.acceptable(),
             self.guesses,
@@ -125,6 +134,62 @@ class Desk:
             self.node,
             unplaced=self.places_unplaced,
         )
+        if isinstance(claimed, Claim):
+            uid = claimed.want.pod.view.uid if claimed.want else claimed.again.uid if claimed.again else ""
+            return self.crowded(ids, uid) or claimed
+        return claimed
+
+    # -- whom kubelet forgot ----------------------------------------------------------------------------
+
+    def inhabited(self) -> tuple[Kept, ...]:
+        """Containers that may be running without kubelet's book showing them."""
+        again = {(guess.uid, guess.container) for guess in self.guesses}  # kubelet asked: it had ended
+        living = self._forgotten.living(self.alive)
+        return tuple(each for each in living if (each.uid, each.container) not in again)
+
+    def forgotten(self) -> tuple[Kept, ...]:
+        """Those of whom that is certain."""
+        return self.inhabited() if self._forgotten.certain else ()
+
+    def bare(self) -> dict[str, tuple[Pod, list[str]]]:
+        """Pods with containers that run without the devices that they ask for, by uid.
+
+        kubelet started them when it knew nothing of the resource: its checkpoint was lost, and we were away.
+        A pod that ever got its devices is annotated as assigned, or has a folder.
+        """
+        if self.book is None or not self._forgotten.certain:
+            return {}
+        served = {*self._served(), *((each.uid, each.container) for each in self.inhabited())}
+        found = {}
+        for uid, pod in self._pods.items():
+            if pod.view.request is None or pod.view.assigned or pod.view.finished:
+                continue
+            asking = [each.name for each in pod.view.request.containers if each.name in pod.running]
+            if without := [name for name in asking if (uid, name) not in served]:
+                found[uid] = (pod.view, without)
+        return found
+
+    def crowded(self, ids: frozenset[str], uid: str) -> Refusal | None:
+        """Why pod `uid` may not use `ids`: with those whom kubelet forgot it is too much for a card."""
+        others = [each for each in self.forgotten() if each.uid != uid]
+        known = units_per_card(ids | self.held_ids())
+        unknown = Counter(card_of_device_id(each) for other in others for each in other.ids)
+        for gpu in self.node.gpus:
+            if gpu.uuid in units_per_card(ids) and known[gpu.uuid] + unknown[gpu.uuid] > gpu.units:
+                return Refusal(self._too_much(gpu, others, unknown[gpu.uuid]))
+        return None
+
+    def _too_much(self, gpu: Gpu, others: Iterable[Kept], units: int) -> str:
+        uids = dict.fromkeys(each.uid for each in others)
+        names = ", ".join(sorted(key for uid in uids if (key := self._key_of(uid))))
+        return (
+            f"card {gpu.index} of node {self.node.name} has no room left beside {units} of its {gpu.units} "
+            f"units of {GPU_MEM} in running containers that kubelet has forgotten ({names}); "
+            f"delete those pods, so that they are made anew, or this one"
+        )
+
+    def _key_of(self, uid: str) -> str | None:
+        return self._pods[uid].view.key if self.alive(uid) else None
 
     def pod_units(self, claimed: Claim) -> int | None:
         """What the whole pod holds, None when the pod is not known."""
@@ -167,9 +232,11 @@ class Desk:
         if self.book is None:
             return []
         found = self._truths()
-        self.wishes.update(exchanges(found, self.waiting(), self.wishes))
+        settled = {each.uid for each in self.forgotten()}  # their cards are what they are
+        waiting = [want for want in self.waiting() if want.pod.view.uid not in settled]
+        self.wishes.update(exchanges(found, waiting, self.wishes))
         written = repairs(found, self.node, self._now_ns())
-        return [*written, *wish_repairs(self.wishes, self.waiting(), self.node), *self._assigned_inits()]
+        return [*written, *wish_repairs(self.wishes, waiting, self.node), *self._assigned_inits()]
 
     def held_ids(self) -> frozenset[str]:
         """Every id that somebody has, by kubelet's book or by what was granted."""

@@ -1,7 +1,9 @@
 """The folder that each container gets on the host: its limits, and the memory region of its processes.
 
 kubelet fixes a container's mounts at Allocate, before anybody knows the container, and uses them again at
-every restart. So a folder is named by the set of device ids, and what is in it is written at each start::
+every restart. So a folder is named by the set of device ids, and what is in it is written at each start.
+Where a container that kubelet forgot still lives in it, the next one with those ids gets a folder with a
+number behind the name (``-2`` …); the highest is the one that Allocate named last::
 
     <root>/lib/libgpuslice.so            the library, mounted read-only
     <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
@@ -18,13 +20,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
+from gpuslice.apps.agent.forgotten import Kept
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.units import MIB
@@ -32,6 +35,7 @@ from gpuslice.core.units import MIB
 LIBRARY = "libgpuslice.so"
 LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
 PRELOAD = "ld.so.preload"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class IsolationMissingError(GpusliceError):
@@ -39,13 +43,14 @@ class IsolationMissingError(GpusliceError):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose folder it is. All but `ids` are "" while nobody knows."""
+    """Whose folder it is. All but `ids` are "" while nobody knows. `boot`: the run of the machine."""
 
     ids: list[str]
     uid: str = ""
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,10 @@ def token(ids: Iterable[str]) -> str:
 class Folders:
     """The agent's part of the host's file system, below `root`; mounts name it as `host_root`."""
 
-    def __init__(self, root: Path, host_root: Path | None = None) -> None:
+    def __init__(self, root: Path, host_root: Path | None = None, boot: str | None = None) -> None:
         self._root = root
         self._host_root = host_root or root
+        self._boot = boot_id() if boot is None else boot
 
     # -- the library ----------------------------------------------------------------------------------
 
@@ -108,10 +114,21 @@ class Folders:
             HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),
         )
 
-    def prepare(self, ids: Iterable[str]) -> str:
-        """Make the folder that Allocate mounts; answers its token. What an older container left stays."""
+    def current(self, ids: Iterable[str]) -> str:
+        """The name of the folder that the last Allocate of these ids mounted, or the next one will."""
+        first = token(ids)
+        numbers = (_number(found.name) for found in (self._root / "containers").glob(f"{first}*"))
+        return _numbered(first, max(numbers, default=1))
+
+    def prepare(self, ids: Iterable[str], kept: Container[str] = ()) -> str:
+        """Make the folder that Allocate mounts, and answer its name. What an older container left stays.
+
+        Folders in `kept` are left alone: somebody lives there.
+        """
         ids = sorted(ids)
-        name = token(ids)
+        name = self.current(ids)
+        if name in kept:
+            name = _numbered(token(ids), _number(name) + 1)
         folder = self._folder(name)
         (folder / "etc").mkdir(parents=True, exist_ok=True)
         (folder / "var").mkdir(exist_ok=True)
@@ -120,17 +137,25 @@ class Folders:
             self._own(folder, Owner(ids))
         return name
 
-    def start(self, ids: Iterable[str], limits: Iterable[CardLimit], owner: Owner, *, limited: bool) -> None:
+    def start(
+        self,
+        ids: Iterable[str],
+        limits: Iterable[CardLimit],
+        owner: Owner,
+        *,
+        limited: bool,
+        kept: Container[str] = (),
+    ) -> None:
         """Ready for a container's first instruction: limits in place, and a region nobody has written in.
 
         Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says
-        that there is no limit, for a container that is exempt.
+        that there is no limit, for a container that is exempt. `kept` as for `prepare`.
         """
-        folder = self._folder(self.prepare(ids))
+        folder = self._folder(self.prepare(ids, kept))
         for left in (folder / "var").iterdir():
             _remove(left)
         limits_file.write_limits(folder / "etc" / "limits", [_of_library(limit, limited) for limit in limits])
-        self._own(folder, owner)
+        self._own(folder, msgspec.structs.replace(owner, boot=self._boot))
 
     # -- sweeping -------------------------------------------------------------------------------------
 
@@ -142,9 +167,15 @@ class Folders:
                 with contextlib.suppress(FileNotFoundError):  # swept meanwhile
                     yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
 
+    def inhabited(self) -> Iterator[Kept]:
+        """The folders of containers that were started in this run of the machine, so may be running."""
+        for name, owner, _ in self.owners():
+            if owner.uid and owner.boot in ("", self._boot):
+                yield Kept(name, frozenset(owner.ids), owner.uid, owner.container)
+
     def exists(self, ids: Iterable[str]) -> bool:
         """Whether a container with these ids was granted a folder."""
-        return self._folder(token(ids)).is_dir()
+        return self._folder(self.current(ids)).is_dir()
 
     def remove(self, name: str) -> None:
         shutil.rmtree(self._folder(name), ignore_errors=True)
@@ -154,6 +185,23 @@ class Folders:
 
     def _own(self, folder: Path, owner: Owner) -> None:
         _replace(folder / "owner.json", msgspec.json.encode(owner), 0o644)
+
+
+def boot_id() -> str:
+    """What tells one run of the machine from the next; "" where the kernel does not say."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(name: str) -> int:
+    number = name.rpartition("-")[2]
+    return int(number) if "-" in name and number.isdecimal() else 1
+
+
+def _numbered(first: str, number: int) -> str:
+    return first if number == 1 else f"{first}-{number}"
 
 
 def _of_library(limit: CardLimit, limited: bool) -> limits_file.CardLimit:

@@ -67,6 +67,7 @@ class Agent:
         client: KubeClient,
         source: GpuSource,
         book: KubeletBook | None = None,
+        boot: str | None = None,
     ) -> None:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
@@ -74,7 +75,8 @@ class Agent:
         self.counters = Counters()
         self.desk = Desk(Node(name, ()), place_unplaced=settings.place_unplaced)
         self.devices = DeviceList()
-        self.folders = Folders(Path(settings.root), Path(settings.host_root) if settings.host_root else None)
+        host_root = Path(settings.host_root) if settings.host_root else None
+        self.folders = Folders(Path(settings.root), host_root, boot)
         self._writer = Writer(client, name)
         self.node = NodeKeeper(
             client, self._writer, name, lambda: self.cards.gpus, hot=settings.hot_reload_isolation

@@ -19,7 +19,7 @@ from gpuslice.apps.agent.devices import DeviceList
 from gpuslice.apps.agent.folders import Folders, IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
 from gpuslice.apps.agent.node import Rules
-from gpuslice.apps.agent.preference import Claim
+from gpuslice.apps.agent.preference import Claim, Proposal
 from gpuslice.apps.agent.start import Starter
 from gpuslice.core.contract import (
     ENV_CARD_UNITS,
@@ -74,6 +74,8 @@ class GpuMemoryPlugin(DevicePluginService):
         return dp.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
     def list_and_watch(self, request: dp.Empty) -> AsyncGenerator[dp.ListAndWatchResponse]:
+        self._desk.kubelet_came(self._folders.inhabited())
+        self._look()
         return self._devices.messages()
 
     # -- which ids ------------------------------------------------------------------------------------
@@ -89,7 +91,12 @@ class GpuMemoryPlugin(DevicePluginService):
     ) -> dp.ContainerPreferredAllocationResponse:
         size = request.allocation_size
         await self._until(size, lambda: self._expected(size), bool)
-        proposal = self._desk.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
+
+        def ask() -> Proposal | Refusal:
+            return self._desk.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
+
+        # Whoever kubelet seems to have forgotten may just have ended: then the API server tells at once.
+        proposal = await self._until(size, ask, lambda got: not (self._desk.inhabited() and _refused(got)))
         if isinstance(proposal, Refusal):
             self._counters.refused("no room")
             raise GRPCError(Status.FAILED_PRECONDITION, proposal.reason)
@@ -143,9 +150,10 @@ class GpuMemoryPlugin(DevicePluginService):
 
     def _mounts(self, ids: frozenset[str]) -> list[dp.Mount]:
         self._folders.check_installed()
+        kept = {each.folder for each in self._desk.inhabited()}
         return [
             dp.Mount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
-            for each in self._folders.mounts(self._folders.prepare(ids))
+            for each in self._folders.mounts(self._folders.prepare(ids, kept))
         ]
 
     def _cdi_devices(self, grant: Grant) -> list[dp.CDIDevice]:
@@ -186,6 +194,10 @@ class GpuMemoryPlugin(DevicePluginService):
                 async with asyncio.timeout_at(deadline):
                     await self._desk.changed.wait()
         return answer
+
+
+def _refused(answer: object) -> bool:
+    return isinstance(answer, Refusal)
 
 
 def poison(units: int, unit: str) -> dict[str, str]:

@@ -44,13 +44,14 @@ class NodePod:
     """A pod of this node. `created` is RFC 3339, the order in which kubelet admits after its own restart.
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
-    `reading` those whose environment is made of the pod's placement annotations.
+    `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
     """
 
     view: Pod
     created: str = ""
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
+    running: frozenset[str] = frozenset()
 
 
 def node_pod(pod: AgentPod) -> NodePod:
@@ -59,7 +60,13 @@ def node_pod(pod: AgentPod) -> NodePod:
         pod.metadata.creation_timestamp or "",
         unlimited=frozenset(_with(_switches_off, pod.spec)),
         reading=frozenset(_with(_reads_placement, pod.spec)),
+        running=frozenset(_running(pod.status)),
     )
+
+
+def _running(status: objects.PodStatus) -> list[str]:
+    everyone = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    return [each.name for each in everyone if "running" in (each.state or {})]
 
 
 def _with(has: Callable[[EnvVar], bool], spec: AgentPodSpec) -> list[str]:

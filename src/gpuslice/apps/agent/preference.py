@@ -14,6 +14,8 @@ from gpuslice.core.model import Gpu, Node, Refusal
 Free = Mapping[int, Sequence[str]]
 """Ids that kubelet can give, by card index and in unit order."""
 
+NOBODY: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -36,11 +38,18 @@ class Claim:
 
 # -- GetPreferredAllocation ----------------------------------------------------------------------------
 def propose(
-    available: Iterable[str], must_include: Iterable[str], size: int, wants: Sequence[Want], node: Node
+    available: Iterable[str],
+    must_include: Iterable[str],
+    size: int,
+    wants: Sequence[Want],
+    node: Node,
+    *,
+    kept: Mapping[str, str] = NOBODY,
 ) -> Proposal | Refusal:
     """`size` ids from the cards of the first want of that size that have room, else from the best fit.
 
-    The answer is always whole: kubelet would fill up a short one from any card.
+    The answer is always whole: kubelet would fill up a short one from any card. `kept` are ids that kubelet
+    takes for free and that somebody holds, with that pod's uid: they go to that pod only, and last.
     """
     must = frozenset(must_include)
     try:
@@ -49,14 +58,25 @@ def propose(
         return Refusal(str(error))
     fitting = [want for want in wants if want.units == size]
     for want in fitting:
-        ids = _take(free, must, size, want.cards)
+        ids = _take(_left(free, kept, want.pod.view.uid), must, size, want.cards)
         if ids:
             return Proposal(ids, want)
     gpu_count = fitting[0].request.gpu_count if fitting else 1
-    ids = _best_fit(free, must, size, gpu_count, node)
+    left = _left(free, kept, "")
+    ids = _best_fit(left, must, size, gpu_count, node)
     if ids:
         return Proposal(ids, next((want for want in fitting if not want.cards), None))
-    return Refusal(_no_room(free, size, gpu_count, node))
+    return Refusal(_no_room(left, size, gpu_count, node))
+
+
+def _left(free: Free, kept: Mapping[str, str], uid: str) -> Free:
+    """What is left for a pod when others keep what they hold."""
+    if not kept:
+        return free
+    return {
+        card: [*(one for one in ids if one not in kept), *(one for one in ids if kept.get(one) == uid)]
+        for card, ids in free.items()
+    }
 
 
 def _free(available: Iterable[str], must: frozenset[str], node: Node) -> dict[int, list[str]]:

@@ -56,6 +56,7 @@ class Starter:
                 Status.UNAVAILABLE, "kubelet's book does not tell yet which container this is; try again"
             )
         try:
+            self._check_room(ids, holder)
             self._prepare(ids, holder)
         except (GrantError, LimitsError, OSError) as error:
             raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
@@ -88,6 +89,13 @@ class Starter:
                 return holder
             await asyncio.sleep(RETRY_S)
 
+    def _check_room(self, ids: frozenset[str], holder: Holder | None) -> None:
+        """The last word on a card where kubelet gave away what a container that it forgot still uses."""
+        refusal = self._desk.crowded(ids, holder.pod.view.uid) if holder else None
+        if refusal is not None:
+            self._counters.refused("crowded")
+            raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
+
     def _prepare(self, ids: frozenset[str], holder: Holder | None) -> None:
         self._counters.started("no" if holder is None else "exactly" if holder.exact else "by its pod")
         if not (self._rules().isolation or self._folders.exists(ids)):
@@ -96,7 +104,8 @@ class Starter:
         percent = container.core_percent if container else 0
         grant = container_grant(ids, self._desk.node, core_percent=percent)
         exempt = holder is not None and container is not None and container.name in holder.pod.unlimited
-        self._folders.start(ids, grant.limits, _owner(ids, holder), limited=not exempt)
+        kept = {each.folder for each in self._desk.forgotten()} if holder else ()
+        self._folders.start(ids, grant.limits, _owner(ids, holder), limited=not exempt, kept=kept)
 
     async def _annotate(self, holder: Holder | None) -> None:
         """Before the container can read its annotations, if the API server answers; else soon after."""

@@ -25,6 +25,16 @@ def families(agent: Agent) -> Iterator[Family]:
     yield _gauge(
         "gpuslice_agent_waiting_containers", "Containers without devices.", len(agent.desk.waiting())
     )
+    yield _gauge(
+        "gpuslice_agent_forgotten_containers",
+        "Running containers that kubelet does not know any more.",
+        len(agent.desk.forgotten()),
+    )
+    yield _gauge(
+        "gpuslice_agent_pods_without_devices",
+        "Pods that run without the devices they ask for.",
+        agent.bookkeeper.bare,
+    )
     devices = Family("gpuslice_agent_devices", MetricKind.GAUGE, "Devices told to kubelet, by health.")
     for health, count in agent.devices.counts().items():
         devices.add(count, labels({"health": health.lower()}))
@@ -71,6 +81,10 @@ def agent_state(agent: Agent, settings: Mapping[str, Any], now_s: float) -> dict
                 "cards": want.cards,
             }
             for want in desk.waiting()
+        ],
+        "forgotten": [
+            {"uid": each.uid, "container": each.container, "folder": each.folder, "ids": sorted(each.ids)}
+            for each in desk.inhabited()
         ],
         "wishes": {uid: wished_cards(placement) for uid, placement in desk.wishes.items()},
     }

@@ -12,6 +12,7 @@ from gpuslice.adapters.kube.objects import ObjectReference
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+from gpuslice.core.model import Pod
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +49,13 @@ class Writer:
         """An event on the node; one that cannot be written is only logged."""
         about = ObjectReference(api_version="v1", kind="Node", name=self._node, uid=self._node)
         await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
+
+    async def tell_pod(self, pod: Pod, reason: str, message: str) -> None:
+        """A warning on a pod; one that cannot be written is only logged."""
+        about = ObjectReference(
+            api_version="v1", kind="Pod", namespace=pod.namespace, name=pod.name, uid=pod.uid
+        )
+        await self._events.create_event(about, reason, message, type="Warning")
 
     async def unhealthy(self) -> dict[str, str] | None:
         """The node's ConfigMap of unhealthy cards; None when there is none."""

@@ -53,6 +53,7 @@ def examine(facts: Facts) -> list[Finding]:
         doctor_nodes.shared_nodes,
         doctor_nodes.one_unit,
         doctor_nodes.pods_and_cards,
+        doctor_nodes.running_without_devices,
         doctor_nodes.promised_twice,
         doctor_services.extender,
         doctor_services.scheduler_configuration,

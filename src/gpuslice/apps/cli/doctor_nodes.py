@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 
 from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.views import node_view, pod_view
@@ -20,6 +21,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.quantity import whole_number
 
+CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
 _MOST_GIB = 1000  # no card has this many GiB: such units are MiB
 
 
@@ -160,9 +162,7 @@ def pods_and_cards(facts: Facts) -> Iterator[Finding]:
                 "that its scheduler calls the extender",
             )
             continue
-        gone = sorted(
-            share.gpu for share in pod.placement.shares if share.gpu not in cards.get(pod.node, set())
-        )
+        gone = sorted(share.gpu for share in pod.placement.shares if share.gpu not in cards.get(pod.node, ()))
         if gone:
             yield Finding(
                 Level.ERROR,
@@ -170,14 +170,48 @@ def pods_and_cards(facts: Facts) -> Iterator[Finding]:
                 f"is annotated with card {gone[0]}, which {pod.node} does not have",
                 "delete the pod so that it is placed again",
             )
-        elif not pod.assigned and found.status.phase == "Running":
+
+
+def running_without_devices(facts: Facts) -> Iterator[Finding]:
+    """Pods that run although nobody confirmed that they got their devices."""
+    attended = {pod.spec.node_name for pod in facts.plugins if _is_ready(pod)}
+    for found in facts.pods:
+        pod = pod_view(found)
+        if pod.problem or pod.request is None or pod.assigned or not _runs_for(found, facts.now, CONFIRMED):
+            continue
+        where = f"pod {pod.key}"
+        if pod.node in attended:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"runs without the {GPU_MEM} it asks for, and so without a limit: {ANN_ASSIGNED} is not true "
+                f"although the device plugin of {pod.node} is there; kubelet started it when it knew none",
+                "delete the pod so that it is made anew",
+            )
+        elif pod.placement is not None:
             yield Finding(
                 Level.WARNING,
                 where,
                 f"runs and its card is not confirmed ({ANN_ASSIGNED} is not true): the annotation may name "
-                "another card than kubelet gave",
+                "another card than kubelet gave, or kubelet gave it none, and it has no limit",
                 f"see that the device plugin of gpuslice runs on {pod.node}: it compares the two and repairs",
             )
+
+
+def _runs_for(pod: Pod, now: datetime, least: timedelta) -> bool:
+    """Whether one of its containers has been running that long; what cannot be read counts as long."""
+    if pod.status.phase != "Running":
+        return False
+    states = [each.state or {} for each in pod.status.container_statuses or ()]
+    since = [_time(state["running"].get("startedAt")) for state in states if "running" in state]
+    return not states or any(now - each >= least for each in since)
+
+
+def _time(text: str | None) -> datetime:
+    try:
+        return datetime.fromisoformat(text or "")
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
 
 
 def promised_twice(facts: Facts) -> Iterator[Finding]:

@@ -1,0 +1,59 @@
+"""Containers that run and that kubelet does not know any more: it lost its checkpoint under them.
+
+kubelet then takes their device ids for free. What they hold is known from their folders: a folder's owner is
+written when its container starts. kubelet's book tells which of them it still knows, so they are sorted out
+once for each kubelet that follows the device list; whoever leaves its book later has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuslice.core.holding import Holding
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The folder of a container that was started since the machine was, and what it was given."""
+
+    folder: str
+    ids: frozenset[str]
+    uid: str
+    container: str
+
+
+class Forgotten:
+    """Who is to be kept from harm. `certain` once kubelet's book was read after that kubelet came."""
+
+    def __init__(self) -> None:
+        self.certain = True
+        self._kept: tuple[Kept, ...] = ()
+        self._since_s = 0.0
+
+    def kubelet_came(self, kept: Iterable[Kept], now_s: float) -> None:
+        """Another kubelet, or this one anew: until it shows its book, everybody may be forgotten."""
+        self._kept, self._since_s, self.certain = tuple(kept), now_s, False
+
+    def book_read(
+        self, holdings: Iterable[Holding], asked_at_s: float, key_of: Callable[[str], str | None]
+    ) -> None:
+        """Whom the book shows is not forgotten. `key_of`: a living pod's key by uid, None for others."""
+        if asked_at_s < self._since_s:
+            return
+        shown = {(each.pod_key, each.container) for each in holdings}
+        self._kept = tuple(each for each in self._kept if _hidden(each, key_of(each.uid), shown))
+        self.certain = True
+
+    def living(self, alive: Callable[[str], bool]) -> tuple[Kept, ...]:
+        """Those whose pod is still there."""
+        return tuple(each for each in self._kept if alive(each.uid))
+
+
+def owners_by_id(kept: Iterable[Kept]) -> Mapping[str, str]:
+    """The pod's uid for each id that somebody holds without kubelet's knowledge."""
+    return {identifier: each.uid for each in kept for identifier in each.ids}
+
+
+def _hidden(kept: Kept, key: str | None, shown: set[tuple[str, str]]) -> bool:
+    return key is not None and (key, kept.container) not in shown
