@@ -34,6 +34,20 @@ EXPORT nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevi
     return NVML_SUCCESS;
 }
 
+/* Only what is asked of NVLink (index 2): all cards with links reach each other. 0 good, 2 a card without links. */
+EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, int capability, int *status)
+{
+    struct place first, second;
+    TRY(whole_of(a, &first));
+    TRY(whole_of(b, &second));
+    if (!status)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (capability != 2)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *status = first.card->nvlink_count && second.card->nvlink_count ? 0 : 2;
+    return NVML_SUCCESS;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, unsigned *active)
 {
     struct place place;

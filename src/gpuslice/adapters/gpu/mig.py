@@ -17,6 +17,8 @@ import pynvml
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.readings import Reading, memory_info, of_memory, text
 
+BUSY_FIELDS = (1001, 1002)
+"""Read in any case: of a divided card, nothing else tells how busy it is."""
 LOOK_EVERY_S = 10.0
 """How soon a change of a card's partition is seen: asking for it costs a call for each possible device."""
 
@@ -62,7 +64,7 @@ class MigReader:
             self._look_due_s = now_s + LOOK_EVERY_S
         if not self._devices:
             return ()
-        counted = self._count(counters)
+        counted = self._count(sorted({*counters, *BUSY_FIELDS}))
         return tuple(self._sample(device, counted.get(device.gpu_instance, {})) for device in self._devices)
 
     def _look(self) -> None:
