@@ -8,6 +8,7 @@ import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 from . import layout
@@ -16,6 +17,7 @@ MOST_BYTES: Final = 1 << 50
 """No card has more: such a number was not written by the library."""
 _HEAD_BYTES: Final = ctypes.sizeof(layout.Head)
 _SLOT_BYTES: Final = ctypes.sizeof(layout.Slot)
+_SLOTS_HIGH: Final = Struct("@Q")
 
 
 class RegionError(ValueError):
@@ -84,13 +86,17 @@ def read_region(path: Path | str) -> RegionReading | None:
 class RegionFile:
     """A region that is looked at again and again: kept open, and only what is in use of it is read.
 
-    A region that was replaced (a new container under the same ids) is noticed by its inode.
+    A region that was replaced (a new container under the same ids) is noticed by its inode. One whose bytes
+    did not change is not decoded again, and its cards are the same object.
     """
 
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
         self._file = -1
         self._inode = 0
+        self._high = 1  # slots that were in use at the last look
+        self._seen: int | None = None  # a hash of the bytes then: thousands of regions need not be kept twice
+        self._cards: tuple[CardUsage, ...] | None = None
 
     def cards(self, *, fresh: bool = True) -> tuple[CardUsage, ...] | None:
         """The cards, as `read_region` gives them. Raises RegionError, OSError.
@@ -99,18 +105,35 @@ class RegionFile:
         """
         if (fresh or self._file < 0) and not self._open():
             return None
-        head = os.pread(self._file, _HEAD_BYTES, 0)
-        if len(head) < _HEAD_BYTES:
-            raise RegionError(f"a region has {layout.REGION_BYTES} bytes, this file {len(head)}")
-        high = min(layout.Head.from_buffer_copy(head).slots_high, layout.SLOTS)
-        slots = os.pread(self._file, high * _SLOT_BYTES, _HEAD_BYTES)
-        reading = _reading(head + slots, len(slots) // _SLOT_BYTES)
-        return None if reading is None else reading.cards
+        data = self._read()
+        seen = hash(data)
+        if seen != self._seen:
+            self._seen = None  # in case it cannot be decoded
+            reading = _reading(data, (len(data) - _HEAD_BYTES) // _SLOT_BYTES)
+            self._cards = None if reading is None else reading.cards
+            self._seen = seen
+        return self._cards
+
+    def _read(self) -> bytes:
+        """The head and the slots in use."""
+        data = self._head_and(self._high)
+        high = min(_SLOTS_HIGH.unpack_from(data, layout.Head.slots_high.offset)[0], layout.SLOTS)
+        if high > self._high:
+            data = self._head_and(high)
+        self._high = max(high, 1)
+        return data
+
+    def _head_and(self, slots: int) -> bytes:
+        data = os.pread(self._file, _HEAD_BYTES + slots * _SLOT_BYTES, 0)
+        if len(data) < _HEAD_BYTES:
+            raise RegionError(f"a region has {layout.REGION_BYTES} bytes, this file {len(data)}")
+        return data
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+        self._seen, self._cards = None, None
 
     def _open(self) -> bool:
         try:

@@ -65,6 +65,16 @@ class _Folder:
     key: ContainerKey | None
     limits: dict[str, CardLimit]
     region: RegionFile
+    cards: tuple[CardUsage, ...] | None = None  # of the region, as last read
+    isolated: Isolated | None = None  # made of them
+
+    def read(self, *, fresh: bool) -> Isolated:
+        """The same object as last time where nothing changed."""
+        cards = self.region.cards(fresh=fresh)
+        if self.isolated is None or cards is not self.cards:
+            self.cards = cards
+            self.isolated = Isolated(self.limits, {card.uuid: card for card in cards or ()})
+        return self.isolated
 
 
 class IsolationReader:
@@ -81,10 +91,7 @@ class IsolationReader:
         Lets others run in between: a scrape must not wait for thousands of files.
         """
         self._turn += 1
-        try:
-            names = [entry.name for entry in os.scandir(self._folder) if entry.is_dir()]
-        except FileNotFoundError:
-            names = []  # no agent, or a node without isolation
+        names = self._names()
         for gone in self._known.keys() - set(names):
             self._known.pop(gone).region.close()
         found: dict[ContainerKey, Isolated] = {}
@@ -98,13 +105,19 @@ class IsolationReader:
                 await asyncio.sleep(0)
         return Isolation(found, tuple(problems))
 
+    def _names(self) -> list[str]:
+        try:
+            with os.scandir(self._folder) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        except FileNotFoundError:
+            return []  # no agent, or a node without isolation
+
     def _add(self, name: str, found: dict[ContainerKey, Isolated], *, fresh: bool) -> None:
         known = self._known.get(name)
         settled = known is not None and known.key is not None and bool(known.limits)
         folder = known if known is not None and settled and not fresh else self._look(name)
         if folder.key is not None:
-            counted = {card.uuid: card for card in folder.region.cards(fresh=fresh) or ()}
-            found[folder.key] = Isolated(folder.limits, counted)
+            found[folder.key] = folder.read(fresh=fresh)
 
     def _look(self, name: str) -> _Folder:
         place = f"{self._folder}/{name}"  # strings, since this is done for every container each second
