@@ -5,7 +5,8 @@ whoever reads it from outside asks here. Seen from the host, a process of a cont
 start time and its innermost pid tell it.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,21 +26,45 @@ def start_time_of(pid: int, proc: Path = PROC) -> int | None:
 
 def living(processes: Iterable[ProcessUsage], proc: Path = PROC) -> tuple[ProcessUsage, ...]:
     """Those that run, in any PID namespace below ours. Goes through all of `proc` if there are any."""
-    wanted = {(process.pid, process.start_time): process for process in processes}
-    starts = {start for _, start in wanted}
-    found = set()
-    for folder in proc.iterdir() if wanted else ():
-        start = start_time_of(int(folder.name), proc) if folder.name.isdigit() else None
-        if start is not None and start in starts:
-            found.add((_innermost_pid(folder), start))
-    return tuple(process for key, process in wanted.items() if key in found)
+    every = tuple(processes)
+    alive = _alive(every, proc)
+    return tuple(process for process in every if (process.pid, process.start_time) in alive)
 
 
 def of_the_living(card: CardUsage, proc: Path = PROC) -> CardUsage:
     """The card's usage less what the dead left standing."""
-    alive = living(card.processes, proc)
-    gone_bytes = sum(process.used_bytes for process in card.processes if process not in alive)
-    return replace(card, processes=alive, used_bytes=card.used_bytes - gone_bytes)
+    return all_of_the_living([card], proc)[0]
+
+
+def all_of_the_living(cards: Iterable[CardUsage], proc: Path = PROC) -> list[CardUsage]:
+    """As `of_the_living` for each, at one look at `proc`. Where nobody died it is the same object."""
+    every = list(cards)
+    alive = _alive([process for card in every for process in card.processes], proc)
+    return [_less_the_dead(card, alive) for card in every]
+
+
+_Identity = tuple[int, int]  # innermost pid, start time
+
+
+def _less_the_dead(card: CardUsage, alive: Set[_Identity]) -> CardUsage:
+    dead = [process for process in card.processes if (process.pid, process.start_time) not in alive]
+    if not dead:
+        return card
+    gone_bytes = sum(process.used_bytes for process in dead)
+    left = tuple(process for process in card.processes if process not in dead)
+    return replace(card, processes=left, used_bytes=card.used_bytes - gone_bytes)
+
+
+def _alive(processes: Iterable[ProcessUsage], proc: Path) -> set[_Identity]:
+    """Who of them runs."""
+    wanted = {(process.pid, process.start_time) for process in processes}
+    starts = {start for _, start in wanted}
+    found = set()
+    for name in os.listdir(proc) if wanted else ():
+        start = start_time_of(int(name), proc) if name.isdigit() else None
+        if start is not None and start in starts:
+            found.add((_innermost_pid(proc / name), start))
+    return found & wanted
 
 
 def _innermost_pid(folder: Path) -> int:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gpuslice.adapters.region.limits import CardLimit, LimitsError, read_limits
+from gpuslice.adapters.region.living import all_of_the_living
 from gpuslice.adapters.region.reader import CardUsage, RegionError, RegionFile
 from gpuslice.core.attribution import ContainerKey
-
-NO_CARDS: dict[str, CardUsage] = {}
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -52,6 +52,28 @@ class Isolation:
     def counted(self, key: ContainerKey, uuid: str) -> CardUsage | None:
         found = self.containers.get(key)
         return None if found is None else found.counted.get(uuid)
+
+    def of_the_living(self, uuids: Container[str], proc: Path) -> Isolation:
+        """Without what processes that ended left standing in their regions, on the cards `uuids`.
+
+        A region keeps a killed process's part until another of its container comes by. Goes through all of
+        `proc` where there is anything to tell.
+        """
+        counted = [
+            (key, card)
+            for key, each in self.containers.items()
+            for card in each.counted.values()
+            if card.processes and card.uuid in uuids
+        ]
+        if not counted:
+            return self
+        containers = dict(self.containers)
+        for (key, _), card in zip(
+            counted, all_of_the_living((card for _, card in counted), proc), strict=True
+        ):
+            each = containers[key]
+            containers[key] = Isolated(each.limits, {**each.counted, card.uuid: card})
+        return Isolation(containers, self.problems)
 
 
 AT_ONCE = 100

@@ -77,11 +77,13 @@ class Exporter:
         self._fields = load_fields()
         self.config = CounterConfig(settings.collectors, self._fields)
         self.owners = Owners(self.directory, Path(settings.proc))
+        self._hidden = hidden_processes(settings.proc)
         self.sampler = Sampler(
             telemetry,
             self.owners,
             self.health,
             root=Path(settings.root),
+            proc=None if self._hidden else Path(settings.proc),
             memory_unit=settings.memory_unit,
             chosen=parse_devices(settings.devices).cards,
         )
@@ -90,7 +92,6 @@ class Exporter:
         self._source = source
         self._client = client
         self._slices = DeviceSlices(client, self.node)
-        self._hidden = hidden_processes(settings.proc)
         self._told: set[tuple[str, int]] = set()  # fields that a card was said not to give
         self._take_config()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +86,7 @@ class Sampler:
         health: Health,
         *,
         root: Path,
+        proc: Path | None = None,
         memory_unit: str = "GiB",
         chosen: frozenset[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -100,6 +101,7 @@ class Sampler:
         self._owners = owners
         self._health = health
         self._isolation = IsolationReader(root)
+        self._proc = proc  # None: the processes of containers cannot be seen
         self._memory_unit = memory_unit
         self._chosen = chosen
         self._clock = clock
@@ -141,9 +143,10 @@ class Sampler:
     async def _known(self, cards: tuple[CardSample, ...]) -> Knowledge:
         pids = {process.pid for card in cards for process in card.processes or ()}
         self.last_owners = self._owners.of(pids, self.book.containers())
-        return Knowledge(
-            self.last_owners, self.book, await self._read_isolation(), self._memory_unit, self.obstacle()
-        )
+        isolation = await self._read_isolation()
+        if self._proc is not None:
+            isolation = isolation.of_the_living(_untold(cards), self._proc)
+        return Knowledge(self.last_owners, self.book, isolation, self._memory_unit, self.obstacle())
 
     async def _read_isolation(self) -> Isolation:
         began_s = self._clock()
@@ -177,3 +180,12 @@ class Sampler:
 
     def _is_chosen(self, index: int) -> bool:
         return self._chosen is None or index in self._chosen
+
+
+def _untold(cards: Iterable[CardSample]) -> set[str]:
+    """Cards of which the driver names no processes, or not their memory: there the region is asked."""
+    return {
+        card.uuid
+        for card in cards
+        if not card.processes or any(process.memory_bytes is None for process in card.processes)
+    }
