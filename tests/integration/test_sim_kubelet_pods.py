@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
 from gpuslice.sim.kubelet import checkpoint
 from gpuslice.sim.kubelet.backoff import BackOff, shown
+from gpuslice.sim.kubelet.devices import DeviceBook
+from gpuslice.sim.kubelet.node import NodeStatus
 from gpuslice.sim.kubelet.runtime import Runtime
 from tests.integration.sim_node import MEM, Node, Plugin, make_pod, restarts_of, simulated_node, state_of
 
@@ -242,10 +245,20 @@ async def test_a_corrupt_checkpoint_does_not_keep_the_kubelet_from_starting(node
     await node.wait_pod("one", lambda it: state_of(it) == "running")
 
 
-async def test_without_a_checkpoint_extended_resources_of_others_are_zeroed(node: Node) -> None:
+async def test_a_lost_checkpoint_leaves_extended_resources_of_others_as_they_are(node: Node) -> None:
+    """kubelet's own socket is in the folder when it registers, and counts as a checkpoint."""
     await node.crash()
+    (node.settings.plugin_folder / checkpoint.FILE_NAME).unlink(missing_ok=True)
     await node.patch_capacity({"aliyun.com/gpu-count": "1"})
     await node.start()
+    assert (await node.node())["status"]["capacity"]["aliyun.com/gpu-count"] == "1"
+
+
+async def test_an_empty_plugin_folder_zeroes_extended_resources_of_others(node: Node) -> None:
+    await node.crash()
+    await node.patch_capacity({"aliyun.com/gpu-count": "1"})
+    status = NodeStatus(node.client, node.settings, DeviceBook(random.Random(1)), "http://127.0.0.1:1")
+    await status.register(reset_extended=True)
     assert (await node.node())["status"]["capacity"]["aliyun.com/gpu-count"] == "0"
 
 

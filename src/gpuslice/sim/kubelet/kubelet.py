@@ -82,13 +82,13 @@ class Kubelet:
         return self.settings.root / "pods"
 
     async def run(self) -> None:
-        had_checkpoint = self._recover()
+        self._recover()
         await self._server.start()
         status = NodeStatus(self._client, self.settings, self.book, self._server.url)
         try:
             await self._endpoints.start()
             await self._pod_resources.start()
-            await _persist(lambda: status.register(reset_extended=not had_checkpoint))
+            await _persist(lambda: status.register(reset_extended=self._plugin_folder_is_empty()))
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._report(status), name="node status")
                 self._tasks.create_task(self._beat(status), name="node lease")
@@ -105,19 +105,21 @@ class Kubelet:
             await self._endpoints.stop()
             await self._server.stop()
 
-    def _recover(self) -> bool:
-        """Clean the plugin folder and take over the checkpoint; False when there is none."""
+    def _plugin_folder_is_empty(self) -> bool:
+        """What kubelet takes for a machine that is new: every file counts as a checkpoint, its socket too."""
+        return not any(self.settings.plugin_folder.iterdir())
+
+    def _recover(self) -> None:
+        """Clean the plugin folder and take over the checkpoint, where there is one that can be read."""
         self._lay_out()
         checkpoint.remove_sockets(self.settings.plugin_folder)
         try:
             saved = checkpoint.read(self.settings.plugin_folder)
         except checkpoint.CorruptCheckpointError as error:
             _log.error("checkpoint is corrupt, going on without it", extra={"error": str(error)})
-            return True
-        if saved is None:
-            return False
-        self.book.restore(saved.holdings, saved.registered, time.monotonic())
-        return True
+            return
+        if saved is not None:
+            self.book.restore(saved.holdings, saved.registered, time.monotonic())
 
     def _lay_out(self) -> None:
         self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)

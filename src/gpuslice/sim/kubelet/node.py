@@ -45,8 +45,8 @@ class NodeStatus:
     async def register(self, *, reset_extended: bool) -> None:
         """Create the node, or take the existing one over.
 
-        `reset_extended`: without a checkpoint kubelet zeroes every extended resource it finds on the node,
-        also those that others put there.
+        `reset_extended`: a kubelet that finds its plugin folder empty zeroes every extended resource of the
+        node, also those that others put there. Its own socket is usually there first, so it seldom does.
         """
         try:
             await self._client.create(NODES.as_dict(), self._new_node())

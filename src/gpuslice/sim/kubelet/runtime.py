@@ -109,7 +109,8 @@ class Runtime:
         if container.running and grace_s > 0:
             container.signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(container.exited.wait(), grace_s)
+                async with asyncio.timeout(grace_s):  # wait_for of 3.11 may lose a cancellation
+                    await container.exited.wait()
         container.signal(signal.SIGKILL)
         await container.exited.wait()
 
@@ -132,7 +133,8 @@ class Runtime:
             status = await process.wait()
             container.signal(signal.SIGKILL)  # nothing of a container outlives its first process
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(copies, _DRAIN_S)
+                async with asyncio.timeout(_DRAIN_S):
+                    await copies
         finally:
             copies.cancel()
             log.close()

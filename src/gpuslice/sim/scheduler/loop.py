@@ -132,7 +132,8 @@ class Scheduler:
         wait_s = None if due is None else max(0.001, due - self._clock())
         self._stirred.clear()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stirred.wait(), wait_s)
+            async with asyncio.timeout(wait_s):  # wait_for of 3.11 may lose a cancellation
+                await self._stirred.wait()
 
     async def _try(self, waiting: Waiting, decider: Decider, extenders: list[HttpExtender]) -> None:
         try:
