@@ -1,4 +1,7 @@
-"""Preemption under the real kube-scheduler: its own choice frees half of two cards, ours a whole one."""
+"""Preemption under the real kube-scheduler: its own choice frees half of two cards, ours a whole one.
+
+Where the node's sum suffices it evicts nobody at all, and the extender does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.resources import NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS, Resource
 from gpuslice.adapters.kube.transport import AiohttpTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
@@ -62,15 +65,12 @@ async def _wait(event: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def cluster(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    """One node with two cards of 8 units, our extender and the real scheduler."""
+async def cluster(plane: ControlPlane, units: int = 16, *, nodes: int = 1) -> AsyncIterator[KubeClient]:
+    """Nodes with two cards each, our extender and the real scheduler."""
     async with AiohttpTransport(connect({}, kubeconfig=str(plane.kubeconfig))) as transport:
         client = KubeClient(transport)
-        node = api_node("n1", 16, 2)
-        await client.create(NODES, node)
-        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-        await client.patch_status(NODES, "n1", node["status"] | ready)
-        await client.merge_patch(NODES, "n1", {"spec": {"taints": None}})
+        for number in range(1, nodes + 1):
+            await join(client, f"n{number}", units)
         for name, value in (("low", 0), ("middle", 10), ("high", 1000)):
             await client.create(PRIORITIES, priority(name, value))
         with contextlib.ExitStack() as stack:
@@ -78,6 +78,14 @@ async def cluster(plane: ControlPlane) -> AsyncIterator[KubeClient]:
                 await asyncio.to_thread(stack.enter_context, scheduler(plane, [section(url)]))
                 yield client
                 await asyncio.to_thread(stack.close)
+
+
+async def join(client: KubeClient, name: str, units: int) -> None:
+    node = api_node(name, units, 2)
+    await client.create(NODES, node)
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    await client.patch_status(NODES, name, node["status"] | ready)
+    await client.merge_patch(NODES, name, {"spec": {"taints": None}})
 
 
 def priority(name: str, value: int) -> Object:
@@ -120,3 +128,86 @@ async def test_victims_are_picked_by_card(tmp_path: Path) -> None:
             left = {pod.metadata.name for pod in (await client.list(PODS)).items or ()}
     assert left in ({"a", "b", "important"}, {"c", "d", "important"})
     assert card not in {cards[name] for name in left - {"important"}}
+
+
+async def left(client: KubeClient) -> set[str]:
+    return {pod.metadata.name for pod in (await client.list(PODS)).items or ()}
+
+
+async def messages(client: KubeClient, reason: str) -> dict[str, str]:
+    """Pod → message of the events with this reason."""
+    events = (await client.list(EVENTS)).items or ()
+    return {each.involved_object.name: each.message for each in events if each.reason == reason}
+
+
+async def test_a_pod_that_the_sum_would_hold_gets_a_card(tmp_path: Path) -> None:
+    with api_server(tmp_path) as plane:
+        async with cluster(plane, 30) as client:
+            cards = {}
+            for name, importance in (("low", "low"), ("middle", "middle")):  # no card holds two of 8
+                await create(client, name, "8", importance)
+                cards[name] = await bound(client, name)
+            await create(client, "patient", "10", "low")  # nobody is less important: it waits
+            await create(client, "important", "10", "high")
+            card = await bound(client, "important")
+            told, why = await messages(client, "Preempting"), await messages(client, "Preempted")
+            assert await left(client) == {"middle", "patient", "important"}
+            patient = await client.get(PODS, "patient", "default")
+            assert not patient.spec.node_name
+    assert card == cards["low"]
+    assert "default/low must leave card" in told["important"]
+    assert why["low"].startswith("Preempted by pod")
+
+
+async def test_the_freed_card_is_kept_while_the_victim_takes_its_time(tmp_path: Path) -> None:
+    with api_server(tmp_path) as plane:
+        async with cluster(plane, 30, nodes=2) as client:
+            for name in "abcd":  # one on each card, as none holds two
+                await create(client, name, "8", "low")
+                await client_bound(client, name)
+            await create(client, "important", "10", "high")
+            await nominated(client, "important")
+            victims = [
+                pod for pod in (await client.list(PODS)).items or () if pod.metadata.deletion_timestamp
+            ]
+            assert len(victims) == 1
+            conditions = victims[0].status.conditions or []
+            assert [each.reason for each in conditions if each.type == "DisruptionTarget"] == [
+                "PreemptionByScheduler"
+            ]
+            await create(client, "greedy", "10", "middle")  # it preempts, too, but takes another card
+            second = await nominated(client, "greedy")
+            assert second
+            assert len(await leaving(client)) == 2
+            first, other = await bound(client, "important"), await bound(client, "greedy")
+            nodes = {
+                name: (await client.get(PODS, name, "default")).spec.node_name
+                for name in ("important", "greedy")
+            }
+            assert (nodes["important"], first) != (nodes["greedy"], other)
+            assert len(await left(client)) == 4  # two of the four went, for two
+
+
+async def leaving(client: KubeClient) -> set[str]:
+    return {
+        pod.metadata.name for pod in (await client.list(PODS)).items or () if pod.metadata.deletion_timestamp
+    }
+
+
+async def client_bound(client: KubeClient, name: str) -> None:
+    """Bound, while nobody is buried."""
+    async with asyncio.timeout(60):
+        while True:
+            if (await client.get(PODS, name, "default")).spec.node_name:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def nominated(client: KubeClient, name: str) -> str:
+    """The node that a waiting pod was nominated for, once a victim is leaving."""
+    async with asyncio.timeout(60):
+        while True:
+            pod = await client.get(PODS, name, "default")
+            if pod.status.nominated_node_name:
+                return pod.status.nominated_node_name
+            await asyncio.sleep(0.1)

@@ -156,6 +156,21 @@ class KubeClient:
         patch = {"status": status}
         return await self.merge_patch(resource, name, patch, namespace, uid=uid, subresource="status")
 
+    async def add_condition(
+        self,
+        resource: Resource[T],
+        name: str,
+        condition: Mapping[str, Any],
+        namespace: str = "",
+        *,
+        uid: str = "",
+    ) -> T:
+        """Set one condition of a built-in kind's status; those of other types stay as they are."""
+        document = requests.with_preconditions({"status": {"conditions": [condition]}}, uid, "")
+        path = resource.path(namespace, name, "status")
+        request = requests.write("PATCH", path, document, requests.STRATEGIC_PATCH)
+        return await self._guarded(resource.type, request)
+
     async def apply(
         self,
         resource: Resource[T],

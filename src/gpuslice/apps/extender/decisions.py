@@ -33,6 +33,7 @@ from gpuslice.apps.extender.asked import Asked, Names, Reason
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
+from gpuslice.core.nomination import open_to
 from gpuslice.core.placement import (
     CORE_REQUIRED,
     NO_CORE,
@@ -44,7 +45,7 @@ from gpuslice.core.placement import (
 )
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Shape
-from gpuslice.core.preemption import victims
+from gpuslice.core.preemption import NOTHING_TAKEN, victims
 from gpuslice.core.request import pod_request
 from gpuslice.core.views import container_specs
 
@@ -59,14 +60,19 @@ choose, gained nothing measurable over it: at most 0.04 points either way on fou
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
 NOT_THE_BEST = "The node fits, other nodes are packed better"
+KEPT = "The free cards are kept for a pod that others were evicted for"
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A pod that fits on none of the nodes asked about, in words for its owner."""
+    """A pod that fits on none of the nodes asked about, in words for its owner.
+
+    `nodes`: those asked about, which kube-scheduler's own filters let pass; None when the request is wrong.
+    """
 
     pod: WirePod
     explanation: str
+    nodes: Asked | None = None
 
 
 class Decisions:
@@ -119,8 +125,12 @@ class Decisions:
         self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
     ) -> FilterResult:
         keys = self._keys(shape_of(request), asked, request)
+        kept = self._kept_for_others(asked, keys, pod, request)
+        keys[kept] = NEVER
         fits = passing = keys != NEVER
-        reasons = [] if fits.all() else _reasons(fleet, asked, ~fits, request)
+        reasons = [] if fits.all() else _reasons(fleet, asked, ~fits & ~kept, request)
+        if kept.any():
+            reasons.append((kept, KEPT))
         if self._filter_best and fits.sum() > self._filter_best:
             passing = _best(keys, self._filter_best)
             reasons.append((fits & ~passing, NOT_THE_BEST))
@@ -169,7 +179,7 @@ class Decisions:
         if is_sample(len(asked.rows), self.ledger.node_count()) and self.policy.choose(shape) is not None:
             self.sampled += 1
             explanation = f"{explanation}; {SAMPLED}"
-        self._on_refused(Refused(pod, explanation))
+        self._on_refused(Refused(pod, explanation, asked))
 
     def _possible(self, shape: Shape) -> bool:
         """Whether some node could hold the shape if it were empty: else there is nothing to learn from it."""
@@ -204,9 +214,11 @@ class Decisions:
             request = request_of(args.pod) if args.pod is not None else None
         except InvalidRequestError:
             request = None
-        if request is None:
+        if request is None or args.pod is None:
             return asked.scores_json(np.zeros(len(asked.rows), dtype=np.int64))
-        return asked.scores_json(_scores(self._keys(shape_of(request), asked, request)))
+        keys = self._keys(shape_of(request), asked, request)
+        keys[self._kept_for_others(asked, keys, args.pod, request)] = NEVER
+        return asked.scores_json(_scores(keys))
 
     # -- preempt -------------------------------------------------------------------------------------------
 
@@ -219,38 +231,43 @@ class Decisions:
         proposed = args.victims()
         if request is None or args.pod is None:
             return PreemptionResult(proposed)
-        priority = args.pod.spec.priority or 0
-        found = {name: self._victims(name, request, priority, victims) for name, victims in proposed.items()}
+        pod = args.pod
+        found = {name: self._victims(name, request, pod, victims) for name, victims in proposed.items()}
         return PreemptionResult({name: each for name, each in found.items() if each is not None})
 
     def _victims(
-        self, node_name: str, request: Request, priority: int, proposed: MetaVictims
+        self, node_name: str, request: Request, pod: WirePod, proposed: MetaVictims
     ) -> MetaVictims | None:
         book = self.ledger.book(node_name)
         if book is None:
             return None
-        uids = victims(book, request, priority, {pod.uid for pod in proposed.pods or ()})
+        uid, priority = pod.metadata.uid, pod.spec.priority or 0
+        taken = self.ledger.nominations.taken(node_name, uid, priority)
+        uids = victims(book, request, priority, {pod.uid for pod in proposed.pods or ()}, taken)
         if not uids:
             return None
         return MetaVictims([PodIdentifier(uid) for uid in sorted(uids)], proposed.num_pdb_violations)
 
     # -- choose, assume --------------------------------------------------------------------------------------
 
-    def choose(self, node_name: str, request: Request) -> Placement | Refusal:
-        """The cards of one node for a request, as things stand."""
+    def choose(self, node_name: str, request: Request, pod: Pod | None = None) -> Placement | Refusal:
+        """The cards of one node for a request, as things stand; those kept for others only with no `pod`."""
         fleet, shape = self.ledger.flush(), shape_of(request)
-        state = self.ledger.state(node_name)
-        row = fleet.row_of.get(node_name)
-        if state is None or row is None:
+        book, row = self.ledger.book(node_name), fleet.row_of.get(node_name)
+        if book is None or book.node is None or row is None:
             return not_shared(node_name)
+        state = book.state()
         if self.policy.keys(shape)[row] == NEVER:
             return refuse(state, request)
+        taken = self.ledger.nominations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
+        if taken:
+            return place(open_to(book, taken), request)
         by_node = self.policy.name in FULLEST_CARD
         return place(state, request, None if by_node else self.policy.slots(shape, row))
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
         """Choose cards for `pod` and hold them from now on."""
-        chosen = self.choose(node_name, request)
+        chosen = self.choose(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
         return self.ledger.assume(pod, chosen) or chosen
@@ -276,6 +293,19 @@ class Decisions:
             barred = [row_of[name] for name in self.ledger.core_required if name in row_of]
             keys[np.isin(asked.rows, barred)] = NEVER
         return keys
+
+    def _kept_for_others(self, asked: Asked, keys: Ints, pod: WirePod, request: Request) -> Flags:
+        """Nodes whose room is kept for pods that come before this one: mostly none, never many."""
+        kept = np.zeros(len(keys), dtype=np.bool_)
+        uid, priority = pod.metadata.uid, pod.spec.priority or 0
+        for name in self.ledger.nominations.nodes_closed_to(uid, priority):
+            book, row = self.ledger.book(name), self.ledger.fleet.row_of.get(name)
+            if book is not None and row is not None:
+                state = open_to(book, self.ledger.nominations.taken(name, uid, priority))
+                if isinstance(place(state, request), Refusal):
+                    kept |= asked.rows == row
+        kept &= keys != NEVER
+        return kept
 
 
 SAMPLED = (

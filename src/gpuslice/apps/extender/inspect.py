@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from gpuslice.apps.extender.timing import ApiTimes
 from gpuslice.core.book import Holding, NodeBook
 from gpuslice.core.ledger import Ledger
 
+NO_COUNTS: Mapping[str, int] = {}
 SLICE = 200  # nodes described before other requests get their turn
 
 
@@ -143,7 +144,15 @@ class Metrics:
         self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
         self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
 
-    def render(self, *, ready: bool, leading: bool, sampled: int = 0) -> bytes:
+    def render(
+        self,
+        *,
+        ready: bool,
+        leading: bool,
+        sampled: int = 0,
+        preemptions: Mapping[str, int] = NO_COUNTS,
+        preempted: int = 0,
+    ) -> bytes:
         """The body of a scrape. `sampled`: pods refused because not all nodes were asked about."""
         seen = Family(
             "gpuslice_extender_sampled_pods_total",
@@ -151,7 +160,8 @@ class Metrics:
             "Pods refused on the sample of nodes that kube-scheduler showed, though another node would do.",
         )
         seen.add(sampled)
-        return render([*self._requests(), seen, *self._cluster(), *_flags(ready, leading)])
+        evictions = _preemption(preemptions, preempted)
+        return render([*self._requests(), seen, *evictions, *self._cluster(), *_flags(ready, leading)])
 
     def _requests(self) -> list[Family]:
         calls = Family("gpuslice_extender_requests_total", MetricKind.COUNTER, "Calls by verb and result.")
@@ -186,7 +196,24 @@ class Metrics:
             "gpuslice_extender_assumed_pods", MetricKind.GAUGE, "Placements the API server has not shown yet."
         )
         assumed.add(len(self._ledger.assumed()))
-        return [units, free, nodes, pods, assumed]
+        nominated = Family(
+            "gpuslice_extender_nominated_pods", MetricKind.GAUGE, "Waiting pods that cards are kept for."
+        )
+        nominated.add(len(self._ledger.nominations))
+        return [units, free, nodes, pods, assumed, nominated]
+
+
+def _preemption(results: Mapping[str, int], preempted: int) -> list[Family]:
+    tried = Family(
+        "gpuslice_extender_preemptions_total",
+        MetricKind.COUNTER,
+        "Pods for which room was to be made on a card, by what came of it.",
+    )
+    for result, count in sorted(results.items()):
+        tried.add(count, labels({"result": result}))
+    evicted = Family("gpuslice_extender_preempted_pods_total", MetricKind.COUNTER, "Pods evicted for others.")
+    evicted.add(preempted)
+    return [tried, evicted]
 
 
 def _flags(ready: bool, leading: bool) -> list[Family]:

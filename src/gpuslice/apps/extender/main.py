@@ -30,6 +30,7 @@ from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.binding import Binder
 from gpuslice.apps.extender.decisions import Decisions, Refused
 from gpuslice.apps.extender.inspect import Metrics
+from gpuslice.apps.extender.preemptor import Preemptor
 from gpuslice.apps.extender.routes import Verbs
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.telling import Teller
@@ -101,6 +102,13 @@ class Extender:
             leading=lambda: self.leadership.may_bind,
             timeout_s=settings.bind_timeout_s,
         )
+        self.preemptor = Preemptor(
+            client,
+            self.ledger,
+            leading=lambda: self.leadership.may_bind,
+            tell=self._tell_preempted,
+            enabled=settings.preemption,
+        )
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
 
     def not_ready(self) -> str:
@@ -142,6 +150,7 @@ class Extender:
             tasks.create_task(self._take_over(fresh=led_at_start), name="take over")
             tasks.create_task(self._settle(), name="settle")
             tasks.create_task(self._tend(), name="tend policy")
+            tasks.create_task(self.preemptor.run(), name="preempt")
 
     async def _wait_for_lease(self) -> None:
         try:
@@ -199,6 +208,8 @@ class Extender:
             ready=not self.not_ready(),
             leading=self.leadership.leading,
             sampled=self.decisions.sampled,
+            preemptions=self.preemptor.results,
+            preempted=self.preemptor.evictor.evicted,
         )
 
     # -- what owners are told ------------------------------------------------------------------------------
@@ -206,9 +217,13 @@ class Extender:
     def _tell_refused(self, refused: Refused) -> None:
         meta = refused.pod.metadata
         self.teller.warn(meta.namespace, meta.name, meta.uid, "InsufficientGPU", refused.explanation)
+        self.preemptor.refused(refused)
 
     def _tell_bind_failed(self, args: BindingArgs, error: str) -> None:
         self.teller.warn(args.pod_namespace, args.pod_name, args.pod_uid, "GPUBindFailed", error)
+
+    def _tell_preempted(self, pod: Pod, reason: str, message: str) -> None:
+        self.teller.note(pod.namespace, pod.name, pod.uid, reason, message)
 
     def _tell_problem(self, pod: Pod) -> None:
         self.teller.warn(pod.namespace, pod.name, pod.uid, "GPURequestUnreadable", pod.problem)

@@ -1,0 +1,81 @@
+"""PodDisruptionBudgets as preemption needs them, read at the moment of the decision: it is a rare one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import NotFoundError
+from gpuslice.adapters.kube.objects import Metadata
+from gpuslice.adapters.kube.resources import Resource
+from gpuslice.adapters.kube.slim import SLIM_PODS
+from gpuslice.core.preemption import Budget
+
+
+class Requirement(msgspec.Struct):
+    """One line of a selector's ``matchExpressions``."""
+
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+    def __str__(self) -> str:
+        values = ",".join(self.values or ())
+        words = {"In": f"{self.key} in ({values})", "NotIn": f"{self.key} notin ({values})"}
+        words |= {"Exists": self.key, "DoesNotExist": f"!{self.key}"}
+        return words[self.operator]
+
+
+class Selector(msgspec.Struct, rename="camel"):
+    match_labels: Mapping[str, str] | None = None
+    match_expressions: list[Requirement] | None = None
+
+    def __str__(self) -> str:
+        """As a list request takes it; empty when it selects everything."""
+        equal = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
+        return ",".join([*equal, *map(str, self.match_expressions or ())])
+
+
+class _Spec(msgspec.Struct):
+    selector: Selector | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, Any] | None = None
+
+
+class PodDisruptionBudget(msgspec.Struct):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
+
+
+async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
+    """The budgets of these namespaces. Raises `KubeError`.
+
+    kube-scheduler takes an empty selector for one that matches nothing; by policy/v1 it matches every pod,
+    which protects more and is what is meant.
+    """
+    try:
+        found = (await client.list(BUDGETS)).items or ()
+    except NotFoundError:  # a cluster without the policy API
+        return []
+    return [
+        await _budget(client, each)
+        for each in found
+        if each.metadata.namespace in namespaces and each.spec.selector is not None
+    ]
+
+
+async def _budget(client: KubeClient, budget: PodDisruptionBudget) -> Budget:
+    pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=str(budget.spec.selector))
+    on_their_way = budget.status.disrupted_pods or {}
+    uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
+    return Budget(budget.status.disruptions_allowed, frozenset(uids))

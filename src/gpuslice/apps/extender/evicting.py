@@ -1,0 +1,138 @@
+"""An eviction carried out, in the order in which nothing is lost when we die between two requests.
+
+    keep the cards ──► nominate ──► each victim: condition DisruptionTarget, DELETE ──► nominate
+
+Nominated first: who takes over then finds for whom the victims leave. Nominated again at the end, because
+kube-scheduler takes a nomination back if it tries the pod before the first victim is leaving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.apps.extender.keeping import Keeping, placement_of
+from gpuslice.core.book import Holding
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.preemption import Eviction
+
+_log = logging.getLogger(__name__)
+
+RETRIES_S = (0.2, 1.0, 5.0)  # an eviction half done is not left so because the API server is busy
+CONDITION = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "PreemptionByScheduler",  # by this kube-scheduler keeps the nomination while they leave
+}
+
+Tell = Callable[[Pod, str, str], None]
+"""Pod, reason in one word, message."""
+
+
+class Evictor:
+    """Carries out one eviction at a time. `leading` is asked before each write."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        ledger: Ledger,
+        keeping: Keeping,
+        *,
+        leading: Callable[[], bool],
+        tell: Tell,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.evicted = 0
+        self._client = client
+        self._ledger = ledger
+        self._keeping = keeping
+        self._leading = leading
+        self._tell = tell
+        self._sleep = sleep
+
+    async def carry_out(self, pod: Pod, request: Request, found: Eviction) -> bool:
+        """Evict the victims for `pod`; False when it was given up before the last. Raises `KubeError`.
+
+        Nothing may have changed since `found` was chosen: the cards are kept before the first await.
+        """
+        self._keeping.keep(pod.uid, pod.priority, placement_of(found, request))
+        done = False
+        try:
+            done = await self._all(pod, found)
+        except (NotFoundError, ConflictError):  # the pod is gone, or is another one by now
+            return False
+        finally:
+            if not done:
+                self._ledger.nominations.drop(pod.uid)
+        self._explain(pod, found)
+        return True
+
+    async def _all(self, pod: Pod, found: Eviction) -> bool:
+        await self._nominate(pod, found.node)
+        for victim in found.victims:
+            for delay_s in (*RETRIES_S, None):
+                if not self._still_wanted(pod, victim):
+                    return False
+                try:
+                    await self._evict(pod, victim)
+                    break
+                except KubeError as error:
+                    if delay_s is None or isinstance(error, ForbiddenError):
+                        raise
+                    _log.warning("eviction delayed", extra={"pod": victim.pod.key, "error": str(error)})
+                    await self._sleep(delay_s)
+        if found.victims:
+            await self._nominate(pod, found.node)
+        return True
+
+    def _still_wanted(self, pod: Pod, victim: Holding) -> bool:
+        """Whether the pod still waits for these cards, and the victim is still on them."""
+        now, held = self._ledger.pods.get(pod.uid), self._ledger.holding(victim.pod.uid)
+        if now is None or now.node or self._ledger.nominations.of(pod.uid) is None:
+            return False
+        return held is None or (held.node == victim.node and held.placement == victim.placement)
+
+    async def _nominate(self, pod: Pod, node: str) -> None:
+        self._expect_leading()
+        status = {"nominatedNodeName": node}
+        await self._client.patch_status(PODS, pod.name, status, pod.namespace, uid=pod.uid)
+
+    async def _evict(self, pod: Pod, victim: Holding) -> None:
+        """Say why, then delete. That the victim is gone, or another pod by now, is fine."""
+        one, held = victim.pod, self._ledger.holding(victim.pod.uid)
+        if held is None or held.pod.terminating:
+            return
+        self._expect_leading()
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        message = f"preempting to make room on a card for {pod.key}, which has a higher priority"
+        condition = CONDITION | {"message": message, "lastTransitionTime": now}
+        try:
+            await self._client.add_condition(PODS, one.name, condition, one.namespace, uid=one.uid)
+            self._expect_leading()
+            await self._client.delete(PODS, one.name, one.namespace, uid=one.uid)
+        except (NotFoundError, ConflictError):
+            return
+        self.evicted += 1
+        self._tell(one, "Preempted", f"Preempted by pod {pod.uid} on node {victim.node}")
+
+    def _expect_leading(self) -> None:
+        if not self._leading():
+            raise KubeError("this extender is not the leader any more")
+
+    def _explain(self, pod: Pod, found: Eviction) -> None:
+        cards = ", ".join(map(str, found.cards))
+        where = f"card {cards} of {found.node}"
+        names = ", ".join(victim.pod.key for victim in found.victims)
+        message = (
+            f"{names} must leave {where}, which is kept for this pod"
+            if names
+            else f"{where} is kept for this pod until those who are leaving it are gone"
+        )
+        self._tell(pod, "Preempting", message)
+        _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})

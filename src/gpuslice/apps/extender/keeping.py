@@ -1,0 +1,85 @@
+"""How long cards are kept for pods that others were evicted for.
+
+The ledger's nominations follow ``status.nominatedNodeName``, which outlives every process: kube-scheduler's
+own nominations, for which it keeps an amount but no card, and those of a leader before us.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Placement, Request, Share
+from gpuslice.core.nomination import Nomination
+from gpuslice.core.preemption import Eviction, eviction
+
+_log = logging.getLogger(__name__)
+
+KEPT_S = 60.0  # once the room is there: kube-scheduler tries again every 10 s at most
+LOWEST = -(1 << 31)  # nobody has less: with it, only those who are leaving anyway make room
+
+
+class Keeping:
+    """Begins and ends the nominations of a ledger."""
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._until_s: dict[str, float] = {}  # uid → how long its nomination is kept
+        self._lapsed: dict[str, str] = {}  # uid → node of a nomination that came to nothing
+
+    def keep(self, uid: str, priority: int, placement: Placement) -> None:
+        """Keep these cards from now on."""
+        self._ledger.nominations.keep(Nomination(uid, priority, placement))
+        self._until_s[uid] = self._clock() + KEPT_S
+
+    def renew(self) -> None:
+        """Take up what the pods' status says now, end what has come to nothing."""
+        for uid, node in tuple(self._ledger.nominated.items()):
+            self._adopt(uid, node)
+        for nomination in self._ledger.nominations:
+            self._expire(nomination)
+        for memory in (self._until_s, self._lapsed):
+            for uid in [uid for uid in memory if uid not in self._ledger.pods]:
+                del memory[uid]
+
+    def _adopt(self, uid: str, node: str) -> None:
+        """Keep cards for a pod that somebody nominated, once there is room or some on its way."""
+        ledger = self._ledger
+        pod, book = ledger.pods.get(uid), ledger.book(node)
+        if pod is None or pod.request is None or book is None or self._lapsed.get(uid) == node:
+            return
+        if ledger.nominations.of(uid) is None and ledger.holding(uid) is None:
+            taken = ledger.nominations.taken(node, uid, pod.priority)
+            found = eviction(book, pod.request, LOWEST, (), taken)
+            if found is not None:
+                self.keep(uid, pod.priority, placement_of(found, pod.request))
+
+    def _expire(self, nomination: Nomination) -> None:
+        """End a nomination that leads to nothing: its room has been there for a while and nobody came."""
+        uid, node = nomination.uid, nomination.placement.node
+        if self._comes_free(nomination):
+            self._until_s[uid] = self._clock() + KEPT_S
+        elif self._until_s.get(uid, 0.0) <= self._clock():
+            self._ledger.nominations.drop(uid)
+            self._lapsed[uid] = node
+            _log.info("nomination lapsed", extra={"pod": uid, "node": node})
+
+    def _comes_free(self, nomination: Nomination) -> bool:
+        """Whether somebody who is leaving is still on one of the cards."""
+        book = self._ledger.book(nomination.placement.node)
+        cards = {share.gpu for share in nomination.placement.shares}
+        return any(
+            holding.pod.terminating
+            and holding.placement is not None
+            and not cards.isdisjoint(share.gpu for share in holding.placement.shares)
+            for holding in (book.holdings.values() if book is not None else ())
+        )
+
+
+def placement_of(found: Eviction, request: Request) -> Placement:
+    """The cards on which an eviction makes room."""
+    shares = (Share(card, request.units_per_gpu, request.core_percent) for card in sorted(found.cards))
+    return Placement(found.node, tuple(shares))

@@ -1,0 +1,268 @@
+"""Makes room on a card for a pod of high priority where kube-scheduler finds room enough on the node.
+
+Before kube-scheduler evicts, it tries, without asking an extender, whether the pod fits once all pods of
+lower priority are gone; then those stay without whose leaving it fits too. Where a node's *sum* of GPU memory
+suffices and no single card does, all may stay: nobody is evicted, and the pod waits for ever. Here the
+missing part is done, as kube-scheduler does it:
+
+    refused on every node ──► a moment later, still without a node nominated by kube-scheduler
+        ──► choose node, cards and victims ──► keep the cards (`keeping`), evict (`evicting`)
+        ──► when the victims are gone kube-scheduler tries the nominated node first
+
+kube-scheduler asks about the nodes that its own filters let pass: there nothing but the cards is in the pod's
+way, and there it finds no victims. Where it finds some elsewhere, it nominates, and we keep out of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
+from gpuslice.adapters.kube.objects import Pod as ApiPod
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.apps.extender.budgets import read_budgets
+from gpuslice.apps.extender.decisions import Refused, request_of
+from gpuslice.apps.extender.evicting import Evictor, Tell
+from gpuslice.apps.extender.keeping import Keeping
+from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.ledger import Ledger, shape_of
+from gpuslice.core.model import Pod, Refusal, Request
+from gpuslice.core.nomination import open_to
+from gpuslice.core.placement import place
+from gpuslice.core.policy import fitting_rows
+from gpuslice.core.preemption import Budget, Eviction, eviction
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 1.0  # from the refusal on: what kube-scheduler evicts itself is nominated in milliseconds
+TICK_S = 0.25
+WAITING = 100  # pods remembered with the nodes that refused them; beyond, the least important are left out
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod that nothing helps is looked at again
+REST = 4.0  # × the time that a search took, before the next one: requests come first
+LEAST_CANDIDATES, CANDIDATES_PART = (
+    100,
+    0.1,
+)  # when so many nodes would do, no more are looked at; as upstream
+SLICE = 20  # nodes looked at before other requests get their turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A pod that was refused, and on which rows of the fleet as it was in `version`."""
+
+    uid: str
+    priority: int
+    request: Request
+    rows: npt.NDArray[np.int32]
+    version: int
+    due_s: float
+
+
+@dataclass(slots=True)
+class _Pause:
+    until_s: float
+    length_s: float
+
+
+class Preemptor:
+    """Preempts for one pod at a time. `leading` is asked before each write."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        ledger: Ledger,
+        *,
+        leading: Callable[[], bool] = lambda: True,
+        tell: Tell = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        enabled: bool = True,
+    ) -> None:
+        self.results: Counter[str] = Counter()
+        self.keeping = Keeping(ledger, clock)
+        self.evictor = Evictor(client, ledger, self.keeping, leading=leading, tell=tell, sleep=sleep)
+        self._client = client
+        self._ledger = ledger
+        self._leading = leading
+        self._clock = clock
+        self._sleep = sleep
+        self._enabled = enabled
+        self._waiting: dict[str, _Waiting] = {}
+        self._pauses: dict[str, _Pause] = {}
+        self._rest_until_s = 0.0
+        self._start = 0
+
+    # -- what is heard -------------------------------------------------------------------------------------
+
+    def refused(self, refused: Refused) -> None:
+        """kube-scheduler was told that the pod fits on none of the nodes that it would take."""
+        pod = refused.pod
+        if not self._enabled or refused.nodes is None or self._ledger.nominations.of(pod.metadata.uid):
+            return
+        try:
+            request = request_of(pod)
+        except InvalidRequestError:
+            return
+        if request is not None:
+            self._remember(refused, request)
+
+    def _remember(self, refused: Refused, request: Request) -> None:
+        assert refused.nodes is not None
+        uid, priority = refused.pod.metadata.uid, refused.pod.spec.priority or 0
+        known = self._waiting.pop(uid, None)
+        due_s = known.due_s if known else self._clock() + PATIENCE_S
+        rows = refused.nodes.rows.astype(np.int32)
+        version = self._ledger.fleet.cards_version
+        self._waiting[uid] = _Waiting(uid, priority, request, rows, version, due_s)
+        if len(self._waiting) > WAITING:
+            del self._waiting[min(self._waiting.values(), key=lambda each: each.priority).uid]
+
+    # -- what is done --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Preempt for those who wait, until cancelled."""
+        while True:
+            await self._sleep(TICK_S)
+            await self.tick()
+
+    async def tick(self) -> None:
+        """Look after the nominations, then preempt for the most important pod that is due, if any."""
+        self.keeping.renew()
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
+        if not self._leading():
+            self._waiting.clear()
+            return
+        due = [each for each in self._waiting.values() if self._due(each)]
+        if due:
+            chosen = max(due, key=lambda each: each.priority)  # the earliest among equals
+            del self._waiting[chosen.uid]
+            result = await self._preempt(chosen)
+            if result:
+                self.results[result] += 1
+
+    def _due(self, waiting: _Waiting) -> bool:
+        pause = self._pauses.get(waiting.uid)
+        after_s = max(waiting.due_s, self._rest_until_s, pause.until_s if pause else 0.0)
+        return after_s <= self._clock()
+
+    async def _preempt(self, waiting: _Waiting) -> str:
+        """What came of it, "" when there was nothing to do."""
+        lower = [pod for pod in self._ledger.pods.values() if pod.priority < waiting.priority and pod.node]
+        nodes = {pod.node for pod in lower}
+        if await self._search(waiting, nodes) is None:
+            self._pause(waiting.uid)
+            return "helpless" if lower else ""
+        try:
+            pod = await self._eligible(waiting)
+            if pod is None:
+                return ""
+            budgets = await read_budgets(self._client, {pod.namespace for pod in lower})
+            found = await self._search(waiting, nodes, budgets)
+            if found is None:
+                return ""
+            if not await self.evictor.carry_out(pod, waiting.request, found):
+                return "given_up"
+            return "evicted" if found.victims else "kept"
+        except ForbiddenError as error:
+            _log.error("preemption needs a right, or --no-preemption", extra={"error": str(error)})
+        except KubeError as error:
+            _log.warning("preemption failed", extra={"pod": waiting.uid, "error": str(error)})
+        return "failed"
+
+    def _pause(self, uid: str) -> None:
+        """Nothing helps at present: look at the pod more and more seldom."""
+        before = self._pauses.get(uid)
+        length_s = min(LONGEST_PAUSE_S, 2 * before.length_s) if before else FIRST_PAUSE_S
+        self._pauses[uid] = _Pause(self._clock() + length_s, length_s)
+
+    async def _eligible(self, waiting: _Waiting) -> Pod | None:
+        """The pod if it still waits, may preempt, and kube-scheduler has found no way of its own."""
+        known = self._ledger.pods.get(waiting.uid)
+        if known is None or known.node:
+            return None
+        try:
+            seen = await self._client.get(PODS, known.name, known.namespace)
+        except NotFoundError:
+            return None
+        return known if seen.metadata.uid == waiting.uid and _may_preempt(seen) else None
+
+    # -- choosing ------------------------------------------------------------------------------------------
+
+    async def _search(
+        self, waiting: _Waiting, nodes: Collection[str], budgets: Sequence[Budget] = ()
+    ) -> Eviction | None:
+        """The cheapest eviction among enough of `nodes`; None where none helps, or the pod fits by now.
+
+        Nothing has changed since the answer was true when this returns.
+        """
+        names = self._names(waiting, nodes)
+        enough = max(LEAST_CANDIDATES, int(CANDIDATES_PART * len(names)))
+        best: Eviction | None = None
+        found, spent_s, began_s = 0, 0.0, self._clock()
+        for number, name in enumerate(names):
+            if number % SLICE == SLICE - 1:
+                spent_s += self._clock() - began_s
+                await asyncio.sleep(0)
+                began_s = self._clock()
+            way = self._way(waiting, name, budgets)
+            if way is not None and (best is None or way.cost < best.cost):
+                best = way
+            found += way is not None and not way.violations
+            if found >= enough:
+                break
+        self._rest_until_s = self._clock() + REST * (spent_s + self._clock() - began_s)
+        if best is None or self._way(waiting, best.node, budgets) != best or self._fits(waiting):
+            return None
+        return best
+
+    def _names(self, waiting: _Waiting, nodes: Collection[str]) -> list[str]:
+        """Those of `nodes` that refused the pod, each time beginning with another, as upstream."""
+        fleet = self._ledger.flush()
+        if waiting.version != fleet.cards_version:
+            return []  # nodes came or went: rows may be others'
+        asked = set(waiting.rows.tolist())
+        names = [name for name, row in fleet.row_of.items() if row in asked and name in nodes]
+        self._start = (self._start + LEAST_CANDIDATES) % max(1, len(names))
+        return names[self._start :] + names[: self._start]
+
+    def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
+        book = self._ledger.book(name)
+        if book is None:
+            return None
+        taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
+        return eviction(book, waiting.request, waiting.priority, budgets, taken)
+
+    def _fits(self, waiting: _Waiting) -> bool:
+        """Whether one of the nodes has room by now: then nobody need go."""
+        fleet = self._ledger.flush()
+        rows = waiting.rows[waiting.rows >= 0].astype(np.intp)
+        roomy = set(fitting_rows(fleet, shape_of(waiting.request), rows).tolist())
+        return any(self._has_room(waiting, name) for name, row in fleet.row_of.items() if row in roomy)
+
+    def _has_room(self, waiting: _Waiting, name: str) -> bool:
+        book = self._ledger.book(name)
+        if book is None:
+            return False
+        taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
+        return not isinstance(place(open_to(book, taken), waiting.request), Refusal)
+
+
+def _may_preempt(pod: ApiPod) -> bool:
+    """The rules of kube-scheduler; with a node nominated, its own preemption is under way."""
+    return (
+        not pod.spec.node_name
+        and not pod.status.nominated_node_name
+        and not pod.spec.scheduling_gates
+        and pod.spec.preemption_policy != "Never"
+        and pod.metadata.deletion_timestamp is None
+        and pod.status.phase in {"", "Pending"}
+    )
