@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are 
 MIB = 1 << 20
 UID = "0e1c2d3f-0000-4000-8000-00000000000{}"
 USED = "gpuslice_container_memory_used_bytes"
+XIDS = "gpuslice_gpu_xid_errors_total"
 
 
 class Kubelet(PodResourcesService):
@@ -272,3 +273,20 @@ async def test_the_host_label_of_released_images(tmp_path: Path) -> None:
         page = await exporter.page_when(lambda page: page.all("DCGM_FI_DEV_GPU_TEMP"))
         ((labels, _),) = page.all("DCGM_FI_DEV_GPU_TEMP")
         assert labels["Hostname"] == "n1"
+
+
+async def test_a_card_that_comes_is_seen_without_a_restart(tmp_path: Path) -> None:
+    listed = tmp_path / "proc" / "driver" / "nvidia" / "gpus"
+    (listed / "0000:07:00.0").mkdir(parents=True)
+    async with host(tmp_path, "T4", "T4") as machine:
+        with gpu.Machine(machine.state) as cards:
+            cards._state.card_count = 1  # the driver counts them when it is opened
+            async with machine.exporter() as exporter:
+                await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 1)
+                cards._state.card_count = 2
+                (listed / "0000:08:00.0").mkdir()
+                page = await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2, 30)
+                assert page.one("gpuslice_exporter_devices") == 2
+                assert exporter.logged("driver is opened anew")[0]["reason"] == "cards came or went"
+                cards.inject_xid(1, 79)  # faults are still followed
+                await exporter.page_when(lambda page: page.value(XIDS, gpu="1", xid="79") == 1)

@@ -109,6 +109,10 @@ class Telemetry(Protocol):
         """
         ...
 
+    async def renew(self) -> None:
+        """Let go of the driver; the next sample opens it anew and counts its cards again."""
+        ...
+
 
 class NvmlTelemetry:
     """`Telemetry` over ``libnvidia-ml.so.1``."""
@@ -124,6 +128,10 @@ class NvmlTelemetry:
 
     async def sample(self, wanted: Mapping[int, str]) -> NodeSample:
         return await self._worker.call(lambda: self._sample(wanted), self._timeout_s)
+
+    async def renew(self) -> None:
+        with contextlib.suppress(GpuUnavailableError):  # a driver that hangs cannot be let go of
+            await self._worker.call(self._forget, self._timeout_s)
 
     def _sample(self, wanted: Mapping[int, str]) -> NodeSample:
         began = self._clock()

@@ -42,6 +42,8 @@ from gpuslice.apps.exporter.memory import share_one_arena
 from gpuslice.apps.exporter.owners import Owners
 from gpuslice.apps.exporter.pods import ApiPods, LogFolderPods
 from gpuslice.apps.exporter.privilege import hidden_processes
+from gpuslice.apps.exporter.renewal import LOOK_EVERY_S as RENEWAL_LOOK_EVERY_S
+from gpuslice.apps.exporter.renewal import Renewal
 from gpuslice.apps.exporter.sampler import Health, Sampler
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
 from gpuslice.apps.exporter.slices import DeviceSlices
@@ -90,6 +92,8 @@ class Exporter:
         self.sampler.obstacle = self._obstacle
         self.view = View(self)
         self._source = source
+        self._telemetry = telemetry
+        self._renewal = Renewal(Path(settings.proc) / "driver" / "nvidia" / "gpus")
         self._client = client
         self._slices = DeviceSlices(client, self.node)
         self._told: set[tuple[str, int]] = set()  # fields that a card was said not to give
@@ -99,7 +103,7 @@ class Exporter:
         """Serve until `stopped`; `listening` hears the port of the metrics."""
         tasks = {
             "samples": self._sample(),
-            "faults": self._follow_faults(),
+            "driver": self._keep_driver(),
             "counter file": self._watch_config(),
         }
         if self.settings.kubernetes:
@@ -134,6 +138,31 @@ class Exporter:
                     self.rises.add(card.sample.uuid, card.sample.fields, began_s)
             self._tell_unsupported()
             await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
+
+    async def _keep_driver(self) -> None:
+        """Faults are followed; the driver is opened anew by all of us when it is time."""
+        while True:
+            faults = asyncio.create_task(self._follow_faults(), name="faults")
+            try:
+                reason = await self._until_renewal(faults)
+            finally:
+                faults.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await faults
+            await self._source.close()
+            await self._telemetry.renew()
+            self._renewal.done()
+            _log.info("driver is opened anew", extra={"reason": reason})
+
+    async def _until_renewal(self, faults: asyncio.Task[None]) -> str:
+        while True:
+            await asyncio.wait({faults}, timeout=RENEWAL_LOOK_EVERY_S)
+            if faults.done():
+                faults.result()  # it does not end by itself
+            driver = self.health.readings.get("driver")
+            failing = driver is not None and not driver.success
+            if reason := self._renewal.reason(failing=failing, lost=bool(self.sampler.snapshot.lost)):
+                return reason
 
     async def _follow_faults(self) -> None:
         while True:
