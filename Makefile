@@ -51,8 +51,7 @@ bench: setup ## every benchmark, as tables
 e2e: setup ## the story on a real control plane; KUBEBUILDER_ASSETS names the folder with its binaries
 	@$(BIN)/python -m pytest tests/e2e -m e2e -rs $(ARGS)
 
-test-gpu: ## the tests that need a real NVIDIA card; needs root, Python 3.11+, PyTorch, nvcc, no network
-	@$(MAKE) -C native
+test-gpu: ## what only a real NVIDIA card can show; wants a C compiler, uses PyTorch and nvcc; ARGS="WORD ..."
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
 tools: $(STAMP) ## fetch helm into .tools and, as root on Debian, install Prometheus: some tests need them

@@ -1,418 +1,289 @@
-"""What only a real card can show: `make test-gpu`. Needs a card, PyTorch, nvcc and gcc; no network.
+"""What only a real card can show: `make test-gpu`, or `python3 tests/gpu/run.py [OPTIONS] [WORD ...]`.
 
-Runs the stories of the documentation on the card, compares what the library counts with what the driver says,
-and measures what the library costs, with and without it in turns. Writes docs/results/gpu-isolation.md.
+Needs a card, its driver and a C compiler; uses PyTorch, nvcc and nvidia-smi where they are. No network, no
+package. Each case is a process of its own with a time limit. Results are written as they come: the page
+docs/results/gpu-isolation.md and, where the environment variable OUT names a folder, there a copy of it and
+a line of JSON a case. `--simulated` plays on the simulated driver. Words choose cases by their titles.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import faulthandler
+import importlib
 import json
 import os
-import platform
 import shutil
-import statistics
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path[:0] = [str(ROOT / "src")]
+sys.path[:] = [str(ROOT / "src"), str(ROOT), *(place for place in sys.path if place != str(HERE))]
 
-from gpuslice.adapters.region.limits import CardLimit, write_limits  # noqa: E402
-from gpuslice.adapters.region.reader import CardUsage, prepare_region, read_region  # noqa: E402
-from gpuslice.core.units import card_units, limit_mib  # noqa: E402
+from tests.gpu.driver import Card, NoDriverError, Nvml, Skip, make_findable  # noqa: E402
+from tests.gpu.page import Line, write_page  # noqa: E402
 
-MIB = 1 << 20
-BUILD = ROOT / "native" / "build"
 PAGE = ROOT / "docs" / "results" / "gpu-isolation.md"
-ROUNDS = 3
-AIM = 0.01
+BUILD = Path(os.environ.get("GPUSLICE_NATIVE_BUILD", ROOT / "native" / "build"))
 
 
 @dataclass(frozen=True)
-class GpuCard:
-    """The card the stories are played on."""
+class Case:
+    """A title, where its function is, and how long it may take."""
 
-    uuid: str
-    name: str
-    memory_mib: int
-    driver: str
-
-
-@dataclass
-class Report:
-    """What was found: one line a story, and the figures."""
-
-    lines: list[tuple[str, str, str]] = field(default_factory=list)
-    tables: list[str] = field(default_factory=list)
-
-    def failures(self) -> int:
-        return sum(verdict == "failed" for _, verdict, _ in self.lines)
+    title: str
+    function: str
+    limit_s: float = 45
 
 
-class Box:
-    """A container's files in a folder."""
-
-    def __init__(self, folder: Path, card: GpuCard, memory_mib: int, share: int | None = None) -> None:
-        self.folder = folder
-        for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
-            (folder / part).mkdir(parents=True)
-        (folder / "usr/lib/gpuslice").symlink_to(BUILD / "lib")
-        write_limits(folder / "etc/gpuslice/limits", [CardLimit(card.uuid, memory_mib * MIB, share)])
-        prepare_region(folder / "var/lib/gpuslice/region")
-        preload = str(folder / "usr/lib/gpuslice/libgpuslice.so")
-        self.environment = {**os.environ, "LD_PRELOAD": preload, "CUDA_VISIBLE_DEVICES": card.uuid}
-
-    def usage(self) -> CardUsage:
-        reading = read_region(self.folder / "var/lib/gpuslice/region")
-        if reading is None:
-            raise AssertionError("nobody has opened the region: the library was not in the program")
-        return reading.cards[0]
-
-    def run(self, *command: str, timeout_s: float = 300) -> str:
-        done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False, timeout=timeout_s
-        )
-        if done.returncode:
-            raise AssertionError(f"{command[0]} ended with {done.returncode}: {done.stderr[-800:]}")
-        return done.stdout
-
-
-class Worker:
-    """The tests' worker program, on the real driver."""
-
-    def __init__(self, box: Box, way: str = "dlsym", version: int = 12020) -> None:
-        self.process = subprocess.Popen(
-            [str(BUILD / "tests/worker"), way, str(version)],
-            env=box.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.line()
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def ask(self, command: str) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        return self.line()
-
-    def ok(self, command: str) -> list[int]:
-        answer = self.ask(command).split()
-        if answer[:1] != ["ok"]:
-            raise AssertionError(f"{command}: {' '.join(answer)}")
-        return [int(word) for word in answer[1:]]
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def smi(*fields: str, of: str = "gpu") -> list[list[str]]:
-    query = ["nvidia-smi", f"--query-{of}={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, check=True)
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
-
-
-def find_card() -> GpuCard:
-    uuid, name, memory, driver = smi("uuid", "name", "memory.total", "driver_version")[0]
-    return GpuCard(uuid, name, int(memory), driver)
-
-
-def share_mib(card: GpuCard, units: int) -> int:
-    return limit_mib(card.memory_mib, units, card_units(card.memory_mib))
-
-
-def by_driver_mib(pid: int) -> int | None:
-    """The driver's figure for one process; None where a PID namespace hides it."""
-    found = {int(number): memory for number, memory in smi("pid", "used_memory", of="compute-apps")}
-    memory = found.get(pid)
-    return int(memory) if memory is not None and memory.isdigit() else None
-
-
-# ---- stories: each returns a sentence, or fails an assertion
-
-
-def seeds_story(folder: Path, card: GpuCard) -> str:
-    """4 units: 3 GiB fit, nvidia-smi shows used and limit, another 1 GiB is refused, the program goes on."""
-    limit = share_mib(card, 4)
-    box = Box(folder, card, limit)
-    with Worker(box) as worker:
-        worker.ok("start 0")
-        assert worker.ok("total 0") == [limit * MIB]
-        worker.ok(f"alloc 0 plain {(limit - 1200) * MIB}")
-        shown = box.run("nvidia-smi")
-        used = box.usage().used_bytes // MIB
-        assert f"{used}MiB / {limit:>6}MiB".replace(" ", "") in shown.replace(" ", ""), shown
-        assert worker.ask(f"alloc 1 plain {1200 * MIB}") == "error 2"
-        worker.ok(f"alloc 2 plain {16 * MIB}")
-    return f"nvidia-smi in the container showed {used}MiB / {limit}MiB; the next 1200 MiB were refused"
-
-
-def to_the_byte(folder: Path, card: GpuCard) -> str:
-    """The last page fits, and not one byte more."""
-    box = Box(folder, card, 4096)
-    with Worker(box) as worker:
-        worker.ok("start 0")
-        left = 4096 * MIB - box.usage().used_bytes
-        whole = left // (2 * MIB) * 2 * MIB
-        worker.ok(f"alloc 0 plain {whole}")
-        assert worker.ask(f"alloc 1 plain {2 * MIB}") == "error 2"
-        assert worker.ok("info")[0] < 2 * MIB
-        worker.ok("free 0")
-        worker.ok(f"alloc 0 plain {whole}")
-    return f"{whole} bytes fitted beside the context, {2 * MIB} more did not; freed memory could be had again"
-
-
-def every_kind(folder: Path, card: GpuCard) -> str:
-    """Each kind of allocation is refused past the limit, and given back when it is freed."""
-    box = Box(folder, card, 3072)
-    kinds = (
-        "plain",
-        "pitch",
-        "managed",
-        "async",
-        "pool",
-        "physical",
-        "mapped",
-        "array",
-        "array3d",
-        "mipmap",
-        "graph",
-    )
-    with Worker(box) as worker:
-        worker.ok("start 0")
-        worker.ok("sync")
-        for kind in kinds:
-            worker.ok(f"alloc 0 {kind} {128 * MIB}")
-            held = worker.ask(f"alloc 1 {kind} {4096 * MIB}")
-            assert held == "error 2", f"{kind}: {held}"
-            worker.ok("free 0")
-            if kind == "pool":
-                worker.ok("sync")
-                worker.ok("trim")
-            worker.ok("sync")
-        left = box.usage().used_bytes
-        worker.ok("info")
-    return f"{', '.join(kinds)}: all refused past the limit; {left // MIB} MiB in use at the end"
-
-
-def books_and_driver(folder: Path, card: GpuCard) -> str:
-    """What the library counts for a process is what the driver says."""
-    box = Box(folder, card, 8192)
-    gaps = []
-    with Worker(box) as worker:
-        worker.ok("start 0")
-        for number, (kind, size) in enumerate(
-            (("plain", 1000), ("async", 512), ("mapped", 256), ("array", 64))
-        ):
-            worker.ok(f"alloc {number} {kind} {size * MIB}")
-            worker.ok("sync")
-            driver = by_driver_mib(worker.process.pid)
-            if driver is None:
-                return "skipped: the driver does not show this process by its pid here"
-            gaps.append(f"{kind}: {box.usage().used_bytes // MIB} counted, {driver} by the driver")
-            assert abs(box.usage().used_bytes // MIB - driver) <= 64, gaps[-1]
-        own = box.usage().processes[0].own_bytes // MIB
-    return f"{'; '.join(gaps)} (MiB); a context took {own} MiB"
-
-
-def neighbours(folder: Path, card: GpuCard) -> str:
-    """Two containers on one card: one runs into its limit again and again, the other never notices."""
-    greedy, quiet = Box(folder / "greedy", card, 3072), Box(folder / "quiet", card, 6144)
-    with Worker(greedy) as one, Worker(quiet) as two:
-        one.ok("start 0")
-        two.ok("start 0")
-        for _ in range(50):
-            assert one.ask(f"alloc 0 plain {8192 * MIB}") == "error 2"
-        two.ok(f"alloc 0 plain {5000 * MIB}")
-    return f"{greedy.usage().refused} refusals beside an allocation of 5000 MiB that was granted"
-
-
-def killed(folder: Path, card: GpuCard) -> str:
-    """kill -9 returns a process's memory to its container."""
-    box = Box(folder, card, 4096)
-    with Worker(box) as survivor:
-        survivor.ok("start 0")
-        with Worker(box) as victim:
-            victim.ok("start 0")
-            victim.ok(f"alloc 0 plain {1500 * MIB}")
-            assert survivor.ask(f"alloc 0 plain {2000 * MIB}") == "error 2"
-        deadline = time.monotonic() + 20
-        while survivor.ask(f"alloc 0 plain {2000 * MIB}") != "ok":
-            assert time.monotonic() < deadline, "not returned within 20 s"
-            time.sleep(0.05)
-    return "2000 MiB that did not fit beside the victim fitted after its death"
-
-
-def nvcc_program(folder: Path, card: GpuCard) -> str:
-    """A program with the static CUDA runtime, unchanged."""
-    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-    if not Path(nvcc).exists():
-        return "skipped: no nvcc"
-    folder.mkdir(parents=True)
-    built = []
-    for streams in ("legacy", "per-thread"):
-        program = folder / f"program-{streams}"
-        command = [nvcc, f"--default-stream={streams}", "-o", str(program), str(HERE / "program.cu")]
-        subprocess.run(command, check=True, capture_output=True)
-        told = Box(folder / streams, card, 4096).run(str(program)).split("\n")[:5]
-        assert told == ["total 4096 property 4096", "half 0", "whole 2", "async 2", "work 1000"], told
-        built.append(streams)
-    return f"{' and '.join(built)} streams: saw 4096 MiB, got half, was refused the whole, computed rightly"
-
-
-def torch_case(box: Box | None, case: str, card: GpuCard) -> dict[str, float]:
-    plain = {**os.environ, "CUDA_VISIBLE_DEVICES": card.uuid}
-    done = subprocess.run(
-        [sys.executable, str(HERE / "torch_cases.py"), case],
-        env=box.environment if box else plain,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-800:]
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def torch_memory(folder: Path, card: GpuCard) -> str:
-    """PyTorch is told its share, is refused past it and goes on."""
-    found = torch_case(Box(folder, card, 8192), "memory", card)
-    assert found["total_mib"] == found["property_mib"] == 8192, found
-    assert found["refused"], found
-    assert found["went_on"], found
-    assert found["got_mib"] <= 8192, found
-    told = f"told {found['total_mib']} MiB, free {found['free_mib']} at the start"
-    return f"{told}; got {found['got_mib']}, then OutOfMemoryError, and went on"
-
-
-def compute_share(folder: Path, card: GpuCard) -> str:
-    """A share of 30 % gives about 30 % of the work."""
-    whole = torch_case(Box(folder / "whole", card, 8192), "busy", card)["products_per_second"]
-    box = Box(folder / "part", card, 8192, 30)
-    part = torch_case(box, "busy", card)["products_per_second"]
-    percent = 100 * part / whole
-    assert 22 <= percent <= 38, f"{percent:.1f} %"
-    waited = box.usage().throttled_ns / 1e9
-    return f"{percent:.1f} % of the work of an unlimited run; launches waited {waited:.1f} s of 6"
-
-
-STORIES: tuple[tuple[str, Callable[[Path, GpuCard], str]], ...] = (
-    ("the documented story", seeds_story),
-    ("the limit to the byte", to_the_byte),
-    ("every kind of allocation", every_kind),
-    ("counted as the driver counts", books_and_driver),
-    ("neighbours", neighbours),
-    ("kill -9", killed),
-    ("programs built by nvcc", nvcc_program),
-    ("PyTorch", torch_memory),
-    ("a share of compute", compute_share),
+CASES = (
+    Case("the documented story", "memory_cases.documented_story"),
+    Case("the limit to the byte", "memory_cases.to_the_byte"),
+    Case("every kind of allocation", "memory_cases.every_kind"),
+    Case("every way to the driver", "memory_cases.every_way", 60),
+    Case("counted as the driver counts", "memory_cases.books_and_driver"),
+    Case("neighbours", "memory_cases.neighbours"),
+    Case("two processes, one limit", "memory_cases.two_processes"),
+    Case("kill -9", "memory_cases.killed"),
+    Case("functions of this driver", "memory_cases.known_functions"),
+    Case("programs built by nvcc", "program_cases.nvcc_programs", 90),
+    Case("PyTorch's allocators", "program_cases.torch_memory", 90),
+    Case("PyTorch's graphs", "program_cases.torch_graph", 60),
+    Case("a share of compute", "share_cases.one_share", 90),
+    Case("compute split in two", "share_cases.split", 75),
+    Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
+    Case("overhead at the driver", "speed_cases.overhead_driver", 90),
+    Case("telemetry beside nvidia-smi", "telemetry_cases.conversions", 60),
+    Case("hardware counters", "telemetry_cases.counters", 60),
+    Case("processes by NVML", "telemetry_cases.processes", 45),
+    Case("the exporter", "telemetry_cases.exporter", 60),
+    Case("gpuslice run", "program_cases.command_line", 60),
+    Case("gpuslice load", "program_cases.load_program", 75),
 )
 
 
-def overhead(folder: Path, card: GpuCard, report: Report) -> None:
-    """Seconds with the library over seconds without it, in turns."""
-    box = Box(folder, card, card.memory_mib)
-    bare: dict[str, list[float]] = {}
-    held: dict[str, list[float]] = {}
-    for _ in range(ROUNDS):
-        for target, where in ((bare, None), (held, box)):
-            for name, value in torch_case(where, "speed", card).items():
-                target.setdefault(name, []).append(value)
-    rows = ["| work | without | with | ratio |", "| --- | --- | --- | --- |"]
-    slow = []
-    for name, without_all in bare.items():
-        without, with_library = min(without_all), min(held[name])
-        ratio = with_library / without
-        spread = statistics.pstdev(without_all) / without
-        rows.append(
-            f"| {name} | {without * 1e6:.2f} µs | {with_library * 1e6:.2f} µs"
-            f" | {ratio:.4f} (± {spread:.3f}) |"
-        )
-        if ratio > 1 + AIM and ratio > 1 + 2 * spread:
-            slow.append(f"{name} {ratio:.3f}")
-    report.tables.append("\n".join(rows))
-    verdict = f"beyond {1 + AIM}: {', '.join(slow)}" if slow else f"all within {1 + AIM}, or within the noise"
-    report.lines.append(("overhead", "passed", verdict))
+# ---- one case, in its process
 
 
-def play(report: Report, name: str, story: Callable[[], str]) -> None:
+def play(case: Case, folder: Path, uuid: str, result: Path) -> None:
+    """Plays a case here and writes its Line to `result`."""
+    faulthandler.register(signal.SIGUSR1)
+    from tests.gpu.stage import Seen, Stage
+
+    nvml = Nvml()
+    card = next(card for card in nvml.cards() if card.uuid == uuid)
+    module, _, name = case.function.partition(".")
+    settle(nvml, uuid)
+    began = time.monotonic()
     try:
-        sentence = story()
-        verdict = "skipped" if sentence.startswith("skipped") else "passed"
+        seen: Seen = getattr(importlib.import_module(f"tests.gpu.{module}"), name)(Stage(folder, card, nvml))
+        line = Line(case.title, "passed", seen.sentence, seen.table, seen.figures)
+    except Skip as reason:
+        line = Line(case.title, "skipped", str(reason))
     except Exception as error:
         traceback.print_exc()
-        sentence, verdict = f"{type(error).__name__}: {error}"[:400], "failed"
-    report.lines.append((name, verdict, sentence))
-    print(f"{verdict:8} {name}: {sentence}", flush=True)
+        line = Line(case.title, "failed", f"{type(error).__name__}: {error}")
+    line.took_s = round(time.monotonic() - began, 1)
+    result.write_text(json.dumps(asdict(line)))
 
 
-def write_page(card: GpuCard, report: Report) -> None:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    today = time.strftime("%Y-%m-%d", time.gmtime())
-    stories = [
-        (name, verdict, seen.replace("|", "/").replace("\n", " ")) for name, verdict, seen in report.lines
+def settle(nvml: Nvml, uuid: str) -> None:
+    """Until the driver has taken back what the case before held."""
+    until, before = time.monotonic() + 3, -1
+    while (now := nvml.used_bytes(uuid)) != before and time.monotonic() < until:
+        before = now
+        time.sleep(0.05)
+
+
+# ---- all of them
+
+
+def supervise(case: Case, folder: Path, card: Card, left_s: float) -> Line:
+    """The case in a process of its own; an account of everything if it fails."""
+    if left_s < 5:
+        return Line(case.title, "not run", "no time was left")
+    folder.mkdir(parents=True)
+    result, log = folder / "result.json", folder / "case.out"
+    limit_s, began = min(case.limit_s, left_s), time.monotonic()
+    command = [
+        sys.executable,
+        str(HERE / "run.py"),
+        "--play",
+        case.title,
+        str(folder),
+        card.uuid,
+        str(result),
     ]
-    lines = [
-        "# Isolation on a real card",
-        "",
-        f"Written by `make test-gpu` on {today}, commit {commit or 'unknown'}.",
-        "",
-        f"- card: {card.name}, {card.memory_mib} MiB; driver {card.driver}",
-        f"- machine: {platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "- command: `make test-gpu`",
-        "",
-        "| story | verdict | what was seen |",
-        "| --- | --- | --- |",
-        *(f"| {name} | {verdict} | {seen} |" for name, verdict, seen in stories),
-        "",
-        "Overhead: best of the rounds, with and without the library in turns; the aim is a ratio of 1.01.",
-        "",
-        *report.tables,
-        "",
-    ]
-    target = Path(os.environ.get("GPUSLICE_GPU_PAGE", PAGE))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("\n".join(lines))
-    print(f"written: {target}")
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)  # where it hangs, into its output
+            time.sleep(0.5)
+    late = process.poll() is None
+    end_session(process)
+    if result.exists():
+        line = Line(**json.loads(result.read_text()))
+    else:
+        why = f"did not end within {limit_s:.0f} s" if late else f"ended with {process.returncode}, no result"
+        line = Line(case.title, "failed", why, took_s=round(time.monotonic() - began, 1))
+    if line.verdict == "failed":
+        line.account = accounted(folder, log)
+    return line
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """What a case started goes with it: a program left behind would hold memory of the card."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def accounted(folder: Path, log: Path) -> str:
+    from tests.gpu.stage import account
+
+    try:
+        more = account(folder)
+    except Exception as error:
+        more = f"no account: {error!r}"
+    return f"{log.read_text(errors='replace')[-4000:]}\n{more}"
+
+
+NEEDED = ("lib/libgpuslice.so", "tests/worker")
+
+
+def built() -> str:
+    """A sentence if what the cases need was not built."""
+    missing = [name for name in NEEDED if not (BUILD / name).exists()]
+    return f"{BUILD} does not hold {' and '.join(missing)}" if missing else ""
+
+
+def build() -> str:
+    """Makes the library and the worker; a sentence when that fails and none are there from before."""
+    if "GPUSLICE_NATIVE_BUILD" in os.environ:
+        return built()
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    if compiler is None or shutil.which("make") is None:
+        why = "there is no make" if compiler else "there is no C compiler"
+    else:
+        targets = [f"build/{name}" for name in NEEDED]
+        command = ["make", "-C", str(ROOT / "native"), f"CC={compiler}", "WARNINGS=", *targets]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+        if done.returncode == 0:
+            return ""
+        why = f"make failed: {done.stdout[-1500:]}{done.stderr[-1500:]}"
+    if built():
+        return f"{why}, and {built()} from before"
+    print(f"note: {why}; what is in native/build is used")
+    return ""
+
+
+def simulate(folder: Path) -> None:
+    """Everything from here on meets the simulated driver."""
+    from gpuslice.sim import gpu
+
+    state = gpu.create(folder / "cards", ["H200"], cuda_version="13.0", seed="test-gpu", kernel_us=5)
+    os.environ.update(gpu.environment(state, BUILD / "sim"))
+
+
+def read_ahead() -> subprocess.Popen[bytes] | None:
+    """PyTorch's files come from a cold disk while the first cases run, which do not need them."""
+    from tests.gpu.stage import torch_python
+
+    try:
+        command = [torch_python(), "-c", "import torch"]
+    except Skip:
+        return None
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def chosen(words: list[str]) -> list[Case]:
+    return [case for case in CASES if not words or any(word.lower() in case.title.lower() for word in words)]
+
+
+def report(lines: list[Line], card: Card, arguments: argparse.Namespace) -> None:
+    """The page, after every case: nothing is lost if we are ended."""
+    out = os.environ.get("OUT", "")
+    folder = [Path(out)] if out and Path(out).is_dir() else []
+    if lines and folder:
+        with (folder[0] / "gpu-isolation.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(lines[-1])) + "\n")
+    for page in (arguments.page, *(each / "gpu-isolation.md" for each in folder)):
+        write_page(page, card, lines)
+
+
+def tell(line: Line) -> None:
+    print(f"{line.verdict:8}{line.took_s:6.1f} s  {line.title}: {line.sentence}", flush=True)
+    if line.table:
+        print(line.table, flush=True)
+    if line.account:
+        print(f"---- account of {line.title}\n{line.account}\n----", flush=True)
+
+
+def arguments_given() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="only cases whose titles contain one of them"
+    )
+    parser.add_argument("--simulated", action="store_true", help="on the simulated driver")
+    parser.add_argument("--within", type=float, default=480, metavar="SECONDS", help="for all of them [480]")
+    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is written")
+    parser.add_argument("--play", nargs=4, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> int:
-    if shutil.which("nvidia-smi") is None:
-        print("no nvidia-smi: this machine has no NVIDIA driver", file=sys.stderr)
-        return 2
-    card, report = find_card(), Report()
-    only = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as name:
-        for number, (title, story) in enumerate(STORIES):
-            if not only or any(word in title for word in only):
-                play(report, title, lambda story=story, number=number: story(Path(name) / str(number), card))  # type: ignore[misc]
-        if not only or "overhead" in only:
-            try:
-                overhead(Path(name) / "overhead", card, report)
-                print(report.lines[-1], *report.tables, sep="\n")
-            except Exception as error:
-                report.lines.append(("overhead", "failed", str(error)[:400]))
-                print(report.lines[-1])
-    write_page(card, report)
-    return 1 if report.failures() else 0
+    arguments = arguments_given()
+    if arguments.play:
+        title, folder, uuid, result = arguments.play
+        case = next(case for case in CASES if case.title == title)
+        play(case, Path(folder), uuid, Path(result))
+        return 0
+    began = time.monotonic()
+    problem = built() if arguments.simulated else build()
+    with tempfile.TemporaryDirectory(prefix="test-gpu-") as name:
+        if arguments.simulated:
+            simulate(Path(name))
+        else:
+            make_findable()
+        try:
+            card = Nvml().cards()[0]
+        except (NoDriverError, IndexError) as error:
+            problem = problem or f"no card here: {error}; --simulated plays without one"
+        if problem:
+            print(f"test-gpu cannot begin: {problem}", file=sys.stderr)
+            return 2
+        return play_all(arguments, Path(name), card, began)
+
+
+def play_all(arguments: argparse.Namespace, folder: Path, card: Card, began: float) -> int:
+    print(f"{card.name}, {card.memory_mib} MiB, driver {card.driver}, {card.uuid}", flush=True)
+    reading = read_ahead()
+    lines: list[Line] = []
+    for number, case in enumerate(chosen(arguments.words)):
+        left_s = arguments.within - (time.monotonic() - began)
+        lines.append(supervise(case, folder / f"{number:02}", card, left_s))
+        tell(lines[-1])
+        report(lines, card, arguments)
+    if reading is not None:
+        reading.kill()
+        reading.wait()
+    counts = {verdict: sum(line.verdict == verdict for line in lines) for verdict in ("passed", "failed")}
+    rest = len(lines) - sum(counts.values())
+    print(f"written: {arguments.page}")
+    print(f"{counts['passed']} passed, {counts['failed']} failed, {rest} skipped")
+    return 1 if counts["failed"] or not counts["passed"] else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""The NVIDIA driver of this machine: where it is, and what NVML says, with nothing but ctypes.
+
+`nvidia-smi`, NVIDIA's Python binding and the loader's path may all be missing on a rented machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDERS = (
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib/wsl/lib",
+    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/nvidia",
+)
+PROGRAMS = ("/usr/local/nvidia/bin", "/usr/local/cuda/bin")
+
+
+class NoDriverError(Exception):
+    """There is no driver here, or no card; the message says what was looked for."""
+
+
+class Skip(Exception):
+    """The case does not apply to this machine."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """The card that the cases are played on."""
+
+    uuid: str
+    name: str
+    memory_mib: int
+    driver: str
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_uint64), ("free", ctypes.c_uint64), ("used", ctypes.c_uint64))
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_uint64),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+_UNKNOWN = 2**64 - 1
+
+
+def make_findable() -> None:
+    """Puts the folders of the driver and of the toolkit where programs that we start find them."""
+    add_folders("PATH", (folder for folder in (*PROGRAMS, *_toolkits()) if Path(folder).is_dir()))
+    if not _loads("libcuda.so.1"):
+        homes = [folder for folder in FOLDERS if (Path(folder) / "libcuda.so.1").exists()]
+        add_folders("LD_LIBRARY_PATH", homes[:1])
+
+
+def _toolkits() -> list[str]:
+    return [str(path) for path in sorted(Path("/usr/local").glob("cuda-*/bin"), reverse=True)]
+
+
+def add_folders(variable: str, folders: Iterable[str]) -> None:
+    before = [folder for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
+    os.environ[variable] = os.pathsep.join([*before, *(each for each in folders if each not in before)])
+
+
+def _loads(library: str) -> bool:
+    """In a process of its own: the loader reads its path once."""
+    code = f"import ctypes; ctypes.CDLL({library!r})"
+    import sys
+
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+class Nvml:
+    """The questions that the cases ask. Raises NoDriverError."""
+
+    def __init__(self) -> None:
+        self._library = _open("libnvidia-ml.so.1")
+        self._call("nvmlInit_v2")
+
+    def cards(self) -> list[Card]:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return [self._card(index) for index in range(count.value)]
+
+    def used_bytes(self, uuid: str) -> int:
+        """By everybody, and the driver itself."""
+        return int(self._memory(self._by_uuid(uuid)).used)
+
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        """pid → bytes, None where the driver does not say. May name pids of another namespace, or nobody."""
+        count = ctypes.c_uint(256)
+        found = (_Process * 256)()
+        name = "nvmlDeviceGetComputeRunningProcesses_v3"
+        self._call(name, self._by_uuid(uuid), ctypes.byref(count), found)
+        return {each.pid: None if each.used == _UNKNOWN else each.used for each in found[: count.value]}
+
+    def _card(self, index: int) -> Card:
+        card = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(card))
+        return Card(
+            uuid=self._text("nvmlDeviceGetUUID", card),
+            name=self._text("nvmlDeviceGetName", card),
+            memory_mib=int(self._memory(card).total) >> 20,
+            driver=self._text("nvmlSystemGetDriverVersion"),
+        )
+
+    def _by_uuid(self, uuid: str) -> ctypes.c_void_p:
+        card = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(card))
+        return card
+
+    def _memory(self, card: ctypes.c_void_p) -> _Memory:
+        memory = _Memory()
+        self._call("nvmlDeviceGetMemoryInfo", card, ctypes.byref(memory))
+        return memory
+
+    def _text(self, name: str, *card: object) -> str:
+        text = ctypes.create_string_buffer(128)
+        self._call(name, *card, text, ctypes.c_uint(len(text)))
+        return text.value.decode(errors="replace")
+
+    def _call(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise NoDriverError(f"{name} answered {code}")
+
+
+def _open(name: str) -> ctypes.CDLL:
+    # The loader read its path when this process began: what was added since counts for those we start.
+    added = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    for place in (name, *(f"{folder}/{name}" for folder in (*filter(None, added), *FOLDERS))):
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    raise NoDriverError(f"{name} is neither in the loader's path nor in {', '.join(FOLDERS)}")
+
+
+def smi(fields: Iterable[str], of: str = "gpu") -> list[dict[str, str]]:
+    """What nvidia-smi prints for these fields, a row a card or process. Skips where there is none."""
+    names = list(fields)
+    if shutil.which("nvidia-smi") is None:
+        raise Skip("no nvidia-smi here")
+    query = ["nvidia-smi", f"--query-{of}={','.join(names)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(query)} ended with {done.returncode}: {done.stdout} {done.stderr}")
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+    return [dict(zip(names, row, strict=False)) for row in rows]

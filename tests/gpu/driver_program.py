@@ -1,0 +1,112 @@
+"""The driver's own interface through ctypes, without a toolkit: answers as `torch_program.py` does.
+
+Also runs on the simulated driver, so that what plays with it cannot rot where there is no card.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src")]
+
+from gpuslice.adapters.gpu.cuda import MULTIPROCESSORS, Cuda  # noqa: E402
+
+MIB = 1 << 20
+BLOCK_S = 0.05
+ROUNDS = 200_000
+PTX = """
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fixed_gpusim_busy_ns(.param .u64 rounds, .param .u64 sink)
+{
+    .reg .u64 %left, %sink;
+    .reg .f32 %a, %b;
+    .reg .pred %again, %never;
+    ld.param.u64 %left, [rounds];
+    ld.param.u64 %sink, [sink];
+    mov.f32 %a, 0f3F800001;
+    mov.f32 %b, 0f3F7FFFFE;
+AGAIN:
+    fma.rn.f32 %a, %a, %b, %b;
+    sub.u64 %left, %left, 1;
+    setp.ne.u64 %again, %left, 0;
+    @%again bra AGAIN;
+    setp.eq.f32 %never, %a, 0f7F7FFFFF;
+    @%never st.global.f32 [%sink], %a;
+    ret;
+}
+.visible .entry small(.param .u64 sink)
+{
+    ret;
+}
+"""
+Call = Callable[[], object]
+
+
+class Works:
+    """One context and what is called in it."""
+
+    def __init__(self) -> None:
+        self.card = Cuda()
+        self.blocks = self.card.attribute(MULTIPROCESSORS)
+        self.sink = self.card.allocate(4096)
+        self.fixed = self.card.kernel(PTX, "fixed_gpusim_busy_ns")
+        self.small = self.card.kernel(PTX, "small")
+        self.ready: dict[str, tuple[Call, int]] = {}
+        self.names: dict[str, Call] = {
+            "arithmetic kernel": lambda: self.card.launch(self.fixed, self.blocks, 128, (ROUNDS, self.sink)),
+            "empty kernels": lambda: self.card.launch(self.small, 1, 1, (self.sink,)),
+            "cuMemGetInfo": self.card.memory,
+            "one word to the card and back": self._word,
+        }
+
+    def _word(self) -> None:
+        self.card.fill(self.sink, 8)
+        self.card.read_u64(self.sink)
+
+    def block_s(self, call: Call, count: int) -> float:
+        self.card.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        self.card.synchronize()
+        return time.perf_counter() - began
+
+    def warm(self, name: str) -> int:
+        call = self.names[name]
+        self.block_s(call, 3)
+        count = max(1, min(20_000, round(BLOCK_S / max(self.block_s(call, 10) / 10, 1e-7))))
+        self.ready[name] = call, count
+        return count
+
+    def timed(self, name: str) -> float:
+        call, count = self.ready[name]
+        return self.block_s(call, count) / count
+
+    def busy(self, name: str, for_s: float) -> float:
+        call, count = self.ready[name]
+        few, done, began = max(1, count // 5), 0, time.perf_counter()
+        while time.perf_counter() - began < for_s:
+            self.block_s(call, few)
+            done += few
+        return done / (time.perf_counter() - began)
+
+
+def obey(works: Works, words: list[str]) -> Any:
+    order, rest = words[0], words[1:]
+    if order == "busy":
+        return works.busy(" ".join(rest[:-1]), float(rest[-1]))
+    return {"warm": works.warm, "time": works.timed}[order](" ".join(rest))
+
+
+if __name__ == "__main__":
+    made = Works()
+    print(json.dumps(list(made.names)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(obey(made, line.split())), flush=True)

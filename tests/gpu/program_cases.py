@@ -1,0 +1,141 @@
+"""Real programs under a limit, unchanged: nvcc's, PyTorch's, and the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.driver import Skip, smi
+from tests.gpu.stage import BUILD, HERE, MIB, ROOT, SIMULATED, Program, Seen, Stage, torch_python
+
+EXPECTED = ["total 4096 property 4096", "half 0", "whole 2", "async 2", "work 1000"]
+BUILDS = {
+    "static runtime, legacy streams": ["--default-stream=legacy"],
+    "static runtime, per-thread streams": ["--default-stream=per-thread"],
+    "shared runtime": ["--cudart=shared"],
+}
+
+
+def nvcc_programs(stage: Stage) -> Seen:
+    """Programs as nvcc builds them: told 4096 MiB, given half, refused the whole, and right in their sums."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise Skip("no nvcc here")
+    if SIMULATED:
+        raise Skip("the CUDA runtime wants NVIDIA's own driver, this one is simulated")
+    with ThreadPoolExecutor(len(BUILDS)) as pool:
+        programs = list(pool.map(lambda flags: _compiled(nvcc, stage.folder, flags), BUILDS.values()))
+    for number, (name, program) in enumerate(zip(BUILDS, programs, strict=True)):
+        told = stage.box(f"app-{number}", 4096).run(program).splitlines()
+        assert told == EXPECTED, f"{name}: {told}"
+    return Seen(f"{'; '.join(BUILDS)}: saw 4096 MiB, got half, was refused the whole, computed rightly")
+
+
+def _compiled(nvcc: str, folder: Path, flags: list[str]) -> str:
+    program = str(folder / "-".join(["program", *flags]).replace("=", "-"))
+    command = [nvcc, *_architecture(), *flags, "-o", program, str(HERE / "program.cu")]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=80)
+    assert made.returncode == 0, f"{' '.join(command)}: {made.stderr[-800:]}"
+    return program
+
+
+def _architecture() -> list[str]:
+    """This card's; nvcc's own choice where nobody tells."""
+    try:
+        found = smi(["compute_cap"])[0]["compute_cap"].replace(".", "")
+    except (Skip, AssertionError):
+        return []
+    return [f"-arch=sm_{found}"] if found.isdigit() else []
+
+
+def torch_memory(stage: Stage) -> Seen:
+    """PyTorch is told its share, is refused past it and goes on; with each of its allocators."""
+    torch_python()
+    rows, found = [], {}
+    for allocator, setting in (
+        ("caching", ""),
+        ("expandable segments", "expandable_segments:True"),
+        ("cudaMallocAsync", "backend:cudaMallocAsync"),
+    ):
+        found[allocator] = each = _ask_torch(stage, allocator, setting, "memory")
+        assert each["total_mib"] == each["property_mib"] == 8192, f"{allocator}: {each}"
+        assert each["refusal"], f"{allocator}: never refused: {each}"
+        assert each["went_on"], f"{allocator}: {each}"
+        assert 5120 <= each["got_mib"] <= 8192, f"{allocator}: {each}"
+        rows.append(f"| {allocator} | {each['free_mib']} | {each['got_mib']} |")
+    table = "\n".join(["| allocator | MiB free at the start | MiB got |", "| --- | --- | --- |", *rows])
+    version = found["caching"]["torch"]
+    return Seen(f"PyTorch {version}: told 8192 MiB, then OutOfMemoryError, and went on", table, found)
+
+
+def torch_graph(stage: Stage) -> Seen:
+    """A CUDA graph is recorded and replayed under a limit and a share, with a refusal in between."""
+    torch_python()
+    box = stage.box("app", 8192, 50)
+    with Program("torch", box.environment, stage.folder / "torch.log") as torch:
+        found = torch.answer("graph")
+    assert found == {"refused": True, "grew_by": 20.0}, found
+    return Seen("a graph of 20 kernels gave the same before and after a refusal, under a share of 50 %")
+
+
+def _ask_torch(stage: Stage, name: str, allocator: str, order: str) -> Any:
+    box = stage.box(name.replace(" ", "-"), 8192)
+    # Both names: the older is read by every version, the newer by those that warn of it.
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": allocator, "PYTORCH_ALLOC_CONF": allocator} if allocator else {}
+    with Program("torch", box.environment | variables, box.folder / "torch.log") as torch:
+        return torch.answer(order)
+
+
+def command_line(stage: Stage) -> Seen:
+    """`gpuslice run` starts a program with a part of the card, `gpuslice ps` shows it."""
+    missing = [name for name in ("click", "pynvml") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Skip(f"this Python lacks {' and '.join(missing)}")
+    base, library = stage.folder / "budgets", str(BUILD / "lib/libgpuslice.so")
+    limit = stage.units_mib(4)
+    start = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'src')!r}]; from gpuslice.apps.cli.main import main; main()"
+    )
+    worker = [str(BUILD / "tests/worker"), "dlsym"]
+    run = [sys.executable, "-c", start, "run", "--base", str(base), "--mem", "4", "--library", library, "--"]
+    told = subprocess.run(
+        [*run, *worker],
+        input=f"start 0\ntotal 0\nalloc 0 plain {(limit + 1) * MIB}\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert told.stdout.splitlines() == ["ok", "ok", f"ok {limit * MIB}", "error 2"], f"{told}"
+    shown = subprocess.run(
+        [*run, sys.executable, "-c", start, "ps", "--base", str(base), "-o", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert shown.returncode == 0, shown.stderr
+    (budget,) = json.loads(shown.stdout)
+    assert budget["limitBytes"] == limit * MIB, budget
+    return Seen(f"--mem 4 gave {limit} MiB, {limit + 1} MiB were refused; ps shows the budget while it lives")
+
+
+def load_program(stage: Stage) -> Seen:
+    """The cases of `gpuslice load`, where the checkout has them."""
+    program = HERE / "load_cases.py"
+    if not program.exists():
+        raise Skip("no tests/gpu/load_cases.py in this checkout")
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=False, timeout=70
+    )
+    last = (done.stdout.strip().splitlines() or ["no word"])[-1][:400]
+    if done.returncode == 77:
+        raise Skip(last)
+    assert done.returncode == 0, f"{done.stdout[-1500:]} {done.stderr[-1500:]}"
+    return Seen(last)

@@ -1,0 +1,190 @@
+"""PyTorch under a limit, or without one: started by the cases, asked line by line, answers in JSON.
+
+    (start)          the names of its works
+    warm WORK        makes it ready, answers how many calls a block has
+    time WORK        seconds for one call, over one block
+    busy WORK S      calls a second for so long
+    memory           what PyTorch is told, what it gets, and that it goes on after a refusal
+    graph            a recorded graph under the limit, and a refusal between two replays
+
+GPUSLICE_TORCH_DEVICE=cpu tries this file out where there is no card, as far as that goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MIB = 1 << 20
+BLOCK_S = 0.08
+DEVICE = os.environ.get("GPUSLICE_TORCH_DEVICE", "cuda")
+SIZE = 4096 if DEVICE == "cuda" else 256
+Call = Callable[[], object]
+
+
+def synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def product() -> Call:
+    left = torch.randn(SIZE, SIZE, device=DEVICE, dtype=torch.bfloat16)
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, left, out=out)
+
+
+def transformer() -> Call:
+    layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, device=DEVICE)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    batch = torch.randn(16, 128, 512, device=DEVICE)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        layer(batch).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def small_launches() -> Call:
+    cell = torch.zeros(1, device=DEVICE)
+    return lambda: cell.add_(1)
+
+
+def recorded() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    cell = torch.zeros(1, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # once before recording, as PyTorch's manual asks
+        cell.add_(1)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            cell.add_(1)
+    return graph, cell
+
+
+def graph() -> Call:
+    captured, _cell = recorded()
+    replay: Call = captured.replay
+    keep.append(_cell)
+    return replay
+
+
+def allocations() -> Call:
+    """Past the caching allocator, so that each is a call of the driver."""
+
+    def once() -> None:
+        block = torch.empty(32 * MIB, dtype=torch.uint8, device=DEVICE)
+        del block
+        torch.cuda.empty_cache()
+
+    return once
+
+
+WORKS: dict[str, Callable[[], Call]] = {
+    "matrix product": product,
+    "transformer step": transformer,
+    "launch-bound loop": small_launches,
+    "CUDA graph of 20 kernels": graph,
+    "allocate and free": allocations,
+}
+keep: list[object] = []
+ready: dict[str, tuple[Call, int]] = {}
+
+
+def block_s(call: Call, count: int) -> float:
+    synchronize()
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize()
+    return time.perf_counter() - began
+
+
+def warm(name: str) -> int:
+    call = WORKS[name]()
+    block_s(call, 3)
+    count = max(1, round(BLOCK_S / max(block_s(call, 10) / 10, 1e-7)))
+    block_s(call, count)
+    ready[name] = call, count
+    return count
+
+
+def timed(name: str) -> float:
+    call, count = ready[name]
+    return block_s(call, count) / count
+
+
+def busy(name: str, for_s: float) -> float:
+    """A block has a hundredth of a second of work: waiting for it keeps queues short."""
+    call, count = ready[name]
+    few, done, began = max(1, count // 8), 0, time.perf_counter()
+    while time.perf_counter() - began < for_s:
+        block_s(call, few)
+        done += few
+    return done / (time.perf_counter() - began)
+
+
+def memory() -> dict[str, Any]:
+    free, total = torch.cuda.mem_get_info()
+    properties = torch.cuda.get_device_properties(0)
+    held: list[torch.Tensor] = []
+    refusal = ""
+    try:
+        while len(held) < 4096:
+            held.append(torch.empty(256 * MIB, dtype=torch.uint8, device="cuda"))
+    except torch.cuda.OutOfMemoryError as error:
+        refusal = str(error)[:200]
+    got = len(held) * 256
+    held.clear()
+    torch.cuda.empty_cache()
+    again = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda").sum().item()
+    return {
+        "free_mib": free // MIB,
+        "total_mib": total // MIB,
+        "property_mib": properties.total_memory // MIB,
+        "got_mib": got,
+        "refusal": refusal,
+        "went_on": again == 64 * MIB,
+        "allocator": torch.cuda.get_allocator_backend(),
+        "torch": torch.__version__,
+    }
+
+
+def graph_under_limit() -> dict[str, Any]:
+    """Memory taken while recording counts, a refusal between replays leaves the graph as it was."""
+    captured, cell = recorded()
+    captured.replay()
+    torch.cuda.synchronize()
+    before = cell.item()
+    refused = False
+    try:
+        torch.empty(torch.cuda.mem_get_info()[1] * 2, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        refused = True
+    captured.replay()
+    torch.cuda.synchronize()
+    return {"refused": refused, "grew_by": cell.item() - before}
+
+
+def obey(words: list[str]) -> Any:
+    order, rest = words[0], words[1:]
+    if order in ("warm", "time"):
+        return (warm if order == "warm" else timed)(" ".join(rest))
+    if order == "busy":
+        return busy(" ".join(rest[:-1]), float(rest[-1]))
+    return {"memory": memory, "graph": graph_under_limit}[order]()
+
+
+if __name__ == "__main__":
+    print(json.dumps(list(WORKS)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(obey(line.split())), flush=True)

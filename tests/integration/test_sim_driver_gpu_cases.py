@@ -1,0 +1,70 @@
+"""`make test-gpu` against the simulated driver: what is played on a rented card must not rot in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.integration.isolation_rig import BUILD
+
+RUN = Path(__file__).resolve().parents[1] / "gpu" / "run.py"
+
+
+def play(
+    folder: Path, *words: str, build: Path = BUILD
+) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+    done = subprocess.run(
+        [sys.executable, str(RUN), "--simulated", "--page", str(folder / "page.md"), *words],
+        env={**os.environ, "OUT": str(folder), "GPUSLICE_NATIVE_BUILD": str(build)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    written = folder / "gpu-isolation.jsonl"
+    lines = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+    return done, {line["title"]: line for line in lines}
+
+
+def test_every_case_passes_or_says_why_not(tmp_path: Path) -> None:
+    done, lines = play(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    skipped = {title for title, line in lines.items() if line["verdict"] == "skipped"}
+    assert {line["verdict"] for line in lines.values()} == {"passed", "skipped"}
+    assert all(lines[title]["sentence"] for title in skipped)
+    assert skipped >= {"PyTorch's allocators", "programs built by nvcc"}
+    played = {"the documented story", "every kind of allocation", "a share of compute", "hardware counters"}
+    assert not skipped & played
+    page = (tmp_path / "page.md").read_text()
+    assert all(f"| {title} | {line['verdict']} |" in page for title, line in lines.items())
+    assert (tmp_path / "gpu-isolation.md").read_text() == page
+
+
+def test_a_case_that_fails_leaves_an_account_and_the_others_go_on(tmp_path: Path) -> None:
+    """With a library that limits nothing."""
+    build = tmp_path / "build"
+    (build / "lib").mkdir(parents=True)
+    for name in ("sim", "tests"):
+        (build / name).symlink_to(BUILD / name)
+    empty = ["cc", "-shared", "-x", "c", "-o", str(build / "lib/libgpuslice.so"), "/dev/null"]
+    subprocess.run(empty, check=True)
+    done, lines = play(tmp_path, "documented", "functions", build=build)
+    assert done.returncode == 1
+    assert [line["verdict"] for line in lines.values()] == ["failed", "skipped"]
+    told = lines["the documented story"]["account"]
+    assert "Traceback" in told
+    assert "box app: 'gpuslice 1" in told
+    assert "processes by NVML" in told
+    assert told in done.stdout
+
+
+def test_without_a_card_it_says_what_was_looked_for(tmp_path: Path) -> None:
+    command = [sys.executable, str(RUN), "--page", str(tmp_path / "page.md")]
+    environment = {**os.environ, "GPUSLICE_NATIVE_BUILD": str(BUILD)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "test-gpu cannot begin: no card here: libnvidia-ml.so.1 is neither" in done.stderr
