@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aiohttp
 import pytest
 from grpclib.server import Server
 
+from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import PodResourcesService
 from gpuslice.sim import gpu
-from tests.integration.exporter_rig import RunningExporter, have_native, running_exporter
+from tests.integration.exporter_rig import (
+    PROGRAM,
+    RunningExporter,
+    gpu_node,
+    have_native,
+    running_exporter,
+)
+from tests.integration.sim_node import NATIVE
 from tests.integration.test_exporter_story import assert_promtool_accepts
 
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
@@ -290,3 +301,41 @@ async def test_a_card_that_comes_is_seen_without_a_restart(tmp_path: Path) -> No
                 assert exporter.logged("driver is opened anew")[0]["reason"] == "cards came or went"
                 cards.inject_xid(1, 79)  # faults are still followed
                 await exporter.page_when(lambda page: page.value(XIDS, gpu="1", xid="79") == 1)
+
+
+async def test_counters_of_a_config_map_are_read_and_followed(tmp_path: Path) -> None:
+    async with gpu_node(tmp_path) as node, node.exporter("-m", "default:counters") as exporter:
+        await exporter.page_when(lambda page: page.all("DCGM_FI_DEV_GPU_TEMP"))  # the built-in ones so far
+        counters = {"metrics": "DCGM_FI_DEV_POWER_USAGE, gauge, power\n"}
+        config = {"metadata": {"name": "counters", "namespace": "default"}, "data": counters}
+        created = await node.node.client.create(CONFIG_MAPS.as_dict(), config, "default")
+        page = await exporter.page_when(lambda page: not page.all("DCGM_FI_DEV_GPU_TEMP"))
+        assert page.all("DCGM_FI_DEV_POWER_USAGE")
+        created["data"] = {"metrics": "DCGM_FI_DEV_FB_USED, gauge, used\n"}
+        await node.node.client.replace(CONFIG_MAPS.as_dict(), created)
+        page = await exporter.page_when(lambda page: page.all("DCGM_FI_DEV_FB_USED"))
+        assert page.all("DCGM_FI_DEV_POWER_USAGE") == []
+        assert page.one("gpuslice_exporter_collector_success", collector="config_map") == 1
+
+
+async def test_a_socket_from_systemd_is_served(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", ["T4"])
+    variables = gpu.environment(state, NATIVE) | {"GPUSLICE_KUBERNETES": "false", "LISTEN_FDS": "1"}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        handed = listening.fileno()
+        start = f'exec 3<&{handed}; LISTEN_PID=$$ exec "{PROGRAM}" exporter --web-systemd-socket'
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", start, env=variables, pass_fds=[handed], stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stderr is not None
+            async for line in process.stderr:
+                if b'"serving"' in line:
+                    break
+            url = f"http://127.0.0.1:{port}/health"
+            async with aiohttp.ClientSession() as session, session.get(url) as answer:
+                assert answer.status == 200
+        finally:
+            process.terminate()
+            await process.communicate()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from aiohttp import web
 
 _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 10.0
+FIRST_INHERITED = 3  # the number of the first socket from systemd
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Listen:
     """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP.
 
     `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
+    `inherited`: a listening socket that somebody else opened for us, in place of host and port.
     """
 
     port: int
@@ -33,6 +37,7 @@ class Listen:
     must_show: bool = False
     drain_s: float = 5.0  # what a request that is under way gets to finish
     reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
+    inherited: socket.socket | None = None
 
     @property
     def tls(self) -> bool:
@@ -47,15 +52,29 @@ async def serving(app: web.Application, listen: Listen) -> AsyncIterator[int]:
     context = _tls_context(listen) if listen.tls else None
     reload = asyncio.create_task(_reload(context, listen), name="reload certificate") if context else None
     try:
-        site = web.TCPSite(runner, listen.host, listen.port, ssl_context=context, backlog=1024)
+        site = _site(runner, listen, context)
         await site.start()
-        port = int(runner.addresses[0][1])
+        address = runner.addresses[0]
+        port = int(address[1]) if isinstance(address, tuple) else 0  # a unix socket has none
         _log.info("serving", extra={"host": listen.host, "port": port, "tls": listen.tls})
         yield port
     finally:
         if reload is not None:
             reload.cancel()
         await runner.cleanup()
+
+
+def _site(runner: web.AppRunner, listen: Listen, context: ssl.SSLContext | None) -> web.BaseSite:
+    if listen.inherited is not None:
+        return web.SockSite(runner, listen.inherited, ssl_context=context, backlog=1024)
+    return web.TCPSite(runner, listen.host, listen.port, ssl_context=context, backlog=1024)
+
+
+def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:
+    """The first socket that systemd opened for this process (sd_listen_fds); None without any."""
+    if environ.get("LISTEN_PID") != str(os.getpid()) or environ.get("LISTEN_FDS", "0") == "0":
+        return None
+    return socket.socket(fileno=FIRST_INHERITED)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -55,7 +55,7 @@ from gpuslice.apps.settings import SettingsError, load, options, shown
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 EVENTS_RETRY_S = 10.0
-CONFIG_MAP_EVERY_S = 10.0
+CONFIG_MAP_EVERY_S = 5.0
 
 
 class Exporter:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from aiohttp import web
@@ -12,10 +14,11 @@ import gpuslice
 from gpuslice.adapters.web.app import Probes, json_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.exposition import CONTENT_TYPE
-from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_address
 from gpuslice.apps.exporter.view import View
+from gpuslice.apps.settings import SettingsError
 
 _INDEX = """<html><head><title>GPU exporter</title></head>
 <body><h1>GPU exporter</h1><p><a href="/metrics">Metrics</a> <a href="/health">Health</a></p></body></html>
@@ -61,11 +64,21 @@ async def serve_all(
     """Both pages; yields the port of the first. The old one is served only where it has an address."""
     config = read_web_config(Path(settings.web_config_file)) if settings.web_config_file else WebConfig()
     async with contextlib.AsyncExitStack() as stack:
-        port = await stack.enter_async_context(serving(guard(app, config), _listen(settings.address, config)))
+        listen = _listen(settings.address, config)
+        if settings.web_systemd_socket:
+            listen = replace(listen, inherited=_from_systemd())
+        port = await stack.enter_async_context(serving(guard(app, config), listen))
         if settings.legacy_address:
             listen = _listen(settings.legacy_address, config)
             await stack.enter_async_context(serving(guard(legacy, config), listen))
         yield port
+
+
+def _from_systemd() -> socket.socket:
+    found = inherited_socket()
+    if found is None:
+        raise SettingsError("web_systemd_socket is on and systemd passed no socket, wants a .socket unit")
+    return found
 
 
 def _listen(address: str, config: WebConfig) -> Listen:
