@@ -28,7 +28,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.transport import AiohttpTransport
-from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS
+from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU_MEM
 from tests.e2e.control_plane import ControlPlane, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +203,14 @@ def cards_of(pod: SlimPod) -> dict[Card, int]:
     assert sum(cards.values()) == int(annotations[ANN_POD_UNITS]), annotations
     assert {index for _, index in cards} == set(annotations[ANN_INDEX].split(",")), annotations
     return dict(cards)
+
+
+def pod(name: str, units: int) -> Object:
+    """A pod of one container that asks for this many units of one card, for the chart's scheduler."""
+    limits = {GPU_MEM: str(units)}
+    container = {"name": "main", "image": "image", "resources": {"limits": limits, "requests": limits}}
+    spec = {"containers": [container], "schedulerName": "gpuslice-scheduler"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 # -- the cluster -------------------------------------------------------------------------------------------
