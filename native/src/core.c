@@ -144,6 +144,7 @@ void gs_forget_everything(void)
     gs_table_forget(&gs_held);
     gs_forget_pages();
     gs_forget_physical();
+    gs_forget_holders();
     gs_forget_graphs();
     gs_forget_imports();
     gs_forget_own();

@@ -73,6 +73,7 @@ enum gs_kind {
     GS_ARRAY,
     GS_IMPORT,
     GS_EXTERNAL,
+    GS_GROUP, /* of other objects, which it keeps alive */
     GS_EXPORTED = 0x100, /* added to the kind */
 };
 extern struct gs_table gs_held;

@@ -116,6 +116,8 @@ enum {
     CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
 };
 
+typedef uint32_t CUlogicalEndpointId;
+
 enum { CU_MEM_OPERATION_TYPE_MAP = 1, CU_MEM_OPERATION_TYPE_UNMAP = 2 };
 typedef struct {
     int resourceType;

@@ -10,7 +10,8 @@ void gs_drop_context(CUcontext context);
 void gs_forget_pages(void);
 void gs_forget_own(void);
 void gs_forget_physical(void);
-void gs_unpin(uint64_t holder); /* whatever was mapped into it */
+void gs_forget_holders(void);
+void gs_unpin(uint64_t holder); /* whatever was mapped into it or bound to it */
 void gs_forget_graphs(void);
 void gs_forget_imports(void);
 

@@ -1,15 +1,14 @@
 /* Physical memory behind virtual addresses. It lives while any handle or any mapping does, so references are counted:
  * releasing the handle of mapped memory frees nothing. */
-#include "core.h"
+#include "physical.h"
+
 #include "own.h"
 
 static struct gs_table handles;  /* handle → references by it, object */
 static struct gs_table mappings; /* address → length, object */
 static struct gs_table objects;  /* object → what it is charged */
 static struct gs_table references; /* object → how many */
-static struct gs_table pins; /* place in a holder → object; the holder is in `bytes` */
 static _Atomic uint64_t last_object;
-static bool pins_exist;
 
 void gs_forget_physical(void)
 {
@@ -17,7 +16,6 @@ void gs_forget_physical(void)
     gs_table_forget(&mappings);
     gs_table_forget(&objects);
     gs_table_forget(&references);
-    gs_table_forget(&pins);
 }
 
 static struct gs_card *card_of(const CUmemAllocationProp *properties)
@@ -31,19 +29,35 @@ static struct gs_card *card_of(const CUmemAllocationProp *properties)
     return NULL; /* host memory */
 }
 
-static void hold_object(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)
+void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)
 {
     uint64_t object = atomic_fetch_add(&last_object, 1) + 1;
-    gs_table_put(&objects, &(struct gs_entry){.key = object, .bytes = bytes, .kind = kind, .card = card->index});
+    gs_table_put(&objects, &(struct gs_entry){.key = object, .bytes = bytes, .kind = kind, .card = card ? card->index : GPUSLICE_CARDS});
     gs_table_count(&references, object, 1);
     gs_table_put(&handles, &(struct gs_entry){.key = handle, .bytes = 1, .owner = object});
 }
 
-static void drop_reference(uint64_t object)
+uint64_t gs_physical_of_handle(CUmemGenericAllocationHandle handle)
 {
     struct gs_entry entry;
-    if (gs_table_count(&references, object, -1) == 1 && gs_table_take(&objects, object, &entry))
-        gs_release_entry(&entry);
+    return gs_table_get(&handles, handle, &entry) ? entry.owner : 0;
+}
+
+uint32_t gs_physical_card(uint64_t object)
+{
+    struct gs_entry entry;
+    return gs_table_get(&objects, object, &entry) ? entry.card : GPUSLICE_CARDS;
+}
+
+void gs_physical_hold(uint64_t object) { gs_table_count(&references, object, 1); }
+
+void gs_physical_drop(uint64_t object)
+{
+    struct gs_entry entry;
+    if (gs_table_count(&references, object, -1) != 1 || !gs_table_take(&objects, object, &entry))
+        return;
+    gs_release_entry(&entry);
+    gs_unpin(object); /* its members, if it is a group */
 }
 
 int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -57,7 +71,7 @@ int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemA
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemCreate)(handle, bytes, properties, flags);
     if (result == CUDA_SUCCESS)
-        hold_object(*handle, card, reserved, GS_LINEAR);
+        gs_physical_made(*handle, card, reserved, GS_LINEAR);
     else
         gs_settle(card, reserved, 0);
     return result;
@@ -78,9 +92,7 @@ int cuMemRelease(CUmemGenericAllocationHandle handle)
     }
     int result = DRIVER(cuMemRelease)(handle);
     if (known && result == CUDA_SUCCESS)
-        drop_reference(entry.owner);
-    else if (!known && result == CUDA_SUCCESS)
-        gs_unpin(handle); /* a multicast group, perhaps */
+        gs_physical_drop(entry.owner);
     return result;
 }
 
@@ -105,7 +117,7 @@ int cuMemUnmap(CUdeviceptr address, size_t bytes)
     int result = DRIVER(cuMemUnmap)(address, bytes);
     CUdeviceptr end = address + bytes;
     while (active && result == CUDA_SUCCESS && address < end && gs_table_take(&mappings, address, &entry)) {
-        drop_reference(entry.owner);
+        gs_physical_drop(entry.owner);
         address += entry.bytes;
     }
     return result;
@@ -113,31 +125,41 @@ int cuMemUnmap(CUdeviceptr address, size_t bytes)
 
 /* The mapping that holds an address need not start there. */
 struct search {
-    uint64_t address, object;
+    uint64_t address, object, end;
 };
 
 static bool look_into(struct gs_entry *entry, void *context)
 {
     struct search *search = context;
-    if (search->address >= entry->key && search->address - entry->key < entry->bytes)
+    if (search->address >= entry->key && search->address - entry->key < entry->bytes) {
         search->object = entry->owner;
+        search->end = entry->key + entry->bytes;
+    }
     return false;
+}
+
+uint64_t gs_physical_behind(CUdeviceptr address, CUdeviceptr *end)
+{
+    struct search search = {.address = address};
+    gs_table_sift(&mappings, look_into, &search);
+    *end = search.end;
+    return search.object;
 }
 
 int cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     struct gs_entry entry;
-    struct search search = {(uint64_t)(uintptr_t)address, 0};
+    CUdeviceptr end;
     bool active = gs_enter_cuda();
     int result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
     if (!active || result != CUDA_SUCCESS)
         return result;
-    gs_table_sift(&mappings, look_into, &search);
-    if (!search.object)
+    uint64_t object = gs_physical_behind((CUdeviceptr)(uintptr_t)address, &end);
+    if (!object)
         return result;
-    gs_table_count(&references, search.object, 1);
-    if (!gs_table_get(&handles, *handle, &entry) || entry.owner != search.object)
-        entry = (struct gs_entry){.key = *handle, .owner = search.object};
+    gs_physical_hold(object);
+    if (!gs_table_get(&handles, *handle, &entry) || entry.owner != object)
+        entry = (struct gs_entry){.key = *handle, .owner = object};
     entry.bytes++;
     gs_table_put(&handles, &entry);
     return result;
@@ -171,115 +193,7 @@ int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *s
     int result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (card && result == CUDA_SUCCESS) {
         gs_books_imported(&gs_books, card->index, 1);
-        hold_object(*handle, card, 0, GS_IMPORT);
+        gs_physical_made(*handle, card, 0, GS_IMPORT);
     }
-    return result;
-}
-
-/* ---- memory held by something that is no mapping of ours: a sparse array's tile, a multicast group's member ---- */
-
-static uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29; }
-
-static void pin(uint64_t place, uint64_t holder, CUmemGenericAllocationHandle handle)
-{
-    struct gs_entry entry, before;
-    if (!gs_table_get(&handles, handle, &entry))
-        return;
-    gs_table_count(&references, entry.owner, 1);
-    if (gs_table_take(&pins, place, &before)) /* mapped anew: the old tile is free */
-        drop_reference(before.owner);
-    gs_table_put(&pins, &(struct gs_entry){.key = place, .bytes = holder, .owner = entry.owner});
-    __atomic_store_n(&pins_exist, true, __ATOMIC_RELAXED);
-}
-
-static void unpin_place(uint64_t place)
-{
-    struct gs_entry entry;
-    if (gs_table_take(&pins, place, &entry))
-        drop_reference(entry.owner);
-}
-
-static bool drop_pin(struct gs_entry *entry, void *context)
-{
-    if (entry->bytes != *(const uint64_t *)context)
-        return false;
-    drop_reference(entry->owner);
-    return true;
-}
-
-void gs_unpin(uint64_t holder)
-{
-    if (gs_unlikely(__atomic_load_n(&pins_exist, __ATOMIC_RELAXED)))
-        gs_table_sift(&pins, drop_pin, &holder);
-}
-
-static uint64_t tile_of(const CUarrayMapInfo *info)
-{
-    const unsigned int *words = (const unsigned int *)&info->subresource.sparseLevel;
-    uint64_t hash = mixed((uint64_t)(uintptr_t)info->resource, (uint64_t)info->subresourceType + 1);
-    if (info->subresourceType != 0) {
-        hash = mixed(hash, info->subresource.miptail.layer + 1);
-        return mixed(hash, info->subresource.miptail.offset) | 1;
-    }
-    for (int i = 0; i < 8; i++)
-        hash = mixed(hash, words[i] + 1);
-    return hash | 1;
-}
-
-static void note_tiles(const CUarrayMapInfo *list, unsigned int count)
-{
-    for (unsigned int i = 0; i < count; i++)
-        if (list[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP)
-            pin(tile_of(&list[i]), (uint64_t)(uintptr_t)list[i].resource, list[i].memHandle);
-        else
-            unpin_place(tile_of(&list[i]));
-}
-
-int cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuMemMapArrayAsync)(list, count, stream);
-    if (active && result == CUDA_SUCCESS)
-        note_tiles(list, count);
-    return result;
-}
-
-int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
-    if (active && result == CUDA_SUCCESS)
-        note_tiles(list, count);
-    return result;
-}
-
-static uint64_t member_of(CUmemGenericAllocationHandle group, size_t offset) { return mixed(mixed(group, 7), offset) | 1; }
-
-int cuMulticastBindMem(CUmemGenericAllocationHandle group, size_t group_offset, CUmemGenericAllocationHandle handle,
-                       size_t offset, size_t bytes, unsigned long long flags)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuMulticastBindMem)(group, group_offset, handle, offset, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
-        pin(member_of(group, group_offset), group, handle);
-    return result;
-}
-
-int cuMulticastBindMem_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
-                          CUmemGenericAllocationHandle handle, size_t offset, size_t bytes, unsigned long long flags)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuMulticastBindMem_v2)(group, device, group_offset, handle, offset, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
-        pin(member_of(group, group_offset), group, handle);
-    return result;
-}
-
-int cuMulticastUnbind(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset, size_t bytes)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
-    if (active && result == CUDA_SUCCESS)
-        unpin_place(member_of(group, group_offset));
     return result;
 }

@@ -97,6 +97,7 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
     TRY(array_of(array, false));
     if (array->parent)
         return CUDA_ERROR_INVALID_HANDLE;
+    tiles_drop(array);
     object_free(array);
     return CUDA_SUCCESS;
 }
@@ -135,6 +136,7 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
 {
     TRY(array_of(array, true));
     free_levels(array);
+    tiles_drop(array);
     object_free(array);
     return CUDA_SUCCESS;
 }
@@ -197,19 +199,6 @@ EXPORT CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREM
 {
     TRY(array_of(array, true));
     return requirements(out, array, device);
-}
-
-/* Memory mapped into sparse arrays is counted at its handle; the mapping itself takes nothing. */
-EXPORT CUresult cuMemMapArrayAsync(void *list, unsigned count, CUstream handle)
-{
-    struct stream *stream;
-    TRY(stream_of(handle, &stream));
-    return list && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-EXPORT CUresult cuMemMapArrayAsync_ptsz(void *list, unsigned count, CUstream stream)
-{
-    return cuMemMapArrayAsync(list, count, PER_THREAD(stream));
 }
 
 /* ------------------------------------------------------------------------------ textures and surfaces */

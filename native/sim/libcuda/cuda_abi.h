@@ -130,6 +130,18 @@ typedef struct {
     unsigned reserved[4];
 } CUDA_ARRAY_MEMORY_REQUIREMENTS;
 
+enum { CU_MEM_OPERATION_TYPE_MAP = 1, CU_MEM_OPERATION_TYPE_UNMAP = 2 };
+typedef struct {
+    int resource_type;
+    void *resource;
+    int subresource_type;
+    unsigned subresource[8];
+    int operation, handle_type;
+    CUmemGenericAllocationHandle handle;
+    unsigned long long offset;
+    unsigned device_mask, flags, reserved[2];
+} CUarrayMapInfo;
+
 typedef struct {
     size_t src_x, src_y;
     int src_type;

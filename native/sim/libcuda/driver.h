@@ -186,6 +186,8 @@ void bytes_fill(uint64_t to, const void *pattern, size_t pattern_bytes, size_t c
 
 void kept_drop_all(struct context *context); /* what the runtime keeps by context (export_table.c) */
 
+void tiles_drop(const void *array); /* what was mapped into a sparse array (tiles.c) */
+
 /* Page-locked host memory (host.c). */
 bool host_block_at(const void *address, void **start, size_t *bytes, unsigned *flags);
 

@@ -5,18 +5,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "driver.h"
+#include "virtual.h"
 
 #define STEP (2 * MIB)
 #define FD_MAGIC UINT64_C(0x4c53474d454d5631)
-
-struct physical {
-    struct object object; /* its record is the memory, or the import of another process's */
-    struct device *device;
-    CUmemAllocationProp properties;
-    uint64_t bytes;
-    unsigned handles, mappings;
-};
 
 struct mapping {
     uint64_t address, bytes, offset;
@@ -32,7 +24,7 @@ struct shared_handle {
     CUmemAllocationProp properties;
 };
 
-static CUresult physical_of(CUmemGenericAllocationHandle handle, struct physical **physical)
+CUresult physical_of(CUmemGenericAllocationHandle handle, struct physical **physical)
 {
     TRY(driver_ready());
     *physical = (struct physical *)(uintptr_t)handle;
@@ -79,11 +71,30 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *made, size_t bytes, co
     return physical ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static struct mapping *mapping_at(CUdeviceptr address);
+
 /* Under memory_lock. */
 static void end_if_unused(struct physical *physical)
 {
-    if (!physical->handles && !physical->mappings)
-        object_free(physical);
+    if (physical->handles || physical->mappings)
+        return;
+    group_empty(physical);
+    object_free(physical);
+}
+
+void physical_pin(struct physical *physical) { physical->mappings++; }
+
+void physical_unpin(struct physical *physical)
+{
+    physical->mappings--;
+    end_if_unused(physical);
+}
+
+struct physical *physical_mapped_at(CUdeviceptr address, uint64_t *bytes)
+{
+    const struct mapping *mapping = mapping_at(address);
+    *bytes = mapping ? mapping->address + mapping->bytes - address : 0;
+    return mapping ? mapping->physical : NULL;
 }
 
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
@@ -215,8 +226,7 @@ static void unmap_range(struct allocation *reserved, uint64_t address, uint64_t 
             continue;
         }
         *link = mapping->next;
-        mapping->physical->mappings--;
-        end_if_unused(mapping->physical);
+        physical_unpin(mapping->physical);
         free(mapping);
     }
 }
