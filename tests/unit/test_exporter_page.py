@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.reader import CardUsage
-from gpuslice.adapters.web.exposition import render
+from gpuslice.adapters.web.exposition import joined, pieces, render
 from gpuslice.adapters.web.scrape import Page, parse
 from gpuslice.apps.exporter.book import Book, Promise, ShareMode
 from gpuslice.apps.exporter.catalogue import METRICS
@@ -163,3 +163,33 @@ def test_a_page_has_no_more_container_series_than_it_may(room: int) -> None:
     shown = [one for one in found.samples if one.name.startswith("gpuslice_container_")]
     assert len(shown) <= room
     assert bool(found.find("gpuslice_unavailable", what="containers")) == (room < 22)
+
+
+def test_a_page_that_was_made_of_the_one_before_is_as_if_made_anew() -> None:
+    directory = Directory()
+    kept = PageContext("n1", directory, Xids())
+    keys = [ContainerKey("default", f"app-{number}", "main") for number in range(200)]
+    seen: set[bytes] = set()
+    for step, present in enumerate((keys, keys, keys[:150], keys[20:], keys)):
+        busy = ProcessReading(7, UUID, (100 + step) * MIB, 0.25 * step)
+        card = draw(
+            sample(busy),
+            Knowledge({7: keys[30]}, Book({UUID: dict.fromkeys(present, SHARED)}), Isolation({})),
+        )
+        snapshot = Snapshot((card,), (), "", 1.0, {(UUID, keys[30]): 0.5 * step})
+        if step == 3:
+            directory.replace([KnownPod("default", "app-40", "uid-40", ("main",), {"f" * 64: "main"})])
+        page = joined(pieces(families(snapshot, kept)))
+        assert page == joined(pieces(families(snapshot, PageContext("n1", directory, Xids()))))
+        seen.add(page)
+    assert len(seen) == 5
+
+
+def test_what_did_not_change_keeps_its_piece() -> None:
+    context = PageContext("n1", Directory(), Xids())
+    first = pieces(families(Snapshot((draw(sample(), known()),), (), "", 1.0), context))
+    second = pieces(families(Snapshot((draw(sample(used_mib=3204), known()),), (), "", 2.0), context))
+    kept = [piece for piece in second if any(piece is each for each in first)]
+    shown = b"".join(piece.text for piece in kept)
+    assert b"gpuslice_container_memory_used_bytes" in shown
+    assert b"gpuslice_gpu_memory_used_bytes" not in shown

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from gpuslice.adapters.web.exposition import CONTENT_TYPE
+from gpuslice.adapters.web.exposition import CONTENT_TYPE, accepts_gzip
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ class Probes:
     version: str
     not_ready: Callable[[], str]
     metrics: Callable[[], bytes]
+    metrics_gzip: Callable[[], bytes] | None = None  # for a large page; Prometheus asks for it always
 
 
 def make_app(probes: Probes, routes: Iterable[web.RouteDef] = ()) -> web.Application:
@@ -36,7 +37,7 @@ def make_app(probes: Probes, routes: Iterable[web.RouteDef] = ()) -> web.Applica
             web.get("/healthz", _text(lambda: "ok")),
             web.get("/livez", _text(lambda: "ok")),
             web.get("/readyz", _ready(probes.not_ready)),
-            web.get("/metrics", _metrics(probes.metrics)),
+            web.get("/metrics", _metrics(probes.metrics, probes.metrics_gzip)),
             *routes,
         ]
     )
@@ -63,9 +64,15 @@ def _ready(not_ready: Callable[[], str]) -> Handler:
     return answer
 
 
-def _metrics(render: Callable[[], bytes]) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=render(), headers={"Content-Type": CONTENT_TYPE})
+def _metrics(render: Callable[[], bytes], compressed: Callable[[], bytes] | None) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        headers = {"Content-Type": CONTENT_TYPE}
+        if compressed is None:
+            return web.Response(body=render(), headers=headers)
+        headers["Vary"] = "Accept-Encoding"
+        if not accepts_gzip(request.headers.get("Accept-Encoding", "")):
+            return web.Response(body=render(), headers=headers)
+        return web.Response(body=compressed(), headers={**headers, "Content-Encoding": "gzip"})
 
     return answer
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import gpuslice
 from gpuslice.adapters.gpu.mig import MigSample
-from gpuslice.adapters.web.exposition import Family, labels, sample_line
+from gpuslice.adapters.web.exposition import Family, Piece, labels
 from gpuslice.apps.exporter import catalogue as c
 from gpuslice.apps.exporter.book import ShareMode
 from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.extra import NVLINK, PCIE, RECOVERY, THROTTLE
-from gpuslice.apps.exporter.picture import CardPicture, ContainerPicture
+from gpuslice.apps.exporter.picture import CardPicture
+from gpuslice.apps.exporter.rows import COLUMNS, Rows
 from gpuslice.apps.exporter.sampler import LostCard, Reading, Snapshot
 from gpuslice.apps.exporter.xids import Xids
-from gpuslice.core.attribution import ContainerKey
 
 _MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2, ShareMode.MIG: 2}
 _MILLI = 1e-3
-
-
-Written = tuple[object, tuple[tuple[int, str], ...]]  # of what, and lines with their place in _COLUMNS
 
 
 class Families:
@@ -40,12 +38,12 @@ class Families:
             family = self._found[metric.name] = metric.family()
         family.samples.append((label_text, value))
 
-    def lines_of(self, metric: c.Metric) -> list[str]:
-        """Where samples that are written already go."""
+    def put(self, metric: c.Metric, piece: Piece) -> None:
+        """Samples that are written already."""
         family = self._found.get(metric.name)
         if family is None:
             family = self._found[metric.name] = metric.family()
-        return family.lines
+        family.pieces.append(piece)
 
     def all(self) -> list[Family]:
         return list(self._found.values())
@@ -59,14 +57,10 @@ class PageContext:
     directory: Directory
     xids: Xids
     max_series: int = 100_000
-    written: dict[tuple[str, ContainerKey], Written] = field(default_factory=dict)
-    """Containers' lines and what they were made of; kept from page to page."""
+    rows: Rows = field(init=False)  # kept from page to page
 
-    def forget_others(self, snapshot: Snapshot) -> None:
-        """Drop the lines of containers that are gone."""
-        present = {(card.sample.uuid, key) for card in snapshot.cards for key in card.containers}
-        for gone in self.written.keys() - present:
-            del self.written[gone]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", Rows(self.node, self.directory))
 
 
 def card_labels(node: str, index: int, uuid: str, **more: str) -> str:
@@ -80,7 +74,7 @@ def families(snapshot: Snapshot, context: PageContext) -> list[Family]:
         _lost(found, lost, context)
     for card in snapshot.cards:
         _card(found, card, snapshot, context)
-    context.forget_others(snapshot)
+    context.rows.keep({(card.sample.uuid, card.sample.index) for card in snapshot.cards})
     room = context.max_series
     for card in snapshot.cards:
         room = _containers(found, card, snapshot, context, room)
@@ -165,86 +159,15 @@ def _containers(
     found: Families, card: CardPicture, snapshot: Snapshot, context: PageContext, room: int
 ) -> int:
     """Adds the card's containers as far as there is room; answers what is left."""
-    columns = [found.lines_of(metric) for metric in _COLUMNS]
-    for place, key in enumerate(card.containers):
-        if room < len(_COLUMNS):
-            at = _missing_labels(context.node, card, "containers", "more series than max_series")
-            found.add(c.UNAVAILABLE, at, len(card.containers) - place)
-            return 0
-        _container(columns, card, key, snapshot, context)
-        room -= len(_COLUMNS)
-    return room
-
-
-_COLUMNS = (
-    c.CONTAINER_INFO,
-    c.MEMORY_USED,
-    c.MEMORY_LIMIT,
-    c.MEMORY_ALLOCATED,
-    c.MEMORY_PEAK,
-    c.MEMORY_REFUSED,
-    c.SM_UTILIZATION,
-    c.SM_SECONDS,
-    c.COMPUTE_SHARE,
-    c.THROTTLED,
-    c.PROCESSES,
-)
-
-
-def _container(
-    columns: list[list[str]], card: CardPicture, key: ContainerKey, snapshot: Snapshot, context: PageContext
-) -> None:
-    """The container's lines; those of last time where nothing of it changed."""
-    each, busy_s = card.containers[key], snapshot.sm_seconds.get((card.sample.uuid, key))
-    seen = (each, busy_s, context.directory.version)
-    known = context.written.get((card.sample.uuid, key))
-    if known is None or known[0] != seen:
-        known = context.written[card.sample.uuid, key] = (seen, _lines(card, key, busy_s, context))
-    for place, line in known[1]:
-        columns[place].append(line)
-
-
-def _lines(
-    card: CardPicture, key: ContainerKey, busy_s: float | None, context: PageContext
-) -> tuple[tuple[int, str], ...]:
-    each = card.containers[key]
-    who = {
-        "node": context.node,
-        "gpu": str(card.sample.index),
-        "gpu_uuid": card.sample.uuid,
-        "namespace": key.namespace,
-        "pod": key.pod,
-        "container": key.container,
-    }
-    at, about = labels(who), labels({**who, **_about(key, each, context.directory)})
-    values = (
-        each.used_bytes,
-        each.limit_bytes,
-        each.allocated_bytes,
-        each.peak_bytes,
-        each.refused,
-        each.sm_ratio,
-        busy_s,
-        each.share_ratio,
-        each.throttled_s,
-        each.processes,
-    )
-    known = [
-        (place, sample_line(_COLUMNS[place].name, at, value))
-        for place, value in enumerate(values, start=1)
-        if value is not None
-    ]
-    return (0, sample_line(c.CONTAINER_INFO.name, about, 1)), *known
-
-
-def _about(key: ContainerKey, each: ContainerPicture, directory: Directory) -> dict[str, str]:
-    pod = directory.pod(key.namespace, key.pod)
-    return {
-        "pod_uid": pod.uid if pod is not None else "",
-        "container_id": directory.container_id(key),
-        "resource": each.promise.resource if each.promise is not None else "",
-        "share_mode": each.promise.mode if each.promise is not None else "none",
-    }
+    fit = min(len(card.containers), room // len(COLUMNS))
+    left_out = len(card.containers) - fit
+    if left_out:
+        at = _missing_labels(context.node, card, "containers", "more series than max_series")
+        found.add(c.UNAVAILABLE, at, left_out)
+    for chunk in context.rows.pieces(card, islice(card.containers, fit), snapshot.sm_seconds):
+        for metric, piece in zip(COLUMNS, chunk, strict=True):
+            found.put(metric, piece)
+    return 0 if left_out else room - fit * len(COLUMNS)
 
 
 def _rest(found: Families, card: CardPicture, node: str) -> None:

@@ -6,7 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuslice.adapters.web.exposition import Family, render
+from gpuslice.adapters.web.exposition import Family, Piece, gzipped, joined, pieces, render
 from gpuslice.apps.exporter import ack, dcgm, page
 from gpuslice.apps.exporter.counters import CounterKind
 from gpuslice.apps.exporter.entities import DcgmStyle
@@ -23,7 +23,7 @@ class View:
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
         self._key: tuple[float, int, int] | None = None
-        self._body = b""
+        self._page: list[Piece] = []
         settings = exporter.settings
         self._context = page.PageContext(
             exporter.node, exporter.directory, exporter.xids, settings.max_series
@@ -33,14 +33,20 @@ class View:
 
     def metrics(self) -> bytes:
         """The whole page now."""
+        return joined(self._now())
+
+    def metrics_gzip(self) -> bytes:
+        """The same, compressed; what did not change since it was asked for last is not compressed again."""
+        return gzipped(self._now())
+
+    def _now(self) -> list[Piece]:
         snapshot = self._current()
         key = (snapshot.taken_at_s, self._exporter.config.version, self._exporter.directory.version)
         if key != self._key:
-            families = self._families(snapshot)
-            self._body = render(families)
-            self._series = sum(len(family.samples) + len(family.lines) for family in families)
+            self._page = pieces(self._families(snapshot))
+            self._series = sum(piece.samples for piece in self._page)
             self._key = key
-        return self._body + render(page.self_families(self._exporter.node, self._report(snapshot)))
+        return [*self._page, *pieces(page.self_families(self._exporter.node, self._report(snapshot)))]
 
     def legacy(self) -> bytes:
         """The page of the vendor's old exporter."""

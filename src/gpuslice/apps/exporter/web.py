@@ -27,7 +27,7 @@ _INDEX = """<html><head><title>GPU exporter</title></head>
 
 def make_app(view: View) -> web.Application:
     """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
-    probes = Probes(gpuslice.__version__, view.not_ready, view.metrics)
+    probes = Probes(gpuslice.__version__, view.not_ready, view.metrics, view.metrics_gzip)
 
     async def index(_: web.Request) -> web.Response:
         return web.Response(text=_INDEX, content_type="text/html")

@@ -1,0 +1,172 @@
+"""The containers' part of the page, which is nearly all of it: only what changed is written again.
+
+A row is a container on a card: its lines, one for each metric. Rows are kept from page to page, and so are
+the pieces of the page that some of them make together, with what compressing these gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from gpuslice.adapters.web.exposition import Piece, labels_once, sample_line
+from gpuslice.apps.exporter import catalogue as c
+from gpuslice.apps.exporter.directory import Directory
+from gpuslice.apps.exporter.picture import CardPicture, ContainerPicture
+from gpuslice.core.attribution import ContainerKey
+
+COLUMNS = (
+    c.CONTAINER_INFO,
+    c.MEMORY_USED,
+    c.MEMORY_LIMIT,
+    c.MEMORY_ALLOCATED,
+    c.MEMORY_PEAK,
+    c.MEMORY_REFUSED,
+    c.SM_UTILIZATION,
+    c.SM_SECONDS,
+    c.COMPUTE_SHARE,
+    c.THROTTLED,
+    c.PROCESSES,
+)
+ROWS_A_PIECE = 64
+"""More, and one container that changes costs its many neighbours; fewer, and a page is many pieces."""
+
+_Lines = tuple[str, ...]  # one for each of COLUMNS, "" where the value is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a container's lines say, and of what they were made."""
+
+    picture: ContainerPicture
+    busy_s: float | None
+    version: int  # of the directory
+    at: str
+    about: Mapping[str, str]
+    values: tuple[float | None, ...]
+    lines: _Lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Some rows' lines, by column."""
+
+    rows: list[_Lines]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    rows: Mapping[ContainerKey, _Row]
+    chunks: list[_Chunk]
+
+
+_NOTHING = _Card({}, [])
+_Place = tuple[str, int]  # a card: uuid and index
+
+
+class Rows:
+    """The rows of all cards as they were on the last page."""
+
+    def __init__(self, node: str, directory: Directory) -> None:
+        self._node = node
+        self._directory = directory
+        self._cards: dict[_Place, _Card] = {}
+
+    def keep(self, cards: Set[_Place]) -> None:
+        """Forget all other cards."""
+        self._cards = {place: card for place, card in self._cards.items() if place in cards}
+
+    def pieces(
+        self,
+        card: CardPicture,
+        keys: Iterable[ContainerKey],
+        busy_s: Mapping[tuple[str, ContainerKey], float],
+    ) -> list[tuple[Piece, ...]]:
+        """The card's containers `keys`: chunks of rows, each a piece for every one of `COLUMNS`."""
+        uuid, place = card.sample.uuid, (card.sample.uuid, card.sample.index)
+        before = self._cards.get(place, _NOTHING)
+        rows = {key: self._row(before.rows.get(key), card, key, busy_s.get((uuid, key))) for key in keys}
+        lines = [row.lines for row in rows.values()]
+        chunks = []
+        for number, start in enumerate(range(0, len(lines), ROWS_A_PIECE)):
+            old = before.chunks[number] if number < len(before.chunks) else None
+            chunks.append(_chunk(lines[start : start + ROWS_A_PIECE], old))
+        self._cards[place] = _Card(rows, chunks)
+        return [chunk.pieces for chunk in chunks]
+
+    def _row(self, before: _Row | None, card: CardPicture, key: ContainerKey, busy_s: float | None) -> _Row:
+        picture, version = card.containers[key], self._directory.version
+        if (
+            before is not None
+            and before.version == version
+            and before.busy_s == busy_s
+            and before.picture == picture
+        ):
+            return before
+        at = before.at if before is not None else labels_once(self._who(card, key))
+        about = self._about(key, picture)
+        values = _values(picture, busy_s)
+        if before is not None and before.about == about:
+            info = before.lines[0]
+        else:
+            info = sample_line(COLUMNS[0].name, labels_once({**self._who(card, key), **about}), 1)
+        lines = (info, *_lines(values, at, before))
+        return _Row(picture, busy_s, version, at, about, values, lines)
+
+    def _who(self, card: CardPicture, key: ContainerKey) -> dict[str, str]:
+        return {
+            "node": self._node,
+            "gpu": str(card.sample.index),
+            "gpu_uuid": card.sample.uuid,
+            "namespace": key.namespace,
+            "pod": key.pod,
+            "container": key.container,
+        }
+
+    def _about(self, key: ContainerKey, picture: ContainerPicture) -> Mapping[str, str]:
+        pod = self._directory.pod(key.namespace, key.pod)
+        return {
+            "pod_uid": pod.uid if pod is not None else "",
+            "container_id": self._directory.container_id(key),
+            "resource": picture.promise.resource if picture.promise is not None else "",
+            "share_mode": picture.promise.mode if picture.promise is not None else "none",
+        }
+
+
+def _values(picture: ContainerPicture, busy_s: float | None) -> tuple[float | None, ...]:
+    """In the order of `COLUMNS`, but for the first."""
+    return (
+        picture.used_bytes,
+        picture.limit_bytes,
+        picture.allocated_bytes,
+        picture.peak_bytes,
+        picture.refused,
+        picture.sm_ratio,
+        busy_s,
+        picture.share_ratio,
+        picture.throttled_s,
+        picture.processes,
+    )
+
+
+def _lines(values: tuple[float | None, ...], at: str, before: _Row | None) -> Iterable[str]:
+    for place, value in enumerate(values):
+        if before is not None and before.values[place] == value:
+            yield before.lines[place + 1]
+        else:
+            yield "" if value is None else sample_line(COLUMNS[place + 1].name, at, value)
+
+
+def _chunk(rows: list[_Lines], before: _Chunk | None) -> _Chunk:
+    """The same as before, or with the same pieces, as far as the lines are."""
+    if before is not None and before.rows == rows:
+        return before
+    pieces = []
+    for column in range(len(COLUMNS)):
+        lines = [row[column] for row in rows]
+        text = "".join(lines).encode()
+        old = before.pieces[column] if before is not None else None
+        same = old is not None and old.text == text
+        pieces.append(old if old is not None and same else Piece(text, len(lines) - lines.count("")))
+    return _Chunk(rows, tuple(pieces))
