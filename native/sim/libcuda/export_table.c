@@ -37,8 +37,22 @@ static CUresult primary_of(CUcontext *context, CUdevice ordinal)
     return CUDA_SUCCESS;
 }
 
+/* Elsewhere in this driver; exported, and so declared nowhere. */
+CUresult cuModuleLoadData(CUmodule *made, const void *image);
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters,
+                        void **extra);
+
+/* How a runtime up to 11.1 loads the code that nvcc put into a program, and, in some versions, launches it. That these
+ * are their places and parameters is documented by open-source projects that reimplement the driver. */
+static CUresult load_wrapped(CUmodule *module, const void *wrapper) { return cuModuleLoadData(module, wrapper); }
+
+static CUresult load_bare(const void *image, CUmodule *module) { return cuModuleLoadData(module, image); }
+
 static const struct table runtime = {
-    .bytes = sizeof runtime, .entries = {nothing, primary_of, [2 ... ENTRIES - 1] = nothing}};
+    .bytes = sizeof runtime,
+    .entries = {load_wrapped, primary_of, [2 ... 4] = nothing, load_wrapped, nothing, load_bare, cuLaunchKernel,
+                [9 ... ENTRIES - 1] = nothing}};
 
 /* ------------------------------------------------------------------ switches of callbacks (a094798c) */
 
