@@ -15,7 +15,8 @@ void gs_unpin(uint64_t holder); /* whatever was mapped into it or bound to it */
 void gs_forget_graphs(void);
 void gs_forget_imports(void);
 
-/* Compares the driver's own figure for this process with ours and takes the difference into the books. */
-void gs_measure(struct gs_card *card);
+/* Compares the driver's own figure for this process with ours and takes the difference into the books. False where the
+ * driver has no such figure. */
+bool gs_measure(struct gs_card *card);
 
 #endif

@@ -1,6 +1,6 @@
 # libgpuslice.so: what containers preload. No dependency but libc, and nothing of libc that glibc 2.17 lacks.
-SLICE_SOURCES := arrays attach books core driver elf entry graphs holders imports launches limits memory os own physical \
-  pools slots table throttle told
+SLICE_SOURCES := arrays attach books contexts core driver elf entry graphs holders imports launches limits memory modules os own \
+  physical pools slots table throttle told
 SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude
 SLICE_LDFLAGS := -shared -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic

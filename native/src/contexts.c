@@ -1,0 +1,286 @@
+/* Contexts: reserved by the last measurement before the call, corrected by a new one after it, and undone if they do not
+ * fit. */
+#include <string.h>
+
+#include "measured.h"
+#include "own.h"
+#include "pools.h"
+
+#define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more between two readings was a neighbour */
+#define UNKNOWN_CONTEXT_BYTES (UINT64_C(256) << 20)
+#define DEVICES 64
+
+static struct gs_lock birth_lock; /* one context at a time comes to life: else two would measure each other */
+static CUcontext primary_contexts[DEVICES];
+
+void gs_forget_contexts(void)
+{
+    birth_lock = (struct gs_lock){0};
+    memset(primary_contexts, 0, sizeof primary_contexts);
+}
+
+struct birth {
+    struct gs_card *card;
+    struct gs_sight before;
+    uint64_t reserved, counted; /* counted: of this process */
+    bool refused;
+};
+
+/* What a context took when one was last made in this container; 0 unknown. */
+static uint64_t learned(const struct gs_card *card)
+{
+    struct gpuslice_region *region = gs_books_at(&gs_books).region;
+    uint64_t bytes = region && card->index < GPUSLICE_CARDS ? atomic_load(&region->cards[card->index].context_bytes) : 0;
+    return bytes <= LARGEST_CONTEXT_BYTES ? bytes : 0;
+}
+
+static void learn(const struct gs_card *card, uint64_t bytes)
+{
+    struct gpuslice_region *region = gs_books_at(&gs_books).region;
+    if (bytes && region)
+        atomic_store(&region->cards[card->index].context_bytes, bytes);
+}
+
+static void begin(struct birth *birth, CUdevice device)
+{
+    birth->card = gs_card_of_device(device);
+    birth->refused = false;
+    if (!birth->card)
+        return;
+    birth->reserved = learned(birth->card);
+    birth->refused = birth->card->index >= GPUSLICE_CARDS || !gs_reserve(birth->card, birth->reserved);
+    if (birth->refused)
+        return;
+    birth->counted = gs_books_mine(&gs_books, birth->card->index);
+    gs_look_at_card(birth->card, &birth->before);
+}
+
+static uint64_t by_difference(const struct birth *birth, const struct gs_sight *after)
+{
+    int64_t grown = gs_grown(&birth->before, after);
+    bool plausible = grown > 0 && (uint64_t)grown <= LARGEST_CONTEXT_BYTES;
+    uint64_t expected = birth->reserved ? birth->reserved : UNKNOWN_CONTEXT_BYTES;
+    /* A neighbour that grew meanwhile only adds: once known, a context does not get larger. */
+    return plausible && (!birth->reserved || (uint64_t)grown < birth->reserved) ? (uint64_t)grown : expected;
+}
+
+/* Several processes came into NVML's list at once, and we do not know which of them is this one. All of them have just
+ * made a context; the one that holds least has nothing else. */
+static uint64_t least_of_the_new(const struct reading *before, const struct reading *after)
+{
+    uint64_t least = 0;
+    for (uint32_t i = 0; i < after->count; i++)
+        if (!gs_reading_lists(before, after->pids[i]) && after->bytes[i] <= LARGEST_CONTEXT_BYTES && (!least || after->bytes[i] < least))
+            least = after->bytes[i];
+    return least;
+}
+
+static uint64_t context_bytes(const struct birth *birth, struct own *own)
+{
+    struct gs_sight after;
+    gs_look_at_card(own->card, &after);
+    gs_learn_host_pid(own, &birth->before.reading, &after.reading);
+    /* In the books stand own->charged and the reservation, both of them for what is being measured. */
+    if (after.reading.listed && gs_books_mine(&gs_books, own->card->index) == birth->counted) {
+        uint64_t other = birth->counted - birth->reserved;
+        return after.reading.mine > other ? after.reading.mine - other : 0;
+    }
+    uint64_t bytes = after.reading.listed || own->charged ? 0 : least_of_the_new(&birth->before.reading, &after.reading);
+    return bytes ? bytes : by_difference(birth, &after);
+}
+
+/* True if what was made fits under the limit. `key` is what it will be destroyed by. */
+static bool finish(struct birth *birth, bool made, const void *key)
+{
+    if (!birth->card)
+        return true;
+    if (!made) {
+        gs_settle(birth->card, birth->reserved, 0);
+        return true;
+    }
+    struct own *own = gs_own_of(birth->card);
+    uint64_t bytes = context_bytes(birth, own);
+    gs_settle(birth->card, birth->reserved, 0);
+    gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
+    learn(birth->card, bytes);
+    gs_contexts_changed();
+    return !gs_over_limit(birth->card);
+}
+
+/* A context and all that was in it is gone. */
+static void ended(struct gs_card *card, CUcontext context, const void *key)
+{
+    if (!card || card->index >= GPUSLICE_CARDS)
+        return;
+    gs_contexts_changed();
+    if (context)
+        gs_drop_context(context);
+    gs_pools_changed();
+    if (!gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context))
+        gs_measure(card);
+}
+
+static int refuse(struct birth *birth)
+{
+    gs_refuse(birth->card);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define CREATE(symbol, call, undo)                                                                                     \
+    do {                                                                                                               \
+        struct birth birth = {0};                                                                                      \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol) call;                                                                                \
+        gs_lock(&birth_lock);                                                                                          \
+        begin(&birth, device);                                                                                         \
+        int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
+        if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                                               \
+            undo;                                                                                                      \
+            ended(birth.card, NULL, *context);                                                                         \
+            result = refuse(&birth);                                                                                   \
+        }                                                                                                              \
+        gs_unlock(&birth_lock);                                                                                        \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v2, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v3, (context, affinity, count, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v4, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsigned int flags)
+{
+    CREATE(cuGreenCtxCreate, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
+}
+
+static struct gs_card *card_of_context(CUcontext context)
+{
+    CUcontext popped;
+    struct gs_card *card = NULL;
+    if (context && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
+        card = gs_current_place().card;
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    return card;
+}
+
+#define DESTROY(symbol)                                                                                                \
+    do {                                                                                                               \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol)(context);                                                                            \
+        struct gs_card *card = card_of_context(context);                                                               \
+        int result = DRIVER(symbol)(context);                                                                          \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            ended(card, context, context);                                                                             \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuCtxDestroy(CUcontext context) { DESTROY(cuCtxDestroy); }
+int cuCtxDestroy_v2(CUcontext context) { DESTROY(cuCtxDestroy_v2); }
+
+/* Destroys with the last reference, which only the driver counts: afterwards it can tell whether the context lives. */
+int cuCtxDetach(CUcontext context)
+{
+    if (!gs_enter_cuda())
+        return DRIVER(cuCtxDetach)(context);
+    struct gs_card *card = card_of_context(context);
+    int result = DRIVER(cuCtxDetach)(context);
+    if (result == CUDA_SUCCESS && !card_of_context(context))
+        ended(card, context, context);
+    return result;
+}
+
+int cuGreenCtxDestroy(CUgreenCtx green)
+{
+    CUcontext context = NULL;
+    struct gs_card *card = NULL;
+    if (gs_enter_cuda() && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
+        card = card_of_context(context);
+    int result = DRIVER(cuGreenCtxDestroy)(green);
+    if (result == CUDA_SUCCESS)
+        ended(card, context, green);
+    return result;
+}
+
+/* ---- primary contexts: made by whoever asks first ---- */
+
+static bool is_active(CUdevice device)
+{
+    unsigned int flags;
+    int active = 0;
+    return DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+static void remember_primary(CUdevice device, CUcontext context)
+{
+    if (device >= 0 && device < DEVICES)
+        __atomic_store_n(&primary_contexts[device], context, __ATOMIC_RELEASE);
+}
+
+static int retain_first(CUcontext *context, CUdevice device)
+{
+    struct birth birth = {0};
+    begin(&birth, device);
+    if (birth.refused)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);
+    if (result == CUDA_SUCCESS)
+        remember_primary(device, *context);
+    if (finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL))
+        return result;
+    if (gs_driver_has(GS_cuDevicePrimaryCtxRelease_v2))
+        DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
+    else
+        DRIVER(cuDevicePrimaryCtxRelease)(device);
+    ended(birth.card, *context, *context);
+    return refuse(&birth);
+}
+
+int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    if (!gs_enter_cuda() || is_active(device))
+        return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
+    gs_lock(&birth_lock);
+    int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
+    gs_unlock(&birth_lock);
+    return result;
+}
+
+static void primary_ended(CUdevice device)
+{
+    if (device >= 0 && device < DEVICES && !is_active(device)) {
+        CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
+        if (context)
+            ended(gs_card_of_device(device), context, context);
+    }
+}
+
+#define END_PRIMARY(symbol)                                                                                            \
+    do {                                                                                                               \
+        bool active = gs_enter_cuda();                                                                                 \
+        int result = DRIVER(symbol)(device);                                                                           \
+        if (active && result == CUDA_SUCCESS)                                                                          \
+            primary_ended(device);                                                                                     \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuDevicePrimaryCtxRelease(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease); }
+int cuDevicePrimaryCtxRelease_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease_v2); }
+int cuDevicePrimaryCtxReset(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset); }
+int cuDevicePrimaryCtxReset_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset_v2); }
+

@@ -1,0 +1,52 @@
+/* What NVML says of a card and of this process on it, and what of it is charged as the driver's own. */
+#ifndef GPUSLICE_MEASURED_H
+#define GPUSLICE_MEASURED_H
+
+#include "core.h"
+
+#define GS_LISTED 256
+
+struct own {
+    struct gs_card *card;
+    uint64_t charged;
+    uint32_t contexts;
+    uint32_t host_pid; /* as NVML names this process; 0 unknown */
+};
+
+struct reading {
+    bool known;
+    uint64_t device_used; /* by everybody */
+    bool listed;          /* this process is in NVML's list */
+    uint64_t mine;
+    uint32_t count;
+    uint32_t pids[GS_LISTED];
+    uint64_t bytes[GS_LISTED];
+};
+
+struct own *gs_own_of(struct gs_card *card);
+void gs_read_card(const struct own *own, struct reading *reading);
+bool gs_reading_lists(const struct reading *reading, uint32_t pid);
+/* In a pid namespace NVML may speak of us by a number we do not know: the only one that is new is ours. */
+void gs_learn_host_pid(struct own *own, const struct reading *before, struct reading *after);
+void gs_charge_own(struct own *own, uint64_t bytes);
+
+/* Where NVML hides processes: the card before and after a call, and what our container held at that moment. The
+ * difference is the call's, and a neighbour's that grew in the same instant: too much is counted rather than too
+ * little. */
+struct gs_sight {
+    struct reading reading;
+    uint64_t held;
+};
+void gs_look_at_card(struct gs_card *card, struct gs_sight *sight);
+int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after);
+/* What something took in a context, or gave back; until it is dropped, or its context is. */
+void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t bytes);
+void gs_drop_piece(struct gs_card *card, uint64_t key);
+
+void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes);
+/* With the pieces in it. True for the last on this card: then nothing of the driver's own is left. */
+bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context);
+
+void gs_forget_contexts(void);
+
+#endif
