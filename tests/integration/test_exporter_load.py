@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,44 @@ async def test_growing_ends_where_memory_ends(tmp_path: Path) -> None:
     assert report["held_bytes"] == 3 * 4096 * MIB
     assert report["refused_at_bytes"] == 4 * 4096 * MIB
     assert "CUDA_ERROR_OUT_OF_MEMORY" in report["refusal"]
+
+
+@pytest.mark.parametrize("field", ["1010", "1011"])
+async def test_bytes_that_were_moved_are_the_bytes_that_are_shown(tmp_path: Path, field: str) -> None:
+    state = gpu.create(tmp_path / "machine", ["H100-80GB-HBM3", "H100-80GB-HBM3"])
+    async with running_exporter(state, kubernetes="false") as exporter:
+        order = ["-t", field, "-d", "0.5", "--level", "20", "-o", "json"]
+        code, text = await load(state, *order, "--validate", exporter.url)
+        report = json.loads(text)
+        assert code == 0, report["verdicts"]
+        (counted,) = [each for each in report["verdicts"] if "_bytes_total" in each["series"]]
+        assert counted["measured"] == pytest.approx(counted["generated"], rel=0.01)
+        assert report["intervals"][0]["bytes_per_s"] > 0
+
+
+async def test_copies_between_cards_need_two_that_reach_each_other(tmp_path: Path) -> None:
+    alone = gpu.create(tmp_path / "alone", ["H100-80GB-HBM3"])
+    code, _ = await load(alone, "-t", "1011", "-d", "0.1")
+    assert code == 1
+    both = gpu.create(tmp_path / "both", ["H100-80GB-HBM3", "H100-80GB-HBM3"])
+    code, text = await load(both, "-t", "1012", "-d", "0.1", "-i", "1,0")
+    assert code == 0
+    assert "NvLinkRxBytes: generated" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_load_that_is_stopped_says_what_it_did_and_lets_go(tmp_path: Path, number: int) -> None:
+    state = gpu.create(tmp_path / "machine", ["T4"])
+    process = await asyncio.create_subprocess_exec(
+        PROGRAM, "load", "-t", "1001", "-d", "60", "--hold", "1GiB", "-o", "json",
+        env=gpu.environment(state, NATIVE), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    with gpu.Machine(state) as machine:
+        while machine.used_bytes(0) < 1024 * MIB:  # noqa: ASYNC110 — in another process
+            await asyncio.sleep(0.05)
+        process.send_signal(number)
+        output, errors = await process.communicate()
+        assert (process.returncode, errors) == (130, b"")
+        report = json.loads(output)
+        assert (report["stopped"], report["held_bytes"]) == (True, 1024 * MIB)
+        assert machine.used_bytes(0) == 0

@@ -9,9 +9,9 @@ import click
 import pytest
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
-from gpuslice.adapters.web.scrape import parse
+from gpuslice.adapters.web.scrape import Page, parse
 from gpuslice.apps.load.fields import WORKS
-from gpuslice.apps.load.judge import Who, judge_memory, judge_refusal, judge_work
+from gpuslice.apps.load.judge import Who, judge_memory, judge_refusal, judge_traffic, judge_work
 from gpuslice.apps.load.kernels import kernel_for, ptx
 from gpuslice.apps.load.main import size_bytes
 from tests.tools import find
@@ -68,6 +68,16 @@ def test_a_container_is_judged_by_its_own_share_and_not_by_its_cards() -> None:
 def test_a_refusal_must_have_been_counted() -> None:
     page = parse(f"gpuslice_container_memory_refused_total{{{POD}}} 0\n")
     assert not judge_refusal(page, APP)[0].agrees
+
+
+@pytest.mark.parametrize(("grown", "agrees"), [(1000, True), (1150, True), (500, False), (1500, False)])
+def test_bytes_on_the_wire_may_be_a_little_more_than_was_moved(grown: int, agrees: bool) -> None:
+    def page(value: int) -> Page:
+        return parse(f'gpuslice_gpu_pcie_bytes_total{{gpu_uuid="GPU-a",direction="tx"}} {value << 20}\n')
+
+    (verdict,) = judge_traffic(page(7), page(7 + grown), Who(CARD), WORKS[1009], 1000 << 20, tolerance=0.1)
+    assert verdict.agrees is agrees
+    assert judge_traffic(parse(""), page(1), Who(CARD), WORKS[1009], 1, tolerance=0.1) == []
 
 
 def test_a_page_is_read_back_as_it_was_written() -> None:

@@ -38,6 +38,36 @@ static CUresult move_on(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream
     return captured ? CUDA_SUCCESS : move(to, from, bytes);
 }
 
+/* The card that NVML counts traffic of: of a MIG device, the whole one. */
+static struct sim_card *counted_card(const struct context *context)
+{
+    struct sim_card *card = &sim_state()->cards[context->device->card];
+    return card->parent >= 0 ? &sim_state()->cards[card->parent] : card;
+}
+
+#define COUNT(counter, amount) __atomic_fetch_add(&(counter), (amount), __ATOMIC_RELAXED)
+
+static void over_pcie(size_t bytes, bool to_card)
+{
+    struct context *context;
+    if (context_current(&context) != CUDA_SUCCESS)
+        return;
+    struct sim_card *card = counted_card(context);
+    COUNT(*(to_card ? &card->pcie_rx_bytes : &card->pcie_tx_bytes), bytes);
+}
+
+/* Over NVLink where both have it, else through the host. */
+static void between(CUcontext to, CUcontext from, size_t bytes)
+{
+    if (!object_is(to, OBJECT_CONTEXT) || !object_is(from, OBJECT_CONTEXT) || to == from)
+        return;
+    struct sim_card *target = counted_card((const struct context *)to);
+    struct sim_card *source = counted_card((const struct context *)from);
+    bool linked = target->nvlink_count && source->nvlink_count;
+    COUNT(*(linked ? &source->nvlink_tx_kib : &source->pcie_tx_bytes), linked ? bytes / 1024 : bytes);
+    COUNT(*(linked ? &target->nvlink_rx_kib : &target->pcie_rx_bytes), linked ? bytes / 1024 : bytes);
+}
+
 #define HOST(pointer) ((CUdeviceptr)(uintptr_t)(pointer))
 
 /* Four forms of each: at once and on a stream, each with a per-thread twin. */
@@ -53,15 +83,16 @@ static CUresult move_on(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream
         return move_on(to, from, n, PER_THREAD(s));                                                                    \
     }
 COPY(cuMemcpy, , CUdeviceptr, CUdeviceptr, t, f)
-COPY(cuMemcpyHtoD, _v2, CUdeviceptr, const void *, t, HOST(f))
-COPY(cuMemcpyDtoH, _v2, void *, CUdeviceptr, HOST(t), f)
+COPY(cuMemcpyHtoD, _v2, CUdeviceptr, const void *, (over_pcie(n, true), t), HOST(f))
+COPY(cuMemcpyDtoH, _v2, void *, CUdeviceptr, (over_pcie(n, false), HOST(t)), f)
 COPY(cuMemcpyDtoD, _v2, CUdeviceptr, CUdeviceptr, t, f)
 
-#define PEER CUdeviceptr t, UNUSED CUcontext tc, CUdeviceptr f, UNUSED CUcontext fc, size_t n
-EXPORT CUresult cuMemcpyPeer(PEER) { return move(t, f, n); }
-EXPORT CUresult cuMemcpyPeer_ptds(PEER) { return move(t, f, n); }
-EXPORT CUresult cuMemcpyPeerAsync(PEER, CUstream s) { return move_on(t, f, n, s); }
-EXPORT CUresult cuMemcpyPeerAsync_ptsz(PEER, CUstream s) { return move_on(t, f, n, PER_THREAD(s)); }
+#define PEER CUdeviceptr t, CUcontext tc, CUdeviceptr f, CUcontext fc, size_t n
+#define TO (between(tc, fc, n), t)
+EXPORT CUresult cuMemcpyPeer(PEER) { return move(TO, f, n); }
+EXPORT CUresult cuMemcpyPeer_ptds(PEER) { return move(TO, f, n); }
+EXPORT CUresult cuMemcpyPeerAsync(PEER, CUstream s) { return move_on(TO, f, n, s); }
+EXPORT CUresult cuMemcpyPeerAsync_ptsz(PEER, CUstream s) { return move_on(TO, f, n, PER_THREAD(s)); }
 
 EXPORT CUresult cuMemcpyWithAttributesAsync(CUdeviceptr t, CUdeviceptr f, size_t n, UNUSED void *a, CUstream s)
 {

@@ -12,6 +12,7 @@ from gpuslice.core.errors import GpusliceError
 
 OUT_OF_MEMORY = 2
 NO_DEVICE = 100
+PEER_ACCESS_ENABLED = 704
 # CUdevice_attribute
 MAX_THREADS = 39  # per multiprocessor
 MULTIPROCESSORS = 16
@@ -42,11 +43,48 @@ class Cuda:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise CudaMissingError(f"no CUDA driver: {error}") from error
-        self._device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.ordinal = ordinal
+        self._device, self._context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuInit", 0)
         self._call("cuDeviceGet", ctypes.byref(self._device), ordinal)
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
-        self._call("cuCtxSetCurrent", context)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+        self.make_current()
+
+    def make_current(self) -> None:
+        """Calls of this thread are meant for this card from now on; as after making it."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def count(self) -> int:
+        """Cards that this process sees."""
+        found = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(found))
+        return found.value
+
+    def reaches(self, other: Cuda) -> bool:
+        """Whether copies between the two go straight, not through the host."""
+        can = ctypes.c_int()
+        self._call("cuDeviceCanAccessPeer", ctypes.byref(can), self._device, other._device)
+        return bool(can.value)
+
+    def open_to(self, other: Cuda) -> None:
+        """Let copies between this card, which is current, and `other` go straight."""
+        try:
+            self._call("cuCtxEnablePeerAccess", other._context, 0)
+        except CudaError as error:
+            if error.code != PEER_ACCESS_ENABLED:
+                raise
+
+    def copy_to_peer(self, other: Cuda, target: int, source: int, size_bytes: int) -> None:
+        """From this card's `source` to the other's `target`; returns when it has begun: `synchronize`."""
+        self._call(
+            "cuMemcpyPeerAsync",
+            ctypes.c_uint64(target),
+            other._context,
+            ctypes.c_uint64(source),
+            self._context,
+            ctypes.c_size_t(size_bytes),
+            None,
+        )
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.gpu import cuda
 from gpuslice.adapters.gpu.cuda import Cuda, CudaError
-from gpuslice.apps.load.fields import Work
+from gpuslice.apps.load.fields import MOVING, Work
 from gpuslice.apps.load.kernels import ENTRY, kernel_for, ptx
 from gpuslice.core.errors import GpusliceError
 
@@ -31,21 +31,22 @@ class Interval:
     busy_ratio: float
     gflops: float = 0.0
     bytes_per_s: float = 0.0
+    bytes_moved: int = 0
 
 
 class Engine:
-    """One kind of work on one card."""
+    """One kind of work on one card; copies between two need the other, `peer`."""
 
-    def __init__(self, card: Cuda, work: Work) -> None:
+    def __init__(self, card: Cuda, work: Work, peer: Cuda | None = None) -> None:
         self._card = card
         self._kind = work.kind
         self._moved = 0
-        if work.kind == "link":
-            raise CannotGenerateError(f"{work.title}: needs a second card of this process to copy to")
-        self._burst: Callable[[float], None]
-        if work.kind in {"to_host", "to_device"}:
-            self._host, self._device = card.allocate_host(COPY_BYTES), card.allocate(COPY_BYTES)
-            self._burst = self._copy
+        self._burst: Callable[[float], None] = self._copy
+        self._copy_once: Callable[[], None]
+        if work.kind in {"to_peer", "from_peer"}:
+            self._copy_once = self._between_cards(work, peer)
+        elif work.kind in {"to_host", "to_device"}:
+            self._copy_once = self._to_host_or_back()
         else:
             self._prepare_kernel()
             self._burst = self._compute
@@ -59,12 +60,45 @@ class Engine:
             time.sleep(max(0.0, now + PERIOD_S - time.perf_counter()))
         took_s = time.perf_counter() - began
         done = self._counted() - before
-        moving = self._kind in {"to_host", "to_device"}
+        moving = self._kind in MOVING
         return Interval(
             busy_ratio=busy_s / took_s,
             gflops=0.0 if moving else done * self._flops / took_s / 1e9,
             bytes_per_s=done / took_s if moving else 0.0,
+            bytes_moved=done if moving else 0,
         )
+
+    def _to_host_or_back(self) -> Callable[[], None]:
+        card = self._card
+        host, device = card.allocate_host(COPY_BYTES), card.allocate(COPY_BYTES)
+        if self._kind == "to_host":
+            return lambda: card.copy_to_host(host, device, COPY_BYTES)
+        return lambda: card.copy_to_device(device, host, COPY_BYTES)
+
+    def _between_cards(self, work: Work, peer: Cuda | None) -> Callable[[], None]:
+        card = self._card
+        if peer is None:
+            raise CannotGenerateError(f"{work.title}: needs a second card in this process to copy to")
+        if not card.reaches(peer):
+            raise CannotGenerateError(
+                f"{work.title}: cards {card.ordinal} and {peer.ordinal} do not reach each other, "
+                "copies would go through the host"
+            )
+        peer.make_current()
+        theirs = peer.allocate(COPY_BYTES)
+        peer.open_to(card)
+        card.make_current()
+        own = card.allocate(COPY_BYTES)
+        card.open_to(peer)
+
+        def copy() -> None:
+            if self._kind == "to_peer":
+                card.copy_to_peer(peer, theirs, own, COPY_BYTES)
+            else:
+                peer.copy_to_peer(card, own, theirs, COPY_BYTES)
+            card.synchronize()
+
+        return copy
 
     def _prepare_kernel(self) -> None:
         card = self._card
@@ -101,14 +135,11 @@ class Engine:
     def _copy(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            if self._kind == "to_host":
-                self._card.copy_to_host(self._host, self._device, COPY_BYTES)
-            else:
-                self._card.copy_to_device(self._device, self._host, COPY_BYTES)
+            self._copy_once()
             self._moved += COPY_BYTES
 
     def _counted(self) -> int:
         """Rounds of all warps, or bytes moved, so far."""
-        if self._kind in {"to_host", "to_device"}:
+        if self._kind in MOVING:
             return self._moved
         return self._card.read_u64(self._sink)

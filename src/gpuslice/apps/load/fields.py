@@ -14,7 +14,13 @@ class Work:
     kind: str
     field: str
     exact: bool = False
+    moved: str = ""  # our counter of the bytes moved, and its direction
+    direction: str = ""
 
+
+_PCIE, _NVLINK = "gpuslice_gpu_pcie_bytes_total", "gpuslice_gpu_nvlink_bytes_total"
+MOVING = frozenset({"to_host", "to_device", "to_peer", "from_peer"})
+"""Kinds of work that are counted in bytes."""
 
 WORKS = {
     work.number: work
@@ -27,9 +33,9 @@ WORKS = {
         Work(1006, "Fp64EngineActive", "fp64", "DCGM_FI_PROF_PIPE_FP64_ACTIVE"),
         Work(1007, "Fp32EngineActive", "fp32", "DCGM_FI_PROF_PIPE_FP32_ACTIVE"),
         Work(1008, "Fp16EngineActive", "fp16", "DCGM_FI_PROF_PIPE_FP16_ACTIVE"),
-        Work(1009, "PcieTxBytes", "to_host", "DCGM_FI_PROF_PCIE_TX_BYTES"),
-        Work(1010, "PcieRxBytes", "to_device", "DCGM_FI_PROF_PCIE_RX_BYTES"),
-        Work(1011, "NvLinkTxBytes", "link", "DCGM_FI_PROF_NVLINK_TX_BYTES"),
-        Work(1012, "NvLinkRxBytes", "link", "DCGM_FI_PROF_NVLINK_RX_BYTES"),
+        Work(1009, "PcieTxBytes", "to_host", "DCGM_FI_PROF_PCIE_TX_BYTES", False, _PCIE, "tx"),
+        Work(1010, "PcieRxBytes", "to_device", "DCGM_FI_PROF_PCIE_RX_BYTES", False, _PCIE, "rx"),
+        Work(1011, "NvLinkTxBytes", "to_peer", "DCGM_FI_PROF_NVLINK_TX_BYTES", False, _NVLINK, "tx"),
+        Work(1012, "NvLinkRxBytes", "from_peer", "DCGM_FI_PROF_NVLINK_RX_BYTES", False, _NVLINK, "rx"),
     )
 }

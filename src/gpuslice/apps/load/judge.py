@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpuslice.adapters.web.scrape import Page
-from gpuslice.apps.load.fields import Work
+from gpuslice.apps.load.fields import MOVING, Work
 
 MIB = 1 << 20
 USED = "gpuslice_container_memory_used_bytes"
 REFUSED = "gpuslice_container_memory_refused_total"
 SM = "gpuslice_container_sm_utilization_ratio"
 CARD_MEMORY = "gpuslice_gpu_memory_used_bytes"
+OVERHEAD = 0.25  # headers on the wire, at most
 CARD_BUSY = "gpuslice_gpu_utilization_ratio"
 
 
@@ -46,7 +47,7 @@ def judge_work(page: Page, who: Who, work: Work, busy_ratio: float, tolerance: f
     if field is not None:
         agrees = _near(busy_ratio, field, tolerance) if work.exact else field > 0 or busy_ratio == 0
         found.append(Verdict(work.field, busy_ratio, field, agrees))
-    if work.kind in {"to_host", "to_device", "link"}:
+    if work.kind in MOVING:
         return found
     name = SM if who.pod else CARD_BUSY
     busy = value_of(page, name, **who.labels())
@@ -54,6 +55,22 @@ def judge_work(page: Page, who: Who, work: Work, busy_ratio: float, tolerance: f
         measured_agrees = busy is not None and _near(busy_ratio, busy, tolerance)
         found.append(Verdict(name, busy_ratio, busy, measured_agrees))
     return found
+
+
+def judge_traffic(
+    before: Page, after: Page, who: Who, work: Work, moved_bytes: int, *, tolerance: float
+) -> list[Verdict]:
+    """The card's own counter of bytes must have grown by what was moved; nothing where there is none.
+
+    It counts headers too, which the payload does not, and the traffic of others: there is more room above.
+    """
+    at = {"gpu_uuid": who.uuid, "direction": work.direction}
+    first, last = value_of(before, work.moved, **at), value_of(after, work.moved, **at)
+    if first is None or last is None:
+        return []
+    grown = last - first
+    agrees = moved_bytes * (1 - tolerance) <= grown <= moved_bytes * (1 + OVERHEAD + tolerance) + MIB
+    return [Verdict(f'{work.moved}{{direction="{work.direction}"}}', moved_bytes, grown, agrees)]
 
 
 def judge_memory(page: Page, who: Who, held_bytes: int, seen_bytes: int, tolerance: float) -> list[Verdict]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -15,8 +16,16 @@ from gpuslice.adapters.gpu import cuda
 from gpuslice.adapters.gpu.cuda import Cuda, CudaError, CudaMissingError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.load.engine import CannotGenerateError, Engine, Interval
-from gpuslice.apps.load.fields import WORKS, Work
-from gpuslice.apps.load.judge import MIB, Verdict, Who, judge_memory, judge_refusal, judge_work
+from gpuslice.apps.load.fields import MOVING, WORKS, Work
+from gpuslice.apps.load.judge import (
+    MIB,
+    Verdict,
+    Who,
+    judge_memory,
+    judge_refusal,
+    judge_traffic,
+    judge_work,
+)
 
 _ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": cuda.MAX_THREADS,
@@ -28,6 +37,7 @@ _ATTRIBUTES = {
     "MEMORY_CLOCK_RATE": cuda.MEMORY_CLOCK,
 }
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+STOPPED = 130  # as shells say it of a program that Ctrl-C ended
 SETTLE_S = 3.0
 """How long an exporter that samples once a second may need to show a change."""
 
@@ -42,6 +52,7 @@ class Report:
     held_bytes: int = 0
     refused_at_bytes: int | None = None
     refusal: str = ""
+    stopped: bool = False  # by a signal, before its time
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -54,6 +65,7 @@ class Order:
     """What the command line asks for."""
 
     works: tuple[Work, ...]
+    cards: tuple[int, ...]
     duration_s: float
     report_s: float
     level: float
@@ -73,7 +85,15 @@ class Order:
 @click.option("-t", "--fieldId", "fields", default="", metavar="IDS", help="Field ids, e.g. 1004, or all.")
 @click.option("-d", "--duration", default=30.0, show_default=True, help="Seconds for each field.")
 @click.option("-r", "--report", default=1.0, show_default=True, help="Seconds between two lines.")
-@click.option("-i", "--gpuIds", "card", default="0", show_default=True, help="Which visible card.")
+@click.option(
+    "-i",
+    "--gpuIds",
+    "cards",
+    default="0",
+    show_default=True,
+    metavar="N[,M]",
+    help="Which visible card; for copies between cards also the other [default: the first that it reaches].",
+)
 @click.option("--level", default=100.0, show_default=True, help="Percent of the time to be busy.")
 @click.option("--hold", default="", metavar="SIZE", help="Memory to hold meanwhile, e.g. 4GiB.")
 @click.option("--grow", default="", metavar="SIZE", help="Take memory in such steps until it is refused.")
@@ -95,20 +115,29 @@ def command(**given: Any) -> None:
       gpuslice load -t 1001 --level 30 --hold 4GiB       30 % busy, holding 4 GiB
       gpuslice load --grow 512MiB                        take memory until it is refused, and say where
       gpuslice load -t 1002 --validate http://NODE:9400/metrics
+      gpuslice load -t 1011 -i 0,1                       copies from card 0 to card 1
+
+    Ends with 1 when the exporter says something else than was done, with 130 after Ctrl-C.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a pod that is deleted: as Ctrl-C
+    order, report = _order(given), Report()
     try:
-        order = _order(given)
-        report = _run(order, Cuda(int(given["card"])))
+        _run(order, Cuda(order.cards[0]), report)
     except (CudaError, CudaMissingError, CannotGenerateError, ScrapeError) as error:
         raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:  # what is held, the driver takes back when we end
+        report.stopped = True
+        order.say("Stopped.")
     if order.as_json:
         click.echo(json.dumps({**asdict(report), "agrees": report.agrees}))
+    if report.stopped:
+        raise SystemExit(STOPPED)
     if not report.agrees:
         raise SystemExit(1)
 
 
-def _run(order: Order, card: Cuda) -> Report:
-    report = Report(card.name, card.uuid)
+def _run(order: Order, card: Cuda, report: Report) -> None:
+    report.card, report.uuid = card.name, card.uuid
     who = Who(card.uuid, order.who.namespace, order.who.pod, order.who.container)
     _greet(order, card)
     if order.hold_bytes:
@@ -128,24 +157,44 @@ def _run(order: Order, card: Cuda) -> Report:
         if report.refused_at_bytes is not None:
             found += judge_refusal(page, who)
         _add_verdicts(order, report, found)
-    return report
 
 
 def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) -> None:
-    engine = Engine(card, work)
-    began, busy = time.monotonic(), 0.0
+    engine = Engine(card, work, _peer(order, card) if work.kind in {"to_peer", "from_peer"} else None)
+    before = fetch(order.url) if order.url and work.kind in MOVING else None
+    began, busy, moved_bytes = time.monotonic(), 0.0, 0
     while (passed := time.monotonic() - began) < order.duration_s:
         interval = engine.run(order.level, min(order.report_s, order.duration_s - passed))
-        busy = interval.busy_ratio
+        busy, moved_bytes = interval.busy_ratio, moved_bytes + interval.bytes_moved
         measured = _measured(order, work, who)
         order.say(line(work, interval, measured))
         report.intervals.append(
             {"field": work.number, "title": work.title, "measured": measured, **asdict(interval)}
         )
     if order.url:
-        engine.run(order.level, SETTLE_S)  # the exporter's last sample is then of this load
-        verdicts = judge_work(fetch(order.url), who, work, busy, order.tolerance)
+        moved_bytes += engine.run(order.level, SETTLE_S).bytes_moved
+        page = fetch(order.url)  # its last sample is of this load
+        verdicts = judge_work(page, who, work, busy, order.tolerance)
+        if before is not None:
+            time.sleep(SETTLE_S)  # and this one of all of it
+            after = fetch(order.url)
+            verdicts += judge_traffic(before, after, who, work, moved_bytes, tolerance=order.tolerance)
         _add_verdicts(order, report, verdicts)
+
+
+def _peer(order: Order, card: Cuda) -> Cuda | None:
+    """The card to copy to: the one that was named, else the first that `card` reaches, else any other."""
+    if len(order.cards) > 1:
+        return _beside(card, order.cards[1])
+    others = [_beside(card, ordinal) for ordinal in range(card.count()) if ordinal != card.ordinal]
+    return next((other for other in others if card.reaches(other)), others[0] if others else None)
+
+
+def _beside(card: Cuda, ordinal: int) -> Cuda:
+    try:
+        return Cuda(ordinal)
+    finally:
+        card.make_current()
 
 
 def line(work: Work, interval: Interval, measured: float | None) -> str:
@@ -216,6 +265,7 @@ def _order(given: dict[str, Any]) -> Order:
         works = (WORKS[1001],)
     return Order(
         works=works,
+        cards=_cards(given["cards"]),
         duration_s=given["duration"],
         report_s=given["report"],
         level=1.0 if given["target_max_value"] else given["level"] / 100,
@@ -228,9 +278,16 @@ def _order(given: dict[str, Any]) -> Order:
     )
 
 
+def _cards(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) != len(parts) or len(parts) > 2:
+        raise click.BadParameter(f'cards are "{text}", wants one number, or two for copies between cards')
+    return tuple(int(part) for part in parts)
+
+
 def _works(text: str) -> Iterator[Work]:
     if text == "all":
-        yield from (work for work in WORKS.values() if work.kind != "link")
+        yield from (work for work in WORKS.values() if work.kind not in {"to_peer", "from_peer"})
         return
     for part in filter(None, (each.strip() for each in text.split(","))):
         if not part.isdecimal() or int(part) not in WORKS:
