@@ -10,11 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerKey:
-    """A container of a pod. One pod may have several on one card."""
+class ContainerKey(NamedTuple):
+    """A container of a pod. One pod may have several on one card.
+
+    A tuple, since it is the key of everything: thousands of them are looked up, many times a second.
+    """
 
     namespace: str
     pod: str
@@ -54,6 +57,9 @@ class Usage:
     processes: int
 
 
+_IDLE = Usage(0, 0.0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class CardUsage:
     """One card divided. `owners` has every container with a process there or an allocation of it."""
@@ -82,7 +88,7 @@ def divide(
     for process in processes:
         if process.uuid == uuid:
             groups[owner_of.get(process.pid, Stranger.GONE)].append(process)
-    owners = {key: Usage(0, 0.0, 0) for key in allocated}
+    owners = dict.fromkeys(allocated, _IDLE)
     strangers: dict[Stranger, Usage] = {}
     for owner, members in groups.items():
         if isinstance(owner, Stranger):

@@ -12,6 +12,8 @@ from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.holding import Holding
 
+Wanted = Callable[[str], bool]
+
 
 class PodResourcesError(GpusliceError):
     """kubelet's pod-resources socket does not answer; its book is unknown for now, not empty."""
@@ -45,17 +47,28 @@ class PodResources:
     def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
+        self._last: tuple[Wanted, pr.ListPodResourcesResponse, DeviceBook] | None = None
 
     async def holdings(self, resource: str) -> tuple[Holding, ...]:
         """Every container that holds devices of `resource`. Raises `PodResourcesError`.
 
         Not among them are ordinary init containers: kubelet does not list them.
         """
-        return tuple(holdings_of(await self._pods(), resource))
+        return tuple(holdings_of((await self._answer()).pod_resources, resource))
 
-    async def book(self, wanted: Callable[[str], bool]) -> DeviceBook:
-        """As `holdings`, of every `wanted` resource that anybody holds; and all claims. One question."""
-        pods = await self._pods()
+    async def book(self, wanted: Wanted) -> DeviceBook:
+        """As `holdings`, of every `wanted` resource that anybody holds; and all claims. One question.
+
+        The same object as last time where kubelet says the same.
+        """
+        answer = await self._answer()
+        if self._last is not None and self._last[0] == wanted and self._last[1] == answer:
+            return self._last[2]
+        book = self._book(answer.pod_resources, wanted)
+        self._last = (wanted, answer, book)
+        return book
+
+    def _book(self, pods: Sequence[pr.PodResources], wanted: Wanted) -> DeviceBook:
         names = {
             devices.resource_name
             for pod in pods
@@ -65,13 +78,12 @@ class PodResources:
         holdings = {name: tuple(holdings_of(pods, name)) for name in sorted(names) if wanted(name)}
         return DeviceBook(holdings, tuple(claims_of(pods)))
 
-    async def _pods(self) -> Sequence[pr.PodResources]:
+    async def _answer(self) -> pr.ListPodResourcesResponse:
         try:
             async with unix_channel(self._path) as channel:
-                answer = await PodResourcesClient(channel).list(self._timeout_s)
+                return await PodResourcesClient(channel).list(self._timeout_s)
         except CALL_FAILED as error:
             raise PodResourcesError(f"pod-resources at {self._path}: {call_error(error)}") from error
-        return answer.pod_resources
 
 
 def holdings_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[Holding]:

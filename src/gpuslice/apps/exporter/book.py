@@ -71,9 +71,12 @@ class Book:
     promises: Mapping[str, Held]
     problems: tuple[str, ...] = ()
     other_names: bool = field(init=False, default=False)  # any but a card's uuid
+    containers: Mapping[str, tuple[str, ...]] = field(init=False, default_factory=dict)
+    """``namespace/pod`` → names of its containers with an allocation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "other_names", any(not name.startswith("GPU-") for name in self.promises))
+        object.__setattr__(self, "containers", _containers(self.promises))
 
     def of(self, card: CardSample) -> Held:
         """Who holds the card or a part of it, by whatever name."""
@@ -93,13 +96,13 @@ class Book:
         instance = self.promises.get(f"nvidia{card.index}/gi{device.gpu_instance}", _NOBODY)
         return {**self.promises.get(device.uuid, _NOBODY), **instance}
 
-    def containers(self) -> dict[str, tuple[str, ...]]:
-        """``namespace/pod`` → names of its containers with an allocation."""
-        found: dict[str, set[str]] = defaultdict(set)
-        for held in self.promises.values():
-            for key in held:
-                found[f"{key.namespace}/{key.pod}"].add(key.container)
-        return {pod: tuple(sorted(names)) for pod, names in found.items()}
+
+def _containers(promises: Mapping[str, Held]) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for held in promises.values():
+        for key in held:
+            found[f"{key.namespace}/{key.pod}"].add(key.container)
+    return {pod: tuple(sorted(names)) for pod, names in found.items()}
 
 
 def is_ours(resource: str, more: Iterable[str] = ()) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import platform
@@ -23,7 +24,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError, KubeError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.transport import AiohttpTransport
-from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
+from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import run, until_stopped
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
@@ -38,7 +39,7 @@ from gpuslice.apps.exporter.flags import DcgmCommand, translated_environment
 from gpuslice.apps.exporter.health import READ as HEALTH_FIELDS
 from gpuslice.apps.exporter.health import Rises
 from gpuslice.apps.exporter.jobs import Jobs
-from gpuslice.apps.exporter.memory import share_one_arena
+from gpuslice.apps.exporter.memory import set_aside_what_lives, share_one_arena
 from gpuslice.apps.exporter.owners import Owners
 from gpuslice.apps.exporter.pods import ApiPods, LogFolderPods
 from gpuslice.apps.exporter.privilege import hidden_processes
@@ -105,6 +106,7 @@ class Exporter:
             "samples": self._sample(),
             "driver": self._keep_driver(),
             "counter file": self._watch_config(),
+            "memory": set_aside_what_lives(),
         }
         if self.settings.kubernetes:
             tasks |= {"kubelet's book": self._keep_book(), "pods": self._keep_pods()}
@@ -187,12 +189,17 @@ class Exporter:
     async def _keep_book(self) -> None:
         reader = PodResources(Path(self.settings.pod_resources_kubelet_socket))
         more = frozenset(self.settings.nvidia_resource_names)
+        wanted = functools.partial(is_ours, more=more)
+        read: tuple[DeviceBook, dict[tuple[str, str], str]] | None = None
+        book = Book({})
         while True:
             began_s = time.monotonic()
             try:
-                found = await reader.book(lambda name: is_ours(name, more))
-                devices = await self._slices.of(found.claims)
-                self._take_book(book_of(found.holdings, found.claims, devices), began_s)
+                found = await reader.book(wanted)
+                devices = dict(await self._slices.of(found.claims))
+                if read is None or read[0] is not found or read[1] != devices:
+                    read, book = (found, devices), book_of(found.holdings, found.claims, devices)
+                self._take_book(book, began_s)
             except PodResourcesError as error:
                 self.health.bad("pod_resources", str(error), time.monotonic() - began_s)
             await asyncio.sleep(self.settings.book_interval_s)

@@ -1,8 +1,15 @@
-"""Keeps the process small: glibc gives each thread an arena of its own, and keeps what is freed."""
+"""Keeps the process small, and its pauses short.
+
+glibc gives each thread an arena of its own, and keeps what is freed. Python's collector looks through all
+that lives, modules and thousands of containers, again and again: 90 ms on a page of 25,000 series, in which no
+scrape is answered.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import gc
 
 _M_TRIM_THRESHOLD = -1
 _M_ARENA_MAX = -8
@@ -15,3 +22,18 @@ def share_one_arena() -> None:
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
+
+
+SETTLED_AFTER_S = 10.0
+SETTLE_EVERY_S = 600.0
+_YOUNG = 5000
+
+
+async def set_aside_what_lives() -> None:
+    """From time to time tell the collector to leave alone what has lived until now; runs until cancelled."""
+    gc.set_threshold(_YOUNG, 20, 20)
+    await asyncio.sleep(SETTLED_AFTER_S)
+    while True:
+        gc.collect()
+        gc.freeze()
+        await asyncio.sleep(SETTLE_EVERY_S)

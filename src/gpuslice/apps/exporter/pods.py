@@ -52,13 +52,13 @@ class LogFolderPods:
 
     async def run(self) -> None:
         while True:
-            self._look()
+            await self._look()
             await asyncio.sleep(LOGS_EVERY_S)
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         began_s = time.monotonic()
         try:
-            pods = self._folders.pods()
+            pods = await asyncio.to_thread(self._folders.pods)  # thousands of folders, maybe slow ones
         except OSError as error:
             self._health.bad("pods", f"log folders: {error}", time.monotonic() - began_s)
             return

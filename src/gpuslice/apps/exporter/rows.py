@@ -86,7 +86,12 @@ class Rows:
         """The card's containers `keys`: chunks of rows, each a piece for every one of `COLUMNS`."""
         uuid, place = card.sample.uuid, (card.sample.uuid, card.sample.index)
         before = self._cards.get(place, _NOTHING)
-        rows = {key: self._row(before.rows.get(key), card, key, busy_s.get((uuid, key))) for key in keys}
+        version, old_rows, rows = self._directory.version, before.rows, {}
+        for key in keys:
+            row, picture, busy = old_rows.get(key), card.containers[key], busy_s.get((uuid, key))
+            if row is None or row.busy_s != busy or row.picture != picture or row.version != version:
+                row = self._row(row, card, key, busy)
+            rows[key] = row
         lines = [row.lines for row in rows.values()]
         chunks = []
         for number, start in enumerate(range(0, len(lines), ROWS_A_PIECE)):
@@ -96,14 +101,8 @@ class Rows:
         return [chunk.pieces for chunk in chunks]
 
     def _row(self, before: _Row | None, card: CardPicture, key: ContainerKey, busy_s: float | None) -> _Row:
-        picture, version = card.containers[key], self._directory.version
-        if (
-            before is not None
-            and before.version == version
-            and before.busy_s == busy_s
-            and before.picture == picture
-        ):
-            return before
+        """Written anew, but for lines that say the same as before."""
+        picture = card.containers[key]
         at = before.at if before is not None else labels_once(self._who(card, key))
         about = self._about(key, picture)
         values = _values(picture, busy_s)
@@ -112,7 +111,7 @@ class Rows:
         else:
             info = sample_line(COLUMNS[0].name, labels_once({**self._who(card, key), **about}), 1)
         lines = (info, *_lines(values, at, before))
-        return _Row(picture, busy_s, version, at, about, values, lines)
+        return _Row(picture, busy_s, self._directory.version, at, about, values, lines)
 
     def _who(self, card: CardPicture, key: ContainerKey) -> dict[str, str]:
         return {

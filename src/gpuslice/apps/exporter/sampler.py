@@ -142,7 +142,7 @@ class Sampler:
 
     async def _known(self, cards: tuple[CardSample, ...]) -> Knowledge:
         pids = {process.pid for card in cards for process in card.processes or ()}
-        self.last_owners = self._owners.of(pids, self.book.containers())
+        self.last_owners = self._owners.of(pids, self.book.containers)
         isolation = await self._read_isolation()
         if self._proc is not None:
             isolation = isolation.of_the_living(_untold(cards), self._proc)
