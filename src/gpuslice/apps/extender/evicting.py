@@ -114,6 +114,8 @@ class Evictor:
         condition = CONDITION | {"message": message, "lastTransitionTime": now}
         try:
             await self._client.add_condition(PODS, one.name, condition, one.namespace, uid=one.uid)
+            if not self._still_wanted(pod, victim):
+                return  # the condition alone harms nobody: the disruption controller takes it back
             self._expect_leading()
             await self._client.delete(PODS, one.name, one.namespace, uid=one.uid)
         except (NotFoundError, ConflictError):

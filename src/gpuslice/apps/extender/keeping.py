@@ -6,8 +6,8 @@ own nominations, for which it keeps an amount but no card, and those of a leader
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from gpuslice.core.ledger import Ledger
@@ -21,10 +21,15 @@ KEPT_S = 60.0  # once the room is there: kube-scheduler tries again every 10 s a
 LOWEST = -(1 << 31)  # nobody has less: with it, only those who are leaving anyway make room
 
 
+def loop_time() -> float:
+    """Seconds on the clock of the event loop, by which everything here waits."""
+    return asyncio.get_running_loop().time()
+
+
 class Keeping:
     """Begins and ends the nominations of a ledger."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, ledger: Ledger, clock: Callable[[], float] = loop_time) -> None:
         self._ledger = ledger
         self._clock = clock
         self._until_s: dict[str, float] = {}  # uid → how long its nomination is kept

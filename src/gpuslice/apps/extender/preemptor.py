@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.budgets import read_budgets
 from gpuslice.apps.extender.decisions import Refused, request_of
 from gpuslice.apps.extender.evicting import Evictor, Tell
-from gpuslice.apps.extender.keeping import Keeping
+from gpuslice.apps.extender.keeping import Keeping, loop_time
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod, Refusal, Request
@@ -83,7 +82,7 @@ class Preemptor:
         *,
         leading: Callable[[], bool] = lambda: True,
         tell: Tell = lambda *_: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         enabled: bool = True,
     ) -> None:

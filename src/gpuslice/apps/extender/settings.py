@@ -49,8 +49,8 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         bool,
         about(
             "Evict pods of lower priority where that makes room on a card and kube-scheduler, which sees the "
-            "node's sum only, would evict nobody. On, as kube-scheduler's own preemption is. Turn it off where "
-            "that is off, or where nobody may be evicted for a card."
+            "node's sum only, would evict nobody. On, as kube-scheduler's own preemption is. Turn it off "
+            "where that is off, or where nobody may be evicted for a card."
         ),
     ] = True
     bind_errors_as_500: Annotated[

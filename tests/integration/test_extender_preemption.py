@@ -1,0 +1,427 @@
+"""Room is made on a card for an important pod, and nobody leaves in vain, whatever comes in what order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.wire.extender import BindingArgs, decode_args
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
+from tests.integration.extender_rig import Api
+from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
+
+Object = dict[str, Any]
+PODS = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+PREEMPTION = "PreemptionByScheduler"
+
+
+class Story:
+    """A cluster with an extender; the story itself is kube-scheduler, kubelet and the user."""
+
+    def __init__(self, cards: int = 2, nodes: int = 1, *, preemption: bool = True) -> None:
+        self.loop = VirtualLoop()
+        asyncio.set_event_loop(self.loop)
+        self.api = Api()
+        self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        for name in self.nodes:
+            self.api.add_node(name, 15 * cards, cards)
+        for value in (0, 5, 10, 20, 30, 100, 200):
+            head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+            self.api.call("POST", CLASSES, head | {"metadata": {"name": f"p{value}"}, "value": value})
+        self.network = Network(self.api.cluster, self.loop)
+        self.settings = ExtenderSettings(policy="binpack", preemption=preemption)
+        self.start()
+        self.calm()
+
+    def start(self) -> None:
+        self.process = Process("extender", self.loop)
+        self.extender = Extender(self.settings, KubeClient(HeldTransport(self.network, self.process)))
+        self.process.start(self.extender.work(), "work")
+        self.loop.settle()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.network.forget(self.process)
+
+    def close(self) -> None:
+        self.kill()
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+    def calm(self, seconds: float = 0.0) -> None:
+        """Let that much time pass, and everything arrive that is sent meanwhile."""
+        self.network.calm()
+        for _ in range(int(seconds * 4)):
+            self.loop.advance(0.25)
+            self.network.calm()
+
+    # -- the user ------------------------------------------------------------------------------------------
+
+    def add(self, name: str, units: int, priority: int = 0, **fields: Any) -> None:
+        self.api.add_pod(name, str(units), priorityClassName=f"p{priority}", **fields)
+
+    def place(self, name: str, units: int, priority: int = 0, **fields: Any) -> str:
+        """Create, bind; the card."""
+        self.add(name, units, priority, **fields)
+        self.calm()
+        self.schedule(name)
+        assert self.api.bound_to(name), name
+        return self.api.card(name) or ""
+
+    def names(self) -> set[str]:
+        return {pod["metadata"]["name"] for pod in self.api.pods()}
+
+    def leaving(self) -> set[str]:
+        return {
+            pod["metadata"]["name"] for pod in self.api.pods() if pod["metadata"].get("deletionTimestamp")
+        }
+
+    def nominated(self, name: str) -> str:
+        node: str = self.api.pod(name)["status"].get("nominatedNodeName", "")
+        return node
+
+    # -- kubelet -------------------------------------------------------------------------------------------
+
+    def bury(self, *names: str) -> None:
+        for name in names or sorted(self.leaving()):
+            self.api.delete_pod(name)
+        self.calm()
+
+    # -- kube-scheduler ------------------------------------------------------------------------------------
+
+    def schedule(self, name: str) -> str:
+        """One attempt: the nominated node first, then all; what it does with a nomination when none fits."""
+        pod = self.api.pod(name)
+        nominated = self.nominated(name)
+        passing = (nominated and self.ask(pod, [nominated])) or self.ask(pod, self.nodes)
+        if not passing:
+            if nominated and not self.leaving_for(pod, nominated):
+                self.api.patch(f"{PODS}/{name}/status", {"status": {"nominatedNodeName": None}})
+            return ""
+        meta = pod["metadata"]
+        args = BindingArgs(meta["name"], meta["namespace"], meta["uid"], passing[0])
+        self.process.start(self.extender.binder.bind(args), f"bind {name}")
+        self.loop.settle()
+        self.calm()
+        return passing[0]
+
+    def ask(self, pod: Object, nodes: list[str]) -> list[str]:
+        """The extender's filter, on the nodes whose sum suffices."""
+        body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": nodes})
+
+        async def answered() -> Any:
+            return self.extender.decisions.filter(decode_args(body))
+
+        result = self.loop.run_until_complete(answered())
+        found: list[str] = msgspec.json.decode(result.node_names)
+        return found
+
+    def leaving_for(self, pod: Object, node: str) -> bool:
+        """Whether a less important pod leaves this node for another, as ``podTerminatingByPreemption``."""
+        return any(
+            each["spec"].get("nodeName") == node
+            and (each["spec"].get("priority") or 0) < pod["spec"]["priority"]
+            and each["metadata"].get("deletionTimestamp")
+            and any(c.get("reason") == PREEMPTION for c in each["status"].get("conditions") or ())
+            for each in self.api.pods()
+        )
+
+    def held(self) -> dict[tuple[str, str], int]:
+        """Units per card, summed over the annotations of bound pods."""
+        sums: dict[tuple[str, str], int] = {}
+        for pod in self.api.pods():
+            if pod["spec"].get("nodeName"):
+                annotations = pod["metadata"]["annotations"]
+                card = (pod["spec"]["nodeName"], annotations[ANN_INDEX])
+                sums[card] = sums.get(card, 0) + int(annotations[ANN_POD_UNITS])
+        return sums
+
+    def on_card(self, card: tuple[str, str]) -> dict[str, int]:
+        """Who is bound to a card, with their priority."""
+        return {
+            pod["metadata"]["name"]: pod["spec"]["priority"]
+            for pod in self.api.pods()
+            if (pod["spec"].get("nodeName"), pod["metadata"].get("annotations", {}).get(ANN_INDEX)) == card
+        }
+
+
+@pytest.fixture
+def story() -> Iterator[Story]:
+    played = Story()
+    yield played
+    played.close()
+
+
+def full(story: Story) -> dict[str, str]:
+    """One low pod of 8 on each card of 15."""
+    return {name: story.place(name, 8) for name in ("a", "b")}
+
+
+def test_one_pod_leaves_one_card_and_the_important_one_gets_it(story: Story) -> None:
+    cards = full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.calm(2)
+    (victim,) = story.leaving()
+    assert story.nominated("high") == "n1"
+    condition = story.api.pod(victim)["status"]["conditions"][-1]
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "DisruptionTarget",
+        "True",
+        PREEMPTION,
+    )
+    story.schedule("high")  # tried while the victim still leaves: nothing is undone, nobody else goes
+    story.calm(5)
+    assert story.leaving() == {victim}
+    assert story.nominated("high") == "n1"
+    story.bury()
+    story.schedule("high")
+    assert story.api.card("high") == cards[victim]
+    told = {each["involvedObject"]["name"]: each["message"] for each in story.api.events("Preempting")}
+    assert told == {
+        "high": f"default/{victim} must leave card {cards[victim]} of n1, which is kept for this pod"
+    }
+    assert [each["involvedObject"]["name"] for each in story.api.events("Preempted")] == [victim]
+
+
+def test_the_freed_card_is_not_for_lesser_pods_but_for_more_important_ones(story: Story) -> None:
+    full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.calm(2)
+    story.bury()
+    story.add("equal", 10, 100)
+    story.add("low", 9)
+    story.add("small", 7)
+    story.calm()
+    assert story.schedule("low") == ""
+    assert story.schedule("equal") == ""
+    assert story.schedule("small") == "n1"  # the other card has 7 left
+    story.add("higher", 10, 200)
+    story.calm()
+    assert story.schedule("higher") == "n1"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"preemptionPolicy": "Never"}, {"schedulingGates": [{"name": "example.com/wait"}]}],
+    ids=["policy never", "gated"],
+)
+def test_who_may_not_preempt_does_not(story: Story, fields: Object) -> None:
+    full(story)
+    story.add("high", 10, 100, **fields)
+    story.schedule("high")
+    story.calm(5)
+    assert not story.leaving()
+    assert not story.nominated("high")
+
+
+def test_equals_stay_and_what_kube_scheduler_nominated_is_its_own(story: Story) -> None:
+    full(story)
+    story.add("equal", 10)
+    story.add("high", 10, 100)
+    story.api.patch(f"{PODS}/high/status", {"status": {"nominatedNodeName": "elsewhere"}})
+    story.schedule("equal")
+    story.ask(story.api.pod("high"), story.nodes)
+    story.calm(5)
+    assert not story.leaving()
+
+
+def test_switched_off_it_evicts_nobody() -> None:
+    story = Story(preemption=False)
+    full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.calm(5)
+    assert not story.leaving()
+    story.close()
+
+
+def test_a_budget_is_violated_only_when_nothing_else_helps(story: Story) -> None:
+    cards = {
+        name: story.place(name, 8, priority, labels={"app": name}) for name, priority in (("a", 5), ("b", 0))
+    }
+    budget = {
+        "metadata": {"name": "keep-b"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "b"}}},
+    }
+    story.api.call("POST", BUDGETS, {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", **budget})
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.calm(2)
+    assert story.leaving() == {"a"}  # of higher priority than b, which its budget protects
+    story.bury()
+    assert story.schedule("high") == "n1"
+    assert story.api.card("high") == cards["a"]
+    story.add("higher", 10, 200)
+    story.schedule("higher")
+    story.calm(2)
+    assert story.leaving() == {"high"}  # the budget weighs more than any priority
+
+
+def test_the_pods_of_a_whole_node_make_room_for_a_pod_on_two_cards(story: Story) -> None:
+    full(story)
+    story.add("wide", 20, 100, labels={"aliyun.com/gpu-count": "2"})
+    story.schedule("wide")
+    story.calm(2)
+    assert story.leaving() == {"a", "b"}
+    story.bury()
+    assert story.schedule("wide") == "n1"
+
+
+def test_who_leaves_already_is_waited_for(story: Story) -> None:
+    full(story)
+    story.api.delete_pod("a", 30)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.calm(2)
+    assert story.leaving() == {"a"}
+    assert story.nominated("high") == "n1"
+
+
+def test_a_pod_that_vanishes_evicts_no_more_and_keeps_nothing(story: Story) -> None:
+    full(story)
+    story.add("wide", 20, 100, labels={"aliyun.com/gpu-count": "2"})
+    story.schedule("wide")
+    story.network.calm()
+    while not story.leaving():  # one write after the other, until the first victim leaves
+        if story.network.messages:
+            story.network.deliver(story.network.messages[0])
+        else:
+            story.loop.advance(0.25)
+    story.api.delete_pod("wide")
+    for stream in list(story.network.streams):  # the extender hears of it before its next request
+        while stream.pending:
+            story.network.deliver_line(stream)
+    story.calm(5)
+    assert len(story.leaving()) == 1
+    assert not len(story.extender.ledger.nominations)
+
+
+def test_a_nomination_that_nobody_takes_up_ends(story: Story) -> None:
+    full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.calm(2)
+    story.bury()
+    story.add("low", 9)
+    story.calm(30)
+    assert story.schedule("low") == ""
+    story.calm(40)
+    assert story.schedule("low") == "n1"
+
+
+@pytest.mark.parametrize("fate", ["lost", "done"])
+@pytest.mark.parametrize("number", range(8))
+def test_killed_at_any_write_the_next_one_goes_on(story: Story, number: int, fate: str) -> None:
+    full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    for _ in range(40):  # let `number` writes pass, and die with the next
+        writes = [each for each in story.network.messages if each.request.method != "GET"]
+        if writes and number == 0:
+            break
+        if writes:
+            number -= 1
+            story.network.deliver(writes[0])
+        elif story.network.messages:
+            story.network.deliver(story.network.messages[0])
+        else:
+            story.loop.advance(0.25)
+            for stream in [each for each in story.network.streams if each.pending]:
+                story.network.deliver_line(stream)
+    if fate == "done":
+        for message in [each for each in story.network.messages if each.request.method != "GET"]:
+            story.network.deliver(message)
+    story.kill()
+    story.network.messages.clear()
+    story.start()
+    story.calm(1)
+    story.add("low", 9)
+    for _ in range(4):
+        for name in ("low", "high"):
+            if not story.api.bound_to(name):
+                story.schedule(name)
+        story.calm(2)
+        if story.leaving():
+            story.bury()
+    assert story.api.bound_to("high") == "n1"
+    assert not story.api.bound_to("low")  # the card that was freed for "high" was kept from it
+    assert len(story.names()) == 3  # one of a and b went, and one only
+    assert all(units <= 15 for units in story.held().values())
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_card_is_over_committed_and_nobody_leaves_in_vain(seed: int) -> None:
+    chance = random.Random(seed)
+    story = Story(cards=2, nodes=2)
+    evicted: dict[str, Evicted] = {}
+    created = 0
+    for _ in range(60):
+        waiting = [pod["metadata"]["name"] for pod in story.api.pods() if not pod["spec"].get("nodeName")]
+        step = chance.random()
+        if step < 0.3 and created < 22:
+            created += 1
+            story.add(f"p{created}", chance.randint(3, 14), chance.choice((0, 0, 10, 20, 30)))
+        elif step < 0.7 and waiting:
+            story.schedule(chance.choice(waiting))
+        elif step < 0.8 and story.leaving():
+            story.bury(chance.choice(sorted(story.leaving())))
+        else:
+            story.loop.advance(chance.choice((0.25, 1.0, 3.0)))
+        for _ in range(chance.randint(0, 12)):
+            if story.network.messages:
+                story.network.deliver(chance.choice(story.network.messages))
+            for stream in [each for each in story.network.streams if each.pending][:1]:
+                story.network.deliver_line(stream)
+        note_evicted(story, evicted)
+        assert all(units <= 15 for units in story.held().values())
+    for _ in range(12):  # no more come: who can be placed, is
+        story.calm(6)
+        note_evicted(story, evicted)
+        if story.leaving():
+            story.bury()
+        pending = [pod for pod in story.api.pods() if not pod["spec"].get("nodeName")]
+        for pod in sorted(pending, key=lambda each: -each["spec"]["priority"]):
+            story.schedule(pod["metadata"]["name"])
+        assert all(units <= 15 for units in story.held().values())
+    for name, (card, priority, beside) in evicted.items():
+        newcomers = story.on_card(card).items()
+        better = [other for other, theirs in newcomers if other not in beside and theirs > priority]
+        assert better, f"{name} left {card} for nobody"
+    story.process.check()
+    story.close()
+
+
+Evicted = tuple[tuple[str, str], int, set[str]]
+"""The card, the priority, and who was on the card at that time."""
+
+
+def note_evicted(story: Story, evicted: dict[str, Evicted]) -> None:
+    for name in story.leaving() - evicted.keys():
+        pod = story.api.pod(name)
+        card = (pod["spec"]["nodeName"], pod["metadata"]["annotations"][ANN_INDEX])
+        evicted[name] = (card, pod["spec"]["priority"], set(story.on_card(card)))
+
+
+def test_the_metrics_count_what_came_of_it(story: Story) -> None:
+    full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    story.add("huge", 15, 0)
+    story.schedule("huge")
+    story.calm(3)
+    page = story.extender._render_metrics().decode()
+    assert 'gpuslice_extender_preemptions_total{result="evicted"} 1\n' in page
+    assert "gpuslice_extender_preempted_pods_total 1\n" in page
+    assert "gpuslice_extender_nominated_pods 1\n" in page
