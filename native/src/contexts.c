@@ -24,6 +24,7 @@ struct birth {
     struct gs_sight before;
     uint64_t reserved, counted; /* counted: of this process */
     bool refused;
+    bool green; /* of no known size: a part of a context */
 };
 
 /* What a context took when one was last made in this container; 0 unknown. */
@@ -41,13 +42,14 @@ static void learn(const struct gs_card *card, uint64_t bytes)
         atomic_store(&region->cards[card->index].context_bytes, bytes);
 }
 
-static void begin(struct birth *birth, CUdevice device)
+static void begin(struct birth *birth, CUdevice device, bool green)
 {
     birth->card = gs_card_of_device(device);
     birth->refused = false;
+    birth->green = green;
     if (!birth->card)
         return;
-    birth->reserved = learned(birth->card);
+    birth->reserved = green ? 0 : learned(birth->card);
     birth->refused = birth->card->index >= GPUSLICE_CARDS || !gs_reserve(birth->card, birth->reserved);
     if (birth->refused)
         return;
@@ -58,6 +60,8 @@ static void begin(struct birth *birth, CUdevice device)
 static uint64_t by_difference(const struct birth *birth, const struct gs_sight *after)
 {
     int64_t grown = gs_grown(&birth->before, after);
+    if (birth->green)
+        return grown > 0 ? (uint64_t)grown : 0;
     bool plausible = grown > 0 && (uint64_t)grown <= LARGEST_CONTEXT_BYTES;
     uint64_t expected = birth->reserved ? birth->reserved : UNKNOWN_CONTEXT_BYTES;
     /* A neighbour that grew meanwhile only adds: once known, a context does not get larger. */
@@ -102,7 +106,8 @@ static bool finish(struct birth *birth, bool made, const void *key)
     uint64_t bytes = context_bytes(birth, own);
     gs_settle(birth->card, birth->reserved, 0);
     gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
-    learn(birth->card, bytes);
+    if (!birth->green)
+        learn(birth->card, bytes);
     gs_contexts_changed();
     return !gs_over_limit(birth->card);
 }
@@ -126,15 +131,15 @@ static int refuse(struct birth *birth)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define CREATE(symbol, call, undo)                                                                                     \
+#define CREATE(symbol, green, call, undo)                                                                              \
     do {                                                                                                               \
         struct birth birth = {0};                                                                                      \
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol) call;                                                                                \
         gs_lock(&birth_lock);                                                                                          \
-        begin(&birth, device);                                                                                         \
+        begin(&birth, device, green);                                                                                  \
         int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
-        if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                                               \
+        if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
             undo;                                                                                                      \
             ended(birth.card, NULL, *context);                                                                         \
             result = refuse(&birth);                                                                                   \
@@ -145,27 +150,27 @@ static int refuse(struct birth *birth)
 
 int cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {
-    CREATE(cuCtxCreate, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+    CREATE(cuCtxCreate, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
 }
 
 int cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
 {
-    CREATE(cuCtxCreate_v2, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+    CREATE(cuCtxCreate_v2, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
 }
 
 int cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
 {
-    CREATE(cuCtxCreate_v3, (context, affinity, count, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+    CREATE(cuCtxCreate_v3, false, (context, affinity, count, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
 }
 
 int cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
 {
-    CREATE(cuCtxCreate_v4, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+    CREATE(cuCtxCreate_v4, false, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
 }
 
 int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsigned int flags)
 {
-    CREATE(cuGreenCtxCreate, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
+    CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
 }
 
 static struct gs_card *card_of_context(CUcontext context)
@@ -235,7 +240,7 @@ static void remember_primary(CUdevice device, CUcontext context)
 static int retain_first(CUcontext *context, CUdevice device)
 {
     struct birth birth = {0};
-    begin(&birth, device);
+    begin(&birth, device, false);
     if (birth.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);

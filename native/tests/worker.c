@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -111,6 +112,13 @@ static void *function(int index)
 /* Calls that only set the scene. */
 #define PLAIN(type, symbol, ...) ((type)by_name(symbol))(__VA_ARGS__)
 
+static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+
+/* cuGetProcAddress gives a program the form of the version it was built for, and it must call that form. */
+static bool by_version(int since) { return strncmp(way, "proc", 4) == 0 && version >= since; }
+
+static bool own_stream(void) { return is(way, "proc2-own"); }
+
 #define HELD 65536
 static struct {
     char kind[16];
@@ -123,7 +131,7 @@ static CUmemoryPool own_pool;
 
 static int make_pool(int device)
 {
-    CUmemPoolProps properties = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUmemPoolProps properties = {.allocType = 1, .handleTypes = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     return own_pool ? 0 : CALL(cuMemPoolCreate, &own_pool, &properties);
 }
 
@@ -136,7 +144,8 @@ static int current_device(void)
 
 static int make_physical_on(int device, int id, size_t bytes)
 {
-    CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUmemAllocationProp properties = {
+        .type = 1, .requestedHandleTypes = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     return CALL(cuMemCreate, &held[id].value, bytes, &properties, 0);
 }
 
@@ -165,26 +174,146 @@ static int make_array(int id, size_t bytes, int shape)
     return CALL(cuMipmappedArrayCreate, (CUmipmappedArray *)&held[id].pointer, &solid, 3);
 }
 
+/* ---- memory that only a group or a tile keeps ---- */
+
+struct group {
+    unsigned devices;
+    size_t bytes;
+    unsigned long long handle_types, flags;
+};
+
+static int bind_member(int id, unsigned long long group, size_t offset, size_t bytes)
+{
+    if (by_version(13010))
+        return CALL(cuMulticastBindMem_v2, group, current_device(), offset, held[id].value, 0, bytes, 0);
+    return CALL(cuMulticastBindMem, group, offset, held[id].value, 0, bytes, 0);
+}
+
+static int bind_address(int id, unsigned long long group, size_t offset, size_t bytes)
+{
+    if (by_version(13010))
+        return CALL(cuMulticastBindAddr_v2, group, current_device(), offset, held[id].address, bytes, 0);
+    return CALL(cuMulticastBindAddr, group, offset, held[id].address, bytes, 0);
+}
+
+/* The group is what the number stands for; its member has neither a handle nor a mapping of its own. */
+static int make_group(int id, size_t bytes, bool by_address)
+{
+    unsigned long long group = 0;
+    struct group properties = {.devices = 1, .bytes = bytes};
+    int result = CALL(cuMulticastCreate, &group, &properties);
+    if (!result)
+        result = PLAIN(int (*)(unsigned long long, int), "cuMulticastAddDevice", group, current_device());
+    if (result)
+        return result;
+    held[id].value = 0;
+    result = make_physical(id, bytes);
+    if (!result && by_address)
+        result = map_physical(id, bytes);
+    if (!result)
+        result = by_address ? bind_address(id, group, 0, bytes) : bind_member(id, group, 0, bytes);
+    if (by_address && held[id].address)
+        CALL(cuMemUnmap, held[id].address, bytes);
+    if (held[id].value)
+        CALL(cuMemRelease, held[id].value);
+    if (result)
+        CALL(cuMemRelease, group);
+    held[id].value = group;
+    return result;
+}
+
+static int map_tile(int id, unsigned long long handle, int operation)
+{
+    CUarrayMapInfo tile = {.resource = held[id].pointer,
+                           .subresource.sparseLevel = {.extentWidth = 64, .extentHeight = 64, .extentDepth = 1},
+                           .memOperationType = operation,
+                           .memHandle = handle,
+                           .deviceBitMask = 1u << current_device()};
+    return own_stream() ? CALL(cuMemMapArrayAsync_ptsz, &tile, 1, NULL) : CALL(cuMemMapArrayAsync, &tile, 1, NULL);
+}
+
+static int make_tile(int id, size_t bytes)
+{
+    CUDA_ARRAY3D_DESCRIPTOR sparse = {.Width = 4096, .Height = 4096, .Format = 0x20, .NumChannels = 4,
+                                      .Flags = CUDA_ARRAY3D_SPARSE};
+    int result = CALL(cuArray3DCreate_v2, (CUarray *)&held[id].pointer, &sparse);
+    if (result)
+        return result;
+    held[id].value = 0;
+    result = make_physical(id, bytes);
+    if (!result)
+        result = map_tile(id, held[id].value, CU_MEM_OPERATION_TYPE_MAP);
+    if (held[id].value)
+        CALL(cuMemRelease, held[id].value);
+    if (result)
+        CALL(cuArrayDestroy, held[id].pointer);
+    return result;
+}
+
+/* ---- graphs ---- */
+
 struct graph {
     CUgraph graph;
     CUgraphExec executable;
     CUgraphNode node;
 };
 
-static int make_graph(int id, size_t bytes)
+static int add_node(struct graph *made, CUgraphNodeParams *parameters)
 {
-    struct graph *made = calloc(1, sizeof *made);
+    if (by_version(13040))
+        return CALL(cuGraphAddNode_v3, &made->node, made->graph, NULL, NULL, 0, parameters);
+    if (by_version(12030))
+        return CALL(cuGraphAddNode_v2, &made->node, made->graph, NULL, NULL, 0, parameters);
+    return CALL(cuGraphAddNode, &made->node, made->graph, NULL, 0, parameters);
+}
+
+static int add_allocation(struct graph *made, int id, size_t bytes, bool general)
+{
     CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
         .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, current_device()}}, .bytesize = bytes};
+    CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .of.alloc = parameters};
     int result = PLAIN(int (*)(CUgraph *, unsigned), "cuGraphCreate", &made->graph, 0);
     if (!result)
-        result = CALL(cuGraphAddMemAllocNode, &made->node, made->graph, NULL, 0, &parameters);
+        result = general ? add_node(made, &node)
+                         : CALL(cuGraphAddMemAllocNode, &made->node, made->graph, NULL, 0, &parameters);
+    held[id].value = general ? node.of.alloc.dptr : parameters.dptr;
+    return result;
+}
+
+static int capture_allocation(struct graph *made, int id, size_t bytes)
+{
+    CUstream stream;
+    int result = PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", &stream, 1), ended;
+    if (!result)
+        result = PLAIN(int (*)(CUstream, int), "cuStreamBeginCapture_v2", stream, 2);
+    if (result)
+        return result;
+    result = own_stream() ? CALL(cuMemAllocAsync_ptsz, &held[id].value, bytes, stream)
+                          : CALL(cuMemAllocAsync, &held[id].value, bytes, stream);
+    ended = PLAIN(int (*)(CUstream, CUgraph *), "cuStreamEndCapture", stream, &made->graph);
+    PLAIN(int (*)(CUstream), "cuStreamDestroy_v2", stream);
+    return result ? result : ended;
+}
+
+static int run_graph(struct graph *made)
+{
+    int result = own_stream() ? CALL(cuGraphUpload_ptsz, made->executable, NULL)
+                              : CALL(cuGraphUpload, made->executable, NULL);
+    if (result)
+        return result;
+    return own_stream() ? CALL(cuGraphLaunch_ptsz, made->executable, NULL) : CALL(cuGraphLaunch, made->executable, NULL);
+}
+
+static int make_graph(int id, size_t bytes, const char *kind)
+{
+    struct graph *made = calloc(1, sizeof *made);
+    int result = is(kind, "captured") ? capture_allocation(made, id, bytes)
+                                      : add_allocation(made, id, bytes, is(kind, "node"));
     if (!result)
         result = CALL(cuGraphInstantiateWithFlags, &made->executable, made->graph, 0);
     if (!result)
-        result = CALL(cuGraphLaunch, made->executable, NULL);
+        result = run_graph(made);
     held[id].pointer = made;
-    held[id].value = parameters.dptr;
     return result;
 }
 
@@ -199,10 +328,34 @@ static int drop_graph(int id)
     return result;
 }
 
-static bool is(const char *a, const char *b) { return strcmp(a, b) == 0; }
+/* ---- what the driver takes for itself ---- */
 
-/* cuGetProcAddress gives a program the form of the version it was built for, and it must call that form. */
-static bool by_version(int since) { return strncmp(way, "proc", 4) == 0 && version >= since; }
+/* A fat binary of that size, of which the simulated driver reads no more than the head. */
+static int load_module(int id, size_t bytes)
+{
+    struct {
+        unsigned magic;
+        unsigned short version, header_bytes;
+        unsigned long long bytes;
+        char room[64];
+    } image = {0xba55ed50, 1, 16, bytes, {0}};
+    return CALL(cuModuleLoadData, (CUmodule *)&held[id].pointer, &image);
+}
+
+struct resource {
+    int type;
+    unsigned char room[140];
+};
+
+static int make_green(int id)
+{
+    struct resource all = {0};
+    void *description = NULL;
+    int result = PLAIN(int (*)(int, struct resource *, int), "cuDeviceGetDevResource", current_device(), &all, 1);
+    if (!result)
+        result = PLAIN(int (*)(void **, struct resource *, unsigned), "cuDevResourceGenerateDesc", &description, &all, 1);
+    return result ? result : CALL(cuGreenCtxCreate, (CUgreenCtx *)&held[id].pointer, description, current_device(), 1);
+}
 
 static int make_context(int id)
 {
@@ -256,10 +409,20 @@ static int allocate(int id, const char *kind, size_t bytes)
         return make_array(id, bytes, 3);
     if (is(kind, "mipmap"))
         return make_array(id, bytes, 0);
-    if (is(kind, "graph"))
-        return make_graph(id, bytes);
+    if (is(kind, "graph") || is(kind, "node") || is(kind, "captured"))
+        return make_graph(id, bytes, kind);
+    if (is(kind, "group"))
+        return make_group(id, bytes, false);
+    if (is(kind, "group-addr"))
+        return make_group(id, bytes, true);
+    if (is(kind, "tile"))
+        return make_tile(id, bytes);
     if (is(kind, "context"))
         return make_context(id);
+    if (is(kind, "green"))
+        return make_green(id);
+    if (is(kind, "module"))
+        return load_module(id, bytes);
     return -2;
 }
 
@@ -278,10 +441,23 @@ static int release(int id)
         return CALL(cuArrayDestroy, held[id].pointer);
     if (is(kind, "mipmap"))
         return CALL(cuMipmappedArrayDestroy, held[id].pointer);
-    if (is(kind, "graph"))
+    if (is(kind, "graph") || is(kind, "node") || is(kind, "captured"))
         return drop_graph(id);
+    if (is(kind, "group") || is(kind, "group-addr"))
+        return CALL(cuMemRelease, held[id].value);
+    if (is(kind, "tile")) {
+        int result = map_tile(id, 0, CU_MEM_OPERATION_TYPE_UNMAP);
+        CALL(cuArrayDestroy, held[id].pointer);
+        return result;
+    }
     if (is(kind, "context"))
         return CALL(cuCtxDestroy_v2, held[id].pointer);
+    if (is(kind, "green"))
+        return CALL(cuGreenCtxDestroy, held[id].pointer);
+    if (is(kind, "module"))
+        return CALL(cuModuleUnload, held[id].pointer);
+    if (is(kind, "import"))
+        return CALL(cuIpcCloseMemHandle, held[id].value);
     return CALL(cuMemFree_v2, held[id].value);
 }
 
@@ -490,24 +666,121 @@ static CUipcMemHandle parse_handle(const char *hex)
     return handle;
 }
 
-static void tell_handle(int id)
+static void tell_bytes(int result, const CUipcMemHandle *handle)
 {
-    CUipcMemHandle handle;
-    int result = CALL(cuIpcGetMemHandle, &handle, held[id].value);
     if (result) {
         answer(result);
         return;
     }
     printf("ok ");
     for (int i = 0; i < 64; i++)
-        printf("%02x", (unsigned char)handle.reserved[i]);
+        printf("%02x", (unsigned char)handle->reserved[i]);
     puts("");
+}
+
+static void tell_handle(int id)
+{
+    CUipcMemHandle handle;
+    int result = CALL(cuIpcGetMemHandle, &handle, held[id].value);
+    tell_bytes(result, &handle);
 }
 
 static int open_handle(int id, const char *hex)
 {
     strcpy(held[id].kind, "import");
     return CALL(cuIpcOpenMemHandle_v2, &held[id].value, parse_handle(hex), 1);
+}
+
+/* ---- handles that other processes take from /proc/PID/fd ---- */
+
+static void tell_descriptor(int result, int descriptor)
+{
+    if (result)
+        answer(result);
+    else
+        printf("ok %d %d\n", (int)getpid(), descriptor);
+}
+
+static void share_physical(int id)
+{
+    int descriptor = -1;
+    int result = CALL(cuMemExportToShareableHandle, &descriptor, held[id].value, 1, 0);
+    tell_descriptor(result, descriptor);
+}
+
+static void share_pool(void)
+{
+    int descriptor = -1;
+    int result = PLAIN(int (*)(void *, CUmemoryPool, int, unsigned long long), "cuMemPoolExportToShareableHandle",
+                       &descriptor, own_pool, 1, 0);
+    tell_descriptor(result, descriptor);
+}
+
+static int descriptor_of(int pid, int number)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, number);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+static int receive_physical(int id, int pid, int number)
+{
+    int descriptor = descriptor_of(pid, number);
+    strcpy(held[id].kind, "physical");
+    int result = CALL(cuMemImportFromShareableHandle, &held[id].value, (void *)(intptr_t)descriptor, 1);
+    close(descriptor);
+    return result;
+}
+
+static int receive_pool(int pid, int number)
+{
+    int descriptor = descriptor_of(pid, number);
+    int result = CALL(cuMemPoolImportFromShareableHandle, &own_pool, (void *)(intptr_t)descriptor, 1, 0);
+    close(descriptor);
+    return result;
+}
+
+static void share_block(int id)
+{
+    CUipcMemHandle data;
+    int result = PLAIN(int (*)(void *, CUdeviceptr), "cuMemPoolExportPointer", &data, held[id].value);
+    tell_bytes(result, &data);
+}
+
+static int receive_block(int id, const char *hex)
+{
+    CUipcMemHandle data = parse_handle(hex);
+    strcpy(held[id].kind, "async");
+    return PLAIN(int (*)(CUdeviceptr *, CUmemoryPool, void *), "cuMemPoolImportPointer", &held[id].value, own_pool, &data);
+}
+
+/* Moved to and fro, managed memory takes no more. */
+static int advise(int id)
+{
+    int result = PLAIN(int (*)(CUdeviceptr, size_t, int, int), "cuMemAdvise", held[id].value, held[id].bytes, 3,
+                       current_device());
+    if (!result)
+        result = PLAIN(int (*)(CUdeviceptr, size_t, int, CUstream), "cuMemPrefetchAsync", held[id].value,
+                       held[id].bytes, -1, NULL);
+    if (!result)
+        result = PLAIN(int (*)(CUdeviceptr, size_t, int, CUstream), "cuMemPrefetchAsync", held[id].value,
+                       held[id].bytes, current_device(), NULL);
+    return result;
+}
+
+/* What the current pool of the device keeps instead of giving it back. */
+static int keep(unsigned long long bytes)
+{
+    CUmemoryPool pool;
+    int result = PLAIN(int (*)(CUmemoryPool *, int), "cuDeviceGetMemPool", &pool, current_device());
+    return result ? result : CALL(cuMemPoolSetAttribute, pool, 4, &bytes);
+}
+
+static int trim_default(void)
+{
+    CUmemoryPool pool;
+    int result = PLAIN(int (*)(CUmemoryPool *, int), "cuDeviceGetMemPool", &pool, current_device());
+    return result ? result : CALL(cuMemPoolTrimTo, pool, 0);
 }
 
 static void obey(char *line)
@@ -525,6 +798,8 @@ static void obey(char *line)
         answer(make_physical_on((int)more, id, bytes));
     } else if (is(word, "free") && sscanf(line, "%*s %d", &id) == 1)
         answer(release(id));
+    else if (is(word, "free-array") && sscanf(line, "%*s %d", &id) == 1)
+        answer(CALL(cuArrayDestroy, held[id].pointer));
     else if (is(word, "map") && sscanf(line, "%*s %d", &id) == 1)
         answer(map_physical(id, held[id].bytes));
     else if (is(word, "unmap") && sscanf(line, "%*s %d", &id) == 1)
@@ -550,6 +825,28 @@ static void obey(char *line)
         tell_handle(id);
     else if (is(word, "import") && sscanf(line, "%*s %d %128s", &id, kind) == 2)
         answer(open_handle(id, kind));
+    else if (is(word, "share") && sscanf(line, "%*s %d", &id) == 1)
+        share_physical(id);
+    else if (is(word, "receive") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
+        answer(receive_physical(id, (int)bytes, (int)more));
+    else if (is(word, "share-pool"))
+        share_pool();
+    else if (is(word, "receive-pool") && sscanf(line, "%*s %llu %llu", &bytes, &more) == 2)
+        answer(receive_pool((int)bytes, (int)more));
+    else if (is(word, "share-block") && sscanf(line, "%*s %d", &id) == 1)
+        share_block(id);
+    else if (is(word, "receive-block") && sscanf(line, "%*s %d %128s", &id, kind) == 2)
+        answer(receive_block(id, kind));
+    else if (is(word, "advise") && sscanf(line, "%*s %d", &id) == 1)
+        answer(advise(id));
+    else if (is(word, "keep") && sscanf(line, "%*s %llu", &bytes) == 1)
+        answer(keep(bytes));
+    else if (is(word, "trim-default"))
+        answer(trim_default());
+    else if (is(word, "bind") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
+        answer(bind_member(id, held[bytes].value, more, held[id].bytes));
+    else if (is(word, "unbind") && sscanf(line, "%*s %d %llu %llu", &id, &more, &bytes) == 3)
+        answer(CALL(cuMulticastUnbind, held[id].value, current_device(), more, bytes));
     else if (is(word, "close") && sscanf(line, "%*s %d", &id) == 1)
         answer(CALL(cuIpcCloseMemHandle, held[id].value));
     else if (is(word, "threads") && sscanf(line, "%*s %d %llu %llu", &id, &more, &bytes) == 3)

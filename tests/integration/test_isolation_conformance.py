@@ -27,9 +27,23 @@ KINDS = {
     "array": "cuArrayCreate",
     "array3d": "cuArray3DCreate",
     "mipmap": "cuMipmappedArrayCreate",
+    "group": "cuMulticastBindMem, cuMemRelease",
+    "group-addr": "cuMulticastBindAddr, cuMemUnmap, cuMemRelease",
+    "tile": "cuMemMapArrayAsync, cuMemRelease",
     "graph": "cuGraphAddMemAllocNode, cuGraphLaunch",
+    "node": "cuGraphAddNode, cuGraphLaunch",
+    "captured": "cuMemAllocAsync while capturing, cuGraphLaunch",
     "context": "cuCtxCreate",
+    "green": "cuGreenCtxCreate",
+    "module": "cuModuleLoadData",
 }
+SIZED_BY_THE_DRIVER = ("context", "green")
+BETWEEN = {
+    "ipc": "cuIpcGetMemHandle, cuIpcOpenMemHandle",
+    "handle": "cuMemExportToShareableHandle, cuMemImportFromShareableHandle",
+    "shared pool": "cuMemPoolImportFromShareableHandle, cuMemPoolImportPointer",
+}
+"""Memory of one process that another one opens: counted once, and as long as anybody has it."""
 WAYS = {
     "linked": "linked",
     "default": "dlsym(RTLD_DEFAULT)",
@@ -41,6 +55,7 @@ WAYS = {
     "proc2-own": "… per-thread streams",
 }
 VERSIONS = ("10.1", "11.0", "11.4", "12.2", "12.8", "13.0", "13.4")
+EVERY = {**KINDS, **BETWEEN}
 HELD, ABSENT = "held", "–"
 
 
@@ -67,14 +82,21 @@ def settled(box: Container, worker: Worker) -> None:
     assert box.card().used_bytes == box.machine.used()
 
 
-def too_much(worker: Worker, kind: str) -> str:
+def too_much(box: Container, worker: Worker, kind: str) -> str:
     """What a request past the limit gets. A context has its own size: there the card is filled before."""
-    if kind != "context":
+    if kind not in SIZED_BY_THE_DRIVER:
         return worker.ask(f"alloc 1 {kind} {2048 * MIB}")
-    worker.ok(f"alloc 2 plain {700 * MIB}")
-    answer = worker.ask("alloc 1 context 1")
+    fill = (limit_of(box) - box.machine.used()) // MIB // 2 * 2 - 2
+    worker.ok(f"alloc 2 plain {fill * MIB}")
+    answer = worker.ask(f"alloc 1 {kind} 1")
     worker.ok("free 2")
     return answer
+
+
+def limit_of(box: Container) -> int:
+    limit = box.limits[0].memory_bytes
+    assert limit is not None
+    return limit
 
 
 def check(box: Container, worker: Worker, kind: str) -> str:
@@ -84,7 +106,7 @@ def check(box: Container, worker: Worker, kind: str) -> str:
         return ABSENT
     assert answer == "ok", f"{kind}: {answer}"
     assert box.card().used_bytes == box.machine.used()
-    assert too_much(worker, kind) == OUT_OF_MEMORY, kind
+    assert too_much(box, worker, kind) == OUT_OF_MEMORY, kind
     settled(box, worker)
     worker.ok("free 0")
     if kind == "pool":
@@ -108,6 +130,50 @@ def test_every_path_is_held(tmp_path: Path, way: str, version: str) -> None:
         assert worker.leave() == 0
 
 
+HAND_OVER = {
+    "ipc": ("plain", "export 0", "import 0"),
+    "handle": ("physical", "share 0", "receive 0"),
+    "shared pool": ("pool", "share-block 0", "receive-block 0"),
+}
+
+
+def check_between(box: Container, maker: Worker, opener: Worker, kind: str) -> str:
+    made, hand_over, take = HAND_OVER[kind]
+    answer = maker.ask(f"alloc 0 {made} {64 * MIB}")
+    if answer in ("absent", "error 500", "error 801"):
+        return ABSENT
+    assert answer == "ok", f"{kind}: {answer}"
+    before = box.machine.used()
+    if kind == "shared pool":
+        opener.ok(f"receive-pool {' '.join(map(str, maker.ok('share-pool')))}")
+    answer = opener.ask(f"{take} {' '.join(maker.ask(hand_over).split()[1:])}")
+    if answer in ("absent", "error 500", "error 801"):
+        return ABSENT
+    assert answer == "ok", f"{kind}: {answer}"
+    assert box.card().used_bytes == box.machine.used() == before
+    maker.ok("free 0")
+    assert box.card().used_bytes >= box.machine.used(), f"{kind}: gone while somebody has it open"
+    opener.ok("free 0")
+    for worker in (maker, opener):
+        worker.ok("sync")
+        worker.ok("trim")
+    assert box.card().used_bytes == box.machine.used()
+    return HELD
+
+
+@pytest.mark.parametrize(("way", "version"), CELLS)
+def test_what_another_process_opens_is_counted_once(tmp_path: Path, way: str, version: str) -> None:
+    with (
+        container(tmp_path, cuda=version) as box,
+        box.worker(way, number(version)) as maker,
+        box.worker(way, number(version)) as opener,
+    ):
+        if "absent" in (maker.ask("start 0"), opener.ask("start 0")):
+            pytest.skip(f"{way} leads nowhere in CUDA {version}")
+        for kind in BETWEEN:
+            found[kind, way, version] = check_between(box, maker, opener, kind)
+
+
 def cell(kind: str, way: str) -> str:
     held = [version for version in VERSIONS if found.get((kind, way, version)) == HELD]
     if not held:
@@ -120,12 +186,13 @@ def cell(kind: str, way: str) -> str:
 def table() -> str:
     head = ["allocation", *WAYS.values()]
     rows = [head, ["---"] * len(head)]
-    rows += [[f"`{name}`", *(cell(kind, way) for way in WAYS)] for kind, name in KINDS.items()]
+    rows += [[f"`{name}`", *(cell(kind, way) for way in WAYS)] for kind, name in EVERY.items()]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def test_the_page_shows_what_was_found() -> None:
-    if SANITIZER or {(way, version) for _, way, version in found} != set(CELLS):
+    tried = {(kind in BETWEEN, way, version) for kind, way, version in found}
+    if SANITIZER or tried != {(between, *cell) for between in (False, True) for cell in CELLS}:
         pytest.skip("only some of the cells were tested in this run")
     page = PAGE.read_text()
     before, rest = page.split(BEGIN)
@@ -137,7 +204,7 @@ def test_the_page_shows_what_was_found() -> None:
 
 
 def test_no_path_is_missing_from_the_newest_driver() -> None:
-    newest = {kind: found.get((kind, "dlsym", VERSIONS[-1])) for kind in KINDS}
+    newest = {kind: found.get((kind, "dlsym", VERSIONS[-1])) for kind in EVERY}
     if None in newest.values():
         pytest.skip("only some of the cells were tested in this run")
     missing = [kind for kind, result in newest.items() if result != HELD]

@@ -135,7 +135,7 @@ typedef struct {
     int resource_type;
     void *resource;
     int subresource_type;
-    unsigned subresource[8];
+    _Alignas(8) unsigned subresource[8];
     int operation, handle_type;
     CUmemGenericAllocationHandle handle;
     unsigned long long offset;
