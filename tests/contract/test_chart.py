@@ -12,6 +12,8 @@ import pytest
 import yaml
 from cryptography import x509
 
+from gpuslice.apps.agent.main import command as agent_command
+from gpuslice.apps.agent.switch import command as switch_command
 from gpuslice.apps.webhook.main import command as webhook_command
 from tests import tools
 
@@ -77,7 +79,82 @@ def test_the_second_scheduler_calls_the_extender_for_every_node(helm: str) -> No
 
 def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
     names = {name for _, name in render(helm, "--set", "scheduler.enabled=false")}
-    assert names == {"gpushare-schd-extender", "gpushare-device-plugin", "gpushare-device-plugin-ds"}
+    switches = {"device-plugin-evict-ds", "device-plugin-recover-ds"}
+    extender = "gpushare-schd-extender"
+    assert names == {extender, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "mode"),
+    [("device-plugin-evict-ds", "true", "shared"), ("device-plugin-recover-ds", "false", "exclusive")],
+)
+def test_the_plugin_of_whole_cards_follows_the_label(helm: str, name: str, label: str, mode: str) -> None:
+    spec = render(helm)["DaemonSet", name]["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"cgpu": label}
+    (container,) = spec["containers"]
+    parsed = switch_command.make_context("switch", [*container["args"][1:], "--node-name=n"]).params
+    assert parsed["to"] == mode
+    mounts = {each["mountPath"] for each in container["volumeMounts"]}
+    assert {str(Path(parsed["manifest"]).parent), parsed["backup_folder"]} == mounts
+
+
+def test_whole_cards_may_be_left_to_somebody_else(helm: str) -> None:
+    kinds = {name for kind, name in render(helm, "--set", "wholeCards.enabled=false") if kind == "DaemonSet"}
+    assert kinds == {"gpushare-device-plugin-ds"}
+
+
+def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    kinds = ("DaemonSet", "Deployment")
+    return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind in kinds}
+
+
+EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2"
+OURS = {
+    "gpushare-device-plugin-ds",
+    "device-plugin-evict-ds",
+    "device-plugin-recover-ds",
+    "gpushare-schd-extender",
+    "gpuslice-webhook",
+}
+
+
+def test_every_container_of_ours_is_held_short_and_looked_after(helm: str) -> None:
+    for name, spec in pods(render(helm, "--set", EVERYTHING)).items():
+        if name not in OURS:
+            continue
+        assert spec["priorityClassName"] in ("system-node-critical", "system-cluster-critical"), name
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["readOnlyRootFilesystem"] is True, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+            assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
+            assert container["readinessProbe"]["httpGet"]["path"] == "/readyz", name
+            assert "memory" in container["resources"]["limits"], name
+
+
+def test_the_hosts_own_preload_file_is_out_of_reach(helm: str) -> None:
+    """A wrong line in it would break every program of the host; ours lies in a folder of our own."""
+    for name, spec in pods(render(helm, "--set", EVERYTHING)).items():
+        for volume in spec.get("volumes", []):
+            path = (volume.get("hostPath") or {}).get("path", "/nowhere")
+            assert path not in ("/", "/etc", "/usr", "/usr/lib", "/lib"), name
+            assert "ld.so" not in path, name
+
+
+def test_extenders_that_stand_by_may_not_all_be_drained_at_once(helm: str) -> None:
+    budget = ("PodDisruptionBudget", "gpushare-schd-extender")
+    assert budget not in render(helm)
+    assert render(helm, "--set", "extender.replicas=2")[budget]["spec"]["maxUnavailable"] == 1
+
+
+def test_the_arguments_of_the_agent_are_its_settings(helm: str) -> None:
+    spec = pods(render(helm, "--set", "nodeLabel=gpushare,devicePlugin.port=1234"))
+    (container,) = spec["gpushare-device-plugin-ds"]["containers"]
+    parsed = agent_command.make_context("agent", [*container["args"][1:], "--node-name=n"]).params
+    assert parsed["node_label"] == "gpushare"
+    assert int(parsed["port"]) == container["ports"][0]["containerPort"] == 1234
 
 
 WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]

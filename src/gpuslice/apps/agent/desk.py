@@ -243,6 +243,14 @@ class Desk:
         held = [holding.ids for holding in self.book or ()]
         return frozenset[str]().union(*held, *(guess.ids for guess in self.guesses))
 
+    def holders(self) -> list[str]:
+        """Pods of this node that hold parts of its cards."""
+        pods = self._pods.values()
+        return sorted(pod.view.key for pod in pods if pod.view.request and not pod.view.finished)
+
+    def holders_of_whole_cards(self) -> list[str]:
+        return sorted(pod.view.key for pod in self._pods.values() if pod.whole and not pod.view.finished)
+
     def alive(self, uid: str) -> bool:
         """Whether the pod is still there and its containers may run."""
         pod = self._pods.get(uid)

@@ -87,11 +87,11 @@ class Folders:
             except OSError as error:
                 raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
             if not target.is_file() or target.read_bytes() != content:
-                _replace(target, content, 0o755)
+                replace_file(target, content, 0o755)
         line = f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode()
         preload = self._root / PRELOAD
         if not preload.is_file() or preload.read_bytes() != line:
-            _replace(preload, line, 0o644)
+            replace_file(preload, line, 0o644)
 
     def check_installed(self) -> None:
         """Raises `IsolationMissingError` naming the file that is not there."""
@@ -184,7 +184,7 @@ class Folders:
         return self._root / "containers" / name
 
     def _own(self, folder: Path, owner: Owner) -> None:
-        _replace(folder / "owner.json", msgspec.json.encode(owner), 0o644)
+        replace_file(folder / "owner.json", msgspec.json.encode(owner), 0o644)
 
 
 def boot_id() -> str:
@@ -218,8 +218,8 @@ def _read_owner(folder: Path) -> Owner:
         return Owner([])
 
 
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole or not at all: containers may be starting right now."""
+def replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file whole or not at all: others may be reading it right now, or using the old one."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -50,7 +50,7 @@ from gpuslice.apps.agent.start import Starter
 from gpuslice.apps.agent.state import agent_state, families
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import SettingsError, load, options, shown
-from gpuslice.core.contract import GPU_MEM, PLUGIN_ENDPOINT
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, PLUGIN_ENDPOINT
 from gpuslice.core.model import Node
 
 _log = logging.getLogger(__name__)
@@ -143,6 +143,8 @@ class Agent:
                         task.cancel()
             finally:
                 await self._source.close()
+        if self.settings.node_label:
+            await self.node.leave(self.settings.node_label, self.desk.holders())
 
     def upkeep(self) -> dict[str, Coroutine[Any, Any, None]]:
         """All that goes on beside kubelet's calls, by name."""
@@ -170,6 +172,8 @@ class Agent:
         while reason := self._obstacle():
             if reason != self._holding_back:
                 _log.warning("not registering with kubelet", extra={"reason": reason})
+                if reason == self._in_use_whole():
+                    await self._writer.tell_node("GPUModeWaits", reason, warning=True)
             self._holding_back = reason
             await asyncio.sleep(RETRY_S)
         self._holding_back = ""
@@ -180,12 +184,28 @@ class Agent:
             return "the node's labels say that its cards are not shared"
         if not self.desk.node.gpus:
             return self.cards.problem or "there are no cards"
+        if reason := self._in_use_whole():
+            return reason
         if self.node.rules.isolation:
             try:
                 self.folders.install(self.settings.library)
                 self.folders.check_installed()
             except (IsolationMissingError, OSError) as error:
                 return str(error)
+        return ""
+
+    def _in_use_whole(self) -> str:
+        """Why parts of cards would be parts of cards that somebody has as a whole."""
+        if holders := self.desk.holders_of_whole_cards():
+            return (
+                f"{len(holders)} pods hold whole cards of this node ({', '.join(holders[:5])}); "
+                f"its cards are shared once they have ended"
+            )
+        if count := self.node.offered_whole():
+            return (
+                f"another device plugin gives out {count} {EXCLUSIVE_GPU} of this node; its cards are shared "
+                f"once that plugin is taken off the node"
+            )
         return ""
 
     def register_again(self) -> None:

@@ -15,7 +15,7 @@ from gpuslice.adapters.kube.watch import Change, Reflector
 from gpuslice.apps.agent.node import Rules, rules_of
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_gpus
-from gpuslice.core.contract import GPU_CORE, GPU_COUNT, NODE_GPUS
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, NODE_GPUS
 from gpuslice.core.model import Gpu
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
@@ -23,6 +23,7 @@ from gpuslice.core.request import WHOLE_CORE_PERCENT
 _log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
+LEAVE_S = 3.0
 FIRST_RETRY_S = 0.5
 
 
@@ -37,11 +38,15 @@ class NodeKeeper:
     ) -> None:
         self.rules = Rules()
         self.read = asyncio.Event()
+        self._client = client
+        self._name = name
         self._writer = writer
         self._gpus = gpus
         self._hot = hot
         self.seen: Node | None = None
         self._wanted = asyncio.Event()
+        self._waits = ""  # what the node's labels say that does not hold yet
+        self._told = ""
         self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}")
 
     async def watch(self) -> None:
@@ -51,10 +56,32 @@ class NodeKeeper:
         """The cards changed: see soon whether the node says so."""
         self._wanted.set()
 
+    def offered_whole(self) -> int:
+        """How many whole cards somebody else's plugin gives out of this node."""
+        status = self.seen.status if self.seen else None
+        return whole_number(((status and status.allocatable) or {}).get(EXCLUSIVE_GPU)) or 0
+
+    async def leave(self, label: str, holders: list[str]) -> None:
+        """At the agent's end: where the node is not to share any more, nothing may say that it does."""
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                node = await self._client.get(NODES, self._name)
+                value = (node.metadata.labels or {}).get(label)
+                if value == "true":
+                    return
+                _log.info(
+                    "the node is not to share its cards any more", extra={"label": label, "value": value}
+                )
+                await self._writer.node_status({GPU_COUNT: None, GPU_CORE: None})
+                await self._writer.tell_node("GPUSharingEnds", _farewell(label, value, holders), warning=True)
+        except (KubeError, TimeoutError) as error:
+            _log.warning("node not tidied", extra={"error": str(error)})
+
     async def keep(self) -> None:
         """Write what the node object lacks, for ever."""
         while True:
             await self._write()
+            await self._tell()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
                     await self._wanted.wait()
@@ -70,12 +97,22 @@ class NodeKeeper:
 
     def _apply(self, rules: Rules) -> None:
         if rules == self.rules:
+            self._waits = ""
             return
         if self.read.is_set() and not self._hot:
+            self._waits = (
+                f"its labels say {rules.mode} now; that holds for new containers once the pod of the device "
+                "plugin on it was deleted and came again"
+            )
             _log.warning("node labels changed; the agent follows them after its restart")
             return
         self.rules = rules
         _log.info("node rules", extra={"mode": str(rules.mode), "divides_compute": rules.divides_compute})
+
+    async def _tell(self) -> None:
+        if self._waits and self._waits != self._told:
+            await self._writer.tell_node("GPUModeWaits", self._waits, warning=True)
+        self._told = self._waits
 
     async def _write(self) -> None:
         gpus = self._gpus()
@@ -91,6 +128,19 @@ class NodeKeeper:
         except KubeError as error:
             _log.warning("node object not written, will try again", extra={"error": str(error)})
             asyncio.get_running_loop().call_later(FIRST_RETRY_S, self._wanted.set)
+
+
+def _farewell(label: str, value: str | None, holders: list[str]) -> str:
+    if value == "false":
+        said = f"label {label} is false: parts of cards are not given out any more"
+    else:
+        said = (
+            f"label {label} is {'gone' if value is None else value}: nobody gives its cards out now, neither "
+            f"shared nor whole; label it {label}=false for whole cards, {label}=true to share them"
+        )
+    if not holders:
+        return said
+    return f"{said}; {len(holders)} pods keep what they hold until they end: {', '.join(holders[:5])}"
 
 
 def wanted_amounts(gpu_count: int, rules: Rules) -> dict[str, str]:

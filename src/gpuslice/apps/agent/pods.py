@@ -11,8 +11,9 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.core.contract import ANN_INDEX, ANN_VISIBLE, ENV_NO_ISOLATION
+from gpuslice.core.contract import ANN_INDEX, ANN_VISIBLE, ENV_NO_ISOLATION, EXCLUSIVE_GPU
 from gpuslice.core.model import Pod
+from gpuslice.core.quantity import whole_number
 
 
 class EnvVar(objects._Object):  # the base of all partial objects
@@ -45,6 +46,7 @@ class NodePod:
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
     `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
+    `whole`: it asks for whole cards, which kubelet gave it by another plugin.
     """
 
     view: Pod
@@ -52,6 +54,7 @@ class NodePod:
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
+    whole: bool = False
 
 
 def node_pod(pod: AgentPod) -> NodePod:
@@ -61,7 +64,13 @@ def node_pod(pod: AgentPod) -> NodePod:
         unlimited=frozenset(_with(_switches_off, pod.spec)),
         reading=frozenset(_with(_reads_placement, pod.spec)),
         running=frozenset(_running(pod.status)),
+        whole=any(_asks_whole(each) for each in [*(pod.spec.init_containers or ()), *pod.spec.containers]),
     )
+
+
+def _asks_whole(container: AgentContainer) -> bool:
+    limits = container.resources.limits if container.resources else None
+    return bool(whole_number((limits or {}).get(EXCLUSIVE_GPU)))
 
 
 def _running(status: objects.PodStatus) -> list[str]:

@@ -16,6 +16,13 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     kubeconfig: Annotated[
         str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
     ] = ""
+    node_label: Annotated[
+        str,
+        about(
+            "Label whose value true makes a node share its cards, as the DaemonSet selects by it. When it is "
+            "gone or false at the agent's end, the agent takes its amounts off the node and says so."
+        ),
+    ] = ""
     memory_unit: Annotated[
         str,
         about(

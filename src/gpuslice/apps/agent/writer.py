@@ -37,8 +37,8 @@ class Writer:
         _log.info("annotations written", extra={"pod": pod.key, "reason": repair.reason})
         return True
 
-    async def node_status(self, amounts: Mapping[str, str]) -> None:
-        """Set capacity and allocatable of the resources that are no devices."""
+    async def node_status(self, amounts: Mapping[str, str | None]) -> None:
+        """Set capacity and allocatable of the resources that are no devices; None takes one away."""
         amounts = dict(amounts)
         await self._client.patch_status(NODES, self._node, {"capacity": amounts, "allocatable": amounts})
 

@@ -30,7 +30,7 @@ COMMANDS = (
     Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
     Entry("top", "gpuslice.apps.cli.top", "command", "Show the cards of each node."),
     Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with a part of a card, on this machine."),
-    Entry("ps", "gpuslice.apps.cli.run", "ps", "Show what runs here with a part of a card."),
+    Entry("ps", "gpuslice.apps.cli.ps", "command", "Show what runs here with a part of a card."),
     Entry(
         "explain", "gpuslice.apps.cli.explain", "command", "Tell why a pod waits, or why it is where it is."
     ),
@@ -41,6 +41,7 @@ COMMANDS = (
     ),
     Entry("extender", "gpuslice.apps.extender.main", "command", "Run the scheduler extender."),
     Entry("agent", "gpuslice.apps.agent.main", "command", "Run the node agent: kubelet's device plugin."),
+    Entry("switch", "gpuslice.apps.agent.switch", "command", "Switch a node between shared and whole cards."),
     Entry("exporter", "gpuslice.apps.exporter.main", "command", "Run the metrics exporter of a node."),
     Entry("webhook", "gpuslice.apps.webhook.main", "command", "Run the admission webhook."),
     Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card and compare."),

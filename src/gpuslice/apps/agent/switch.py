@@ -1,0 +1,185 @@
+"""``gpuslice switch``: takes the device plugin of whole cards off a node, or puts it back.
+
+That plugin is a static pod of the vendor's clusters, whose manifest is moved aside and back, or a DaemonSet
+of NVIDIA's GPU operator, which a node label switches. It comes back only when no pod holds a part of a card
+any more: kubelet knows nothing of parts and would give such a card out whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+from aiohttp import web
+
+import gpuslice
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.errors import ConfigError, KubeError
+from gpuslice.adapters.kube.resources import NODES
+from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
+from gpuslice.apps.agent.folders import replace_file
+from gpuslice.apps.agent.pods import NODE_PODS, node_pod
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.apps.settings import Settings, SettingsError, about, load, options
+
+_log = logging.getLogger(__name__)
+
+OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
+"""NVIDIA's GPU operator runs its device plugin where this is "true"; absent: there is no operator."""
+
+
+class SwitchSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice switch``."""
+
+    to: Annotated[
+        Literal["shared", "exclusive"],
+        about("shared takes the plugin of whole cards off the node, exclusive puts it back."),
+    ] = "shared"
+    node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
+    kubeconfig: Annotated[
+        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
+    ] = ""
+    manifest: Annotated[str, about("Manifest of the plugin as a static pod, where the cluster has one.")] = (
+        "/etc/kubernetes/manifests/nvidia-device-plugin.yml"
+    )
+    backup_folder: Annotated[str, about("Where the manifest waits.")] = "/etc/kubernetes/manifests-backup"
+    every_s: Annotated[float, about("How often the node is looked at.", unit="s", ge=0.01)] = 10.0
+    port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12347
+    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
+    log_level: Annotated[str, about("debug, info, warn or error.", env=("LOG_LEVEL",))] = "info"
+
+    def __post_init__(self) -> None:
+        if not self.node_name:
+            raise SettingsError("Please set env NODE_NAME")
+
+
+class StaticPod:
+    """The vendor's plugin of whole cards as a file that kubelet watches. The sentences are the vendor's."""
+
+    def __init__(self, manifest: Path, backup_folder: Path) -> None:
+        self._manifest = manifest
+        self._backup = backup_folder / manifest.name
+
+    def remove(self) -> str:
+        """Move the manifest aside; answers what was done. Raises `OSError`."""
+        name = self._manifest.name
+        if not self._manifest.exists():
+            return f"Skip removing {name}, because it doesn't exist."
+        self._backup.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self._backup, self._manifest.read_bytes(), 0o600)
+        self._manifest.unlink()  # a rename would not do: the two folders may be mounts of their own
+        return f"Finish removing {name}."
+
+    def recover(self) -> str:
+        """Put it back unless it is there; answers what was done. Raises `OSError`."""
+        name = self._manifest.name
+        if self._manifest.exists():
+            return f"Skip recovering {name}, because it already exist."
+        if not self._backup.exists():
+            return f"No {name} to recover."
+        replace_file(self._manifest, self._backup.read_bytes(), 0o600)
+        return f"Finish recovering {name}."
+
+
+class Switch:
+    """Keeps one node in the mode of the settings."""
+
+    def __init__(self, settings: SwitchSettings, client: KubeClient) -> None:
+        self.waits = "starting"  # why the mode is not there yet, "" when it is
+        self._settings = settings
+        self._client = client
+        self._writer = Writer(client, settings.node_name)
+        self._static = StaticPod(Path(settings.manifest), Path(settings.backup_folder))
+        self._said = ""
+
+    async def run(
+        self, stopped: Awaitable[object], listening: Callable[[int], None] = lambda _: None
+    ) -> None:
+        async with serving(self._app(), Listen(self._settings.port, self._settings.host)) as port:
+            listening(port)
+            task = asyncio.create_task(self._keep(), name="switch")
+            try:
+                await stopped
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def _app(self) -> web.Application:
+        return make_app(Probes(gpuslice.__version__, lambda: self.waits, lambda: b""))
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._step()
+            except (KubeError, OSError) as error:
+                self.waits = str(error)
+                _log.warning("mode not switched, will try again", extra={"error": str(error)})
+            await asyncio.sleep(self._settings.every_s)
+
+    async def _step(self) -> None:
+        if self._settings.to == "shared":
+            self._say(self._static.remove())
+            await self._label("false")
+        elif holders := await self._holders():
+            await self._wait(holders)
+            return
+        else:
+            self._say(self._static.recover())
+            await self._label("true")
+        self.waits = ""
+
+    async def _holders(self) -> list[str]:
+        """Pods of this node that hold or wait for parts of its cards."""
+        found = await self._client.list(NODE_PODS, fields=f"spec.nodeName={self._settings.node_name}")
+        pods = [node_pod(each).view for each in found.items or ()]
+        return sorted(pod.key for pod in pods if pod.request is not None and not pod.finished)
+
+    async def _wait(self, holders: list[str]) -> None:
+        waits = (
+            f"{len(holders)} pods still hold parts of its cards ({', '.join(holders[:5])}); "
+            "whole cards are given out again once they have ended"
+        )
+        if waits != self.waits:
+            await self._writer.tell_node("GPUModeWaits", waits, warning=True)
+        self.waits = waits
+        self._say(waits)
+
+    async def _label(self, value: str) -> None:
+        node = await self._client.get(NODES, self._settings.node_name)
+        before = (node.metadata.labels or {}).get(OPERATOR_LABEL)
+        if before in ("true", "false") and before != value:
+            patch = {"metadata": {"labels": {OPERATOR_LABEL: value}}}
+            await self._client.merge_patch(NODES, self._settings.node_name, patch)
+            self._say(f"Set label {OPERATOR_LABEL}={value}.")
+
+    def _say(self, words: str) -> None:
+        if words != self._said:
+            _log.info(words)
+        self._said = words
+
+
+async def _main(settings: SwitchSettings) -> None:
+    connection = connect(os.environ, kubeconfig=settings.kubeconfig)
+    async with AiohttpTransport(connection) as transport:
+        await Switch(settings, KubeClient(transport, manager="gpuslice-switch")).run(until_stopped())
+
+
+@click.command("switch")
+@options(SwitchSettings)
+def command(**flags: Any) -> None:
+    """Take the device plugin of whole cards off a node, or put it back."""
+    try:
+        settings = load(SwitchSettings, flags, os.environ)
+        configure_logs(settings.log_level)
+        run(_main(settings))
+    except (SettingsError, ConfigError) as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,211 @@
+"""The chart held against a real API server: every object with every switch, and what labels do to nodes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import tools
+from tests.contract.test_chart import CHART
+from tests.e2e import control_plane
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.node import until
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
+]
+
+NODE = "gpu-1"
+EVERYTHING = (
+    "webhook.enabled=true,webhook.hami.enabled=true,exporter.enabled=true,extender.replicas=3,"
+    "exporter.legacyPort=9445,monitoring.serviceMonitor.enabled=true,monitoring.alerts.enabled=true,"
+    "monitoring.dashboards.enabled=true"
+)
+CUSTOM = {
+    "cert-manager.io/v1": ("Certificate", "Issuer"),
+    "monitoring.coreos.com/v1": ("ServiceMonitor", "PrometheusRule"),
+}
+
+
+class Cluster:
+    """The API server through kubectl and helm, as a user has them."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._kubeconfig = str(plane.kubeconfig)
+        self._helm = str(tools.find("helm"))
+        self._kubectl = str(tools.find("kubectl"))
+
+    def kubectl(self, *arguments: str, given: str = "") -> str:
+        return _run([self._kubectl, "--kubeconfig", self._kubeconfig, *arguments], given)
+
+    def helm(self, *arguments: str) -> str:
+        return _run([self._helm, "--kubeconfig", self._kubeconfig, *arguments])
+
+    def render(self, *values: str) -> str:
+        sets = [word for value in values for word in ("--set", value)]
+        return self.helm("template", "cgpu", str(CHART), "--namespace", "kube-system", *sets)
+
+    def desired(self) -> dict[str, int]:
+        """How many nodes each DaemonSet is wanted on."""
+        sets = json.loads(self.kubectl("get", "daemonsets", "-n", "kube-system", "-o", "json"))["items"]
+        return {
+            each["metadata"]["name"]: each["status"].get("desiredNumberScheduled", -1)
+            for each in sets
+            if each["status"].get("observedGeneration")
+        }
+
+
+def _run(command: list[str], given: str = "") -> str:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="gs-chart-") as folder,
+        control_plane.api_server(Path(folder)) as plane,
+    ):
+        found = Cluster(plane)
+        for group, kinds in CUSTOM.items():
+            for kind in kinds:
+                found.kubectl("create", "-f", "-", given=json.dumps(_definition(group, kind)))
+        found.kubectl("wait", "--for=condition=established", "--all", "crd", "--timeout=60s")
+        command = [control_plane.asset("kube-controller-manager"), f"--kubeconfig={plane.kubeconfig}"]
+        command += ["--leader-elect=false", f"--secure-port={control_plane.free_port()}"]
+        command += ["--controllers=daemonset-controller", "--bind-address=127.0.0.1"]
+        # The controller looks at a node's labels anew for pods that a scheduler put there.
+        with control_plane.process("controllers", plane.folder, command), control_plane.scheduler(plane, []):
+            yield found
+
+
+def _definition(group_version: str, kind: str) -> dict[str, Any]:
+    """A kind as far as the API server needs to know it to take its objects."""
+    group, version = group_version.split("/")
+    plural = f"{kind.lower()}s"
+    shape = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "versions": [
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": shape}}
+            ],
+        },
+    }
+
+
+SWITCHES = {
+    "defaults": ["image.tag="],
+    "everything": [EVERYTHING],
+    "cert-manager": ["webhook.enabled=true,webhook.certificate.source=cert-manager"],
+    "cluster issuer": [
+        "webhook.enabled=true,webhook.certificate.source=cert-manager,webhook.certificate.issuerName=ca",
+        "webhook.certificate.issuerKind=ClusterIssuer",
+    ],
+    "own secret": [
+        "webhook.enabled=true,webhook.certificate.source=secret,webhook.certificate.caBundle=",
+        "webhook.failurePolicy=Fail,webhook.protectAnnotations=false,webhook.annotationsAsEnv=never",
+    ],
+    "open-source label": ["nodeLabel=gpushare,memoryUnit=MiB,devicePlugin.runtimeClassName=nvidia"],
+    "no second scheduler": ["scheduler.enabled=false,extender.hostNetwork=true,wholeCards.enabled=false"],
+}
+
+
+@pytest.mark.parametrize("values", SWITCHES.values(), ids=SWITCHES.keys())
+def test_the_api_server_takes_every_object(cluster: Cluster, values: list[str]) -> None:
+    """With strict field validation: a field that is misspelt or in the wrong place is refused."""
+    values = [value.replace("caBundle=", f"caBundle={_authority(cluster)}") for value in values]
+    text = cluster.render(*values)
+    answer = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=text)
+    wanted = [each for each in yaml.safe_load_all(text) if each]
+    assert answer.count("(server dry run)") == len(wanted)
+
+
+def _authority(cluster: Cluster) -> str:
+    """The base64 of some authority: the API server looks whether it is one."""
+    objects = [each for each in yaml.safe_load_all(cluster.render("webhook.enabled=true")) if each]
+    (secret,) = [each for each in objects if each["kind"] == "Secret"]
+    found: str = secret["data"]["ca.crt"]
+    return found
+
+
+def test_labels_bring_the_right_programs_to_a_node(cluster: Cluster) -> None:
+    """What the vendor's document has a user do, label by label."""
+    cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system")
+    room = {"cpu": "8", "memory": "8Gi", "pods": "20"}
+    status = {"capacity": room, "allocatable": room}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "status": status}
+    cluster.kubectl("create", "-f", "-", given=json.dumps(node))
+    steps = [
+        (["cgpu=true"], (1, 1, 0)),
+        (["cgpu.disable.isolation=true"], (1, 1, 0)),  # the agent reads this one itself
+        (["cgpu=false"], (0, 0, 1)),
+        (["cgpu-"], (0, 0, 0)),  # neither shared nor whole: only false brings whole cards back
+        (["cgpu=true"], (1, 1, 0)),
+    ]
+    names = ("gpushare-device-plugin-ds", "device-plugin-evict-ds", "device-plugin-recover-ds")
+    for labels, wanted in steps:
+        cluster.kubectl("label", "--overwrite", "node", NODE, *labels)
+        until(
+            lambda wanted=wanted: tuple(cluster.desired().get(name) for name in names) == wanted,  # type: ignore[misc]
+            f"{labels} wants {wanted}; {cluster.desired()}",
+        )
+
+
+def test_the_vendors_way_to_see_the_installation_lists_it(cluster: Cluster) -> None:
+    manifest = cluster.helm("get", "manifest", "cgpu", "--namespace", "kube-system")
+    listed = cluster.kubectl("get", "-f", "-", given=manifest)
+    for name in (
+        "serviceaccount/gpushare-device-plugin",
+        "serviceaccount/gpushare-schd-extender",
+        "clusterrole.rbac.authorization.k8s.io/gpushare-device-plugin",
+        "clusterrolebinding.rbac.authorization.k8s.io/gpushare-schd-extender",
+        "daemonset.apps/device-plugin-evict-ds",
+        "daemonset.apps/device-plugin-recover-ds",
+        "daemonset.apps/gpushare-device-plugin-ds",
+        "deployment.apps/gpushare-schd-extender",
+    ):
+        assert name in listed
+    assert "12345:32766/TCP" in listed
+
+
+def test_an_upgrade_and_its_rollback_keep_what_cannot_change(cluster: Cluster) -> None:
+    """Selectors, the node port and the webhook's authority; then everything goes and nothing is left."""
+    space = ("--namespace", "kube-system")
+    secret = ("get", "secret", "gpuslice-webhook-tls", "-n", "kube-system", "-o", "jsonpath={.data.ca\\.crt}")
+    cluster.helm("upgrade", "cgpu", str(CHART), *space, "--set", "webhook.enabled=true")
+    authority = cluster.kubectl(*secret)
+    values = ("--set", "webhook.enabled=true,image.tag=next,extender.replicas=2")
+    cluster.helm("upgrade", "cgpu", str(CHART), *space, *values)
+    assert cluster.kubectl(*secret) == authority
+    cluster.helm("rollback", "cgpu", "2", *space)
+    assert cluster.kubectl(*secret) == authority
+    image = cluster.kubectl(
+        "get", "ds", "gpushare-device-plugin-ds", *space, "-o", "jsonpath={..containers[0].image}"
+    )
+    assert not image.endswith(":next")
+    cluster.helm("uninstall", "cgpu", *space)
+    left = cluster.kubectl(
+        "get",
+        "ds,deploy,svc,cm,secret,sa,pdb,mutatingwebhookconfigurations,validatingwebhookconfigurations",
+        "-A",
+        "-l",
+        "app.kubernetes.io/instance=cgpu",
+        "-o",
+        "name",
+    )
+    assert left.strip() == ""

@@ -1,0 +1,179 @@
+"""A node between whole cards and shared ones: one mode at a time, and whoever has a card keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
+from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch, SwitchSettings
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_COUNT
+from tests.builders import api_pod
+from tests.integration.agent_bench import NODE, Bench, eventually
+
+SHARED = {"cgpu": "true"}
+
+
+async def said(node: Bench, reason: str) -> list[str]:
+    found = await node.client.list(EVENTS, "default")
+    return [each.message for each in found.items or () if each.reason == reason]
+
+
+async def label(node: Bench, **labels: str | None) -> None:
+    await node.client.merge_patch(NODES, NODE, {"metadata": {"labels": labels}})
+
+
+def whole_pod(name: str) -> dict[str, Any]:
+    pod = api_pod(name, "0", node=NODE)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {EXCLUSIVE_GPU: "1"}}
+    del pod["metadata"]["uid"]
+    return pod
+
+
+# -- to shared -------------------------------------------------------------------------------------------
+async def test_cards_are_shared_only_when_nobody_holds_one_whole(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        await node.stop_agent()
+        await node.client.create(PODS.as_dict(), whole_pod("trainer"))
+        node.ready = False
+        await node.start_agent()
+        (told,) = await eventually(lambda: said(node, "GPUModeWaits"), "an event on the node")
+        assert "1 pods hold whole cards of this node (default/trainer)" in told
+        assert node.agent.not_ready() == told
+        assert node.kubelet.healthy() == 0
+        await node.client.patch_status(PODS.as_dict(), "trainer", {"phase": "Succeeded"}, "default")
+        await eventually(node.registered, "registered with kubelet")
+
+
+async def test_cards_that_another_plugin_gives_out_are_not_shared(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        await node.stop_agent()
+        amounts = {"capacity": {EXCLUSIVE_GPU: "1"}, "allocatable": {EXCLUSIVE_GPU: "1"}}
+        await node.client.patch_status(NODES, NODE, amounts)
+        node.ready = False
+        await node.start_agent()
+        await eventually(lambda: "another device plugin gives out 1" in node.agent.not_ready(), "it waits")
+        await node.client.patch_status(NODES, NODE, {"allocatable": {EXCLUSIVE_GPU: "0"}})
+        await eventually(node.registered, "registered with kubelet")
+
+
+# -- away from shared ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("false", "label cgpu is false: parts of cards are not given out any more; 1 pods keep what they"),
+        (None, "label cgpu is gone: nobody gives its cards out now, neither shared nor whole; label it"),
+    ],
+)
+async def test_an_agent_that_goes_for_good_leaves_no_amounts_behind(
+    tmp_path: Path, value: str | None, words: str
+) -> None:
+    async with Bench(tmp_path, labels=SHARED, settings={"node_label": "cgpu"}).running() as node:
+        await node.kubelet.admit(await node.place("p", 4, 0))
+        await eventually(lambda: counted(node), "the cards are counted")
+        await label(node, cgpu=value)
+        await node.stop_agent()
+        assert not await counted(node)
+        (told,) = await said(node, "GPUSharingEnds")
+        assert told.startswith(words)
+        assert "default/p" in told
+        await label(node, cgpu="true")
+        await node.start_agent()
+        await eventually(lambda: counted(node), "the cards are counted again")
+
+
+async def counted(node: Bench) -> bool:
+    status = (await node.node_object()).get("status", {})
+    return GPU_COUNT in status.get("capacity", {}) and GPU_COUNT in status.get("allocatable", {})
+
+
+async def test_an_agent_that_comes_again_leaves_the_node_as_it_is(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels=SHARED, settings={"node_label": "cgpu"}).running() as node:
+        await eventually(lambda: counted(node), "the cards are counted")
+        await node.stop_agent()
+        assert await counted(node)
+        assert await said(node, "GPUSharingEnds") == []
+
+
+async def test_a_change_that_waits_for_the_agents_restart_is_told(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        await label(node, **{"cgpu.disable.isolation": "true"})
+        (told,) = await eventually(lambda: said(node, "GPUModeWaits"), "an event on the node")
+        assert "shared-without-isolation" in told
+        assert node.agent.node.rules.isolation
+        await node.restart_agent()
+        assert not node.agent.node.rules.isolation
+
+
+# -- the plugin of whole cards ---------------------------------------------------------------------------
+@contextlib.asynccontextmanager
+async def switching(node: Bench, to: str) -> AsyncIterator[Switch]:
+    folder = node.folder / "kubernetes"
+    (folder / "manifests").mkdir(parents=True, exist_ok=True)
+    settings = SwitchSettings(
+        to=to,  # type: ignore[arg-type]
+        node_name=NODE,
+        manifest=str(folder / "manifests" / "nvidia-device-plugin.yml"),
+        backup_folder=str(folder / "manifests-backup"),
+        every_s=0.05,
+        port=0,
+        host="127.0.0.1",
+    )
+    stopped = asyncio.Event()
+    switch = Switch(settings, node.client)
+    task = asyncio.create_task(switch.run(stopped.wait()))
+    yield switch
+    stopped.set()
+    await task
+
+
+async def test_the_static_pod_goes_at_once_and_comes_back_when_parts_are_free(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        manifest = tmp_path / "kubernetes" / "manifests" / "nvidia-device-plugin.yml"
+        manifest.parent.mkdir(parents=True)
+        manifest.write_text("kind: Pod\n")
+        async with switching(node, "shared") as switch:
+            await eventually(lambda: not switch.waits, "switched")
+        assert not manifest.exists()
+        await node.kubelet.admit(await node.place("p", 4, 0))
+        async with switching(node, "exclusive") as switch:
+            await eventually(lambda: "default/p" in switch.waits, "it waits for the pod")
+            assert not manifest.exists()
+            assert len(await eventually(lambda: said(node, "GPUModeWaits"), "told")) == 1
+            await node.client.delete(PODS, "p", "default", grace_s=0)
+            await eventually(lambda: not switch.waits, "switched")
+        assert manifest.read_text() == "kind: Pod\n"
+
+
+async def test_the_gpu_operators_label_follows_where_there_is_an_operator(tmp_path: Path) -> None:
+    async def operators() -> str | None:
+        labels: dict[str, str] = (await node.node_object())["metadata"].get("labels", {})
+        return labels.get(OPERATOR_LABEL)
+
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        async with switching(node, "shared") as switch:
+            await eventually(lambda: not switch.waits, "switched")
+        assert await operators() is None
+        for to, before, after in (("shared", "true", "false"), ("exclusive", "false", "true")):
+            await label(node, **{OPERATOR_LABEL: before})
+            async with switching(node, to) as switch:
+                await eventually(lambda one=switch: not one.waits, "switched")  # type: ignore[misc]
+            assert await operators() == after
+
+
+def test_the_static_pod_is_moved_in_the_vendors_words(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifests" / "nvidia-device-plugin.yml"
+    static = StaticPod(manifest, tmp_path / "backup")
+    assert static.recover() == "No nvidia-device-plugin.yml to recover."
+    assert static.remove() == "Skip removing nvidia-device-plugin.yml, because it doesn't exist."
+    manifest.parent.mkdir()
+    manifest.write_text("one")
+    assert static.recover() == "Skip recovering nvidia-device-plugin.yml, because it already exist."
+    static.remove()
+    assert static.recover() == "Finish recovering nvidia-device-plugin.yml."
+    assert manifest.read_text() == "one"
