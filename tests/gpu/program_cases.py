@@ -129,7 +129,7 @@ def command_line(stage: Stage) -> Seen:
     )
     assert shown.returncode == 0, shown.stderr
     (budget,) = json.loads(shown.stdout)
-    assert budget["limitBytes"] == limit * MIB, budget
+    assert budget["cards"][0]["limitBytes"] == limit * MIB, budget
     return Seen(f"--mem 4 gave {limit} MiB, {limit + 1} MiB were refused; ps shows the budget while it lives")
 
 

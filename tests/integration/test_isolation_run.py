@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,9 +47,17 @@ class Workstation:
             timeout=60,
         )
 
-    def budgets(self) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = json.loads(self.gpuslice("ps", "-o", "json").stdout)
+    def budgets(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.gpuslice("ps", "-o", "json").stdout)
         return found
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`gpuslice run` with the library of this build."""
+        command = self.command("run", "--library", str(BUILD / "lib/libgpuslice.so"), *arguments)
+        together = self.environment | environment
+        return subprocess.run(
+            command, env=together, input="", capture_output=True, text=True, check=False, timeout=60
+        )
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -83,19 +96,17 @@ def test_a_program_gets_what_a_container_with_the_same_number_gets(tmp_path: Pat
         assert say(program, f"alloc 0 plain {3072 * MIB}") == ["ok"]
         assert say(program, f"alloc 1 plain {1200 * MIB}") == ["error 2"]
         (budget,) = desk.budgets()
-    assert budget["limitBytes"] == 4301 * MIB
-    assert budget["usedBytes"] == 3193 * MIB
-    assert budget["refused"] == 1
+    (card,) = budget["cards"]
+    assert (card["limitBytes"], card["usedBytes"], card["refused"]) == (4301 * MIB, 3193 * MIB, 1)
 
 
 def test_private_budgets_take_the_card_with_the_most_room(tmp_path: Path) -> None:
     desk = Workstation(tmp_path)
     with desk.running("--mem", "8"), desk.running("--mem", "4"), desk.running("--mem", "8"):
-        given: dict[object, int] = {}
+        given: dict[str, int] = {}
         for budget in desk.budgets():
-            size = budget["limitBytes"]
-            assert isinstance(size, int)
-            given[budget["gpu"]] = given.get(budget["gpu"], 0) + size // MIB
+            (card,) = budget["cards"]
+            given[card["gpu"]] = given.get(card["gpu"], 0) + card["limitBytes"] // MIB
     assert given == {desk.uuid(0): 8602, desk.uuid(1): 4301 + 8602}
 
 
@@ -103,7 +114,7 @@ def test_a_full_machine_says_how_much_is_left(tmp_path: Path) -> None:
     desk = Workstation(tmp_path, cards=1)
     with desk.running("--mem", "12"):
         refused = desk.gpuslice("run", "--mem", "4", "--", "true")
-    assert refused.returncode == 1
+    assert refused.returncode == 125
     assert "4301 MiB are asked for" in refused.stderr
     assert f"{16130 - 16130 * 12 // 15} MiB are the most that is left" in refused.stderr
 
@@ -117,7 +128,7 @@ def test_a_group_shares_one_budget(tmp_path: Path) -> None:
         assert say(one, f"alloc 0 plain {1200 * MIB}") == ["ok"]
         assert say(two, f"alloc 0 plain {1200 * MIB}") == ["error 2"]
         (budget,) = desk.budgets()
-        assert len(budget["programs"]) == 2  # type: ignore[arg-type]
+        assert len(budget["programs"]) == 2
         other = desk.gpuslice("run", "--mem", "3", "--group", "team", "--", "true")
         assert 'group "team" runs with 2150 MiB, not 3226 MiB' in other.stderr
 
@@ -143,25 +154,28 @@ def test_the_program_keeps_its_exit_status_and_its_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "code", "sentence"),
     [
-        (("--mem", "4.5", "--", "true"), '--mem is "4.5", wants a whole number of GiB'),
-        (("--mem", "4", "--gpu", "7", "--", "true"), 'there is no card "7": this machine has 0 (GPU-'),
-        (("--mem", "4", "--group", "../x", "--", "true"), 'the group is "../x"'),
-        (("--mem", "4", "--", "no-such-program"), 'there is no program "no-such-program"'),
+        (("--mem", "4.5", "--", "true"), 125, '--mem is "4.5", wants a whole number of GiB'),
+        (("--mem", "4", "--gpu", "7", "--", "true"), 125, 'there is no card "7": this machine has 0 (GPU-'),
+        (("--mem", "4", "--gpus", "3", "true"), 125, "3 cards are asked for and there are 2 to choose from"),
+        (("--mem", "4", "--group", "../x", "--", "true"), 125, 'the group is "../x"'),
+        (("--mem", "4", "--", "no-such-program"), 127, 'there is no program "no-such-program"'),
+        (("--mem", "4", "--", "/etc/passwd"), 126, '"/etc/passwd" is no program that may be executed'),
+        (("--memm", "4", "true"), 2, "Did you mean '--mem'?"),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
-    done = Workstation(tmp_path).gpuslice("run", *arguments)
-    assert done.returncode == 1
-    assert sentence in done.stderr
+def test_what_cannot_be_is_said(tmp_path: Path, arguments: tuple[str, ...], code: int, sentence: str) -> None:
+    done = Workstation(tmp_path).run(*arguments)
+    assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     desk = Workstation(tmp_path)
     desk.environment = {name: value for name, value in desk.environment.items() if name != "LD_LIBRARY_PATH"}
     done = desk.gpuslice("run", "--mem", "4", "--", "true")
-    assert done.returncode == 1
+    assert done.returncode == 125
     assert "no NVIDIA driver that answers" in done.stderr
 
 
@@ -173,3 +187,106 @@ def test_ps_shows_a_table(tmp_path: Path) -> None:
     assert shown[0].split()[:5] == ["NAME", "GPU", "USED", "LIMIT", "SHARE"]
     assert shown[1].split()[:6] == ["alice", desk.uuid(0)[:12], "121MiB", "4301MiB", "25%", "0"]
     assert str(program.pid) in shown[1]
+
+
+def test_what_stands_behind_the_program_is_the_programs(tmp_path: Path) -> None:
+    done = Workstation(tmp_path).run("--mem", "4", "echo", "--mem", "8", "--share", "--help", "-x")
+    assert (done.returncode, done.stdout) == (0, "--mem 8 --share --help -x\n")
+
+
+def test_a_signal_ends_the_program_as_it_would_without_us(tmp_path: Path) -> None:
+    desk = Workstation(tmp_path)
+    assert desk.run("--mem", "4", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
+    broken = desk.run("--mem", "4", "bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}")
+    assert broken.stdout == f"y\n{128 + signal.SIGPIPE}\n", "the interpreter's own SIGPIPE was handed on"
+    assert broken.stderr == ""
+
+
+def test_several_cards_have_the_memory_each(tmp_path: Path) -> None:
+    desk = Workstation(tmp_path)
+    with desk.running("--mem", "4", "--gpus", "2") as program:
+        assert [say(program, f"total {card}") for card in (0, 1)] == [[f"ok {4301 * MIB}"]] * 2
+        (budget,) = desk.budgets()
+        assert [card["gpu"] for card in budget["cards"]] == [desk.uuid(0), desk.uuid(1)]
+        assert [card["limitBytes"] for card in budget["cards"]] == [4301 * MIB] * 2
+        assert len(desk.gpuslice("ps").stdout.splitlines()) == 3
+        refused = desk.run("--mem", "12", "--gpu", "0,1", "true")
+    assert "that is left on card 0" in refused.stderr
+
+
+def test_cards_that_were_hidden_stay_hidden(tmp_path: Path) -> None:
+    desk = Workstation(tmp_path)
+    show = ("--mem", "4", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    for visible in ("1", desk.uuid(1), desk.uuid(1)[:12]):
+        assert desk.run(*show, CUDA_VISIBLE_DEVICES=visible).stdout == desk.uuid(1) + "\n"
+    none = desk.run(*show, CUDA_VISIBLE_DEVICES="")
+    assert none.returncode == 125
+    assert 'CUDA_VISIBLE_DEVICES is "" and hides every card' in none.stderr
+
+
+def test_a_budget_within_a_budget_is_not_given(tmp_path: Path) -> None:
+    desk = Workstation(tmp_path)
+    inner = desk.command("run", "--mem", "2", "true")
+    done = desk.run("--mem", "4", *inner)
+    assert done.returncode == 125
+    assert "this shell has a part of a card already" in done.stderr
+
+
+def test_a_budget_stays_for_what_its_program_left_running(tmp_path: Path) -> None:
+    """Also before that comes to the card: else its limit would be swept from under it."""
+    desk = Workstation(tmp_path)
+    done = desk.run("--mem", "4", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+    child = int(done.stdout)
+    try:
+        (budget,) = desk.budgets()
+        assert budget["programs"] == []
+        assert "(ended)" in desk.gpuslice("ps").stdout
+        assert desk.run("--mem", "1", "true").returncode == 0  # sweeps
+        assert len(desk.budgets()) == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+def test_several_users_share_a_group_and_outlive_each_other() -> None:
+    """With a umask that hides everything, and folders that only their owner may remove."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        desk = Workstation(folder)
+        for path in folder.glob("cards*"):
+            path.chmod(0o666)
+        shutil.copytree(SIM, folder / "sim")
+        shutil.copytree(BUILD / "lib", folder / "lib")
+        desk.environment |= {"LD_LIBRARY_PATH": str(folder / "sim"), "PATH": "/usr/bin:/bin"}
+
+        def as_user(uid: int, *arguments: str) -> subprocess.Popen[str]:
+            imports = (
+                "import asyncio, difflib, json, os, sys; import gpuslice.apps.cli.run, gpuslice.apps.cli.ps"
+            )
+            become = f"os.umask(0o077); os.setgroups([]); os.setgid({uid}); os.setuid({uid})"
+            start = f"{imports}; from gpuslice.apps.cli.main import main; {become}; main()"
+            own = ["--library", str(folder / "lib/libgpuslice.so")] if arguments[0] == "run" else []
+            command = [sys.executable, "-c", start, arguments[0], "--base", str(desk.base), *own]
+            pipe = subprocess.PIPE
+            return subprocess.Popen(
+                [*command, *arguments[1:]],
+                env=desk.environment,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+            )
+
+        group = ("run", "--mem", "4", "--group", "lab", "sh", "-c", "echo $LD_PRELOAD; read line")
+        first = as_user(1001, *group)
+        assert first.stdout is not None
+        shared = first.stdout.readline()
+        assert as_user(1002, *group).communicate("\n") == (shared, "")
+        listed, complaint = as_user(1003, "ps", "-o", "json").communicate()
+        assert complaint == ""
+        (budget,) = json.loads(listed)
+        assert [program["user"] for program in budget["programs"]] == ["uid1001"]
+        assert first.communicate("\n")[1] == ""
+        anew, complaint = as_user(1002, *group).communicate("\n")
+        assert (anew, complaint) == (shared.replace("/lab/", "/lab~2/"), "")

@@ -1,30 +1,30 @@
-"""``gpuslice run`` and ``gpuslice ps``: the same isolation on one machine without Kubernetes."""
+"""``gpuslice run``: the same isolation on one machine without Kubernetes."""
 
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
+import pwd
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import click
 
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
 from gpuslice.adapters.region.budget import Budget, BudgetError, Budgets, Member
+from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.living import start_time_of
-from gpuslice.apps.cli.output import output_flag, print_document
-from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.cli.ps import base_flag
 from gpuslice.core.units import MIB, card_units, limit_bytes
 
-BASE = Path("/tmp/gpuslice-budgets")
 LIBRARIES = (
     Path("/usr/lib/gpuslice/libgpuslice.so"),
     Path("/usr/local/lib/gpuslice/libgpuslice.so"),
@@ -32,6 +32,29 @@ LIBRARIES = (
 )
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 MEMORY = re.compile(r"(?P<amount>[1-9][0-9]*)(?P<unit>MiB|GiB|)")
+REFUSED, CANNOT_START, NOT_FOUND = 125, 126, 127
+"""Exit codes of `run` itself, as env(1) and timeout(1) have them: all others are the program's."""
+
+
+class RunError(click.ClickException):
+    """The program was not started."""
+
+    exit_code = REFUSED
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"gpuslice run: {self.message}", err=True, file=file)
+
+
+class CannotStartError(RunError):
+    """It is there, and cannot be executed."""
+
+    exit_code = CANNOT_START
+
+
+class NotFoundError(RunError):
+    """There is none of that name."""
+
+    exit_code = NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +64,23 @@ class Wish:
     memory: str
     share_percent: int | None
     gpu: str
+    gpus: int | None
     group: str
-
-
-base_flag = click.option(
-    "--base", type=click.Path(path_type=Path), default=BASE, show_default=True, help="Where budgets are kept."
-)
 
 
 @click.command(
     "run",
     short_help="Run a program with a part of a card.",
-    context_settings={"ignore_unknown_options": True},
+    # What stands behind the program's name is the program's, also when it looks like an option of ours.
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="--mem AMOUNT [OPTIONS] [--]",
 )
 @click.option(
     "--mem",
     "memory",
     required=True,
     metavar="AMOUNT",
-    help="GiB of the card's memory, or an amount like 512MiB.",
+    help="GiB of the card's memory, or an amount like 512MiB; of each card, if several.",
 )
 @click.option(
     "--share",
@@ -68,82 +89,164 @@ base_flag = click.option(
     help="Percent of the card's compute. [default: no limit]",
 )
 @click.option(
-    "--gpu", default="", metavar="INDEX|UUID", help="Which card. [default: the one with the most room]"
+    "--gpu",
+    default="",
+    metavar="INDEX|UUID[,...]",
+    help="Which card, or cards. [default: the one with the most room]",
 )
+@click.option("--gpus", type=click.IntRange(1, CARDS), metavar="N", help="How many cards. [default: 1]")
 @click.option(
     "--group", default="", metavar="NAME", help="Share one budget with all who name it. [default: one's own]"
 )
 @click.option("--library", type=click.Path(path_type=Path), help="Where libgpuslice.so is.")
 @base_flag
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]")
 def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: Any) -> None:
     """Run PROGRAM with a part of a card's memory, and of its compute if you say so.
 
     \b
     Examples:
-      gpuslice run --mem 4 -- python train.py
-      gpuslice run --mem 4 --share 25 --group alice -- jupyter lab
+      gpuslice run --mem 4 python train.py            4 GiB of the card with the most room
+      gpuslice run --mem 4 --share 25 python serve.py and a quarter of its compute
+      gpuslice run --mem 512MiB --gpu 1 ./a.out       of card 1
+      gpuslice run --mem 8 --gpus 2 torchrun t.py     of two cards, 8 GiB each
+      gpuslice run --mem 8 --group lab bash           one budget for all who say --group lab
+
+    The program takes the place of gpuslice: exit code, signals and terminal are its own. Where it is not
+    started, the exit code is 125, 126 (it cannot be executed) or 127 (there is none of that name).
     """
-    start(Wish(**wish), program, library or found_library(), Budgets(base))
+    try:
+        start(Wish(**wish), program, library, Budgets(base.absolute()))
+    except BudgetError as error:
+        raise RunError(str(error)) from error
 
 
-def start(wish: Wish, program: Sequence[str], library: Path, budgets: Budgets) -> NoReturn:
+def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Budgets) -> NoReturn:
     """Becomes the program: its exit status, signals and terminal are its own."""
-    if shutil.which(program[0]) is None:
-        raise BudgetError(f'there is no program "{program[0]}"')
-    if wish.group and not GROUP.fullmatch(wish.group):
-        raise BudgetError(f'the group is "{wish.group}", wants letters, digits, dots and dashes')
+    check(wish, program)
     cards = machine_cards()
     with budgets.locked():
-        name, limit = given_budget(wish, cards, budgets, library)
-        preload = budgets.join(name, own_member(program))
+        folder, limits = given_budget(wish, cards, budgets, library)
+        preload = budgets.join(folder, own_member(program))
+    if re.search(r"[\s:]", str(preload)):
+        raise BudgetError(f'the path "{preload}" has a blank or a colon, and the loader splits there')
+    environment = program_environment(limits, preload)
     sys.stdout.flush()
-    os.execvpe(program[0], list(program), program_environment(limit, preload))
+    for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored_by_python, signal.SIG_DFL)
+    try:
+        os.execvpe(program[0], list(program), environment)
+    except OSError as error:
+        raise CannotStartError(f'"{program[0]}" cannot be started: {error.strerror}') from error
 
 
-def given_budget(wish: Wish, cards: Sequence[Card], budgets: Budgets, library: Path) -> tuple[str, CardLimit]:
-    """A budget as wished: the group's if there is one, else a new one on a card that has the room."""
+def check(wish: Wish, program: Sequence[str]) -> None:
+    """What can be known to be wrong before anybody looks at a card."""
+    if shutil.which(program[0]) is None:
+        if Path(program[0]).exists():
+            raise CannotStartError(f'"{program[0]}" is no program that may be executed')
+        raise NotFoundError(f'there is no program "{program[0]}"')
+    if wish.group and not GROUP.fullmatch(wish.group):
+        raise BudgetError(f'the group is "{wish.group}", wants letters, digits, dots and dashes')
+    if "libgpuslice.so" in Path("/proc/self/maps").read_text():
+        raise BudgetError(
+            "this shell has a part of a card already, and what it starts shares that:"
+            " start the program without `gpuslice run`, or from another shell"
+        )
+
+
+def given_budget(
+    wish: Wish, cards: Sequence[Card], budgets: Budgets, library: Path | None
+) -> tuple[Path, tuple[CardLimit, ...]]:
+    """A budget as wished: the group's if there is one, else a new one on cards that have the room."""
     running = budgets.list()
-    name = wish.group or f"{getpass.getuser()}-{os.getpid()}"
+    name = wish.group or f"{user_name()}-{os.getpid()}"
     joined = next((budget for budget in running if budget.name == name), None)
     if joined is not None:
-        return name, same_budget(wish, cards, joined)
-    card = chosen_card(wish, cards, running)
-    limit = CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.share_percent)
-    budgets.make(name, limit, library)
-    return name, limit
+        return joined.folder, same_budget(wish, cards, joined)
+    limits = tuple(
+        CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.share_percent)
+        for card in chosen_cards(wish, cards, running)
+    )
+    return budgets.make(name, limits, library or found_library()), limits
 
 
-def same_budget(wish: Wish, cards: Sequence[Card], budget: Budget) -> CardLimit:
-    card = next((card for card in cards if card.uuid == budget.limit.uuid), None)
-    memory = memory_bytes(wish.memory, card) if card else None
-    wished = CardLimit(budget.limit.uuid, memory, wish.share_percent)
-    if wished != budget.limit:
-        raise BudgetError(
-            f'group "{budget.name}" runs with {described(budget.limit)}, not {described(wished)}:'
-            " ask for the same, or name another group"
+def same_budget(wish: Wish, cards: Sequence[Card], budget: Budget) -> tuple[CardLimit, ...]:
+    known = {card.uuid: card for card in cards}
+    wished = tuple(
+        CardLimit(
+            limit.uuid,
+            memory_bytes(wish.memory, known[limit.uuid]) if limit.uuid in known else None,
+            wish.share_percent,
         )
-    return budget.limit
-
-
-def chosen_card(wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> Card:
-    wanted = [card for card in cards if wish.gpu in ("", str(card.index), card.uuid)]
-    if not wanted:
-        known = ", ".join(f"{card.index} ({card.uuid})" for card in cards) or "none"
-        raise BudgetError(f'there is no card "{wish.gpu}": this machine has {known}')
-    card = max(wanted, key=lambda card: room_bytes(card, running))
-    room, asked = room_bytes(card, running), memory_bytes(wish.memory, card)
-    if asked > room:
+        for limit in budget.limits
+    )
+    if wish.gpu and {card.uuid for card in named_cards(wish.gpu, "--gpu", cards)} != {
+        limit.uuid for limit in budget.limits
+    }:
+        on = ", ".join(limit.uuid for limit in budget.limits)
+        raise BudgetError(f'group "{budget.name}" runs on {on}: leave --gpu out, or name another group')
+    if wished != budget.limits or (wish.gpus or len(wished)) != len(wished):
         raise BudgetError(
-            f"{asked // MIB} MiB are asked for and {room // MIB} MiB are the most that is left on a card"
-            " (`gpuslice ps` shows who has the rest)"
+            f'group "{budget.name}" runs with {described(budget.limits)},'
+            f" not {described(wished[: wish.gpus])}: ask for the same, or name another group"
         )
-    return card
+    return budget.limits
+
+
+def chosen_cards(wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> list[Card]:
+    """The cards named, or those with the most room."""
+    wanted = named_cards(wish.gpu, "--gpu", cards) if wish.gpu else visible_cards(cards)
+    count = wish.gpus or (len(wanted) if wish.gpu else 1)
+    if count > len(wanted):
+        raise BudgetError(f"{count} cards are asked for and there are {len(wanted)} to choose from")
+    best = sorted(wanted, key=lambda card: -room_bytes(card, running))[:count]
+    for card in best:
+        room, asked = room_bytes(card, running), memory_bytes(wish.memory, card)
+        if asked > room:
+            raise BudgetError(no_room(asked, room, card, count))
+    return sorted(best, key=wanted.index)
+
+
+def no_room(asked_bytes: int, room_bytes: int, card: Card, count: int) -> str:
+    of = "on a card" if count == 1 else f"on card {card.index}"
+    return (
+        f"{asked_bytes // MIB} MiB are asked for and {max(room_bytes, 0) // MIB} MiB are the most"
+        f" that is left {of} (`gpuslice ps` shows who has the rest)"
+    )
+
+
+def visible_cards(cards: Sequence[Card]) -> list[Card]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, where it is set: a budget never shows more."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(cards)
+    if not visible or visible.startswith("-"):
+        raise BudgetError(f'CUDA_VISIBLE_DEVICES is "{visible}" and hides every card: unset it, or say --gpu')
+    return named_cards(visible, "CUDA_VISIBLE_DEVICES", cards)
+
+
+def named_cards(names: str, source: str, cards: Sequence[Card]) -> list[Card]:
+    found = []
+    for name in (part.strip() for part in names.split(",")):
+        same = [card for card in cards if name == str(card.index) or is_uuid_of(name, card)]
+        if len(same) != 1:
+            known = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
+            raise BudgetError(f'{source}: there is no card "{name}": this machine has {known}')
+        found += [card for card in same if card not in found]
+    return found
+
+
+def is_uuid_of(name: str, card: Card) -> bool:
+    """As the driver has it: any beginning that tells the card from the others."""
+    return name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)
 
 
 def room_bytes(card: Card, running: Sequence[Budget]) -> int:
     """What no budget has been given of a card."""
-    given = sum(budget.limit.memory_bytes or 0 for budget in running if budget.limit.uuid == card.uuid)
+    given = sum(
+        limit.memory_bytes or 0 for budget in running for limit in budget.limits if limit.uuid == card.uuid
+    )
     return card.memory_mib * MIB - given
 
 
@@ -158,9 +261,11 @@ def memory_bytes(memory: str, card: Card) -> int:
     return limit_bytes(card.memory_mib, amount, units) if amount <= units else amount * 1024 * MIB
 
 
-def described(limit: CardLimit) -> str:
-    share = f" and {limit.share_percent} % of compute" if limit.share_percent else ""
-    return f"{(limit.memory_bytes or 0) // MIB} MiB{share}"
+def described(limits: Sequence[CardLimit]) -> str:
+    first = limits[0]
+    share = f" and {first.share_percent} % of compute" if first.share_percent else ""
+    cards = f" on each of {len(limits)} cards" if len(limits) > 1 else ""
+    return f"{(first.memory_bytes or 0) // MIB} MiB{share}{cards}"
 
 
 def machine_cards() -> tuple[Card, ...]:
@@ -190,68 +295,21 @@ def found_library() -> Path:
 
 
 def own_member(program: Sequence[str]) -> Member:
-    return Member(os.getpid(), start_time_of(os.getpid()) or 0, getpass.getuser(), tuple(program))
+    return Member(os.getpid(), start_time_of(os.getpid()) or 0, user_name(), tuple(program))
 
 
-def program_environment(limit: CardLimit, preload: Path) -> dict[str, str]:
+def user_name() -> str:
+    """By the user id: the environment may say anything, and some users have no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid{os.getuid()}"
+
+
+def program_environment(limits: Sequence[CardLimit], preload: Path) -> dict[str, str]:
     """The library first, and no other card in sight."""
     others = os.environ.get("LD_PRELOAD", "")
     return os.environ | {
         "LD_PRELOAD": os.pathsep.join(filter(None, (str(preload), others))),
-        "CUDA_VISIBLE_DEVICES": limit.uuid,
+        "CUDA_VISIBLE_DEVICES": ",".join(limit.uuid for limit in limits),
     }
-
-
-@click.command("ps", short_help="Show what runs with a part of a card on this machine.")
-@base_flag
-@output_flag
-def ps(base: Path, output: str) -> None:
-    """Show the budgets of this machine, what is used of them, and by whom."""
-    budgets = Budgets(base).list()
-    if output != "table":
-        print_document([document(budget) for budget in budgets], output)
-    elif not budgets:
-        click.echo("Nothing runs here with `gpuslice run`.")
-    else:
-        click.echo(aligned(table(budgets)), nl=False)
-
-
-def document(budget: Budget) -> dict[str, object]:
-    usage = budget.usage
-    return {
-        "name": budget.name,
-        "gpu": budget.limit.uuid,
-        "limitBytes": budget.limit.memory_bytes,
-        "sharePercent": budget.limit.share_percent,
-        "usedBytes": usage.used_bytes if usage else None,
-        "peakBytes": usage.peak_bytes if usage else None,
-        "refused": usage.refused if usage else None,
-        "throttledSeconds": usage.throttled_ns / 1e9 if usage else None,
-        "programs": [
-            {"pid": member.pid, "user": member.user, "command": list(member.command)}
-            for member in budget.members
-        ],
-    }
-
-
-def table(budgets: Sequence[Budget]) -> str:
-    lines = [row("NAME", "GPU", "USED", "LIMIT", "SHARE", "REFUSED", "WAITED", "USER", "PID", "COMMAND")]
-    for budget in budgets:
-        cells = (*amounts(budget),)
-        for member in budget.members or (None,):
-            who = (member.user, member.pid, " ".join(member.command)) if member else ("-", "-", "(ended)")
-            lines.append(row(*cells, *who))
-    return "".join(lines)
-
-
-def amounts(budget: Budget) -> tuple[str, ...]:
-    limit, usage = budget.limit, budget.usage
-    return (
-        budget.name,
-        limit.uuid[:12],
-        f"{usage.used_bytes // MIB}MiB" if usage else "-",
-        f"{(limit.memory_bytes or 0) // MIB}MiB",
-        f"{limit.share_percent}%" if limit.share_percent else "-",
-        str(usage.refused) if usage else "-",
-        f"{usage.throttled_ns / 1e9:.1f}s" if usage else "-",
-    )

@@ -1,0 +1,92 @@
+"""``gpuslice ps``: who runs on this machine with a part of a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from gpuslice.adapters.region.budget import Budget, Budgets
+from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.apps.cli.output import output_flag, print_document
+from gpuslice.apps.cli.table import aligned, row
+from gpuslice.core.units import MIB
+
+BASE = Path("/tmp/gpuslice-budgets")
+
+base_flag = click.option(
+    "--base", type=click.Path(path_type=Path), default=BASE, show_default=True, help="Where budgets are kept."
+)
+
+
+@click.command("ps", short_help="Show what runs with a part of a card on this machine.")
+@base_flag
+@output_flag
+def command(base: Path, output: str) -> None:
+    """Show the budgets of this machine, what is used of them, and by whom.
+
+    \b
+    Examples:
+      gpuslice ps
+      gpuslice ps -o json
+    """
+    budgets = Budgets(base.absolute()).list()
+    if output != "table":
+        print_document([document(budget) for budget in budgets], output)
+    elif not budgets:
+        click.echo("Nothing runs here with `gpuslice run`.")
+    else:
+        click.echo(aligned("".join(table(budgets))), nl=False)
+
+
+def document(budget: Budget) -> dict[str, object]:
+    return {
+        "name": budget.name,
+        "cards": [card_document(budget, limit) for limit in budget.limits],
+        "programs": [
+            {"pid": member.pid, "user": member.user, "command": list(member.command)}
+            for member in budget.members
+        ],
+    }
+
+
+def card_document(budget: Budget, limit: CardLimit) -> dict[str, object]:
+    """Unknown is null: nobody has come to the card yet."""
+    usage = budget.usages.get(limit.uuid)
+    return {
+        "gpu": limit.uuid,
+        "limitBytes": limit.memory_bytes,
+        "sharePercent": limit.share_percent,
+        "usedBytes": usage.used_bytes if usage else None,
+        "peakBytes": usage.peak_bytes if usage else None,
+        "refused": usage.refused if usage else None,
+        "throttledSeconds": usage.throttled_ns / 1e9 if usage else None,
+    }
+
+
+def table(budgets: Sequence[Budget]) -> Iterator[str]:
+    """A row for each program on each card; those of one budget share its figures."""
+    yield row("NAME", "GPU", "USED", "LIMIT", "SHARE", "REFUSED", "WAITED", "USER", "PID", "COMMAND")
+    for budget in budgets:
+        for limit in budget.limits:
+            for member in budget.members or (None,):
+                who = (member.user, member.pid, shown(member.command)) if member else ("-", "-", "(ended)")
+                yield row(budget.name, *amounts(budget, limit), *who)
+
+
+def shown(command: Sequence[str]) -> str:
+    """On one line of a terminal, whatever is in it."""
+    return " ".join(command).translate(dict.fromkeys(range(32), "?"))
+
+
+def amounts(budget: Budget, limit: CardLimit) -> tuple[str, ...]:
+    usage = budget.usages.get(limit.uuid)
+    return (
+        limit.uuid[:12],
+        f"{usage.used_bytes // MIB}MiB" if usage else "-",
+        f"{(limit.memory_bytes or 0) // MIB}MiB",
+        f"{limit.share_percent}%" if limit.share_percent else "-",
+        str(usage.refused) if usage else "-",
+        f"{usage.throttled_ns / 1e9:.1f}s" if usage else "-",
+    )
