@@ -1,9 +1,10 @@
-/* Nanoseconds a driver call takes, through whatever is preloaded: best of several rounds, 1 or more threads, beside
- * other processes that do the same at the same time.
+/* How many driver calls go through in a given time, through whatever is preloaded: by 1 or more threads, beside other
+ * processes that do the same at the same time.
  *
- *     interposer THREADS ROUNDS PROCESSES MEETING    prints one line per call: name and nanoseconds
+ *     interposer THREADS ROUNDS PROCESSES MEETING MILLISECONDS
  *
- * MEETING is a file of zeros that all processes map, to begin each round together.
+ * prints one line per call and round: name, calls of all threads, nanoseconds that they took. MEETING is a file of zeros
+ * that all processes map, to begin each round together. A round lasts so long that the scheduler lets everybody run.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,12 +68,13 @@ static void do_alloc_free(int calls)
     }
 }
 
+enum { AT_ONCE = 64 }; /* calls between two looks at the clock */
+
 struct job {
     pthread_t thread;
     pthread_barrier_t *start;
     void (*work)(int);
-    int calls;
-    uint64_t took;
+    uint64_t for_ns, took_ns, calls;
 };
 
 static void *run(void *argument)
@@ -81,27 +83,31 @@ static void *run(void *argument)
     check(set_current(context), "cuCtxSetCurrent");
     pthread_barrier_wait(job->start);
     uint64_t began = now();
-    job->work(job->calls);
-    job->took = now() - began;
+    do {
+        job->work(AT_ONCE);
+        job->calls += AT_ONCE;
+        job->took_ns = now() - began;
+    } while (job->took_ns < job->for_ns);
     return NULL;
 }
 
-static double once(void (*work)(int), int calls, int threads)
+static void once(const char *name, void (*work)(int), int threads, uint64_t for_ns)
 {
     struct job jobs[64];
     pthread_barrier_t start;
-    uint64_t longest = 0;
+    uint64_t longest = 0, calls = 0;
     pthread_barrier_init(&start, NULL, (unsigned)threads);
     for (int i = 0; i < threads; i++) {
-        jobs[i] = (struct job){.start = &start, .work = work, .calls = calls};
+        jobs[i] = (struct job){.start = &start, .work = work, .for_ns = for_ns};
         pthread_create(&jobs[i].thread, NULL, run, &jobs[i]);
     }
     for (int i = 0; i < threads; i++) {
         pthread_join(jobs[i].thread, NULL);
-        longest = jobs[i].took > longest ? jobs[i].took : longest;
+        longest = jobs[i].took_ns > longest ? jobs[i].took_ns : longest;
+        calls += jobs[i].calls;
     }
     pthread_barrier_destroy(&start);
-    return (double)longest / calls;
+    printf("%s %llu %llu\n", name, (unsigned long long)calls, (unsigned long long)longest);
 }
 
 static _Atomic uint64_t *arrived;
@@ -126,16 +132,16 @@ static void open_meeting(const char *path, int count)
     processes = (uint64_t)count;
 }
 
-static void measure(const char *name, void (*work)(int), int calls, int threads, int rounds)
+static int threads = 1, rounds = 1;
+static uint64_t for_ns = 50000000;
+
+static void measure(const char *name, void (*work)(int))
 {
-    double best = 1e18;
     for (int i = 0; i < rounds; i++) {
         meet();
-        double took = once(work, calls, threads);
-        best = took < best ? took : best;
+        once(name, work, threads, for_ns);
         synchronize();
     }
-    printf("%s %.2f\n", name, best);
 }
 
 static void *find(void *driver, const char *name)
@@ -159,9 +165,12 @@ static void *make_kernel(void *driver)
 
 int main(int count, char **arguments)
 {
-    int threads = count > 1 ? atoi(arguments[1]) : 1, rounds = count > 2 ? atoi(arguments[2]) : 7;
-    if (count > 4)
-        open_meeting(arguments[4], atoi(arguments[3]));
+    if (count != 6)
+        return fprintf(stderr, "interposer THREADS ROUNDS PROCESSES MEETING MILLISECONDS\n"), 2;
+    threads = atoi(arguments[1]);
+    rounds = atoi(arguments[2]);
+    open_meeting(arguments[4], atoi(arguments[3]));
+    for_ns = (uint64_t)atoi(arguments[5]) * 1000000;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     int device;
     if (!driver)
@@ -177,11 +186,11 @@ int main(int count, char **arguments)
     *(void **)&launch = find(driver, "cuLaunchKernel");
     *(void **)&synchronize = find(driver, "cuCtxSynchronize");
     kernel = make_kernel(driver);
-    measure("launch", do_launch, 200000, threads, rounds);
-    measure("memgetinfo", do_info, 200000, threads, rounds);
-    measure("alloc_free", do_alloc_free, 50000, threads, rounds);
+    measure("launch", do_launch);
+    measure("memgetinfo", do_info);
+    measure("alloc_free", do_alloc_free);
     for (int i = 0; i < LIVE; i++)
         check(mem_alloc(&live[i], 1 << 20), "cuMemAlloc");
-    measure("alloc_free_2000_live", do_alloc_free, 50000, threads, rounds);
+    measure("alloc_free_2000_live", do_alloc_free);
     return 0;
 }

@@ -2,9 +2,11 @@
 
     python bench/interposer.py [--json] [--rounds N] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
-The same program runs with and without the library, in turns, so that a busy machine disturbs all alike; the
-best of all rounds counts. With one thread, with eight, and in eight processes at once. Needs `make native`
-and a C compiler.
+The same program runs with and without the library, in turns, so that a busy machine disturbs all alike. With
+one thread the best of all rounds counts. With two and eight threads, and in two and eight processes at once,
+each of which runs for the same time, the figure is the time of a core that a call costs: duration × cores at
+work / calls of all. It would stay the same if nobody waited for anybody; what counts there is the ratio to
+the raw driver, the median of all rounds. Needs `make native` and a C compiler.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,11 +32,23 @@ from gpuslice.sim import gpu  # noqa: E402
 BUILD = ROOT / "native" / "build"
 CALLS = ("launch", "memgetinfo", "alloc_free", "alloc_free_2000_live")
 AIMS_NS = {"launch": 15, "memgetinfo": 100, "alloc_free": 200, "alloc_free_2000_live": 200}
-MODES = {"threads_1": (1, 1), "threads_8": (8, 1), "processes_8": (1, 8)}
+MODES = {
+    "threads_1": (1, 1),
+    "threads_2": (2, 1),
+    "threads_8": (8, 1),
+    "processes_2": (1, 2),
+    "processes_8": (1, 8),
+}
+ALONE = "threads_1"
+ROUND_MS = 60
+CORES = os.cpu_count() or 1
 CARD = "H200"
 SEED = "bench"
 
 Figures = dict[str, float]
+"""By call: nanoseconds."""
+Rounds = dict[str, list[Figures]]
+"""By whose name: the figures of each round."""
 
 
 def compiled(folder: Path) -> Path:
@@ -72,10 +88,10 @@ def environments(
 
 
 def measured(program: Path, environment: dict[str, str], threads: int, processes: int) -> Figures:
-    """One run; with several processes the slowest counts."""
+    """One run: the core's time that a call costs."""
     meeting = program.with_name("meeting")
     meeting.write_bytes(bytes(8))
-    command = [str(program), str(threads), "3", str(processes), str(meeting)]
+    command = [str(program), str(threads), "1", str(processes), str(meeting), str(ROUND_MS)]
     started = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(processes)
@@ -83,41 +99,73 @@ def measured(program: Path, environment: dict[str, str], threads: int, processes
     outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit("the measuring program failed")
-    runs = [{name: float(ns) for name, ns in map(str.split, output.splitlines())} for output in outputs]
-    return {call: max(run[call] for run in runs) for call in CALLS}
+    calls, longest_ns = defaultdict[str, int](int), defaultdict[str, int](int)
+    for name, count, took_ns in (line.split() for output in outputs for line in output.splitlines()):
+        calls[name] += int(count)
+        longest_ns[name] = max(longest_ns[name], int(took_ns))
+    at_work = min(threads * processes, CORES)
+    return {call: longest_ns[call] * at_work / calls[call] for call in CALLS}
 
 
-def best_of(
-    program: Path, every: dict[str, dict[str, str]], mode: tuple[int, int], rounds: int
-) -> dict[str, Figures]:
-    best: dict[str, Figures] = {}
+def in_turns(program: Path, every: dict[str, dict[str, str]], mode: tuple[int, int], rounds: int) -> Rounds:
+    figures: Rounds = {name: [] for name in every}
     for _ in range(rounds):
         for name, environment in every.items():
-            figures = measured(program, environment, *mode)
-            known = best.setdefault(name, figures)
-            best[name] = {call: min(known[call], figures[call]) for call in CALLS}
-    return best
+            figures[name].append(measured(program, environment, *mode))
+    return figures
 
 
-def report(results: dict[str, dict[str, Figures]]) -> dict[str, object]:
-    one = results["threads_1"]
+def best(rounds: list[Figures]) -> Figures:
+    return {call: min(figures[call] for figures in rounds) for call in CALLS}
+
+
+def middle(rounds: list[Figures]) -> Figures:
+    return {call: statistics.median(figures[call] for figures in rounds) for call in CALLS}
+
+
+def typical(mode: str, rounds: list[Figures]) -> Figures:
+    return best(rounds) if mode == ALONE else middle(rounds)
+
+
+def ratios(results: Rounds, name: str) -> Figures:
+    """To the raw driver, round by round: what disturbed one disturbed the other."""
+    pairs = list(zip(results[name], results["raw"], strict=True))
+    return {call: statistics.median(own[call] / raw[call] for own, raw in pairs) for call in CALLS}
+
+
+def report(results: dict[str, Rounds]) -> dict[str, object]:
+    one = {name: best(rounds) for name, rounds in results[ALONE].items()}
     keys: dict[str, object] = {
         f"{call}_added_ns": round(one["gpuslice"][call] - one["raw"][call], 1) for call in CALLS
     }
     if "peer" in one:
         keys |= {f"peer_{call}_added_ns": round(one["peer"][call] - one["raw"][call], 1) for call in CALLS}
-    return keys | {"ns_per_call": results, "aims_added_ns": AIMS_NS, "cores": os.cpu_count()}
+    names = [name for name in one if name != "raw"]
+    return keys | {
+        "ns_per_call": {
+            mode: {name: typical(mode, rounds) for name, rounds in by.items()} for mode, by in results.items()
+        },
+        "ratio_to_raw": {mode: {name: ratios(by, name) for name in names} for mode, by in results.items()},
+        "aims_added_ns": AIMS_NS,
+        "cores": CORES,
+    }
 
 
-def print_table(results: dict[str, dict[str, Figures]]) -> None:
-    names = list(results["threads_1"])
-    print(f"{'ns a call':34}" + "".join(f"{name:>12}" for name in names) + f"{'added':>10}{'aim':>7}")
-    for mode, best in results.items():
+def print_table(results: dict[str, Rounds]) -> None:
+    names = list(results[ALONE])
+    print(
+        f"{'ns of a core a call':34}"
+        + "".join(f"{name:>12}" for name in names)
+        + f"{'added':>10}{'aim':>7}{'ratio':>8}"
+    )
+    for mode, by in results.items():
+        shown = {name: typical(mode, rounds) for name, rounds in by.items()}
+        ratio = ratios(by, "gpuslice")
         for call in CALLS:
-            added = best["gpuslice"][call] - best["raw"][call]
-            aim = str(AIMS_NS[call]) if mode == "threads_1" else ""
-            line = "".join(f"{best[name][call]:12.1f}" for name in names)
-            print(f"{mode + ' ' + call:34}{line}{added:10.1f}{aim:>7}")
+            added = shown["gpuslice"][call] - shown["raw"][call]
+            aim = str(AIMS_NS[call]) if mode == ALONE else ""
+            line = "".join(f"{shown[name][call]:12.1f}" for name in names)
+            print(f"{mode + ' ' + call:34}{line}{added:10.1f}{aim:>7}{ratio[call]:8.2f}")
 
 
 def main() -> None:
@@ -134,7 +182,7 @@ def main() -> None:
         folder = Path(name)
         program = compiled(folder)
         every = environments(folder, options.peer_lib, peer_environment)
-        results = {mode: best_of(program, every, shape, options.rounds) for mode, shape in MODES.items()}
+        results = {mode: in_turns(program, every, shape, options.rounds) for mode, shape in MODES.items()}
     if options.json:
         print(json.dumps(report(results), indent=2))
     else:
