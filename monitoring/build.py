@@ -73,7 +73,8 @@ def _group(group: Group) -> list[str]:
 
 
 def _yaml(document: Any) -> str:
-    return _NOTE + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
+    plain = json.loads(json.dumps(document))  # nothing is the same object twice: no anchors
+    return _NOTE + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
 
 
 def main() -> None:

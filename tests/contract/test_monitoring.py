@@ -13,7 +13,7 @@ from monitoring.build import ROOT, RULES, files
 from monitoring.cases import CASES
 from monitoring.panels import WIDTH, document
 from monitoring.rules import ALERTS, RECORDED
-from monitoring.scaling import adapter_values
+from monitoring.scaling import adapter_values, autoscaler
 
 from gpuslice.apps.exporter.catalogue import METRICS, groups
 from tests.tools import find
@@ -102,3 +102,45 @@ def test_the_adapter_asks_for_series_that_name_their_pod() -> None:
     for rule in adapter_values()["rules"]["custom"]:
         metric = next(each for each in METRICS if rule["seriesQuery"].startswith(each.name + "{"))
         assert {"namespace", "pod"} <= set(metric.labels)
+
+
+# Grafana's names of units and of panels that it still has.
+UNITS = {
+    "Bps", "MBs", "bytes", "celsius", "hertz", "mbytes", "none", "percent", "percentunit", "s", "short",
+    "watt",
+}  # fmt: skip
+PANELS = {"gauge", "stat", "table", "timeseries"}
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_a_dashboard_is_what_grafana_imports(name: str) -> None:
+    board = json.loads((ROOT / "monitoring" / "dashboards" / f"{name}.json").read_text())
+    assert board["schemaVersion"] >= 36  # data sources are named by type and uid since
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    asked = {*map(str, re.findall(r"\$\{?(\w+)", json.dumps(board)))}
+    assert asked <= variables.keys() | {"__rate_interval", "__interval"}, asked
+    for panel in board["panels"]:
+        assert panel["type"] in PANELS
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+        letters = [target["refId"] for target in panel["targets"]]
+        assert len(set(letters)) == len(letters) > 0
+        for where in (panel, *panel["targets"]):
+            assert where["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_a_panels_unit_is_its_metrics_unit(name: str) -> None:
+    """By the last part of the name, where the expression does not make something else of it."""
+    of_name = {"bytes": "bytes", "celsius": "celsius", "watts": "watt", "ratio": "percentunit"}
+    for panel in dashboards()[name].panels:
+        for each in panel.queries:
+            plain = re.match(r"(?:sum|avg)?\(?(gpuslice_\w+)\{[^}]*\}\)?$", each.expression)
+            unit = of_name.get(plain[1].rpartition("_")[2]) if plain else None
+            assert unit in {None, panel.unit}, panel.title
+
+
+def test_what_scales_is_what_the_adapter_offers() -> None:
+    (metric,) = autoscaler()["spec"]["metrics"]
+    offered = {rule["name"]["as"] for rule in adapter_values()["rules"]["custom"]}
+    assert metric["pods"]["metric"]["name"] in offered

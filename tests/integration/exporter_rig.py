@@ -104,8 +104,8 @@ class RunningExporter:
 
 @contextlib.asynccontextmanager
 async def running_exporter(state: Path, *arguments: str, **settings: str) -> AsyncIterator[RunningExporter]:
-    """The program on the simulated driver. `settings` are GPUSLICE_ variables in lower case."""
-    variables = gpu.environment(state, NATIVE)
+    """The program on a simulated driver. `settings` are GPUSLICE_ variables; `driver` is its folder."""
+    variables = gpu.environment(state, settings.pop("driver", str(NATIVE)))
     variables |= {f"GPUSLICE_{name.upper()}": value for name, value in settings.items()}
     for name in ("KUBECONFIG", "HOME", "KUBERNETES_SERVICE_HOST"):
         variables.pop(name, None)

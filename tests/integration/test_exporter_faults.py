@@ -11,6 +11,7 @@ import pytest
 
 from gpuslice.sim import gpu
 from tests.integration.exporter_rig import gpu_node, have_native, running_exporter
+from tests.integration.sim_node import NATIVE
 from tests.integration.test_exporter_story import app, running
 
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
@@ -60,6 +61,21 @@ async def test_without_a_driver_the_page_answers_and_shows_no_card(tmp_path: Pat
         assert page.all("gpuslice_gpu_up") == []
         assert page.all("gpuslice_exporter_sample_age_seconds") == []
         gpu.create(tmp_path / "no such machine", CARDS)  # the driver is loaded at last
+        await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2)
+
+
+async def test_a_library_that_is_not_there_is_a_reason_until_it_is(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", CARDS)
+    empty = tmp_path / "driver"
+    empty.mkdir()
+    async with running_exporter(state, driver=str(empty), kubernetes="false") as exporter:
+        await exporter.page_when(
+            lambda page: page.value("gpuslice_exporter_collector_success", collector="driver") == 0
+        )
+        failed = [each for each in exporter.logged("collector failed") if each["collector"] == "driver"]
+        assert len(failed) == 1
+        assert "Library Not Found" in failed[0]["reason"]
+        (empty / "libnvidia-ml.so.1").symlink_to(NATIVE / "libnvidia-ml.so.1")
         await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2)
 
 

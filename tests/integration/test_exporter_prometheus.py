@@ -14,6 +14,7 @@ import pytest
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES
 from monitoring.rules import RECORDED
+from monitoring.scaling import adapter_values, scaled_object
 
 from gpuslice.sim import gpu
 from tests.integration.exporter_rig import gpu_node, have_native
@@ -71,6 +72,45 @@ async def wait_for(session: aiohttp.ClientSession, url: str, expression: str) ->
         await asyncio.sleep(0.3)
 
 
+# What dashboard 12239, made for dcgm-exporter, asks for.
+_AT = '{instance=~"$instance", gpu=~"$gpu"}'
+PUBLIC_DASHBOARD = (
+    f"DCGM_FI_DEV_GPU_TEMP{_AT}",
+    f"avg(DCGM_FI_DEV_GPU_TEMP{_AT})",
+    f"DCGM_FI_DEV_POWER_USAGE{_AT}",
+    f"sum(DCGM_FI_DEV_POWER_USAGE{_AT})",
+    f"DCGM_FI_DEV_SM_CLOCK{_AT} * 1000000",
+    f"DCGM_FI_DEV_GPU_UTIL{_AT}",
+    f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{_AT}",
+    f"DCGM_FI_DEV_FB_USED{_AT}",
+)
+
+
+async def label_values(session: aiohttp.ClientSession, url: str, text: str) -> list[str]:
+    """Grafana's label_values(selector, label), as Grafana asks Prometheus for it."""
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", text)
+    assert found is not None, text
+    match = {"match[]": re.sub(r"\$\w+", ".*", found[1])}
+    async with session.get(f"{url}/api/v1/label/{found[2]}/values", params=match) as answer:
+        values: list[str] = (await answer.json())["data"]
+    return values
+
+
+async def assert_pods_can_be_scaled_on(session: aiohttp.ClientSession, url: str, pod: str) -> None:
+    """The adapter's way: which series there are, what they belong to, then one figure a pod; and KEDA's."""
+    for rule in adapter_values()["rules"]["custom"]:
+        async with session.get(f"{url}/api/v1/series", params={"match[]": rule["seriesQuery"]}) as answer:
+            series = (await answer.json())["data"]
+        assert series, rule["seriesQuery"]
+        for label in rule["resources"]["overrides"]:
+            assert all(each[label] for each in series)
+        asked = rule["metricsQuery"].replace("<<.GroupBy>>", "pod")
+        asked = asked.replace("<<.LabelMatchers>>", f'namespace="default",pod=~"{pod}|other"')
+        assert [each["metric"] for each in await query(session, url, asked)] == [{"pod": pod}], asked
+    (trigger,) = scaled_object()["spec"]["triggers"]
+    assert len(await query(session, url, trigger["metadata"]["query"].replace("infer-.*", ".*"))) == 1
+
+
 async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_path: Path) -> None:
     find("prometheus")
     async with (
@@ -96,6 +136,14 @@ async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_pat
                     for each in panel.queries:
                         expression = re.sub(r"\$\w+", ".*", each.expression)
                         assert await query(session, url, expression), f"{name}: {panel.title}"
+                for variable in board.variables:
+                    assert await label_values(session, url, variable.query), f"{name}: {variable.name}"
+            for expression in PUBLIC_DASHBOARD:
+                filled = expression.replace("$instance", ".*").replace("$gpu", ".*")
+                assert await query(session, url, filled), expression
+            for name in ("instance", "gpu"):
+                assert await label_values(session, url, f"label_values(DCGM_FI_DEV_GPU_TEMP, {name})")
+            await assert_pods_can_be_scaled_on(session, url, "app-0")
             for record in RECORDED:
                 assert await wait_for(session, url, record), record
             balance = await query(session, url, "gpu:gpuslice_memory_balance:bytes")
