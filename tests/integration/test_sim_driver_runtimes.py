@@ -1,7 +1,7 @@
 """NVIDIA's own CUDA runtime on the simulated driver, and under libgpuslice's limit.
 
-GPUSLICE_CUDA_RUNTIMES names shared runtimes of CUDA 9 to 11.1, with colons between: PyTorch's wheels up to 1.7 hold
-one, for instance (torch/lib/libcudart-*.so.10.1). Later ones verify that the driver is NVIDIA's and refuse.
+GPUSLICE_CUDA_RUNTIMES names shared runtimes of CUDA 9 to 11.1, with colons between; PyTorch 1.4 and 1.5 bring
+one each (torch/lib/libcudart-*.so.10.*). Later ones verify that the driver is NVIDIA's and refuse.
 """
 
 from __future__ import annotations
