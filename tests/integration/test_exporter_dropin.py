@@ -16,6 +16,7 @@ from grpclib.server import Server
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import PodResourcesService
+from gpuslice.apps.exporter.fields import load as load_fields
 from gpuslice.sim import gpu
 from tests.integration.exporter_rig import (
     PROGRAM,
@@ -339,3 +340,30 @@ async def test_a_socket_from_systemd_is_served(tmp_path: Path) -> None:
         finally:
             process.terminate()
             await process.communicate()
+
+
+async def test_a_counter_file_may_ask_for_every_field_there_is(tmp_path: Path) -> None:
+    fields = {each.id: each for each in load_fields().values()}
+    numbers = {each.name: each for each in fields.values() if each.kind == "number"}
+    async with host(tmp_path, "H100-80GB-HBM3", "T4") as machine:
+        file = machine.counters(*(f"{name}, gauge" for name in numbers))
+        async with machine.exporter("-f", file) as exporter:
+            page = await exporter.page_when(lambda page: page.all("DCGM_FI_DEV_NVLINK_THROUGHPUT_TOTAL"))
+            assert_promtool_accepts(page)
+            assert page.one("gpuslice_exporter_config_problems") == 0
+            supported = page.all("gpuslice_exporter_field_supported")
+            assert len(supported) == len(numbers)
+            given = {labels["field"] for labels, is_given in supported if is_given}
+            assert len(given) > 100
+            assert {
+                "DCGM_FI_DEV_MAX_SM_CLOCK",
+                "DCGM_FI_DEV_GPU_COMPUTE_MODE",
+                "DCGM_FI_CUDA_DRIVER_VERSION",
+                "DCGM_FI_DEV_BANK_REMAP_AVAIL_MAX",
+                "DCGM_FI_DEV_NVLINK_TX_THROUGHPUT_TOTAL",
+            } <= given
+            told = [
+                (line["field"], line["gpu"]) for line in exporter.logged("field not supported by this card")
+            ]
+            assert len(set(told)) == len(told)
+            assert {field for field, _ in told} >= numbers.keys() - given - {"DCGM_FI_DEV_XID_ERROR"}

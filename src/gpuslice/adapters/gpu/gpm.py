@@ -35,6 +35,10 @@ _GPM: dict[int, tuple[int, float]] = {
     **{1017 + engine: (30 + engine, _PERCENT) for engine in range(8)},  # NVDEC
     **{1025 + engine: (40 + engine, _PERCENT) for engine in range(8)},  # NVJPG
     **{1033 + engine: (50 + engine, _PERCENT) for engine in range(2)},  # NVOFA
+    1076: (100, MIB),  # chip to chip sent
+    1077: (102, MIB),  # of that, payload
+    1078: (101, MIB),  # received
+    1079: (103, MIB),
     **{1040 + 2 * link: (63 + 2 * link, MIB) for link in range(18)},  # NVLink n sent
     **{1041 + 2 * link: (62 + 2 * link, MIB) for link in range(18)},  # NVLink n received
 }

@@ -15,12 +15,15 @@ from typing import Any, Protocol, TypeVar
 import pynvml
 
 from gpuslice.adapters.gpu import gpm
+from gpuslice.adapters.gpu.links import ALL_LINKS, RATES, LinkRates
 from gpuslice.adapters.gpu.mig import MigReader, MigSample
+from gpuslice.adapters.gpu.particulars import PARTICULARS
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import (
     MEMORY_FIELDS,
     READERS,
     UTILIZATION_FIELDS,
+    Read,
     Reading,
     memory_info,
     of_memory,
@@ -41,9 +44,12 @@ SLOW_FIELDS = frozenset(
     {
         *(1, 2, 4, 50, 51, 53, 54, 55, 56, 57, 80, 81, 82, 85),  # what the card is
         *(110, 111, 158, 159, 160, 161, 162, 163, 164, 235, 236, 237, 238),  # what is set
+        *PARTICULARS,
         *(84, 202, 310, 311, 312, 313, 390, 391, 392, 393, 394, 395, 396, 526),  # faults
     }
 )
+
+_CALLS: Mapping[int, Read] = {**READERS, **PARTICULARS}
 
 # Fields of DCGM that are NVML field values although DCGM's own table does not say so: name and factor.
 _FIELD_VALUES: dict[int, tuple[str, float]] = {
@@ -54,11 +60,7 @@ _TRIES = 3
 _OVER_ALL_LINKS = frozenset(
     {"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"}
 )
-_NVLINK_THROUGHPUT = 449
-_KNOWN_WAYS = {*MEMORY_FIELDS, *UTILIZATION_FIELDS, *READERS, *gpm.PROFILING_FIELDS, *_FIELD_VALUES}
-_ALL_LINKS = 0xFFFFFFFF
-_KIB = 1024
-_MEBI_RATE = 1e6  # DCGM gives MB/s
+_KNOWN_WAYS = {*RATES, *MEMORY_FIELDS, *UTILIZATION_FIELDS, *_CALLS, *gpm.PROFILING_FIELDS, *_FIELD_VALUES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class _Card:
         self._unsupported: dict[int, tuple[str, float]] = {}  # field → reason, when to ask again
         self._gpm: gpm.GpmReader | None = None
         self._mig = MigReader(self._handle)
-        self._links: tuple[float, float] | None = None
+        self._links = LinkRates(self._handle)
         self._slow: dict[int, Reading] = {}
         self._slow_for: set[int] = set()  # what was wanted then
         self._slow_due_s = 0.0
@@ -222,14 +224,13 @@ class _Card:
         asked = [number for number in wanted if self._may_ask(number, now_s)]
         fields = self._at_once(asked, memory, now_s)
         fields |= self._slow_ones(wanted, asked, now_s)
-        fields |= self._by_call([n for n in asked if n in READERS and n not in SLOW_FIELDS], now_s)
+        fields |= self._by_call([n for n in asked if n in _CALLS and n not in SLOW_FIELDS], now_s)
         fields |= self._by_field_value([n for n in asked if n not in fields], wanted, now_s)
         mig = self._mig.read([n for n in wanted if n in gpm.PROFILING_FIELDS], now_s)
         self._refuse_on_mig(asked, now_s)
         if not self._mig.enabled:  # counters are an instance's then
             fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
-        if _NVLINK_THROUGHPUT in asked:
-            fields |= self._link_rate(now_s)
+        fields |= self._link_rates([n for n in asked if n in RATES], now_s)
         self._note_unknown(asked, fields, wanted, now_s)
         return CardSample(
             position=self._position,
@@ -255,7 +256,7 @@ class _Card:
     def _slow_ones(self, wanted: Mapping[int, str], asked: list[int], now_s: float) -> dict[int, Reading]:
         """Fields that hardly ever change, or cost the driver much: from a reading of their own pace."""
         if now_s >= self._slow_due_s or not self._slow_for >= wanted.keys():
-            found = self._by_call([n for n in asked if n in READERS and n in SLOW_FIELDS], now_s)
+            found = self._by_call([n for n in asked if n in _CALLS and n in SLOW_FIELDS], now_s)
             self._slow, self._slow_for, self._slow_due_s = found, set(wanted), now_s + SLOW_EVERY_S
         return {number: value for number, value in self._slow.items() if number in wanted}
 
@@ -307,7 +308,7 @@ class _Card:
         found: dict[int, Reading] = {}
         for number in numbers:
             try:
-                value = READERS[number](self._handle)
+                value = _CALLS[number](self._handle)
             except (pynvml.NVMLError, AttributeError, ValueError) as error:
                 _raise_if_lost(error)
                 self._refuse(number, str(error), now_s)
@@ -351,21 +352,13 @@ class _Card:
                 self._refuse(number, f"hardware counters: {error}", now_s)
             return {}
 
-    def _link_rate(self, now_s: float) -> dict[int, Reading]:
-        """NVLink MB/s over all links since the last sample, as DCGM derives it from two counters."""
-        ids = [
-            (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS),
-            (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS),
-        ]
-        answers = pynvml.nvmlDeviceGetFieldValues(self._handle, ids)
-        if any(answer.nvmlReturn != pynvml.NVML_SUCCESS for answer in answers):
-            self._refuse(_NVLINK_THROUGHPUT, "no NVLink throughput counters", now_s)
+    def _link_rates(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
+        if not numbers:
             return {}
-        moved = sum(_value(answer) for answer in answers) * _KIB
-        before, self._links = self._links, (moved, now_s)
-        if before is None or now_s <= before[1] or moved < before[0]:
-            return {}
-        return {_NVLINK_THROUGHPUT: (moved - before[0]) / (now_s - before[1]) / _MEBI_RATE}
+        found, without = self._links.read(numbers, now_s)
+        for number in without:
+            self._refuse(number, "no NVLink throughput counters", now_s)
+        return dict(found)
 
     def _note_unknown(
         self, asked: list[int], found: Mapping[int, Reading], names: Mapping[int, str], now_s: float
@@ -373,7 +366,7 @@ class _Card:
         """A field that NVML has no way to give at all, on any card."""
         for number in asked:
             ways = number in _KNOWN_WAYS
-            ways = ways or number == _NVLINK_THROUGHPUT or bool(getattr(pynvml, names[number] or "-", None))
+            ways = ways or bool(getattr(pynvml, names[number] or "-", None))
             if number not in found and not ways:
                 self._refuse(number, "NVML does not give this field", now_s)
 
@@ -381,7 +374,7 @@ class _Card:
 def _field_id(name: str) -> int | tuple[int, int] | None:
     """An NVML field's number, with its scope where it has one; None when this binding does not know it."""
     number: int | None = getattr(pynvml, name, None)
-    return (number, _ALL_LINKS) if number is not None and name in _OVER_ALL_LINKS else number
+    return (number, ALL_LINKS) if number is not None and name in _OVER_ALL_LINKS else number
 
 
 def _reserved(memory: Any) -> int | None:
