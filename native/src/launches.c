@@ -49,9 +49,20 @@ int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, uns
               stream, true, GS_KERNEL);
 }
 
-int cuLaunchCooperativeKernelMultiDevice(void *launches, unsigned int count, unsigned int flags)
+/* One launch on each of several devices. */
+#define MOST_DEVICES 64u
+
+int cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
 {
-    THROTTLED(DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags), NULL, false, GS_KERNEL);
+    struct gs_work works[MOST_DEVICES];
+    if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)) || !launches || count > MOST_DEVICES)
+        return DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
+    for (unsigned int i = 0; i < count; i++)
+        works[i] = gs_work_begin(launches[i].hStream, false, GS_KERNEL);
+    int result = DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
+    for (unsigned int i = 0; i < count; i++)
+        gs_work_end(&works[i], result == CUDA_SUCCESS);
+    return result;
 }
 
 int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, false, GS_KERNEL); }

@@ -128,6 +128,7 @@ static uint64_t clock_ns(clockid_t clock)
 }
 
 uint64_t gs_monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+uint64_t gs_realtime_us(void) { return clock_ns(CLOCK_REALTIME) / 1000; }
 uint64_t gs_coarse_ns(void) { return clock_ns(CLOCK_MONOTONIC_COARSE); }
 
 void gs_sleep_ns(uint64_t ns)

@@ -29,6 +29,7 @@ void *gs_map_private(size_t bytes); /* zeros */
 void gs_unmap(void *address, size_t bytes);
 
 uint64_t gs_monotonic_ns(void);
+uint64_t gs_realtime_us(void);
 uint64_t gs_coarse_ns(void); /* monotonic, a few milliseconds old at most, nearly free */
 void gs_sleep_ns(uint64_t ns);
 void gs_yield(void);

@@ -28,6 +28,8 @@
 #define LOOK_EVERY_NS 50000u /* at the oldest batch */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 5000000u
+#define SWEEP_EVERY_NS UINT64_C(100000000)
+#define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
 #define STALLED_NS (UINT64_C(2) * SECOND_NS)
 enum { CAPTURE_RELAXED = 2, CUDA_ERROR_NOT_READY = 600 };
 
@@ -39,6 +41,7 @@ struct batch {
     struct gs_card *card;
     enum gs_work_kind kind;
     uint32_t launches;
+    uint32_t begun; /* of them not with the driver yet: nothing can be said of the batch before */
     uint64_t estimate_ns; /* as it stands in the region for all of them */
     uint64_t last_ns;     /* host time of the last launch */
     bool own_stream, open;
@@ -180,6 +183,8 @@ static uint64_t believed(const struct batch *batch, float milliseconds)
 static bool finish(struct batch *batch)
 {
     float milliseconds = 0;
+    if (batch->begun)
+        return false;
     close_batch(batch);
     int state = DRIVER(cuEventQuery)(batch->end);
     if (state == CUDA_ERROR_NOT_READY)
@@ -237,36 +242,57 @@ static struct batch *open_batch(const struct gs_work *work, uint64_t now_ns)
 
 /* ---- the slow correction ---- */
 
+/* NVML speaks of processes by the host's numbers. Ours are known by them where they were learned, or where they are our
+ * own numbers too. */
+static bool bears(const struct gpuslice_slot *slot, uint32_t pid)
+{
+    uint64_t host_pid = atomic_load(&slot->host_pid);
+    if (!host_pid && atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE)
+        host_pid = atomic_load(&slot->pid);
+    return host_pid == pid && atomic_load(&slot->owner);
+}
+
 static bool is_ours(uint32_t pid)
 {
     struct gs_attachment at = gs_books_at(&gs_books);
-    for (uint64_t i = 0; i < gs_slots_high(at.region, at.slot); i++) {
-        const struct gpuslice_slot *slot = &at.region->slots[i];
-        uint64_t host_pid = atomic_load(&slot->host_pid);
-        if (atomic_load(&slot->owner) && (host_pid ? host_pid : atomic_load(&slot->pid)) == pid)
+    for (uint64_t i = 0; pid && i < gs_slots_high(at.region, at.slot); i++)
+        if (bears(&at.region->slots[i], pid))
             return true;
-    }
     return false;
 }
 
-/* The newest sample of each of our processes; -1 if NVML has none. */
+#define SAMPLES 256u
+#define SAMPLED_US 1000000u
+
+/* The percentage of our processes in this list of samples, each of which counts with its newest; -1 if none is there:
+ * then NVML knows them by numbers that we do not. */
+static int percent_of_ours(const nvmlProcessUtilizationSample_t *samples, unsigned int number)
+{
+    uint64_t newest_us = 0;
+    int sum = -1;
+    for (unsigned int i = 0; i < number; i++)
+        newest_us = samples[i].timeStamp > newest_us ? samples[i].timeStamp : newest_us;
+    for (unsigned int i = 0; i < number; i++) {
+        bool superseded = newest_us - samples[i].timeStamp > SAMPLED_US;
+        for (unsigned int later = 0; later < number && !superseded; later++)
+            superseded = samples[later].pid == samples[i].pid && samples[later].timeStamp > samples[i].timeStamp;
+        if (!superseded && is_ours(samples[i].pid))
+            sum = (sum < 0 ? 0 : sum) + (int)samples[i].smUtil;
+    }
+    return sum;
+}
+
+/* Of the last second; -1 if NVML cannot tell. */
 static int measured_percent(const struct gs_card *card)
 {
     nvmlDevice_t device;
-    nvmlProcessUtilizationSample_t samples[128];
-    unsigned int number = 128;
-    uint64_t newest_us = 0;
-    int sum = 0;
+    nvmlProcessUtilizationSample_t samples[SAMPLES];
+    unsigned int number = SAMPLES;
     gs_bind_nvml(NULL);
     if (DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, &device) != NVML_SUCCESS ||
-        DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, &number, 0) != NVML_SUCCESS || number > 128)
+        DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, &number, gs_realtime_us() - SAMPLED_US) != NVML_SUCCESS)
         return -1;
-    for (unsigned int i = 0; i < number; i++)
-        newest_us = samples[i].timeStamp > newest_us ? samples[i].timeStamp : newest_us;
-    for (unsigned int i = 0; i < number; i++)
-        if (samples[i].timeStamp == newest_us && is_ours(samples[i].pid))
-            sum += (int)samples[i].smUtil;
-    return number ? sum : -1;
+    return percent_of_ours(samples, number < SAMPLES ? number : SAMPLES);
 }
 
 /* Called by whoever waits, at most once a sample in the whole container. */
@@ -319,6 +345,7 @@ static bool is_stalled(const struct gs_card *card, uint64_t waited_ns, uint64_t 
 static void wait_for_credit(const struct gs_card *card)
 {
     uint64_t began = gs_monotonic_ns(), now = began, charged = atomic_load(&entry_of(card)->charged_ns);
+    uint64_t swept = began;
     int64_t headroom;
     look_locked(now, LOOK_EVERY_NS);
     while ((headroom = headroom_ns(card, now)) <= 0 && !is_stalled(card, now - began, charged)) {
@@ -328,6 +355,10 @@ static void wait_for_credit(const struct gs_card *card)
         now = woken;
         look_locked(now, 0);
         correct(card, now);
+        if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
+            swept = now;
+            gs_books_sweep(&gs_books);
+        }
     }
 }
 
@@ -354,6 +385,8 @@ static void note_launch(struct gs_work *work)
         batch->open = true;
         batch->fresh = false;
         batch->launches++;
+        batch->begun++;
+        work->batch = batch;
         batch->last_ns = now;
         batch->estimate_ns += estimate;
         change_in_flight(work->place.card, (int64_t)estimate);
@@ -383,11 +416,12 @@ struct gs_work gs_work_begin(CUstream stream, bool own_stream, enum gs_work_kind
 /* Launches that come one by one are timed one by one, so that the pauses between them are not charged. */
 void gs_work_end(const struct gs_work *work, bool launched)
 {
-    if (!work->place.card || !launched)
+    struct batch *batch = work->batch;
+    if (!batch)
         return;
     gs_lock(&lock);
-    struct batch *batch = newest();
-    if (batch && batch->open && (batch->launches == 1 || batch->launches == BATCH_LAUNCHES))
+    batch->begun -= batch->begun > 0;
+    if (launched && batch->open && !batch->begun && (batch->launches == 1 || batch->launches == BATCH_LAUNCHES))
         batch->fresh = record(batch->end, batch->stream, batch->own_stream) == CUDA_SUCCESS;
     gs_unlock(&lock);
 }

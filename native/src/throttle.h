@@ -15,6 +15,7 @@ enum gs_work_kind { GS_KERNEL, GS_GRAPH, GS_WORK_KINDS };
 /* Around every piece of work. */
 struct gs_work {
     struct gs_place place; /* card NULL: not throttled */
+    struct batch *batch;   /* that it is timed with; NULL: it is not */
     CUstream stream;
     enum gs_work_kind kind;
     bool own_stream;

@@ -569,14 +569,40 @@ static CUfunction kernel(void)
     return made;
 }
 
+static CUgraphExec one_kernel_graph(CUfunction work)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUgraphExec made = NULL;
+    PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+    PLAIN(int (*)(CUstream, int), "cuStreamBeginCapture_v2", stream, 2);
+    CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+    PLAIN(int (*)(CUstream, CUgraph *), "cuStreamEndCapture", stream, &graph);
+    CALL(cuGraphInstantiateWithFlags, &made, graph, 0);
+    return made;
+}
+
+static int launch_once(const char *how, CUfunction work, CUgraphExec graph)
+{
+    CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1, .blockDimZ = 1};
+    if (is(how, "graph"))
+        return CALL(cuGraphLaunch, graph, NULL);
+    if (is(how, "cooperative"))
+        return CALL(cuLaunchCooperativeKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL);
+    if (is(how, "ex"))
+        return CALL(cuLaunchKernelEx, &config, work, NULL, NULL);
+    return CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+}
+
 /* Launches for so long; waits for the device after every `every` of them (0: never), and idles `pause_us` then. */
-static void burn(double for_s, int every, int pause_us)
+static void burn(double for_s, int every, int pause_us, const char *how)
 {
     CUfunction work = kernel();
+    CUgraphExec graph = is(how, "graph") ? one_kernel_graph(work) : NULL;
     double until = seconds() + for_s;
     int launched = 0, failed = 0;
     while (work && seconds() < until) {
-        failed += CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) != 0;
+        failed += launch_once(how, work, graph) != 0;
         launched++;
         if (every && launched % every == 0) {
             synchronize();
@@ -588,6 +614,21 @@ static void burn(double for_s, int every, int pause_us)
                 usleep(100); /* a queue has an end: the driver lets a program run ahead by so much */
     }
     printf("ok %d %d\n", launched, failed);
+}
+
+/* Records launches in a graph, in the mode that forbids other calls meanwhile; how long that took, in milliseconds. */
+static void capture_launches(int count)
+{
+    CUfunction work = kernel();
+    CUstream stream;
+    CUgraph graph = NULL;
+    int failed = PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+    double began = seconds();
+    failed += PLAIN(int (*)(CUstream, int), "cuStreamBeginCapture_v2", stream, 0) != 0;
+    for (int i = 0; i < count; i++)
+        failed += CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) != 0;
+    failed += PLAIN(int (*)(CUstream, CUgraph *), "cuStreamEndCapture", stream, &graph) != 0;
+    printf("ok %d %d\n", (int)((seconds() - began) * 1000), failed);
 }
 
 /* ---- what must not change ---- */
@@ -851,8 +892,10 @@ static void obey(char *line)
         answer(CALL(cuIpcCloseMemHandle, held[id].value));
     else if (is(word, "threads") && sscanf(line, "%*s %d %llu %llu", &id, &more, &bytes) == 3)
         run_threads(id, (int)more, bytes);
-    else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu", &bytes, &id, &more) == 3)
-        burn((double)bytes / 1000, id, (int)more);
+    else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu %15s", &bytes, &id, &more, kind) >= 3)
+        burn((double)bytes / 1000, id, (int)more, kind);
+    else if (is(word, "capture") && sscanf(line, "%*s %d", &id) == 1)
+        capture_launches(id);
     else if (is(word, "manners"))
         tell_manners();
     else if (is(word, "fork"))
