@@ -62,3 +62,17 @@ def test_the_rules_and_dashboards_are_those_of_the_repository(helm: str) -> None
         data = objects["ConfigMap", f"gpuslice-dashboard-{name}"]
         assert data["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert json.loads(data["data"][f"{name}.json"])["uid"] == dashboards()[name].uid
+
+
+def test_the_exporter_may_read_the_config_map_it_is_told_of_and_no_other(helm: str) -> None:
+    asked = "exporter.enabled=true,exporter.counterConfigMap=monitoring:counters,exporter.virtualGpus=true"
+    objects = render(helm, "--set", asked)
+    (rule,) = objects["Role", "gpuslice-exporter"]["rules"]
+    assert (rule["resourceNames"], rule["verbs"]) == (["counters"], ["get"])
+    assert objects["Role", "gpuslice-exporter"]["metadata"]["namespace"] == "monitoring"
+    bound = objects["RoleBinding", "gpuslice-exporter"]
+    assert bound["subjects"][0]["namespace"] == "kube-system"
+    pod = objects["DaemonSet", "gpuslice-exporter"]["spec"]["template"]["spec"]
+    flags = command.make_context("exporter", pod["containers"][0]["args"][1:]).params
+    assert flags["configmap_data"] == "monitoring:counters"
+    assert flags["kubernetes_virtual_gpus"] is True

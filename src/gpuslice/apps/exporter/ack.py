@@ -6,7 +6,7 @@ Units are theirs: percent, MiB, milliwatts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
@@ -52,8 +52,15 @@ def _families(words: dict[str, str]) -> dict[str, Family]:
 # -- exporter 2.0 ------------------------------------------------------------------------------------------
 
 
-def custom_families(snapshot: Snapshot, owners: dict[int, Owner], node: str, pool: str = "") -> list[Family]:
-    """The ``DCGM_CUSTOM_*`` set. `owners`: pid → whose it is."""
+def custom_families(
+    snapshot: Snapshot,
+    owners: dict[int, Owner],
+    node: str,
+    pool: str = "",
+    *,
+    name_of: Callable[[int], str] = lambda _: "",
+) -> list[Family]:
+    """The ``DCGM_CUSTOM_*`` set. `owners`: pid → whose it is; `name_of`: pid → name of the program."""
     found = _families(_CUSTOM)
     at_node = {"NodeName": node, "NodePoolId": pool, "PodSource": "gpuslice"}
     modes = [_MODES[mode] for card in snapshot.cards for mode in card.modes]
@@ -67,7 +74,8 @@ def custom_families(snapshot: Snapshot, owners: dict[int, Owner], node: str, poo
                 found["DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED"].add(each.allocated_bytes / MIB, at)
                 found["DCGM_CUSTOM_CONTAINER_CP_ALLOCATED"].add(each.share_ratio or 0.0, at)
         for process in card.sample.processes or ():
-            _process(found, card, process, owners.get(process.pid), device)
+            named = device | {"ProcessName": name_of(process.pid)}
+            _process(found, card, process, owners.get(process.pid), named)
     return list(found.values())
 
 
@@ -90,7 +98,7 @@ def _process(
     legal = isinstance(owner, ContainerKey) and card.containers[owner].promise is not None
     prefix = "DCGM_CUSTOM_PROCESS_" if legal else "DCGM_CUSTOM_ILLEGAL_PROCESS_"
     key = owner if isinstance(owner, ContainerKey) else ContainerKey("", "", "")
-    about = {"ProcessId": str(process.pid), "ProcessName": "", "ProcessType": "C"}
+    about = {"ProcessId": str(process.pid), "ProcessType": "C"}
     at = labels(device | _pod(key, _mode(card, key)) | about)
     if process.memory_bytes is not None:
         found[prefix + "MEM_USED"].add(process.memory_bytes / MIB, at)

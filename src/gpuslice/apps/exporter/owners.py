@@ -49,6 +49,14 @@ class Owners:
                 self._look(pid, holding)
         return dict(self._resolved)
 
+    def program(self, pid: int) -> str:
+        """What the process calls itself; "" when it is gone."""
+        try:
+            with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                return file.read().strip()
+        except OSError:
+            return ""
+
     def _look(self, pid: int, holding: Mapping[str, tuple[str, ...]]) -> None:
         self._resolved.pop(pid, None)
         try:

@@ -79,7 +79,9 @@ class View:
         found += dcgm.families(self._dcgm_inputs(snapshot))
         if settings.ack_metrics:
             owners = exporter.sampler.last_owners
-            found += ack.custom_families(snapshot, owners, exporter.node, settings.ack_node_pool)
+            found += ack.custom_families(
+                snapshot, owners, exporter.node, settings.ack_node_pool, name_of=exporter.owners.program
+            )
         if settings.kubernetes_enable_pod_labels:
             allowed = settings.kubernetes_pod_label_allowlist_regex
             found.append(page.pod_label_family(exporter.directory, snapshot, exporter.node, allowed))
