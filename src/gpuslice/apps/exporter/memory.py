@@ -1,8 +1,8 @@
 """Keeps the process small, and its pauses short.
 
 glibc gives each thread an arena of its own, and keeps what is freed. Python's collector looks through all
-that lives, modules and thousands of containers, again and again: 90 ms on a page of 25,000 series, in which no
-scrape is answered.
+that lives, modules and thousands of containers, again and again: 90 ms with 25,000 series on the page, in
+which no scrape is answered.
 """
 
 from __future__ import annotations
