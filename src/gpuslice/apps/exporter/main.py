@@ -26,7 +26,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.transport import AiohttpTransport
 from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.serve import run, until_stopped
+from gpuslice.adapters.web.serve import until_stopped
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
 from gpuslice.apps.exporter.book import Book, book_of, is_ours
 from gpuslice.apps.exporter.clocks import ClockWindows
@@ -317,6 +317,6 @@ def command(**flags: Any) -> None:
         configure_logs("debug" if settings.debug else "info")
         _check(settings)
         share_one_arena()
-        run(_main(settings))
+        asyncio.run(_main(settings))  # not on uvloop: a scrape now and then gains nothing, and it is 2 MiB
     except (SettingsError, ConfigError, WebConfigError) as error:
         raise click.ClickException(str(error)) from error
