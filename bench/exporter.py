@@ -174,7 +174,7 @@ def scrape(port: int, connection: http.client.HTTPConnection | None = None, codi
 
 def wait_until(port: int, containers: int, processes: int) -> bytes:
     """The first page that has everybody."""
-    deadline = time.monotonic() + 120
+    page, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             page = scrape(port, coding="identity")
