@@ -206,8 +206,11 @@ def read_ahead() -> subprocess.Popen[bytes] | None:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def chosen(words: list[str]) -> list[Case]:
-    return [case for case in CASES if not words or any(word.lower() in case.title.lower() for word in words)]
+def chosen(words: list[str], without: list[str]) -> list[Case]:
+    def named(case: Case, by: list[str]) -> bool:
+        return any(word.lower() in case.title.lower() for word in by)
+
+    return [case for case in CASES if (not words or named(case, words)) and not named(case, without)]
 
 
 def report(lines: list[Line], card: Card, arguments: argparse.Namespace) -> None:
@@ -236,6 +239,7 @@ def arguments_given() -> argparse.Namespace:
     parser.add_argument(
         "words", nargs="*", metavar="WORD", help="only cases whose titles contain one of them"
     )
+    parser.add_argument("--without", action="append", default=[], metavar="WORD", help="none of these")
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver")
     parser.add_argument("--within", type=float, default=480, metavar="SECONDS", help="for all of them [480]")
     parser.add_argument("--page", type=Path, default=PAGE, help="where the page is written")
@@ -271,7 +275,7 @@ def play_all(arguments: argparse.Namespace, folder: Path, card: Card, began: flo
     print(f"{card.name}, {card.memory_mib} MiB, driver {card.driver}, {card.uuid}", flush=True)
     reading = read_ahead()
     lines: list[Line] = []
-    for number, case in enumerate(chosen(arguments.words)):
+    for number, case in enumerate(chosen(arguments.words, arguments.without)):
         left_s = arguments.within - (time.monotonic() - began)
         lines.append(supervise(case, folder / f"{number:02}", card, left_s))
         tell(lines[-1])

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import os
 import re
+import socket
 import sys
 import time
 import urllib.request
@@ -126,10 +127,11 @@ def exporter(stage: Stage) -> Seen:
         raise Skip(f"this Python lacks {', '.join(missing)}: bring their wheels and name them in PYTHONPATH")
     start = "from gpuslice.apps.cli.main import main; main()"
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))))
-    command = [sys.executable, "-c", start, "exporter", "--no-kubernetes", "--address", "127.0.0.1:19400"]
+    address = f"127.0.0.1:{_free_port()}"
+    command = [sys.executable, "-c", start, "exporter", "--no-kubernetes", "--address", address]
     environment = {**os.environ, "PYTHONPATH": path}
     with Process(command, environment, stage.folder / "exporter.log") as running:
-        text = _page("http://127.0.0.1:19400/metrics", running)
+        text = _page(f"http://{address}/metrics", running)
         used = _metric(text, "DCGM_FI_DEV_FB_USED")
         truth = stage.nvml.used_bytes(stage.card.uuid) >> 20
     names = {line.split("{")[0].split()[0] for line in text.splitlines() if line and line[0] != "#"}
@@ -137,6 +139,12 @@ def exporter(stage: Stage) -> Seen:
     assert used is not None, f"no DCGM_FI_DEV_FB_USED among {sorted(names)}"
     assert min(abs(used - truth), abs(used + reserved - truth)) <= 64, f"ours {used}, NVML's {truth} MiB"
     return Seen(f"{len(names)} metrics; DCGM_FI_DEV_FB_USED {used:.0f}, NVML's {truth} MiB")
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _spec(name: str) -> Any:
