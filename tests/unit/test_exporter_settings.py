@@ -225,3 +225,10 @@ def test_a_web_config_names_files_beside_itself(tmp_path: Path) -> None:
     assert config.certificate == str(tmp_path / "tls.crt")
     assert config.must_show
     assert set(config.users) == {"a"}
+
+
+def test_each_setting_without_an_effect_is_documented_with_what_it_does_not_do() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "dcgm-exporter.md"
+    rows = {line for line in page.read_text().splitlines() if line.startswith("| `--")}
+    for name, idle in IDLE.items():
+        assert f"| `--{name}` | `{idle.environment}` | {idle.why} |" in rows
