@@ -157,7 +157,13 @@ class NodeInMemory:
         )
 
     async def admit(self, pod: Object) -> None:
-        """kubelet's admission: serialised, final when it fails."""
+        """kubelet's admission: serialised, final when it fails.
+
+        Before the agent's first registration kubelet would start the pod without devices, which nobody can
+        prevent: what then becomes of it is tested elsewhere, and here it waits.
+        """
+        if GPU_MEM not in self.book.registered():
+            return
         uid, units = pod["metadata"]["uid"], int(pod["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
         self.admitted[uid] = pod
         steps = self.book.allocate(uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ import pytest
 from gpuslice.adapters.gpu.source import Card, XidEvent
 from gpuslice.adapters.kube.objects import Node, NodeStatus
 from gpuslice.apps.agent.flags import translated
-from gpuslice.apps.agent.folders import Folders, IsolationMissingError, token
+from gpuslice.apps.agent.folders import Folders, token
 from gpuslice.apps.agent.health import (
     Health,
     excluded_cards,
     recorded_by_agent,
     unhealthy_data,
 )
+from gpuslice.apps.agent.library import LIBRARY_FOLDER, IsolationMissingError
 from gpuslice.apps.agent.node import Rules, TooManyUnitsError, cut, memory_unit, rules_of
 from gpuslice.apps.agent.nodekeeper import missing_amounts, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings
@@ -168,20 +170,33 @@ def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     with pytest.raises(IsolationMissingError, match=r"lib/libgpuslice\.so is missing"):
-        folders.check_installed()
+        folders.library.check()
     with pytest.raises(IsolationMissingError, match="cannot be read"):
-        folders.install(str(tmp_path / "nothing.so"))
+        folders.library.install(str(tmp_path / "nothing.so"))
 
 
-def test_a_new_library_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_a_container_keeps_the_library_that_it_was_granted(tmp_path: Path) -> None:
+    """Until it ends: then that version goes as well. What is removed by hand comes back with the next one."""
     source = tmp_path / "built.so"
-    folders = Folders(tmp_path / "root")
+    folders = Folders(tmp_path / "root", boot="this")
+    granted = {}
     for content in (b"one", b"two"):
         source.write_bytes(content)
-        folders.install(str(source))
-        folders.check_installed()
-        assert (tmp_path / "root" / "lib" / "libgpuslice.so").read_bytes() == content
-    assert sorted(path.name for path in (tmp_path / "root" / "lib").iterdir()) == ["libgpuslice.so"]
+        folders.library.install(str(source))
+        mounts = folders.grant([f"GPU-a-_-{content.decode()}"])
+        (mounted,) = [each.host_path for each in mounts if each.container_path == LIBRARY_FOLDER]
+        granted[content] = Path(mounted)
+    folders.sweep_libraries(older_than_s=-1)
+    for content, folder in granted.items():
+        assert (folder / "libgpuslice.so").read_bytes() == content
+    folders.remove(folders.current(["GPU-a-_-one"]))
+    folders.sweep_libraries(older_than_s=60)
+    assert granted[b"one"].exists(), "it may be that of an agent that begins"
+    folders.sweep_libraries(older_than_s=-1)
+    assert not granted[b"one"].exists()
+    shutil.rmtree(granted[b"two"])
+    folders.grant(["GPU-a-_-two"])
+    assert (granted[b"two"] / "libgpuslice.so").read_bytes() == b"two"
 
 
 # -- the documentation -----------------------------------------------------------------------------------

@@ -153,6 +153,7 @@ class Bookkeeper:
             if age_s > self._sweep_after_s and not self._in_use(name, owner, held):
                 _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
                 self._folders.remove(name)
+        self._folders.sweep_libraries(self._sweep_after_s)
 
     def _in_use(self, name: str, owner: Owner, held: frozenset[str]) -> bool:
         """By its pod, or by whoever has its ids now; of several folders for the same ids by the last one."""

@@ -5,20 +5,19 @@ every restart. So a folder is named by the set of device ids, and what is in it 
 Where a container that kubelet forgot still lives in it, the next one with those ids gets a folder with a
 number behind the name (``-2`` …); the highest is the one that Allocate named last::
 
-    <root>/lib/libgpuslice.so            the library, mounted read-only
+    <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
     <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
     <root>/containers/<token>/etc/       limits, mounted read-only
     <root>/containers/<token>/var/       region, the one place where the container's processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for whoever reads the region
+    <root>/containers/<token>/library    the version of the library that it was granted
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,18 +27,11 @@ import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.apps.agent.forgotten import Kept
-from gpuslice.core.errors import GpusliceError
+from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.units import MIB
 
-LIBRARY = "libgpuslice.so"
-LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
-PRELOAD = "ld.so.preload"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class IsolationMissingError(GpusliceError):
-    """Isolation is wanted and what enforces it is not on the host: nothing may be started without it."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -74,33 +66,7 @@ class Folders:
         self._root = root
         self._host_root = host_root or root
         self._boot = boot_id() if boot is None else boot
-
-    # -- the library ----------------------------------------------------------------------------------
-
-    def install(self, library: str) -> None:
-        """Put the preload line and, unless `library` is "", the library in place, whole or not at all."""
-        (self._root / "lib").mkdir(parents=True, exist_ok=True)
-        if library:
-            source, target = Path(library), self._root / "lib" / LIBRARY
-            try:
-                content = source.read_bytes()
-            except OSError as error:
-                raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
-            if not target.is_file() or target.read_bytes() != content:
-                replace_file(target, content, 0o755)
-        line = f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode()
-        preload = self._root / PRELOAD
-        if not preload.is_file() or preload.read_bytes() != line:
-            replace_file(preload, line, 0o644)
-
-    def check_installed(self) -> None:
-        """Raises `IsolationMissingError` naming the file that is not there."""
-        for path in (self._root / "lib" / LIBRARY, self._root / PRELOAD):
-            if not path.is_file():
-                raise IsolationMissingError(
-                    f"{path} is missing: limits cannot be enforced; let the agent install it (--library) or "
-                    f"switch isolation off for this node"
-                )
+        self.library = Library(root)
 
     # -- one container --------------------------------------------------------------------------------
 
@@ -109,7 +75,7 @@ class Folders:
         folder = self._host_root / "containers" / name
         return (
             HostMount("/etc/ld.so.preload", str(self._host_root / PRELOAD), read_only=True),
-            HostMount(LIBRARY_FOLDER, str(self._host_root / "lib"), read_only=True),
+            HostMount(LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
             HostMount("/etc/gpuslice", str(folder / "etc"), read_only=True),
             HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),
         )
@@ -136,6 +102,13 @@ class Folders:
         if not (folder / "owner.json").exists():
             self._own(folder, Owner(ids))
         return name
+
+    def grant(self, ids: Iterable[str], kept: Container[str] = ()) -> tuple[HostMount, ...]:
+        """What Allocate answers: the mounts of a folder that was made ready, and noted with its library."""
+        self.library.check()
+        name = self.prepare(ids, kept)
+        replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
+        return self.mounts(name)
 
     def start(
         self,
@@ -180,6 +153,11 @@ class Folders:
     def remove(self, name: str) -> None:
         shutil.rmtree(self._folder(name), ignore_errors=True)
 
+    def sweep_libraries(self, older_than_s: float) -> None:
+        """Remove versions of the library that no folder's container was granted."""
+        notes = (self._root / "containers").glob("*/library")
+        self.library.sweep({note.read_text() for note in notes}, older_than_s)
+
     def _folder(self, name: str) -> Path:
         return self._root / "containers" / name
 
@@ -216,19 +194,6 @@ def _read_owner(folder: Path) -> Owner:
         return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
     except (OSError, msgspec.DecodeError):
         return Owner([])
-
-
-def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole or not at all: others may be reading it right now, or using the old one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _remove(path: Path) -> None:

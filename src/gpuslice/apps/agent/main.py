@@ -38,8 +38,9 @@ from gpuslice.apps.agent.cards import CardKeeper
 from gpuslice.apps.agent.desk import Desk
 from gpuslice.apps.agent.devices import DeviceList
 from gpuslice.apps.agent.flags import VendorCommand
-from gpuslice.apps.agent.folders import Folders, IsolationMissingError
+from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.health import Health
+from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
 from gpuslice.apps.agent.node import TooManyUnitsError, memory_unit
 from gpuslice.apps.agent.nodekeeper import NodeKeeper
@@ -186,12 +187,11 @@ class Agent:
             return self.cards.problem or "there are no cards"
         if reason := self._in_use_whole():
             return reason
-        if self.node.rules.isolation:
-            try:
-                self.folders.install(self.settings.library)
-                self.folders.check_installed()
-            except (IsolationMissingError, OSError) as error:
-                return str(error)
+        try:
+            self.folders.library.install(self.settings.library)
+            self.folders.library.check()
+        except (IsolationMissingError, OSError) as error:
+            return str(error) if self.node.rules.isolation else ""
         return ""
 
     def _in_use_whole(self) -> str:

@@ -16,7 +16,8 @@ from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginService
 from gpuslice.apps.agent.desk import Desk
 from gpuslice.apps.agent.devices import DeviceList
-from gpuslice.apps.agent.folders import Folders, IsolationMissingError
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
 from gpuslice.apps.agent.node import Rules
 from gpuslice.apps.agent.preference import Claim, Proposal
@@ -149,11 +150,10 @@ class GpuMemoryPlugin(DevicePluginService):
         )
 
     def _mounts(self, ids: frozenset[str]) -> list[dp.Mount]:
-        self._folders.check_installed()
         kept = {each.folder for each in self._desk.inhabited()}
         return [
             dp.Mount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
-            for each in self._folders.mounts(self._folders.prepare(ids, kept))
+            for each in self._folders.grant(ids, kept)
         ]
 
     def _cdi_devices(self, grant: Grant) -> list[dp.CDIDevice]:

@@ -26,7 +26,7 @@ from gpuslice.adapters.kube.transport import AiohttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
-from gpuslice.apps.agent.folders import replace_file
+from gpuslice.apps.agent.library import replace_file
 from gpuslice.apps.agent.pods import NODE_PODS, node_pod
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import Settings, SettingsError, about, load, options

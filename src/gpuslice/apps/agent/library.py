@@ -1,0 +1,93 @@
+"""The preload library on the host, each version in a folder of its own.
+
+A container keeps the version that it was granted, over its restarts and over updates of the agent: its
+processes share memory whose layout belongs to that version. A version goes with its last container.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Container
+from pathlib import Path
+
+from gpuslice.core.errors import GpusliceError
+
+LIBRARY = "libgpuslice.so"
+LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
+PRELOAD = "ld.so.preload"
+
+
+class IsolationMissingError(GpusliceError):
+    """Isolation is wanted and what enforces it is not on the host: nothing may be started without it."""
+
+
+class Library:
+    """The library below `root`. `version` is "" where somebody else keeps one version in ``lib`` itself."""
+
+    def __init__(self, root: Path) -> None:
+        self.version = ""
+        self._root = root
+        self._source = ""
+
+    def install(self, source: str) -> None:
+        """Put the preload line and, unless `source` is "", the library in place, whole or not at all."""
+        self._source = source
+        if source:
+            try:
+                content = Path(source).read_bytes()
+            except OSError as error:
+                raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
+            self.version = hashlib.sha256(content).hexdigest()[:16]
+            _put(self._root / self.folder / LIBRARY, content, 0o755)
+        _put(self._root / PRELOAD, f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode(), 0o644)
+
+    def check(self) -> None:
+        """See that all is in place, mending what can be. Raises `IsolationMissingError` naming the file."""
+        for again in (True, False):
+            missing = [path for path in self._files() if not path.is_file()]
+            if missing and again and self._source:
+                self.install(self._source)
+            elif missing:
+                raise IsolationMissingError(
+                    f"{missing[0]} is missing: limits cannot be enforced; let the agent install it "
+                    f"(--library) or switch isolation off for this node"
+                )
+
+    @property
+    def folder(self) -> str:
+        """What containers mount, relative to the root."""
+        return f"lib/{self.version}" if self.version else "lib"
+
+    def sweep(self, used: Container[str], older_than_s: float) -> None:
+        """Remove versions that no container was granted. Young ones may be another agent's that begins."""
+        for path in (self._root / "lib").glob("*/"):
+            unused = path.name != self.version and path.name not in used
+            if unused and time.time() - path.stat().st_mtime > older_than_s:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _files(self) -> tuple[Path, Path]:
+        return self._root / self.folder / LIBRARY, self._root / PRELOAD
+
+
+def _put(path: Path, content: bytes, mode: int) -> None:
+    """Leave alone what is right: containers have it mounted."""
+    if not path.is_file() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content, mode)
+
+
+def replace_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file whole or not at all: others may be reading it right now, or using the old one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
