@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.sim.apiserver import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
 
@@ -77,7 +77,7 @@ class Rig:
 async def kubectl_rig(folder: Path) -> AsyncIterator[Rig]:
     async with ApiServer(Cluster()) as server:
         (folder / "config").write_text(server.kubeconfig())
-        async with AiohttpTransport(Connection(server.url), connections=100) as transport:
+        async with HttpTransport(Connection(server.url), connections=100) as transport:
             yield Rig(server, folder, KubeClient(transport))
 
 

@@ -18,7 +18,7 @@ import yaml
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import NODES, PODS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
 from gpuslice.sim.cluster.faults import Fault
@@ -70,7 +70,7 @@ class Shell:
 
     async def has(self, nodes: list[Any], pods: list[Any] | None = None) -> None:
         """Put nodes and pods into the cluster with the status they are described with."""
-        async with AiohttpTransport(Connection(self.server.url)) as transport:
+        async with HttpTransport(Connection(self.server.url)) as transport:
             client = KubeClient(transport)
             for each in nodes:
                 await client.create(NODES, each)

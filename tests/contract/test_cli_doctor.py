@@ -14,7 +14,7 @@ import yaml
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.certificate import ends
 from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES
 from gpuslice.apps.cli.doctor_services import sample_size
@@ -55,7 +55,7 @@ def configuration(**changes: Any) -> Object:
 
 
 async def put(shell: Shell, *things: tuple[Any, Object]) -> None:
-    async with AiohttpTransport(Connection(shell.server.url)) as transport:
+    async with HttpTransport(Connection(shell.server.url)) as transport:
         client = KubeClient(transport)
         for resource, document in things:
             head = {"apiVersion": resource.api_version, "kind": resource.kind}

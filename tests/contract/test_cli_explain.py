@@ -111,9 +111,9 @@ async def create_event(shell: Shell, event: dict[str, Any]) -> None:
     from gpuslice.adapters.kube.client import KubeClient
     from gpuslice.adapters.kube.config import Connection
     from gpuslice.adapters.kube.resources import EVENTS
-    from gpuslice.adapters.kube.transport import AiohttpTransport
+    from gpuslice.adapters.kube.transport import HttpTransport
 
-    async with AiohttpTransport(Connection(shell.server.url)) as transport:
+    async with HttpTransport(Connection(shell.server.url)) as transport:
         await KubeClient(transport).create(EVENTS, {"apiVersion": "v1", "kind": "Event", **event})
 
 

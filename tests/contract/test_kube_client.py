@@ -22,7 +22,7 @@ from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, LEASES, NODES, PODS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
@@ -37,7 +37,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[KubeClient]:
-    async with AiohttpTransport(Connection(server=server.url)) as transport:
+    async with HttpTransport(Connection(server=server.url)) as transport:
         yield KubeClient(transport)
 
 
@@ -126,7 +126,7 @@ async def test_apply_creates_and_removes_what_is_no_longer_said(client: KubeClie
 async def test_apply_respects_another_owner_unless_forced(server: ApiServer, client: KubeClient) -> None:
     document = {"metadata": {"name": "c", "namespace": "default"}, "data": {"a": "1"}}
     await client.apply(CONFIG_MAPS, document)
-    async with AiohttpTransport(Connection(server=server.url)) as transport:
+    async with HttpTransport(Connection(server=server.url)) as transport:
         other = KubeClient(transport, manager="other")
         with pytest.raises(ConflictError):
             await other.apply(CONFIG_MAPS, {**document, "data": {"a": "2"}})

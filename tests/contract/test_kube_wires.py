@@ -21,13 +21,13 @@ from gpuslice.adapters.kube.credentials import Fixed, Secret, Tls, TokenFile
 from gpuslice.adapters.kube.errors import ConfigError, ForbiddenError, UnavailableError
 from gpuslice.adapters.kube.http import Request, Response
 from gpuslice.adapters.kube.sync import SyncTransport
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 
 Ask = Callable[[Connection, str], Awaitable[Response]]
 
 
 async def ask_async(connection: Connection, path: str) -> Response:
-    async with AiohttpTransport(connection, timeout_s=0.5) as transport:
+    async with HttpTransport(connection, timeout_s=0.5) as transport:
         return await transport.request("GET", path, query={"a": "b c"})
 
 
@@ -257,7 +257,7 @@ async def test_a_renewed_client_certificate_is_used(authority: Authority) -> Non
     credentials = Rotating(authority.client("before"))
     async with serving(echo, authority.server("127.0.0.1", wants_certificate=True)) as url:
         connection = Connection(url, tls=Tls(authority.pem), credentials=credentials)
-        async with AiohttpTransport(connection) as transport:
+        async with HttpTransport(connection) as transport:
             first = await transport.request("GET", "/")
             credentials.secret = authority.client("after")
             second = await transport.request("GET", "/")
@@ -299,7 +299,7 @@ async def test_the_blocking_client_reconnects_after_an_idle_close() -> None:
 
 
 async def lines_of(url: str, **query: str) -> list[bytes]:
-    async with AiohttpTransport(Connection(url)) as transport:
+    async with HttpTransport(Connection(url)) as transport:
         return [line async for line in transport.stream("GET", "/", query=query)]
 
 
@@ -342,7 +342,7 @@ async def test_a_stream_cut_in_the_middle_is_unavailable() -> None:
 
 async def test_a_transport_can_be_used_again_after_closing() -> None:
     async with serving(echo) as url:
-        transport = AiohttpTransport(replace(Connection("http://x"), server=url))
+        transport = HttpTransport(replace(Connection("http://x"), server=url))
         await transport.request("GET", "/")
         await transport.close()
         assert (await transport.request("GET", "/")).status == 200
@@ -353,7 +353,7 @@ async def test_credentials_that_fail_at_run_time_are_asked_for_again_later(tmp_p
     path = tmp_path / "token"
     async with (
         serving(echo) as url,
-        AiohttpTransport(Connection(url, credentials=TokenFile(str(path)))) as transport,
+        HttpTransport(Connection(url, credentials=TokenFile(str(path)))) as transport,
     ):
         with pytest.raises(UnavailableError, match=f"no credentials: token file {path}") as caught:
             await transport.request("GET", "/")

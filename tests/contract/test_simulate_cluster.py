@@ -11,7 +11,7 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
 from tests.golden.clusters import node, pod
@@ -27,7 +27,7 @@ UNHEALTHY = {
 async def simulated(folder: Path, nodes: list[Any], pods: list[Any], *words: str) -> tuple[int, str, str]:
     """What the command says of a cluster with these objects."""
     async with ApiServer(Cluster()) as server:
-        async with AiohttpTransport(Connection(server.url)) as transport:
+        async with HttpTransport(Connection(server.url)) as transport:
             client = KubeClient(transport)
             for each in nodes:
                 await client.create(NODES, each)

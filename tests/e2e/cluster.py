@@ -27,7 +27,7 @@ import yaml
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimPod
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU_MEM
 from tests.e2e.control_plane import ControlPlane, free_port
 
@@ -220,7 +220,7 @@ def pod(name: str, units: int) -> Object:
 class Cluster:
     """Nodes and pods at one API server, and the book of what became of them."""
 
-    transport: AiohttpTransport
+    transport: HttpTransport
     client: KubeClient
     book: CardBook
 
@@ -276,7 +276,7 @@ class Cluster:
 async def cluster(plane: ControlPlane, card_units: int) -> AsyncIterator[Cluster]:
     """An API server's pods, followed from now on."""
     connection = connect({}, kubeconfig=str(plane.kubeconfig))
-    async with AiohttpTransport(connection, timeout_s=60, connections=AT_ONCE + 4) as transport:
+    async with HttpTransport(connection, timeout_s=60, connections=AT_ONCE + 4) as transport:
         made = Cluster(transport, KubeClient(transport), CardBook(card_units))
         listing = await made.client.list(SLIM_PODS, "default")
         async with asyncio.TaskGroup() as tasks:

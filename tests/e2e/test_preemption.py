@@ -16,7 +16,7 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS, Resource
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, GPU_MEM
@@ -67,7 +67,7 @@ async def _wait(event: asyncio.Event) -> None:
 @contextlib.asynccontextmanager
 async def cluster(plane: ControlPlane, units: int = 16, *, nodes: int = 1) -> AsyncIterator[KubeClient]:
     """Nodes with two cards each, our extender and the real scheduler."""
-    async with AiohttpTransport(connect({}, kubeconfig=str(plane.kubeconfig))) as transport:
+    async with HttpTransport(connect({}, kubeconfig=str(plane.kubeconfig))) as transport:
         client = KubeClient(transport)
         for number in range(1, nodes + 1):
             await join(client, f"n{number}", units)

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.dev import guard
 from gpuslice.apps.dev.install import scheduler_configuration
 from gpuslice.apps.dev.places import Places, find_places
@@ -38,7 +38,7 @@ NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs")
 class RealWorld(World):
     """A story's cluster whose API server and scheduler are Kubernetes' own."""
 
-    async def _api_server(self) -> AiohttpTransport:
+    async def _api_server(self) -> HttpTransport:
         folder = self.places.folder / "plane"
         folder.mkdir()
         self._sync = contextlib.ExitStack()
@@ -46,7 +46,7 @@ class RealWorld(World):
         self._plane = await asyncio.to_thread(self._sync.enter_context, control_plane.api_server(folder))
         shutil.copy(self._plane.kubeconfig, self.places.kubeconfig)
         connection = connect(os.environ, kubeconfig=str(self.places.kubeconfig))
-        return AiohttpTransport(connection, connections=CONNECTIONS)
+        return HttpTransport(connection, connections=CONNECTIONS)
 
     async def _start_scheduler(self) -> None:
         extenders = yaml.safe_load(scheduler_configuration(self.extender_port))["extenders"]

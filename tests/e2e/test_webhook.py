@@ -17,7 +17,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import NAMESPACES, PODS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import GPU_COUNT
 from tests import tools
 from tests.builders import api_container
@@ -38,7 +38,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 async def client(plane: ControlPlane) -> AsyncIterator[KubeClient]:
-    async with AiohttpTransport(connect({}, kubeconfig=str(plane.kubeconfig))) as transport:
+    async with HttpTransport(connect({}, kubeconfig=str(plane.kubeconfig))) as transport:
         made = KubeClient(transport)
         for name in (NAMESPACE, "release"):
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}

@@ -24,7 +24,7 @@ from gpuslice.adapters.kube import objects, views
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
@@ -179,7 +179,7 @@ class Bench:
         async with contextlib.AsyncExitStack() as stack:
             self.server = await stack.enter_async_context(ApiServer(self.cluster))
             connection = Connection(server=self.server.url)
-            transport = await stack.enter_async_context(AiohttpTransport(connection, timeout_s=5))
+            transport = await stack.enter_async_context(HttpTransport(connection, timeout_s=5))
             self.client = KubeClient(transport)
             await self._create_node()
             await self.kubelet.start()

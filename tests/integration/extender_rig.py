@@ -13,7 +13,7 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
@@ -189,7 +189,7 @@ async def running_extender(url: str, **settings: Any) -> AsyncIterator[tuple[Ext
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     stopped = asyncio.Event()
     chosen = ExtenderSettings(**{"port": 0, "host": "127.0.0.1", **settings})
-    async with AiohttpTransport(Connection(server=url), timeout_s=chosen.api_timeout_s) as transport:
+    async with HttpTransport(Connection(server=url), timeout_s=chosen.api_timeout_s) as transport:
         extender = Extender(chosen, KubeClient(transport))
         task = asyncio.create_task(extender.run(_none(stopped), port.set_result))
         try:

@@ -17,7 +17,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginService, RegistrationClient, unix_channel
 from gpuslice.sim.apiserver.server import ApiServer
@@ -194,7 +194,7 @@ async def simulated_node(folder: Path, **settings: Any) -> AsyncIterator[Node]:
     kubelet_settings = KubeletSettings("n1", folder / "kubelet", **(defaults | settings))
     async with (
         ApiServer(Cluster()) as server,
-        AiohttpTransport(Connection(server.url)) as transport,
+        HttpTransport(Connection(server.url)) as transport,
     ):
         registry = ImageRegistry(NATIVE)
         node = Node(server, KubeClient(transport), kubelet_settings, Runtime(), registry)

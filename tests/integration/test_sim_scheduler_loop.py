@@ -14,7 +14,7 @@ from aiohttp import web
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
 from gpuslice.sim.scheduler.configuration import Configuration, ExtenderConfig
@@ -117,7 +117,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(ApiServer(Cluster()))
-        transport = await stack.enter_async_context(AiohttpTransport(Connection(server.url)))
+        transport = await stack.enter_async_context(HttpTransport(Connection(server.url)))
         client = KubeClient(transport)
         extender = Extender(client)
         url = await _serve(stack, extender)

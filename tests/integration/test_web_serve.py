@@ -12,14 +12,15 @@ from pathlib import Path
 
 import aiohttp
 import trustme
-from aiohttp import web
 
-from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.app import Probes, Route, get, make_app
+from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.logs import JsonFormatter
+from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from gpuslice.adapters.web.serve import Listen, serving
 
 
-def app_of(*routes: web.RouteDef, not_ready: Callable[[], str] = lambda: "") -> web.Application:
+def app_of(*routes: Route, not_ready: Callable[[], str] = lambda: "") -> App:
     return make_app(Probes("1.2.3", not_ready, lambda: b"up 1\n"), routes)
 
 
@@ -41,11 +42,11 @@ async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
 
 
 async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> None:
-    async def broken(_: web.Request) -> web.Response:
+    async def broken(_: Request) -> Answer:
         raise RuntimeError("boom")
 
     async with (
-        serving(app_of(web.get("/broken", broken)), Listen(0, "127.0.0.1")) as port,
+        serving(app_of(get("/broken", broken)), Listen(0, "127.0.0.1")) as port,
         aiohttp.ClientSession() as session,
     ):
         async with session.get(f"http://127.0.0.1:{port}/broken") as answer:
@@ -58,13 +59,13 @@ async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> N
 async def test_the_end_waits_for_what_is_under_way() -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(_: web.Request) -> web.Response:
+    async def slow(_: Request) -> Answer:
         begun.set()
         await go_on.wait()
-        return web.Response(text="done")
+        return text_answer("done")
 
     async with aiohttp.ClientSession() as session:
-        async with serving(app_of(web.get("/slow", slow)), Listen(0, "127.0.0.1")) as port:
+        async with serving(app_of(get("/slow", slow)), Listen(0, "127.0.0.1")) as port:
             asked = asyncio.create_task(session.get(f"http://127.0.0.1:{port}/slow"))
             await begun.wait()
             asyncio.get_running_loop().call_later(0.05, go_on.set)

@@ -20,7 +20,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import PODS, Resource
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.serve import Listen, serving
 from gpuslice.apps.webhook.main import Webhook
@@ -125,7 +125,7 @@ async def cluster(
     async with (
         ApiServer(Cluster()) as server,
         webhook(certificates, **settings) as port,
-        AiohttpTransport(Connection(server.url)) as transport,
+        HttpTransport(Connection(server.url)) as transport,
     ):
         client = KubeClient(transport)
         await register(client, port, certificates.bundle, policy=policy)
@@ -171,7 +171,7 @@ async def test_hamis_names_are_taken_when_the_door_is_open(certificates: Certifi
 
 
 async def test_a_webhook_that_is_gone_locks_nobody_out(certificates: Certificates) -> None:
-    async with ApiServer(Cluster()) as server, AiohttpTransport(Connection(server.url)) as transport:
+    async with ApiServer(Cluster()) as server, HttpTransport(Connection(server.url)) as transport:
         client = KubeClient(transport)
         async with webhook(certificates) as port:
             await register(client, port, certificates.bundle, policy="Ignore")

@@ -1,23 +1,30 @@
 """The seam under the Kubernetes client: bytes to the API server and back.
 
-Production uses `AiohttpTransport`; a test may plug anything that answers like an API server.
+Production uses `HttpTransport`; a test may plug anything that answers like an API server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, Protocol
-
-import aiohttp
+import re
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlencode
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
-from gpuslice.adapters.kube.errors import ConfigError, KubeError, UnavailableError, error_of
+from gpuslice.adapters.kube.dial import Route, dial
+from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
 from gpuslice.adapters.kube.http import NO_STRINGS, Request, Response
+from gpuslice.adapters.kube.line import BrokenLineError, Line
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
+_FOREVER_S = 1e9
+_IDLE_S = 30.0  # longer than this a line is not trusted to be open still
+_HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Transport(Protocol):
@@ -45,20 +52,24 @@ class Transport(Protocol):
         """The lines of an endless answer, without line ends; a KubeError when it is no 2xx or breaks off."""
 
 
-class AiohttpTransport:
+class HttpTransport:
     """HTTP(S) with connection reuse. Credentials are looked at for every request, so they may rotate.
 
-    `timeout_s` is for one request to be answered whole; streams end by their own ``timeoutSeconds``.
+    `timeout_s` is for one request to be answered whole; streams end by their own ``timeoutSeconds``. Answers
+    are asked for uncompressed: beside the API server, to compress costs both more than the network does.
     """
 
     def __init__(self, connection: Connection, *, timeout_s: float = 30, connections: int = 20) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
-        self._connections = connections
-        self._session: aiohttp.ClientSession | None = None
-        self._tls: tuple[Secret, Any] | None = None
+        self._route = Route(connection.server, connection.proxy_url, connection.tls.server_name)
+        self._free = asyncio.Semaphore(connections)
+        self._lines: set[Line] = set()
+        self._idle: list[Line] = []  # the last one used is used next
+        self._tls: tuple[Secret, ssl.SSLContext] | None = None
+        self._same: tuple[Secret, str] | None = None  # the headers that all requests of a secret carry
 
-    async def __aenter__(self) -> AiohttpTransport:
+    async def __aenter__(self) -> HttpTransport:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -66,9 +77,9 @@ class AiohttpTransport:
 
     async def close(self) -> None:
         """Close all connections; the transport can be used again afterwards."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._idle.clear()
+        await asyncio.gather(*(line.close() for line in self._lines))
+        self._lines.clear()
 
     async def request(
         self,
@@ -94,49 +105,112 @@ class AiohttpTransport:
         headers: Mapping[str, str] = NO_STRINGS,
     ) -> AsyncIterator[bytes]:
         request = Request(method, path, query, headers)
-        lasts_s = float(query.get("timeoutSeconds", "0"))
-        limits = aiohttp.ClientTimeout(
-            total=lasts_s + _GRACE_S if lasts_s else None, sock_connect=self._timeout_s
-        )
-        async with contextlib.AsyncExitStack() as stack:
-            with _as_unavailable(request):
-                answer = await stack.enter_async_context(await self._send(request, limits))
-                await self._expect_stream(answer, request)
-            async for line in _lines(answer.content, request):
-                yield line
+        async with self._free:
+            line = await self._started(request)
+            lasts_s = float(query.get("timeoutSeconds", "0"))
+            end = asyncio.get_running_loop().call_later(
+                lasts_s + _GRACE_S if lasts_s else _FOREVER_S, line.abandon, "no end in time"
+            )
+            try:
+                async with contextlib.aclosing(_lines(line, request)) as texts:
+                    async for text in texts:
+                        yield text
+            finally:
+                end.cancel()
+                self._put_back(line)
 
-    async def _expect_stream(self, answer: aiohttp.ClientResponse, request: Request) -> None:
+    async def _started(self, request: Request) -> Line:
+        """A line on which the answer to `request` has begun, with a 2xx."""
+        sent = _Sent()
+        line = None
+        try:
+            with _as_unavailable(request, sent):
+                async with asyncio.timeout(self._timeout_s):
+                    line = await self._send(request, sent)
+                    await line.start()
+                    answer = await line.whole() if not 200 <= line.status < 300 else None
+        except BaseException:
+            if line is not None:
+                self._discard(line)
+            raise
+        if answer is None:
+            return line
+        self._put_back(line)
         if answer.status == 401:
             await self._renewed()
-        if not 200 <= answer.status < 300:
-            raise error_of(answer.status, await answer.read(), _lower(answer.headers), what=str(request))
+        raise error_of(answer.status, answer.body, answer.headers, what=str(request))
 
     async def _once(self, request: Request) -> Response:
-        with _as_unavailable(request):
-            async with await self._send(request, aiohttp.ClientTimeout(total=self._timeout_s)) as answer:
-                return Response(answer.status, _lower(answer.headers), await answer.read())
+        sent = _Sent()
+        with _as_unavailable(request, sent):
+            async with self._free, asyncio.timeout(self._timeout_s):
+                try:
+                    return await self._exchange(request, sent)
+                except BrokenLineError as error:
+                    if not (sent.reused and error.untouched and request.method == "GET"):
+                        raise
+                # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
+                self._drop_idle()
+                return await self._exchange(request, sent)
 
-    async def _send(self, request: Request, limits: aiohttp.ClientTimeout) -> Any:
+    async def _exchange(self, request: Request, sent: _Sent) -> Response:
+        line = await self._send(request, sent)
+        try:
+            return await line.whole()
+        finally:
+            self._put_back(line)
+
+    async def _send(self, request: Request, sent: _Sent) -> Line:
         secret = await self._secret()
-        connection = self._connection
-        return self._open().request(
-            request.method,
-            connection.server + request.path,
-            params=request.query,
-            headers={**connection.headers, **authorization(secret), **request.headers},
-            data=request.body or None,
-            ssl=self._context(secret),
-            proxy=connection.proxy_url or None,
-            server_hostname=connection.tls.server_name or None,
-            timeout=limits,
-            allow_redirects=False,
-        )
+        head = self._head(request, secret)
+        line = await self._line(secret)
+        sent.reused = not line.fresh
+        sent.begun = True
+        line.send(head, request.body)
+        return line
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, limit_per_host=self._connections, keepalive_timeout=30)
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=True)
-        return self._session
+    def _head(self, request: Request, secret: Secret) -> bytes:
+        if self._same is None or self._same[0] != secret:
+            same = {**self._route.head(), **self._connection.headers, **authorization(secret)}
+            self._same = (secret, _header_lines(same))
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        writes = request.method in ("POST", "PUT", "PATCH")
+        length = f"Content-Length: {len(request.body)}\r\n" if request.body or writes else ""
+        return (
+            f"{request.method} {self._route.target(request.path)}{query} HTTP/1.1\r\n"
+            f"{self._same[1]}{_header_lines(request.headers)}{length}\r\n"
+        ).encode("latin-1")
+
+    # -- lines -----------------------------------------------------------------------------------------------
+
+    async def _line(self, secret: Secret) -> Line:
+        """An idle line, else a new one."""
+        context = self._context(secret)
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            line = self._idle.pop()
+            if line.usable and now - line.idle_since < _IDLE_S:
+                return line
+            self._discard(line)
+        line = await dial(self._route, context)
+        self._lines.add(line)
+        return line
+
+    def _put_back(self, line: Line) -> None:
+        if line.usable and line in self._lines:
+            self._idle.append(line)
+        else:
+            self._discard(line)
+
+    def _discard(self, line: Line) -> None:
+        line.abandon()
+        self._lines.discard(line)
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            self._discard(self._idle.pop())
+
+    # -- who we are ------------------------------------------------------------------------------------------
 
     async def _secret(self) -> Secret:
         """Who we are now. What cannot be had now may be had later: a plugin asks over the network too."""
@@ -154,42 +228,54 @@ class AiohttpTransport:
         self._connection.credentials.forget()
         return await self._secret() != before
 
-    def _context(self, secret: Secret) -> Any:
-        """The TLS context; made anew only when the client certificate changed."""
+    def _context(self, secret: Secret) -> ssl.SSLContext | None:
+        """The TLS context; made anew only when the client certificate changed, and all lines with it."""
         if not self._connection.server.startswith("https:"):
-            return True
+            return None
         if self._tls is None or self._tls[0].certificate != secret.certificate:
             self._tls = (secret, tls_context(self._connection.tls, secret))
+            self._drop_idle()
         return self._tls[1]
 
 
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}
+@dataclass(slots=True)
+class _Sent:
+    """How far a request came: `begun` to be sent, on a `reused` line."""
+
+    begun: bool = False
+    reused: bool = False
+
+
+def _header_lines(headers: Mapping[str, str]) -> str:
+    """ConfigError when a value would become two headers: it came from a kubeconfig or a token file."""
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(value):
+            raise ConfigError(f"the value for the header {name} has characters that no header may have")
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
 @contextlib.contextmanager
-def _as_unavailable(request: Request) -> Iterator[None]:
+def _as_unavailable(request: Request, sent: _Sent) -> Iterator[None]:
     """Every way a connection can fail becomes UnavailableError, which says if the request may have worked."""
     try:
         yield
-    except KubeError:
-        raise
-    except aiohttp.ClientConnectorError as error:
-        raise UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False) from error
     except TimeoutError as error:
-        raise UnavailableError(f"{request}: no answer in time") from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise UnavailableError(f"{request}: connection lost: {error!r}") from error
+        what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
+        raise UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun) from error
+    except BrokenLineError as error:
+        raise UnavailableError(f"{request}: {error}") from error
+    except OSError as error:
+        raise UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False) from error
 
 
-async def _lines(content: aiohttp.StreamReader, request: Request) -> AsyncIterator[bytes]:
-    """Split at newlines. Not `readline`: it refuses lines over 128 KiB and an object may have 1.5 MiB."""
+async def _lines(line: Line, request: Request) -> AsyncGenerator[bytes]:
+    """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
-    with _as_unavailable(request):
-        async for chunk in content.iter_any():
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line:
-                    yield line
+    with _as_unavailable(request, _Sent(begun=True)):
+        while part := await line.part():
+            *texts, rest = (rest + part).split(b"\n")
+            for text in texts:
+                if text:
+                    yield text
     if rest.strip():
         yield rest

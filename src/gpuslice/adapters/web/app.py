@@ -1,21 +1,28 @@
-"""The part of HTTP that all of our processes share: version, health, readiness, metrics, JSON answers."""
+"""The part of HTTP that all of our processes share: routes, version, health, readiness, metrics."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-from aiohttp import web
-
+from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import CONTENT_TYPE, accepts_gzip
+from gpuslice.adapters.web.messages import Answer, Request, json_answer, text_answer
 
 _log = logging.getLogger(__name__)
 
-BODY_LIMIT_BYTES = 128 << 20  # whole nodes of a large cluster, from a caller that is not nodeCacheCapable
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[Request], Answer | Awaitable[Answer]]
+"""A plain function answers at once; what waits for something is a coroutine function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a handler stands. A path may end in ``/{}``, which takes one part: ``Request.part``."""
+
+    method: str
+    path: str
+    handler: Handler
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,62 +35,89 @@ class Probes:
     metrics_gzip: Callable[[], bytes] | None = None  # for a large page; Prometheus asks for it always
 
 
-def make_app(probes: Probes, routes: Iterable[web.RouteDef] = ()) -> web.Application:
+def get(path: str, handler: Handler) -> Route:
+    """Answers GET, and HEAD without the body."""
+    return Route("GET", path, handler)
+
+
+def post(path: str, handler: Handler) -> Route:
+    return Route("POST", path, handler)
+
+
+def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
     """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics`` and `routes`."""
-    app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_log_errors])
-    app.add_routes(
+    return Router(
         [
-            web.get("/version", _text(lambda: probes.version)),
-            web.get("/healthz", _text(lambda: "ok")),
-            web.get("/livez", _text(lambda: "ok")),
-            web.get("/readyz", _ready(probes.not_ready)),
-            web.get("/metrics", _metrics(probes.metrics, probes.metrics_gzip)),
+            get("/version", lambda _: text_answer(probes.version)),
+            get("/healthz", lambda _: text_answer("ok")),
+            get("/livez", lambda _: text_answer("ok")),
+            get("/readyz", lambda _: _readiness(probes.not_ready())),
+            get("/metrics", lambda request: _page(probes, request)),
             *routes,
         ]
     )
-    return app
 
 
-def json_answer(value: Any, status: int = 200) -> web.Response:
-    """`value` as JSON; a msgspec struct keeps its own key names."""
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+class Router:
+    """An application made of routes; what a handler raises is logged and answered with a sentence."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._handlers: dict[str, dict[str, Handler]] = {}
+        for route in routes:
+            self._handlers.setdefault(route.path, {})[route.method] = route.handler
+
+    def __call__(self, request: Request) -> Answer | Awaitable[Answer]:
+        handlers = self._found(request)
+        handler = handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            return _no_such(request, handlers)
+        try:
+            answer = handler(request)
+        except Exception:
+            return _failed(request)
+        return answer if isinstance(answer, Answer) else _guarded(request, answer)
+
+    def _found(self, request: Request) -> dict[str, Handler]:
+        path = request.path
+        handlers = self._handlers.get(path)
+        if handlers is not None:
+            return handlers
+        folder, _, request.part = path.rpartition("/")
+        return self._handlers.get(folder + "/{}", {}) if request.part else {}
 
 
-def _text(say: Callable[[], str]) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=say())
-
-    return answer
-
-
-def _ready(not_ready: Callable[[], str]) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
-        reason = not_ready()
-        return web.Response(text=reason or "ok", status=503 if reason else 200)
-
-    return answer
-
-
-def _metrics(render: Callable[[], bytes], compressed: Callable[[], bytes] | None) -> Handler:
-    async def answer(request: web.Request) -> web.Response:
-        headers = {"Content-Type": CONTENT_TYPE}
-        if compressed is None:
-            return web.Response(body=render(), headers=headers)
-        headers["Vary"] = "Accept-Encoding"
-        if not accepts_gzip(request.headers.get("Accept-Encoding", "")):
-            return web.Response(body=render(), headers=headers)
-        return web.Response(body=compressed(), headers={**headers, "Content-Encoding": "gzip"})
-
-    return answer
-
-
-@web.middleware
-async def _log_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The last resort: one request fails with a sentence, the process goes on."""
+async def _guarded(request: Request, coming: Awaitable[Answer]) -> Answer:
     try:
-        return await handler(request)
-    except web.HTTPException:
-        raise
+        return await coming
     except Exception:
-        _log.exception("request failed", extra={"method": request.method, "path": request.path})
-        return json_answer({"error": f"{request.method} {request.path} failed, see the log"}, status=500)
+        return _failed(request)
+
+
+def _failed(request: Request) -> Answer:
+    """The last resort: one request fails with a sentence, the process goes on."""
+    _log.exception("request failed", extra={"method": request.method, "path": request.path})
+    return json_answer({"error": f"{request.method} {request.path} failed, see the log"}, 500)
+
+
+def _no_such(request: Request, handlers: dict[str, Handler]) -> Answer:
+    if not handlers:
+        return text_answer(f"404: there is no {request.path}", 404)
+    allowed = ", ".join(sorted(handlers))
+    answer = text_answer(f"405: {request.path} answers {allowed}", 405)
+    answer.headers = {"Allow": allowed}
+    return answer
+
+
+def _readiness(reason: str) -> Answer:
+    return text_answer(reason or "ok", 503 if reason else 200)
+
+
+def _page(probes: Probes, request: Request) -> Answer:
+    if probes.metrics_gzip is None:
+        return Answer(probes.metrics(), content_type=CONTENT_TYPE)
+    vary = {"Vary": "Accept-Encoding"}
+    if not accepts_gzip(request.headers.get("accept-encoding", "")):
+        return Answer(probes.metrics(), content_type=CONTENT_TYPE, headers=vary)
+    return Answer(
+        probes.metrics_gzip(), content_type=CONTENT_TYPE, headers={**vary, "Content-Encoding": "gzip"}
+    )

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from gpuslice.adapters.web.connection import App, Clients
 
 _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 10.0
+HANDSHAKE_S = 10.0
+SWEEP_EVERY_S = 1.0
 FIRST_INHERITED = 3  # the number of the first socket from systemd
 
 
@@ -45,29 +47,48 @@ class Listen:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: web.Application, listen: Listen) -> AsyncIterator[int]:
+async def serving(app: App, listen: Listen) -> AsyncIterator[int]:
     """Serve `app` inside the block; yields the port, which the system chose when 0 was asked for."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=listen.drain_s, handler_cancellation=False)
-    await runner.setup()
+    clients = Clients(app)
     context = _tls_context(listen) if listen.tls else None
-    reload = asyncio.create_task(_reload(context, listen), name="reload certificate") if context else None
+    server = await _listening(clients, listen, context)
+    beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
+    if context is not None:
+        beside.append(asyncio.create_task(_reload(context, listen), name="reload certificate"))
     try:
-        site = _site(runner, listen, context)
-        await site.start()
-        address = runner.addresses[0]
+        address = server.sockets[0].getsockname()
         port = int(address[1]) if isinstance(address, tuple) else 0  # a unix socket has none
         _log.info("serving", extra={"host": listen.host, "port": port, "tls": listen.tls})
         yield port
     finally:
-        if reload is not None:
-            reload.cancel()
-        await runner.cleanup()
+        server.close()
+        await clients.drain(listen.drain_s)
+        for task in beside:
+            task.cancel()
+        await server.wait_closed()
 
 
-def _site(runner: web.AppRunner, listen: Listen, context: ssl.SSLContext | None) -> web.BaseSite:
-    if listen.inherited is not None:
-        return web.SockSite(runner, listen.inherited, ssl_context=context, backlog=1024)
-    return web.TCPSite(runner, listen.host, listen.port, ssl_context=context, backlog=1024)
+async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext | None) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    handshake_s = HANDSHAKE_S if context is not None else None
+    if listen.inherited is None:
+        return await loop.create_server(
+            clients, listen.host, listen.port, ssl=context, ssl_handshake_timeout=handshake_s, backlog=1024
+        )
+    if listen.inherited.family == socket.AF_UNIX:
+        return await loop.create_unix_server(
+            clients, sock=listen.inherited, ssl=context, ssl_handshake_timeout=handshake_s, backlog=1024
+        )
+    return await loop.create_server(
+        clients, sock=listen.inherited, ssl=context, ssl_handshake_timeout=handshake_s, backlog=1024
+    )
+
+
+async def _sweep(clients: Clients) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(SWEEP_EVERY_S)
+        clients.sweep(loop.time())
 
 
 def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket | None:

@@ -11,14 +11,15 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-from aiohttp import web
 
+from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.messages import Answer, Request
 from gpuslice.core.errors import GpusliceError
 
 ClientAuth = Literal[
@@ -96,13 +97,11 @@ def read_web_config(path: Path) -> WebConfig:
     )
 
 
-def guard(app: web.Application, config: WebConfig) -> web.Application:
+def guard(app: App, config: WebConfig) -> App:
     """`app` behind basic authentication and with the extra headers that `config` asks for."""
     if config.users:
-        app.middlewares.append(_authentication(Users(config.users)))
-    if config.headers:
-        app.on_response_prepare.append(_headers(config.headers))
-    return app
+        app = _authenticated(app, Users(config.users))
+    return _with_headers(app, config.headers) if config.headers else app
 
 
 class Users:
@@ -144,17 +143,12 @@ def _check_hashes(path: Path, users: Mapping[str, str]) -> None:
             raise WebConfigError(f"web config file {path}: the password of {name} is no bcrypt hash")
 
 
-def _authentication(users: Users) -> Callable[..., Awaitable[web.StreamResponse]]:
-    @web.middleware
-    async def check(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        given = _credentials(request.headers.get("Authorization", ""))
+def _authenticated(app: App, users: Users) -> App:
+    async def check(request: Request) -> Answer:
+        given = _credentials(request.headers.get("authorization", ""))
         if given is None or not await users.accepts(*given):
-            return web.Response(
-                status=401, text="Unauthorized\n", headers={"WWW-Authenticate": 'Basic realm="metrics"'}
-            )
-        return await handler(request)
+            return Answer(b"Unauthorized\n", 401, headers={"WWW-Authenticate": 'Basic realm="metrics"'})
+        return await _settled(app(request))
 
     return check
 
@@ -170,8 +164,14 @@ def _credentials(header: str) -> tuple[str, str] | None:
     return (name, password) if separator else None
 
 
-def _headers(headers: Mapping[str, str]) -> Callable[..., Awaitable[None]]:
-    async def add(_: web.Request, response: web.StreamResponse) -> None:
-        response.headers.update(headers)
+def _with_headers(app: App, headers: Mapping[str, str]) -> App:
+    async def add(request: Request) -> Answer:
+        answer = await _settled(app(request))
+        answer.headers = {**answer.headers, **headers}
+        return answer
 
     return add
+
+
+async def _settled(answer: Answer | Awaitable[Answer]) -> Answer:
+    return answer if isinstance(answer, Answer) else await answer

@@ -22,7 +22,8 @@ Words = npt.NDArray[np.uint64]
 
 UNKNOWN = -1
 _WORD = 8
-_QUOTE, _BLANK, _ZERO, _ONE = b'" 01'
+_QUOTE = ord('"')
+_NUMBERS = np.array([list(b"%2d" % number) for number in range(20)], dtype=np.uint8)
 _KEPT_TEXTS = 8
 _TAIL = np.array([(1 << (8 * count)) - 1 for count in range(_WORD)] + [(1 << 64) - 1], dtype=np.uint64)
 """Masks that keep the first bytes of a little-endian word."""
@@ -38,7 +39,7 @@ class NameTable:
         longest = self._quoted.shape[1] // _WORD + 2
         self._factors = _odd_numbers(longest, seed)
         self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)
-        self._levels: list[tuple[int, npt.NDArray[np.int32]]] = []
+        self._levels: list[tuple[int, Rows]] = []
         self._lines: dict[tuple[bytes, bytes], Bytes] = {}
         self._build()
 
@@ -55,7 +56,9 @@ class NameTable:
 
     def names(self, rows: Rows) -> bytes:
         """A JSON list of these rows' names, as compact as Go writes it."""
-        return b"[" + self._cells(rows, b"", b",").tobytes()[:-1].translate(None, b" ") + b"]"
+        padded = self._cells(rows, b"", b",").tobytes()
+        compact = padded.translate(None, b" ") if b" " in padded else padded
+        return b"[" + compact[:-1] + b"]"
 
     def pairs(self, rows: Rows, text: str) -> bytes:
         """``"name":"text"`` for each row, with commas between: the inside of a JSON object."""
@@ -64,8 +67,7 @@ class NameTable:
     def scores(self, rows: Rows, scores: Rows) -> bytes:
         """``{"Host":"name","Score":n}`` for each row, with commas between; scores 0…19."""
         cells = self._cells(rows, b'{"Host":', b',"Score": 0},')
-        cells[:, -4] = np.where(scores >= 10, _ONE, _BLANK)
-        cells[:, -3] = _ZERO + scores % 10
+        cells[:, -4:-2] = _NUMBERS.take(scores, axis=0)
         return cells.tobytes()[:-1]
 
     def _cells(self, rows: Rows, before: bytes, after: bytes) -> Bytes:
@@ -75,22 +77,25 @@ class NameTable:
             if len(self._lines) >= _KEPT_TEXTS:
                 self._lines.clear()
             lines = self._lines[before, after] = _framed(self._quoted, before, after)
-        cells: Bytes = lines[rows]
+        cells: Bytes = lines.take(rows, axis=0)  # four times as fast as lines[rows]
         return cells
 
     # -- hashing ---------------------------------------------------------------------------------------------
 
     def _hashes(self, raw: bytes, starts: Rows, lengths: Rows) -> Words:
         """One 64-bit number for each name: the sum of its words, each times an odd number of its own."""
-        padded = raw + bytes(_WORD)
+        hashes: Words = lengths.astype(np.uint64) * self._factors[-1]
+        if not len(lengths):
+            return hashes
+        shortest, longest = int(lengths.min()), min(int(lengths.max()), (len(self._factors) - 1) * _WORD)
+        padded = raw + bytes(longest + _WORD)
         words = np.ndarray((len(padded) - _WORD + 1,), dtype="<u8", buffer=padded, strides=(1,))
-        hashes = np.zeros(len(starts), dtype=np.uint64)
-        longest = min(int(lengths.max(initial=0)), (len(self._factors) - 1) * _WORD)
-        for number in range(-(-longest // _WORD)):
-            rest = np.minimum(np.maximum(lengths - number * _WORD, 0), _WORD)
-            at = np.minimum(starts + number * _WORD, len(words) - 1)
-            hashes += (words[at] & _TAIL[rest]) * self._factors[number]
-        hashes += lengths.astype(np.uint64) * self._factors[-1]
+        for number, offset in enumerate(range(0, longest, _WORD)):
+            word = words[starts + offset]
+            if shortest < offset + _WORD:
+                word &= _TAIL.take(lengths - offset, mode="clip")
+            word *= self._factors[number]
+            hashes += word
         return hashes
 
     def _look_up(self, hashes: Words) -> Rows:
@@ -105,8 +110,10 @@ class NameTable:
 
     def _candidates(self, level: int, hashes: Words) -> Rows:
         shift, table = self._levels[level]
-        rows: Rows = table[_slots(hashes, shift)].astype(np.int64)
-        rows[self._hash_of_row[rows] != hashes] = UNKNOWN  # an empty slot points to the hash 0 at the end
+        rows: Rows = table.take(_slots(hashes, shift))
+        rows[self._hash_of_row.take(rows) != hashes] = (
+            UNKNOWN  # an empty slot points to the hash 0 at the end
+        )
         return rows
 
     def _build(self) -> None:
@@ -122,7 +129,7 @@ class NameTable:
         self._hash_of_row[rows] = hashes
         while len(rows):
             bits = max(4, len(rows).bit_length() + 3)
-            table = np.full(1 << bits, UNKNOWN, dtype=np.int32)
+            table = np.full(1 << bits, UNKNOWN, dtype=np.int64)
             slots = _slots(hashes, 64 - bits)
             table[slots] = rows
             self._levels.append((64 - bits, table))

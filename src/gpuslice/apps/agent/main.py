@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from aiohttp import web
 
 import gpuslice
 from gpuslice.adapters.gpu.nvml import NvmlSource
@@ -25,13 +24,15 @@ from gpuslice.adapters.gpu.source import GpuSource
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
-from gpuslice.adapters.web.app import Probes, json_answer, make_app
+from gpuslice.adapters.web.app import Probes, get, make_app
+from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import render
 from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.messages import Answer, Request, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
 from gpuslice.apps.agent.cards import CardKeeper
@@ -238,11 +239,11 @@ class Agent:
             return self._holding_back
         return "" if self.server.registered else "kubelet has not registered the plugin yet"
 
-    def _app(self) -> web.Application:
+    def _app(self) -> App:
         probes = Probes(gpuslice.__version__, self.not_ready, lambda: render(families(self)))
-        return make_app(probes, [web.get("/debug/state", self._state)])
+        return make_app(probes, [get("/debug/state", self._state)])
 
-    async def _state(self, _: web.Request) -> web.Response:
+    def _state(self, _: Request) -> Answer:
         return json_answer(agent_state(self, shown(self.settings), time.monotonic()))
 
 
@@ -258,7 +259,7 @@ def _source(settings: AgentSettings) -> GpuSource:
 
 async def _main(settings: AgentSettings) -> None:
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
-    async with AiohttpTransport(connection) as transport:
+    async with HttpTransport(connection) as transport:
         agent = Agent(settings, KubeClient(transport, manager="gpuslice-agent"), _source(settings))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
         try:

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import click
-from aiohttp import web
 
 import gpuslice
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError, KubeError
 from gpuslice.adapters.kube.resources import NODES
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.apps.agent.library import replace_file
@@ -113,7 +113,7 @@ class Switch:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    def _app(self) -> web.Application:
+    def _app(self) -> App:
         return make_app(Probes(gpuslice.__version__, lambda: self.waits, lambda: b""))
 
     async def _keep(self) -> None:
@@ -169,7 +169,7 @@ class Switch:
 
 async def _main(settings: SwitchSettings) -> None:
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
-    async with AiohttpTransport(connection) as transport:
+    async with HttpTransport(connection) as transport:
         await Switch(settings, KubeClient(transport, manager="gpuslice-switch")).run(until_stopped())
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import NODES
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.dev.install import product_image, scheduler_configuration
 from gpuslice.apps.dev.nodes import NodePlan
 from gpuslice.apps.dev.places import MARK, Places
@@ -130,11 +130,11 @@ class World:
         for number, plan in enumerate(self._plans):
             await self._start_node(plan, self.places.folder / f"n{number}", registry)
 
-    async def _api_server(self) -> AiohttpTransport:
+    async def _api_server(self) -> HttpTransport:
         """An API server, with its kubeconfig in its place. The end-to-end tests put a real one here."""
         server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
         self.places.kubeconfig.write_text(server.kubeconfig())
-        return AiohttpTransport(Connection(server.url), connections=CONNECTIONS)
+        return HttpTransport(Connection(server.url), connections=CONNECTIONS)
 
     async def _start_scheduler(self) -> None:
         """kube-scheduler with the extender in its configuration."""

@@ -23,7 +23,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError, KubeError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import until_stopped
@@ -292,7 +292,7 @@ async def _main(settings: ExporterSettings) -> None:
     if connection is None:
         await Exporter(settings, telemetry, source).run(until_stopped())
         return
-    async with AiohttpTransport(connection) as transport:
+    async with HttpTransport(connection) as transport:
         client = KubeClient(transport, manager="gpuslice-exporter")
         await Exporter(settings, telemetry, source, client).run(until_stopped())
 

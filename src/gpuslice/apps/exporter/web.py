@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-from aiohttp import web
-
 import gpuslice
-from gpuslice.adapters.web.app import Probes, json_answer
+from gpuslice.adapters.web.app import Probes, Router, get
 from gpuslice.adapters.web.app import make_app as make_probed_app
+from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import CONTENT_TYPE
+from gpuslice.adapters.web.messages import Answer, Request, json_answer, text_answer
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_address
@@ -25,42 +25,33 @@ _INDEX = """<html><head><title>GPU exporter</title></head>
 """
 
 
-def make_app(view: View) -> web.Application:
+def make_app(view: View) -> App:
     """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
-    probes = Probes(gpuslice.__version__, view.not_ready, view.metrics, view.metrics_gzip)
 
-    async def index(_: web.Request) -> web.Response:
-        return web.Response(text=_INDEX, content_type="text/html")
-
-    async def health(_: web.Request) -> web.Response:
-        return web.Response(text="KO" if view.not_ready() else "OK")  # 200 all the same, as upstream
-
-    async def state(_: web.Request) -> web.Response:
-        return json_answer(view.state())
+    def health(_: Request) -> Answer:
+        return text_answer("KO" if view.not_ready() else "OK")  # 200 all the same, as upstream
 
     return make_probed_app(
-        probes, [web.get("/", index), web.get("/health", health), web.get("/debug/state", state)]
+        Probes(gpuslice.__version__, view.not_ready, view.metrics, view.metrics_gzip),
+        [
+            get("/", lambda _: Answer(_INDEX.encode(), content_type="text/html; charset=utf-8")),
+            get("/health", health),
+            get("/debug/state", lambda _: json_answer(view.state())),
+        ],
     )
 
 
-def make_legacy_app(view: View) -> web.Application:
+def make_legacy_app(view: View) -> App:
     """Port 9445: the same page with and without a path."""
-    app = web.Application()
-    app.add_routes([web.get("/", _page(view.legacy)), web.get("/metrics", _page(view.legacy))])
-    return app
 
+    def page(_: Request) -> Answer:
+        return Answer(view.legacy(), content_type=CONTENT_TYPE)
 
-def _page(body: Callable[[], bytes]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=body(), headers={"Content-Type": CONTENT_TYPE})
-
-    return answer
+    return Router([get("/", page), get("/metrics", page)])
 
 
 @contextlib.asynccontextmanager
-async def serve_all(
-    settings: ExporterSettings, app: web.Application, legacy: web.Application
-) -> AsyncIterator[int]:
+async def serve_all(settings: ExporterSettings, app: App, legacy: App) -> AsyncIterator[int]:
     """Both pages; yields the port of the first. The old one is served only where it has an address."""
     config = read_web_config(Path(settings.web_config_file)) if settings.web_config_file else WebConfig()
     async with contextlib.AsyncExitStack() as stack:

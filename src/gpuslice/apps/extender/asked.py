@@ -5,58 +5,72 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import compress
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from gpuslice.adapters.wire.names import UNKNOWN, NameTable, Rows, joined, name_list
-from gpuslice.core.policy.fleet import Flags, Fleet
+from gpuslice.core.policy.fleet import Fleet
 
 EXPECTED = 4  # filters whose prioritize may still come
 
-Reason = tuple[Flags, str]
-"""Which of the nodes asked about, and the text for all of them."""
+Places = npt.NDArray[np.int64]
+"""Which of the nodes asked about: their places in the question, in order."""
+
+Reason = tuple[Places, str]
+"""Nodes asked about, and the text for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`raw` is the JSON list of names as it came; `rows` their rows, `UNKNOWN` for strangers."""
+    """`raw` is the JSON list of names as it came; `rows` their rows, `UNKNOWN` for `strangers`."""
 
     table: NameTable
     raw: bytes
     rows: Rows
+    strangers: Places
+
+    @classmethod
+    def of(cls, table: NameTable, raw: bytes) -> Asked:
+        """Raises `MalformedError` when `raw` is no JSON list of strings."""
+        rows = table.rows(raw)
+        return cls(table, raw, rows, np.flatnonzero(rows == UNKNOWN))
 
     @property
-    def known(self) -> Flags:
-        known: Flags = self.rows != UNKNOWN
-        return known
+    def everyone(self) -> Places:
+        return np.arange(len(self.rows))
 
-    def names(self, which: Flags) -> list[str]:
+    def known(self, which: Places) -> Places:
+        """Those of `which` that are no strangers."""
+        return which[self.rows.take(which) != UNKNOWN] if len(self.strangers) else which
+
+    def names(self, which: Places) -> list[str]:
         """The names as strings: only for few, or where each gets words of its own."""
-        return list(compress(name_list(self.raw), which.tolist()))
+        names = name_list(self.raw)
+        return [names[place] for place in which.tolist()]
 
-    def names_json(self, which: Flags) -> msgspec.Raw:
-        """A JSON list of the names of `which`, of which none is a stranger unless all are meant."""
-        return msgspec.Raw(self.raw if which.all() else self.table.names(self.rows[which]))
-
-    def part(self, which: Flags, raw: bytes) -> Asked:
-        """The question that will come about `which`, whose names are `raw`."""
-        return self if which.all() else Asked(self.table, raw, self.rows[which])
+    def part(self, which: Places) -> Asked:
+        """The question about `which` only, none of them a stranger, as kube-scheduler would ask it."""
+        if len(which) == len(self.rows):
+            return self
+        rows = self.rows.take(which)
+        return Asked(self.table, self.table.names(rows), rows, self.strangers[:0])
 
     def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> msgspec.Raw:
         """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
-        parts = [self.table.pairs(self.rows[which], text) for which, text in reasons if which.any()]
+        parts = [self.table.pairs(self.rows.take(which), text) for which, text in reasons if len(which)]
         if own:
             parts.append(msgspec.json.encode(own)[1:-1])
         return msgspec.Raw(joined(parts, b"{", b"}"))
 
     def scores_json(self, scores: Rows) -> bytes:
         """A list of hosts with their scores; strangers have 0."""
-        known = self.known
-        parts = [self.table.scores(self.rows[known], scores[known])]
-        if not known.all():
-            strangers = [{"Host": name, "Score": 0} for name in self.names(~known)]
-            parts.append(msgspec.json.encode(strangers)[1:-1])
+        if not len(self.strangers):
+            return b"[%b]" % self.table.scores(self.rows, scores)
+        known = self.known(self.everyone)
+        strangers = [{"Host": name, "Score": 0} for name in self.names(self.strangers)]
+        parts = [self.table.scores(self.rows[known], scores[known]), msgspec.json.encode(strangers)[1:-1]]
         return joined(parts, b"[", b"]")
 
 
@@ -75,7 +89,7 @@ class Names:
         for each in self._expected:
             if each.raw == raw:
                 return each
-        return Asked(self._table, raw, self._table.rows(raw))
+        return Asked.of(self._table, raw)
 
     def renew(self) -> None:
         """Make a new table if nodes came or went since the last."""

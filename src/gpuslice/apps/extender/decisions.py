@@ -29,7 +29,8 @@ from gpuslice.adapters.wire.extender import (
     PreemptionResult,
 )
 from gpuslice.adapters.wire.extender import Pod as WirePod
-from gpuslice.apps.extender.asked import Asked, Names, Reason
+from gpuslice.adapters.wire.names import UNKNOWN
+from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
@@ -110,56 +111,57 @@ class Decisions:
             return FilterResult(error=NO_NAMES)
         fleet = self.ledger.flush()
         asked = self._names.asked(raw)
-        everyone = np.ones(len(asked.rows), dtype=np.bool_)
         try:
             request = request_of(args.pod)
         except InvalidRequestError as error:
             self._on_refused(Refused(args.pod, str(error)))
-            reasons = asked.reasons_json([], dict.fromkeys(asked.names(everyone), str(error)))
-            return _answer(args, _NO_NAMES, ~everyone, reasons, reasons)
+            reasons = asked.reasons_json([], dict.fromkeys(asked.names(asked.everyone), str(error)))
+            return _answer(args, _NO_NAMES, asked.everyone[:0], reasons, reasons)
         if request is None:  # we were asked about a pod that is none of our business
-            return _answer(args, msgspec.Raw(raw), everyone, _NOBODY, _NOBODY)
+            return _answer(args, msgspec.Raw(raw), asked.everyone, _NOBODY, _NOBODY)
         return self._filter(args, args.pod, asked, fleet, request)
 
     def _filter(
         self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
     ) -> FilterResult:
         keys = self._keys(shape_of(request), asked, request)
+        refused = _reasons(fleet, asked, np.flatnonzero(keys == NEVER), request)
         kept = self._kept_for_others(asked, keys, pod, request)
         keys[kept] = NEVER
-        fits = passing = keys != NEVER
-        reasons = [] if fits.all() else _reasons(fleet, asked, ~fits & ~kept, request)
-        if kept.any():
-            reasons.append((kept, KEPT))
-        if self._filter_best and fits.sum() > self._filter_best:
-            passing = _best(keys, self._filter_best)
-            reasons.append((fits & ~passing, NOT_THE_BEST))
-        names = asked.names_json(passing)
-        if passing.any():
-            self._names.expect(asked.part(passing, bytes(names)))
+        passing = np.flatnonzero(keys != NEVER)
+        others: list[Reason] = [(kept, KEPT)]
+        if self._filter_best and len(passing) > self._filter_best:
+            fitting, passing = passing, _best(keys, self._filter_best)
+            others.append((np.setdiff1d(fitting, passing, assume_unique=True), NOT_THE_BEST))
+        if len(passing):
+            question = asked.part(passing)
+            names = msgspec.Raw(question.raw)
+            self._names.expect(question)
         else:
+            names = _NO_NAMES
             self._note_refused(pod, asked, request)
-        if passing.all():
+        if len(passing) == len(asked.rows):
             return _answer(args, names, passing, _NOBODY, _NOBODY)
-        never = _never(fleet, asked, ~fits, request)
+        never = [(_never(fleet, asked, which, request), text) for which, text in refused]
         return _answer(
             args,
             names,
             passing,
-            self._reasons_json(asked, ~passing, reasons, request),
-            self._reasons_json(asked, never, [(which & never, text) for which, text in reasons], request),
+            self._reasons_json(asked, [*refused, *others], request),
+            self._reasons_json(asked, never, request),
         )
 
-    def _reasons_json(
-        self, asked: Asked, which: Flags, reasons: list[Reason], request: Request
-    ) -> msgspec.Raw:
+    def _reasons_json(self, asked: Asked, reasons: list[Reason], request: Request) -> msgspec.Raw:
         """The texts of `reasons`; nodes that share nothing are told so by name."""
+        own = (
+            {name: not_shared(name).reason for name in asked.names(asked.strangers)}
+            if len(asked.strangers)
+            else {}
+        )
         if self._explain:
-            return asked.reasons_json(
-                [], {name: self._explained(name, request) for name in asked.names(which)}
-            )
-        strangers = which & ~asked.known
-        own = {name: not_shared(name).reason for name in asked.names(strangers)} if strangers.any() else {}
+            for which, _ in reasons:
+                own |= {name: self._explained(name, request) for name in asked.names(which)}
+            reasons = []
         return asked.reasons_json(reasons, own)
 
     def _explained(self, name: str, request: Request) -> str:
@@ -188,13 +190,13 @@ class Decisions:
 
     def _explanation(self, asked: Asked, request: Request) -> str:
         """What was asked, what is missing and the most that would fit, over all nodes asked about."""
-        shared = int(asked.known.sum())
+        known = asked.rows != UNKNOWN
+        shared = int(known.sum())
         if not shared:
             return f"asked for {request.units} units; none of the {len(asked.rows)} nodes shares its cards"
         left = np.sort(self.ledger.fleet.left[asked.rows], axis=1)[:, ::-1]
-        most = np.where(asked.known, left[:, min(request.gpu_count, left.shape[1]) - 1], -1)
-        best = np.arange(len(most)) == most.argmax()
-        state = self.ledger.state(asked.names(best)[0])
+        most = np.where(known, left[:, min(request.gpu_count, left.shape[1]) - 1], -1)
+        state = self.ledger.state(asked.names(np.array([most.argmax()]))[0])
         detail = refuse(state, request).detail if state is not None else ""
         return f"{detail} ({shared} nodes with shared cards looked at)"
 
@@ -286,26 +288,27 @@ class Decisions:
         ranks = self.policy.keys(shape)
         if not len(ranks):
             return np.full(len(asked.rows), NEVER)
-        keys: Ints = ranks[asked.rows]
-        keys[~asked.known] = NEVER
+        keys: Ints = ranks.take(asked.rows)
+        keys[asked.strangers] = NEVER
         if self.ledger.core_required and not request.core_percent:
             row_of = self.ledger.fleet.row_of
             barred = [row_of[name] for name in self.ledger.core_required if name in row_of]
             keys[np.isin(asked.rows, barred)] = NEVER
         return keys
 
-    def _kept_for_others(self, asked: Asked, keys: Ints, pod: WirePod, request: Request) -> Flags:
+    def _kept_for_others(self, asked: Asked, keys: Ints, pod: WirePod, request: Request) -> Places:
         """Nodes whose room is kept for pods that come before this one: mostly none, never many."""
-        kept = np.zeros(len(keys), dtype=np.bool_)
+        closed: list[int] = []
         uid, priority = pod.metadata.uid, pod.spec.priority or 0
         for name in self.ledger.nominations.nodes_closed_to(uid, priority):
             book, row = self.ledger.book(name), self.ledger.fleet.row_of.get(name)
             if book is not None and row is not None:
                 state = open_to(book, self.ledger.nominations.taken(name, uid, priority))
                 if isinstance(place(state, request), Refusal):
-                    kept |= asked.rows == row
-        kept &= keys != NEVER
-        return kept
+                    closed.append(row)
+        if not closed:
+            return asked.strangers[:0]
+        return np.flatnonzero(np.isin(asked.rows, closed) & (keys != NEVER))
 
 
 SAMPLED = (
@@ -331,36 +334,32 @@ def request_of(pod: WirePod) -> Request | None:
     return pod_request(container_specs(pod.spec), pod.metadata.labels)
 
 
-def _reasons(fleet: Fleet, asked: Asked, refused: Flags, request: Request) -> list[Reason]:
+def _reasons(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> list[Reason]:
     """Why the known ones of the `refused` were refused."""
-    refused = refused & asked.known
+    known = asked.known(refused)
+    if not len(known):
+        return []
     cards = 1 if request.core_percent else request.gpu_count
-    roomy = _with_cards(fleet.left, asked.rows, refused, request.units_per_gpu, cards)
+    roomy = _with_cards(fleet.left, asked.rows.take(known), request.units_per_gpu, cards)
     text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
-    return [
-        (refused & ~roomy, text),
-        (refused & roomy, NO_CORE if request.core_percent else CORE_REQUIRED),
-    ]
+    return [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
 
 
-def _never(fleet: Fleet, asked: Asked, refused: Flags, request: Request) -> Flags:
+def _never(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> Places:
     """Which of the `refused` could not hold the request if nobody else were there."""
-    known = refused & asked.known
-    return refused & ~_with_cards(fleet.size, asked.rows, known, request.units_per_gpu, request.gpu_count)
+    large = _with_cards(fleet.size, asked.rows.take(refused), request.units_per_gpu, request.gpu_count)
+    return refused[~large]
 
 
-def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, which: Flags, units: int, cards: int) -> Flags:
-    """Which nodes of `which` have at least `cards` cards with at least `units` of `amounts`."""
-    found = np.zeros(len(rows), dtype=np.bool_)
-    found[which] = (amounts[rows[which]] >= units).sum(axis=1) >= cards
-    return found
+def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, units: int, cards: int) -> Flags:
+    """Which of `rows` have at least `cards` cards with at least `units` of `amounts`."""
+    enough: Flags = (amounts.take(rows, axis=0) >= units).sum(axis=1) >= cards
+    return enough
 
 
-def _best(keys: Ints, count: int) -> Flags:
+def _best(keys: Ints, count: int) -> Places:
     """The `count` best of the nodes."""
-    chosen = np.zeros(len(keys), dtype=np.bool_)
-    chosen[np.argpartition(keys, count - 1)[:count]] = True
-    return chosen
+    return np.sort(np.argpartition(keys, count - 1)[:count])
 
 
 def _scores(keys: Ints) -> Ints:
@@ -378,11 +377,10 @@ def _scores(keys: Ints) -> Ints:
 
 
 def _answer(
-    args: ExtenderArgs, names: msgspec.Raw, passing: Flags, failed: msgspec.Raw, never: msgspec.Raw
+    args: ExtenderArgs, names: msgspec.Raw, passing: Places, failed: msgspec.Raw, never: msgspec.Raw
 ) -> FilterResult:
     """In the form of the question: names for names, whole nodes for whole nodes."""
     result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)
-    if args.whole_nodes is not None:
-        kept = [item for item, passes in zip(args.whole_nodes, passing, strict=True) if passes]
-        result.nodes = NodeList(items=kept)
+    if (nodes := args.whole_nodes) is not None:
+        result.nodes = NodeList(items=[nodes[place] for place in passing.tolist()])
     return result

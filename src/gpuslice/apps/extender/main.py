@@ -22,7 +22,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
-from gpuslice.adapters.kube.transport import AiohttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
@@ -253,7 +253,7 @@ def listen_of(settings: ExtenderSettings) -> Listen:
 async def serve(settings: ExtenderSettings) -> None:
     """Run the extender against the cluster that the settings name."""
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
-    async with AiohttpTransport(connection, timeout_s=settings.api_timeout_s) as transport:
+    async with HttpTransport(connection, timeout_s=settings.api_timeout_s) as transport:
         times = ApiTimes()
         client = KubeClient(TimedTransport(transport, times), manager=COMPONENT)
         await Extender(settings, client, times).run(until_stopped())

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
-from gpuslice.adapters.web.app import json_answer
+from gpuslice.adapters.web.app import Route, get, post
+from gpuslice.adapters.web.messages import JSON, Answer, Request, json_answer
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import (
     BindingArgs,
@@ -49,9 +48,9 @@ class Verbs:
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
-    async def filter(self, request: web.Request) -> web.Response:
-        body, began = await request.read(), time.perf_counter()
-        result = self._filter(body)
+    def filter(self, request: Request) -> Answer:
+        began = time.perf_counter()
+        result = self._filter(request.body)
         answer = json_answer(result)
         self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
         return answer
@@ -65,11 +64,11 @@ class Verbs:
         except MalformedError as error:
             return FilterResult(error=str(error))
 
-    async def prioritize(self, request: web.Request) -> web.Response:
-        body, began = await request.read(), time.perf_counter()
-        scores = self._prioritize(body)
+    def prioritize(self, request: Request) -> Answer:
+        began = time.perf_counter()
+        scores = self._prioritize(request.body)
         self._observe("prioritize", "none" if scores == b"[]" else "", began)
-        return web.Response(body=scores, content_type="application/json")
+        return Answer(scores, content_type=JSON)
 
     def _prioritize(self, body: bytes) -> bytes:
         try:
@@ -78,19 +77,19 @@ class Verbs:
             _log.warning("prioritize not understood", extra={"error": str(error)})
             return b"[]"  # the answer has no place for an error, and the scheduler ignores one
 
-    async def preempt(self, request: web.Request) -> web.Response:
-        body, began = await request.read(), time.perf_counter()
+    def preempt(self, request: Request) -> Answer:
+        began = time.perf_counter()
         try:
-            result = self.decisions.preempt(decode_preemption(body))
+            result = self.decisions.preempt(decode_preemption(request.body))
         except MalformedError as error:
             _log.warning("preempt not understood", extra={"error": str(error)})
             result = PreemptionResult({})
         self._observe("preempt", "" if result.node_name_to_meta_victims else "none", began)
         return json_answer(result)
 
-    async def bind(self, request: web.Request) -> web.Response:
-        body, began = await request.read(), time.perf_counter()
-        error = await self._bind(body)
+    async def bind(self, request: Request) -> Answer:
+        began = time.perf_counter()
+        error = await self._bind(request.body)
         self._observe("bind", error, began)
         status = 500 if error and self.bind_errors_as_500 else 200
         return json_answer(BindingResult(error), status)
@@ -109,14 +108,14 @@ class Verbs:
 
     # -- for people ----------------------------------------------------------------------------------------
 
-    async def inspect(self, _: web.Request) -> web.Response:
+    async def inspect(self, _: Request) -> Answer:
         return json_answer(await inspect_all(self.ledger))
 
-    async def inspect_one(self, request: web.Request) -> web.Response:
-        answer = inspect_node(self.ledger, request.match_info["node"])
+    def inspect_one(self, request: Request) -> Answer:
+        answer = inspect_node(self.ledger, request.part)
         return json_answer(answer, 404 if answer.error else 200)
 
-    async def debug_state(self, request: web.Request) -> web.Response:
+    async def debug_state(self, request: Request) -> Answer:
         """Everything known, or of one node with ``?node=``."""
         asked = request.query.get("node")
         names = [asked] if asked else self.ledger.node_names()
@@ -135,14 +134,14 @@ class Verbs:
     def _observe(self, verb: str, error: str, began: float) -> None:
         self.metrics.observe(verb, "no" if error else "yes", time.perf_counter() - began)
 
-    def routes(self) -> list[web.RouteDef]:
+    def routes(self) -> list[Route]:
         return [
-            web.post(f"{PREFIX}/filter", self.filter),
-            web.post(f"{PREFIX}/prioritize", self.prioritize),
-            web.post(f"{PREFIX}/preempt", self.preempt),
-            web.post(f"{PREFIX}/bind", self.bind),
-            web.get(f"{PREFIX}/inspect", self.inspect),
-            web.get(f"{PREFIX}/inspect/", self.inspect),
-            web.get(f"{PREFIX}/inspect/{{node}}", self.inspect_one),
-            web.get("/debug/state", self.debug_state),
+            post(f"{PREFIX}/filter", self.filter),
+            post(f"{PREFIX}/prioritize", self.prioritize),
+            post(f"{PREFIX}/preempt", self.preempt),
+            post(f"{PREFIX}/bind", self.bind),
+            get(f"{PREFIX}/inspect", self.inspect),
+            get(f"{PREFIX}/inspect/", self.inspect),
+            get(f"{PREFIX}/inspect/{{}}", self.inspect_one),
+            get("/debug/state", self.debug_state),
         ]

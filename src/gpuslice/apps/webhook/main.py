@@ -13,12 +13,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
-from aiohttp import web
 
 import gpuslice
-from gpuslice.adapters.web.app import Probes, json_answer, make_app
+from gpuslice.adapters.web.app import Handler, Probes, make_app, post
+from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
 from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.messages import Answer, Request, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import AdmissionRequest, decode_review
@@ -28,7 +29,7 @@ from gpuslice.apps.webhook.settings import WebhookSettings
 
 _log = logging.getLogger(__name__)
 
-Answer = Callable[[AdmissionRequest], dict[str, Any]]
+Decide = Callable[[AdmissionRequest], dict[str, Any]]
 
 
 class Webhook:
@@ -46,13 +47,13 @@ class Webhook:
             listening(port)
             await stopped
 
-    def _app(self) -> web.Application:
+    def _app(self) -> App:
         probes = Probes(gpuslice.__version__, lambda: "", self._metrics)
         return make_app(
             probes,
             [
-                web.post("/mutate", self._handler("mutate", self.reviewer.mutate)),
-                web.post("/validate", self._handler("validate", self.reviewer.validate)),
+                post("/mutate", self._handler("mutate", self.reviewer.mutate)),
+                post("/validate", self._handler("validate", self.reviewer.validate)),
             ],
         )
 
@@ -60,11 +61,11 @@ class Webhook:
         chosen = self.settings
         return Listen(chosen.port, chosen.host, certificate=chosen.tls_certificate, key=chosen.tls_key)
 
-    def _handler(self, verb: str, decide: Answer) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def handle(request: web.Request) -> web.Response:
-            body, began = await request.read(), time.perf_counter()
+    def _handler(self, verb: str, decide: Decide) -> Handler:
+        def handle(request: Request) -> Answer:
+            began = time.perf_counter()
             try:
-                review = decode_review(body)
+                review = decode_review(request.body)
                 found = decide(review)
             except MalformedError as error:
                 self._count(verb, "malformed", began)

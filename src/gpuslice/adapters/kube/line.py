@@ -1,0 +1,189 @@
+"""One HTTP/1.1 connection to the API server: a request goes out, its answer comes in, whole or in pieces.
+
+Answers are parsed by httptools, which wraps llhttp, the parser of Node.js. A line carries one exchange at a
+time and can be used again when the answer has come to its end and neither side wants to close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import cast
+
+import httptools
+
+from gpuslice.adapters.kube.http import Response
+
+HIGH_WATER_BYTES = 4 << 20  # of a stream, that nobody has taken yet
+
+
+class BrokenLineError(Exception):
+    """The connection ended or spoke nonsense. `untouched`: before the first byte of an answer."""
+
+    def __init__(self, message: str, untouched: bool) -> None:
+        super().__init__(message)
+        self.untouched = untouched
+
+
+class Line(asyncio.Protocol):
+    """A connection. `fresh` until its first exchange."""
+
+    def __init__(self) -> None:
+        self.fresh = True
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.idle_since = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._closed = self._loop.create_future()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._parts: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._streaming = self._paused = False
+        self._started = self._complete = False
+        self._touched = False  # something of an answer has come
+        self._busy = False
+        self._broken = ""
+        self._news: asyncio.Future[None] | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        open_still = self._transport is not None and not self._transport.is_closing()
+        return open_still and not (self._busy or self._broken)
+
+    # -- what the transport does with it ---------------------------------------------------------------------
+
+    def send(self, head: bytes, body: bytes) -> None:
+        """Begin an exchange."""
+        self._begin()
+        if self._transport is None:
+            raise BrokenLineError(self._broken or "the connection is closed", untouched=True)
+        if body:
+            self._transport.writelines((head, body))
+        else:
+            self._transport.write(head)
+
+    async def whole(self) -> Response:
+        """The answer when it is complete."""
+        while not self._complete:
+            await self._wait()
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._end()
+        return Response(self.status, self.headers, body)
+
+    async def start(self) -> None:
+        """Returns when status and headers are known; the body is then had by `part`."""
+        self._streaming = True
+        while not self._started:
+            await self._wait()
+
+    async def part(self) -> bytes:
+        """The next piece of the body; b"" at its end."""
+        while not self._parts:
+            if self._complete:
+                self._end()
+                return b""
+            await self._wait()
+        part = self._parts.popleft()
+        self._waiting_bytes -= len(part)
+        if self._paused and not self._parts and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return part
+
+    def abandon(self, why: str = "") -> None:
+        """Close it at once; who waits for an answer hears `why`."""
+        if self._transport is not None:
+            self._break(why or "the connection was given up")
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Close it and wait until it is."""
+        if self._transport is not None:
+            self._transport.close()
+            await asyncio.wait([self._closed], timeout=1)
+        self.abandon()
+
+    # -- what asyncio and the parser tell --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy:  # nobody asked: what could it be the answer to?
+            return self.abandon("the server spoke unasked")
+        self._touched = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.abandon(f"the answer is not HTTP/1.1: {error}")
+        return None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._started and not self._complete and self._until_close() and error is None:
+            self._complete = True
+        self._break(f"connection lost: {error}" if error else "the server closed the connection")
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status >= 200:
+            self._started = True
+            self._tell()
+
+    def on_body(self, part: bytes) -> None:
+        self._parts.append(part)
+        self._waiting_bytes += len(part)
+        if self._streaming and self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+        self._tell()
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:  # "continue" and the like: the answer is still to come
+            self.headers = {}
+            return
+        self._complete = True
+        if not self._parser.should_keep_alive():
+            self._broken = "the server closes the connection"
+        self._tell()
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.headers = {}
+        self._parts.clear()
+        self._waiting_bytes = 0
+        self._started = self._complete = self._touched = False
+        self._busy = True
+
+    def _end(self) -> None:
+        self._busy = self.fresh = False
+        self.idle_since = self._loop.time()
+
+    def _until_close(self) -> bool:
+        return "content-length" not in self.headers and "transfer-encoding" not in self.headers
+
+    def _break(self, why: str) -> None:
+        self._broken = self._broken or why
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def _wait(self) -> None:
+        """Until something is new; BrokenLineError when nothing new can come."""
+        if self._broken and not self._complete:
+            raise BrokenLineError(self._broken, untouched=not self._touched)
+        self._news = self._loop.create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None

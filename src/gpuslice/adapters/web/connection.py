@@ -1,0 +1,285 @@
+"""HTTP/1.1 for our own processes: whole requests in, whole answers out, over one connection after another.
+
+Small on purpose: no streaming, no upgrades, no compression. What a client sends is parsed by httptools, which
+wraps llhttp, the parser of Node.js. Requests of one connection are answered one at a time and in their order,
+however many were sent ahead. Source of the rules: RFC 9110 and RFC 9112.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import httptools
+
+from gpuslice.adapters.web.messages import Answer, Request, head_of, json_answer
+
+App = Callable[[Request], Answer | Awaitable[Answer]]
+"""Answers requests, at once where it can. It raises nothing: an error is an answer too."""
+
+HEAD_LIMIT_BYTES = 64 << 10
+BODY_LIMIT_BYTES = 128 << 20  # whole nodes of a large cluster, from a caller that is not nodeCacheCapable
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client may take, in seconds."""
+
+    request_s: float = 30.0  # from the first byte of a request to its last
+    answer_s: float = 60.0  # to take an answer off our hands
+    idle_s: float = 600.0  # between two requests: longer than clients keep idle connections themselves
+    linger_s: float = 2.0  # to read a refusal while it is still sending
+
+
+@dataclass(slots=True)
+class Clients:
+    """All connections of one server; called, it makes the protocol of a new one."""
+
+    app: App
+    body_limit_bytes: int = BODY_LIMIT_BYTES
+    patience: Patience = Patience()
+    draining: bool = False
+    connections: set[Connection] = field(default_factory=set)
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __call__(self) -> Connection:
+        return Connection(self)
+
+    def sweep(self, now: float) -> None:
+        """Cut off those that took too long. Looked at now and then: a timer for each request costs more."""
+        for connection in list(self.connections):
+            connection.hurry(now)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what is under way finish, then cut everything off. Nobody new may come any more."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.end_when_idle()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.connections or self.answering:
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        for task in self.answering:
+            task.cancel()
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.gather(*self.answering, return_exceptions=True)
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None  # None before and after
+        self._waiting: deque[Request] = deque()
+        self._refusal: Answer | None = None  # the last answer: what came after the waiting ones is no request
+        self._busy = False  # an answer is being made
+        self._blocked = False  # the client does not read what we send
+        self._deaf = False  # what it sends is not looked at any more
+        self._lingering = False
+        self._since = self._loop.time()
+        self._new_message()
+        self._receiving = False
+
+    def _new_message(self) -> None:
+        self._receiving = self._in_head = True
+        self._received_bytes = self._body_bytes = 0
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+
+    # -- what asyncio tells ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
+        self._clients.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._waiting.clear()
+        self._clients.connections.discard(self)
+        self._clients.changed.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._received_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # a server may stay with HTTP/1.1; what follows would be another
+            self._deaf = True
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"this is not HTTP/1.1: {error}")
+        if self._in_head and self._receiving and self._received_bytes > HEAD_LIMIT_BYTES:
+            self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
+        self._go_on()
+
+    def eof_received(self) -> bool:
+        """The client sends no more; over plain TCP it may still read."""
+        self._deaf = True
+        if self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
+            return False
+        return self._busy or bool(self._waiting)
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        self._go_on()
+
+    # -- what the parser tells -------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._new_message()
+        self._since = self._loop.time()
+
+    def on_url(self, part: bytes) -> None:
+        self._target += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        before = self._headers.get(key)
+        self._headers[key] = text if before is None else f"{before}, {text}"
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if "host" not in self._headers and self._parser.get_http_version() == "1.1":
+            self._refuse(400, "the Host header is missing")
+        elif int(self._headers.get("content-length", 0)) > self._clients.body_limit_bytes:
+            self._refuse_body()
+        elif self._headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, part: bytes) -> None:
+        self._body_bytes += len(part)
+        if self._body_bytes > self._clients.body_limit_bytes:
+            self._refuse_body()
+        elif self._refusal is None:
+            self._body.append(part)
+
+    def on_message_complete(self) -> None:
+        self._receiving = False
+        if self._refusal is None:
+            self._waiting.append(
+                Request(
+                    self._parser.get_method().decode("latin-1"),
+                    self._target.decode("latin-1"),
+                    self._headers,
+                    b"".join(self._body) if len(self._body) != 1 else self._body[0],
+                    keep_alive=self._parser.should_keep_alive(),
+                )
+            )
+        self._body = []
+
+    # -- answering -------------------------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        """Hand over what waits, one at a time; read on only when nothing does."""
+        while self._waiting and not self._busy and not self._blocked:
+            self._hand_over(self._waiting.popleft())
+        if self._transport is None or self._lingering or self._transport.is_closing():
+            return
+        if self._refusal is not None and not self._busy and not self._waiting:
+            self._write(self._refusal, last=True)
+            self._linger()
+        elif self._busy or self._blocked or self._waiting:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _hand_over(self, request: Request) -> None:
+        answer = self._clients.app(request)
+        if isinstance(answer, Answer):
+            self._answered(request, answer)
+            return
+        self._busy = True
+        task = asyncio.ensure_future(self._await(request, answer))
+        self._clients.answering.add(task)
+        task.add_done_callback(self._clients.answering.discard)
+
+    async def _await(self, request: Request, coming: Awaitable[Answer]) -> None:
+        """It goes on when the client has left: what it has begun must come to its end."""
+        try:
+            answer = await coming
+        finally:
+            self._busy = False
+            self._clients.changed.set()
+        self._answered(request, answer)
+        self._go_on()
+
+    def _answered(self, request: Request, answer: Answer) -> None:
+        last_word = self._deaf and self._refusal is None and not self._waiting
+        last = not request.keep_alive or last_word or self._clients.draining
+        self._write(answer, last, without_body=request.method == "HEAD")
+        if last and self._transport is not None:
+            self._waiting.clear()
+            self._deaf = True
+            self._transport.close()
+
+    def _write(self, answer: Answer, last: bool, without_body: bool = False) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        head = head_of(answer, last)
+        if without_body:
+            self._transport.write(head)
+        else:
+            self._transport.writelines((head, answer.body))
+        self._since = self._loop.time()
+
+    # -- refusing --------------------------------------------------------------------------------------------
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        self._deaf = True
+        self._body = []
+        if self._refusal is None:
+            self._refusal = json_answer({"error": sentence}, status)
+
+    def _refuse_body(self) -> None:
+        self._refuse(413, f"the request's body has more than {self._clients.body_limit_bytes} bytes")
+
+    def _linger(self) -> None:
+        """Closing at once on a client that still sends would reset the connection before it has read why."""
+        assert self._transport is not None
+        self._lingering = True
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    # -- ending ----------------------------------------------------------------------------------------------
+
+    def end_when_idle(self) -> None:
+        if not (self._busy or self._waiting or self._receiving) and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def hurry(self, now: float) -> None:
+        if not self._busy and self._transport is not None and now - self._since > self._allowed_s():
+            self.abort()
+
+    def _allowed_s(self) -> float:
+        patience = self._clients.patience
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            return patience.answer_s
+        if self._lingering:
+            return patience.linger_s
+        return patience.request_s if self._receiving else patience.idle_s

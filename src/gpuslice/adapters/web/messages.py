@@ -1,0 +1,87 @@
+"""A request and its answer as values: what handlers get and give, whatever carries them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, read whole. `target` is the path as it came, with its query; header names are lower case.
+
+    `part` is what stood in the place of a route's ``{name}``.
+    """
+
+    method: str
+    target: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    keep_alive: bool = True
+    part: str = ""
+
+    @property
+    def path(self) -> str:
+        path = self.target.partition("?")[0]
+        return unquote(path) if "%" in path else path
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def json_answer(value: Any, status: int = 200) -> Answer:
+    """`value` as JSON; a msgspec struct keeps its own key names."""
+    return Answer(msgspec.json.encode(value), status, JSON)
+
+
+def text_answer(text: str, status: int = 200) -> Answer:
+    return Answer(text.encode(), status)
+
+
+def head_of(answer: Answer, last: bool) -> bytes:
+    """The bytes before the body; `last`: nothing follows on this connection."""
+    lines = [
+        _status_line(answer.status),
+        f"Content-Type: {answer.content_type}\r\n",
+        f"Content-Length: {len(answer.body)}\r\nDate: {_date(int(time.time()))}\r\n",
+        *(f"{name}: {value}\r\n" for name, value in answer.headers.items()),
+        # said always: a client that speaks HTTP/1.0 keeps its connection only when told to
+        "Connection: close\r\n\r\n" if last else "Connection: keep-alive\r\n\r\n",
+    ]
+    return "".join(lines).encode("latin-1")
+
+
+@lru_cache(maxsize=100)
+def _status_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """By hand: strftime would speak the locale's language."""
+    at = time.gmtime(second)
+    days = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+    months = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+    clock = f"{at.tm_hour:02}:{at.tm_min:02}:{at.tm_sec:02}"
+    return f"{days[at.tm_wday]}, {at.tm_mday:02} {months[at.tm_mon - 1]} {at.tm_year} {clock} GMT"
