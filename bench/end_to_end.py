@@ -54,6 +54,7 @@ from tests.e2e.cluster import (  # noqa: E402
 SCHEDULER = "gpuslice-scheduler"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_TURN_S = 240.0
+REQUESTS = "gpuslice_extender_requests_total"
 Figures = dict[str, float]
 
 
@@ -196,9 +197,11 @@ def where(scheduler: str, ours: str) -> Figures:
     found = {name: _mean_ms(scheduler, family, label) for name, (family, label) in points.items()}
     for verb in ("filter", "prioritize", "bind"):
         seconds = _sum(ours, "gpuslice_extender_request_seconds_total", f'verb="{verb}"')
-        calls = _sum(ours, "gpuslice_extender_requests_total", f'verb="{verb}"')
+        calls = _sum(ours, REQUESTS, f'verb="{verb}"')
         if calls:
             found[f"extender {verb}"] = round(seconds * 1e3 / calls, 3)
+    if ours:
+        found["binds refused, in all"] = _sum(ours, REQUESTS, 'verb="bind",result="no"')
     return found
 
 

@@ -42,7 +42,7 @@ pytestmark = [
 ]
 
 CARD_UNITS = 16
-KILLS = int(os.environ.get("GPUSLICE_E2E_KILLS", "3"))
+KILLS = int(os.environ.get("GPUSLICE_E2E_KILLS", "2"))
 SEED = int(os.environ.get("GPUSLICE_E2E_SEED", "20"))
 TAKEOVER_S = 15.0
 LIVING = 60  # pods that the load keeps around: a few more than fit
