@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -72,5 +73,5 @@ def _commit() -> str:
         command = ["git", "-c", f"safe.directory={root}", "describe", "--always", "--dirty"]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+        return os.environ.get("GPUSLICE_COMMIT", "unknown")
+    return done.stdout.strip() or os.environ.get("GPUSLICE_COMMIT", "unknown")

@@ -55,7 +55,7 @@ CASES = (
     Case("kill -9", "memory_cases.killed"),
     Case("functions of this driver", "memory_cases.known_functions"),
     Case("programs built by nvcc", "program_cases.nvcc_programs", 90),
-    Case("PyTorch's allocators", "program_cases.torch_memory", 90),
+    Case("PyTorch's allocators", "program_cases.torch_memory", 120),
     Case("PyTorch's graphs", "program_cases.torch_graph", 60),
     Case("a share of compute", "share_cases.one_share", 90),
     Case("compute split in two", "share_cases.split", 75),
@@ -192,7 +192,7 @@ def simulate(folder: Path) -> None:
     from gpuslice.sim import gpu
 
     state = gpu.create(folder / "cards", ["H200"], cuda_version="13.0", seed="test-gpu", kernel_us=5)
-    os.environ.update(gpu.environment(state, BUILD / "sim"))
+    os.environ.update(gpu.environment(state, BUILD / "sim", os.environ.get("NVIDIA_VISIBLE_DEVICES")))
 
 
 def read_ahead() -> subprocess.Popen[bytes] | None:
@@ -242,9 +242,12 @@ def arguments_given() -> argparse.Namespace:
     parser.add_argument("--without", action="append", default=[], metavar="WORD", help="none of these")
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver")
     parser.add_argument("--within", type=float, default=480, metavar="SECONDS", help="for all of them [480]")
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the page is written")
+    parser.add_argument("--page", type=Path, help="where the page is written")
     parser.add_argument("--play", nargs=4, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    given = parser.parse_args()
+    whole = not (given.simulated or given.words or given.without)
+    given.page = given.page or (PAGE if whole else BUILD / PAGE.name)  # the committed page is a whole run's
+    return given
 
 
 def main() -> int:

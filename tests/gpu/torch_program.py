@@ -17,9 +17,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import torch
+# Beside this file are modules of ours with common names; PyTorch must not find them.
+sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
+
+import torch  # noqa: E402
 
 MIB = 1 << 20
 BLOCK_S = 0.08

@@ -15,11 +15,11 @@ RUN = Path(__file__).resolve().parents[1] / "gpu" / "run.py"
 
 
 def play(
-    folder: Path, *words: str, build: Path = BUILD
+    folder: Path, *words: str, build: Path = BUILD, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
     done = subprocess.run(
         [sys.executable, str(RUN), "--simulated", "--page", str(folder / "page.md"), *words],
-        env={**os.environ, "OUT": str(folder), "GPUSLICE_NATIVE_BUILD": str(build)},
+        env={**os.environ, "OUT": str(folder), "GPUSLICE_NATIVE_BUILD": str(build), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -50,6 +50,13 @@ def test_the_load_is_judged_to_its_end(tmp_path: Path) -> None:
     line = lines["gpuslice load"]
     assert line["verdict"] == "passed" or "parted at" in line["sentence"], line["account"]
     assert "DCGM_FI_PROF_GR_ENGINE_ACTIVE" in line["sentence"]
+
+
+def test_in_a_pid_namespace_the_cards_growth_stands_in_for_the_process_list(tmp_path: Path) -> None:
+    done, lines = play(tmp_path, "counted", "processes by", NVIDIA_VISIBLE_DEVICES="all")
+    assert done.returncode == 0, done.stdout
+    assert "0 MiB apart, by the card's growth" in lines["counted as the driver counts"]["sentence"]
+    assert "NVML lists no process here" in lines["processes by NVML"]["sentence"]
 
 
 def test_a_case_that_fails_leaves_an_account_and_the_others_go_on(tmp_path: Path) -> None:
