@@ -25,10 +25,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpuslice.core.book import Holding, NodeBook
+from gpuslice.core.feed import NO_FEED, Fed, Feed
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
-from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
+from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Shape
 
 REMEMBERED_GONE = 10_000  # uids of pods that ended: a late event must not bring one back
 
@@ -47,6 +48,8 @@ def shape_of(request: Request) -> Shape:
         units=request.units_per_gpu,
         cards=request.gpu_count,
         core_percent=request.core_percent,
+        cpu_milli=request.feed.cpu_milli,
+        memory_mib=request.feed.memory_mib,
     )
 
 
@@ -54,7 +57,8 @@ class Ledger:
     """The book of a cluster. `fleet` holds the same as arrays, up to date after `flush`."""
 
     def __init__(self, witness: Witness | None = None) -> None:
-        self.fleet = Fleet()
+        self.fleet = Fleet(feed_limits=False)  # CPU and memory are kube-scheduler's to refuse for
+        self._fed = Fed()
         self.witness = witness
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.core_required: set[str] = set()  # nodes that take only pods that ask for compute
@@ -79,6 +83,7 @@ class Ledger:
             self._keep(pod)
         else:
             self._let_go(pod.uid)
+            self._feed(pod.uid, pod.node, pod.feed)
 
     def remove_pod(self, uid: str) -> None:
         """A pod is gone for good: deleted or finished. It never comes back under this uid."""
@@ -86,6 +91,7 @@ class Ledger:
         while len(self._gone) > REMEMBERED_GONE:
             self._gone.popitem(last=False)
         self._let_go(uid)
+        self._feed(uid, "", NO_FEED)
 
     def apply_node(self, node: Node) -> None:
         """A node as the API server shows it now: cards, their health and labels may all have changed."""
@@ -244,6 +250,7 @@ class Ledger:
         book.holdings[uid] = holding
         book.changed()
         self.nominations.drop(uid)
+        self._feed(uid, holding.node, holding.pod.feed)
         self._where[uid] = holding.node
         self._stale[holding.node] = None
 
@@ -251,12 +258,19 @@ class Ledger:
         name = self._where.pop(uid, None)
         if name is None:
             return False
+        self._feed(uid, "", NO_FEED)
         book = self._books[name]
         del book.holdings[uid]
         book.changed()
         self._stale[name] = None
         self._close_if_empty(book)
         return True
+
+    def _feed(self, uid: str, node: str, feed: Feed) -> None:
+        """A pod eats of this node and of no other; of none without `node`."""
+        for name in self._fed.put(uid, node, feed):
+            if name in self._books:
+                self._stale[name] = None
 
     def _book(self, name: str) -> NodeBook:
         book = self._books.get(name)
@@ -290,7 +304,7 @@ class Ledger:
         if book is None or book.node is None or not book.node.gpus:
             self.fleet.drop(name)
             return
-        self.fleet.put(_row(book.state()))
+        self.fleet.put(_row(book.state(), self._fed.used(name)))
 
 
 def _concerns_us(pod: Pod) -> bool:
@@ -316,9 +330,20 @@ def _refusal(state: NodeState, request: Request) -> Refusal:
     return Refusal("The chosen card was taken meanwhile", detail=f"card {cards} would still fit")
 
 
-def _row(state: NodeState) -> FleetNode:
+def _row(state: NodeState, eaten: Feed) -> FleetNode:
     node = state.node
+    cpu, memory = node.feed.cpu_milli or UNLIMITED, node.feed.memory_mib or UNLIMITED
     usable = [gpu.units if gpu.index not in node.unhealthy else 0 for gpu in node.gpus]
     models = {gpu.model for gpu in node.gpus}
     model = models.pop() if len(models) == 1 else ""
-    return FleetNode(node.name, usable, state.left, state.core_left, model)
+    return FleetNode(
+        node.name,
+        usable,
+        state.left,
+        state.core_left,
+        model,
+        cpu,
+        memory,
+        max(0.0, cpu - eaten.cpu_milli),
+        max(0.0, memory - eaten.memory_mib),
+    )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gpuslice.core.feed import NO_FEED, Feed
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -44,6 +46,7 @@ class Node:
     placement: str = ""  # binpack or spread where the node's label says so, else the policy decides
     core_percent: int = 0  # of each card; 0 where the node does not divide compute
     core_required: bool = False  # every pod here has to ask for compute as well as memory
+    feed: Feed = NO_FEED  # CPU and memory that it has to give
     problem: str = ""
 
 
@@ -75,6 +78,7 @@ class Request:
     core_percent: int = 0
     containers: tuple[ContainerRequest, ...] = ()  # those that ask for units, in the order they start
     app_containers: int = 1  # how many app containers the pod has, asking or not
+    feed: Feed = NO_FEED  # CPU and memory beside it
 
     @property
     def units_per_gpu(self) -> int:
@@ -139,6 +143,7 @@ class Pod:
     terminating: bool = False
     problem: str = ""
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
+    feed: Feed = NO_FEED  # CPU and memory that it asks for, also of a pod that wants no card
     nominated: str = ""  # the node on which room is being made for it (status.nominatedNodeName)
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
 

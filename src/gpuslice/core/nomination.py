@@ -1,8 +1,8 @@
 """Cards kept for pods whose room is being made: the ledger's side of ``status.nominatedNodeName``.
 
-kube-scheduler keeps a nominated pod's amounts out of a node's *sum* for pods of equal or lower priority; which
-card they come from it does not know. Here the very cards are kept. A nomination is a courtesy, not a promise:
-it binds nobody, a pod of higher priority may take the cards, and it ends when its pod holds cards or is gone.
+kube-scheduler keeps a nominated pod's amounts out of a node's *sum* for pods of equal or lower priority;
+which card they come from it does not know. Here the very cards are kept. A nomination is a courtesy, not a
+promise: a pod of higher priority may take the cards, and it ends when its pod holds cards or is gone.
 """
 
 from __future__ import annotations

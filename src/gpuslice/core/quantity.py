@@ -30,12 +30,24 @@ def whole_number(value: object) -> int | None:
     return _parse(value)
 
 
-def _parse(text: str) -> int | None:
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
+def scaled(value: object, factor: int) -> int | None:
+    """`factor` times a quantity, rounded down; None when the value is no quantity."""
+    if isinstance(value, bool):
         return None
-    number = Fraction(match[1]) * _factor(match[2] or "")
-    return int(number) if number.denominator == 1 else None
+    if isinstance(value, int | float):
+        return int(value * factor)
+    number = _number(value) if isinstance(value, str) else None
+    return None if number is None else int(number * factor)
+
+
+def _parse(text: str) -> int | None:
+    number = _number(text)
+    return int(number) if number is not None and number.denominator == 1 else None
+
+
+def _number(text: str) -> Fraction | None:
+    match = _QUANTITY.fullmatch(text)
+    return None if match is None else Fraction(match[1]) * _factor(match[2] or "")
 
 
 def _factor(suffix: str) -> Fraction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from gpuslice.core.annotations import decode_assume_time, decode_gpus, decode_placement
@@ -16,6 +17,7 @@ from gpuslice.core.contract import (
     NODE_GPUS,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
+from gpuslice.core.feed import NO_FEED, Feed, node_feed
 from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, asks_for_gpu, pod_request
@@ -81,6 +83,7 @@ def pod_of(
     version: str,
     priority: int | None = None,
     nominated: str = "",
+    feed: Feed = NO_FEED,
     specs: Sequence[ContainerSpec],
     labels: Mapping[str, str] | None,
     annotations: Mapping[str, str] | None,
@@ -88,6 +91,8 @@ def pod_of(
     """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody."""
     labels, annotations = labels or _NOTHING, annotations or _NOTHING
     request, problem = _request(specs, labels, bound=bool(node))
+    if request is not None and feed:
+        request = replace(request, feed=feed)
     placement, misread = _placement(annotations, node, request)
     return Pod(
         uid=uid,
@@ -103,6 +108,7 @@ def pod_of(
         problem=problem or misread,
         priority=priority or 0,
         nominated=nominated,
+        feed=feed,
         version=version_number(version),
     )
 
@@ -113,6 +119,7 @@ def node_of(
     labels: Mapping[str, str] | None,
     annotations: Mapping[str, str] | None,
     capacity: Mapping[str, object] | None,
+    allocatable: Mapping[str, str] | None = None,
     unhealthy: frozenset[int] = frozenset(),
 ) -> Node:
     """A node of the API: no cards when it shares none (capacity without ``aliyun.com/gpu-mem``)."""
@@ -125,6 +132,7 @@ def node_of(
         placement=labels.get(LABEL_PLACEMENT, ""),
         core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
         core_required=labels.get(LABEL_SCHEDULE) == "core_mem",
+        feed=node_feed(allocatable),
         problem=problem,
     )
 

@@ -27,6 +27,7 @@ class SlimMetadata(_Slim):
 
 class SlimResources(_Slim):
     limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
 
 
 class SlimContainer(_Slim):
@@ -55,6 +56,7 @@ class SlimPod(_Slim):
 
 class SlimNodeStatus(_Slim):
     capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
 
 
 class SlimNode(_Slim):

@@ -6,6 +6,7 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.slim import SlimNode, SlimPod
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+from gpuslice.core.feed import pod_feed
 from gpuslice.core.model import Node, Pod
 from gpuslice.core.views import container_specs, node_of, pod_of
 
@@ -23,6 +24,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         version=meta.resource_version,
         priority=spec.priority,
         nominated=pod.status.nominated_node_name,
+        feed=pod_feed(spec),
         specs=container_specs(spec),
         labels=meta.labels,
         annotations=meta.annotations,
@@ -37,6 +39,7 @@ def node_view(node: objects.Node | SlimNode, unhealthy: frozenset[int] = frozens
         labels=meta.labels,
         annotations=meta.annotations,
         capacity=node.status.capacity,
+        allocatable=node.status.allocatable,
         unhealthy=unhealthy,
     )
 

@@ -23,6 +23,7 @@ class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
 
 class Resources(_Wire):
     limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
 
 
 class Container(_Wire):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -32,6 +32,7 @@ from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
 from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.feed import pod_feed
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import open_to
@@ -331,7 +332,8 @@ def is_sample(asked: int, nodes: int) -> bool:
 
 def request_of(pod: WirePod) -> Request | None:
     """What the pod asks for, None for nothing. Raises `InvalidRequestError`."""
-    return pod_request(container_specs(pod.spec), pod.metadata.labels)
+    request = pod_request(container_specs(pod.spec), pod.metadata.labels)
+    return None if request is None else replace(request, feed=pod_feed(pod.spec))
 
 
 def _reasons(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> list[Reason]:

@@ -78,8 +78,9 @@ class Fleet:
     """Nodes × cards. Rows are never moved, a row that was dropped is used again by the next new node.
 
     `left`, `size`, `core_left`: [row, slot]; a slot without a usable card has size 0 and nothing left.
-    `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts the changes of
-    which cards there are, as opposed to what is free of them.
+    With `feed_limits` False CPU and memory are left to somebody else to refuse for: they only decide what a
+    node is worth. `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts the
+    changes of which cards there are, as opposed to what is free of them.
     """
 
     left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
@@ -92,6 +93,7 @@ class Fleet:
     cards: Ints = field(default_factory=_empty_ints)
     model: Ints = field(default_factory=_empty_ints)
     stamp: Ints = field(default_factory=_empty_ints)
+    feed_limits: bool = True
     clock: int = 0
     cards_version: int = 0
     models: list[str] = field(default_factory=list)

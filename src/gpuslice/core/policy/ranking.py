@@ -159,7 +159,8 @@ class Policy(ABC):
 
 def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
     """Those of `rows` that can hold a pod of this shape now."""
-    fits = (fleet.cpu_left[rows] >= shape.cpu_milli) & (fleet.memory_left[rows] >= shape.memory_mib)
+    fits = fleet.cpu_left[rows] >= (shape.cpu_milli if fleet.feed_limits else 0)
+    fits &= fleet.memory_left[rows] >= (shape.memory_mib if fleet.feed_limits else 0)
     allowed = fleet.allowed(shape.models)
     if allowed is not None:
         fits &= allowed[fleet.model[rows]]

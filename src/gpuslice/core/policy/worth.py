@@ -231,7 +231,8 @@ def _fed(states: States, columns: Columns) -> Floats:
     """Cards that free CPU and memory feed, for each shape."""
     by_cpu = states.cpu_milli[:, None] * columns.cards_per_cpu
     by_memory = states.memory_mib[:, None] * columns.cards_per_memory
-    return np.minimum(by_cpu, by_memory, out=by_cpu)
+    np.minimum(by_cpu, by_memory, out=by_cpu)
+    return np.maximum(by_cpu, 0.0, out=by_cpu)  # what others eat of a node may be more than we know of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,125 @@
+"""CPU and memory: what pods ask for and what nodes have of it, beside their cards.
+
+For a policy only: cards on a node whose CPU is gone are worth nothing, so a pod should not eat the last cores
+beside free cards. Whether CPU and memory suffice is kube-scheduler's to say, and nothing is refused for want
+of them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+from gpuslice.core.quantity import scaled
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Amounts of CPU and memory; 0 where nothing is asked for, or nothing is known."""
+
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.cpu_milli or self.memory_mib)
+
+
+NO_FEED = Feed()
+
+
+class AmountsLike(Protocol):
+    @property
+    def requests(self) -> Mapping[str, str | int | float] | None: ...
+
+
+class FedLike(Protocol):
+    @property
+    def resources(self) -> AmountsLike | None: ...
+    @property
+    def restart_policy(self) -> str | None: ...
+
+
+class FedSpecLike(Protocol):
+    @property
+    def containers(self) -> Sequence[FedLike]: ...
+    @property
+    def init_containers(self) -> Sequence[FedLike] | None: ...
+
+
+def pod_feed(spec: FedSpecLike) -> Feed:
+    """What a pod asks for at its peak: apps beside sidecars, or an init container beside those before it."""
+    apps = sidecars = largest = NO_FEED
+    for each in spec.containers:
+        apps = _plus(apps, _asked(each))
+    for each in spec.init_containers or ():
+        if each.restart_policy == "Always":
+            sidecars = _plus(sidecars, _asked(each))
+        else:
+            largest = _most(largest, _plus(sidecars, _asked(each)))
+    return _most(_plus(apps, sidecars), largest)
+
+
+def node_feed(allocatable: Mapping[str, str | int | float] | None) -> Feed:
+    """What a node has to give."""
+    return _feed((allocatable or {}).get("cpu", 0), (allocatable or {}).get("memory", 0))
+
+
+NOWHERE = ("", NO_FEED)
+
+
+class Fed:
+    """Who eats how much of which node's CPU and memory."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, Feed]] = {}
+        self._used: dict[str, tuple[int, int, int]] = {}  # by node: CPU, memory, number of pods
+
+    def put(self, uid: str, node: str, feed: Feed) -> set[str]:
+        """Count a pod on `node` alone from now on, nowhere when that is ""; the nodes that this changes."""
+        before, after = self._of.get(uid, NOWHERE), (node, feed) if node and feed else NOWHERE
+        if before == after:
+            return set()
+        if before is not NOWHERE:
+            self._add(*before, -1)
+            del self._of[uid]
+        if after is not NOWHERE:
+            self._add(*after, 1)
+            self._of[uid] = after
+        return {before[0], after[0]} - {""}
+
+    def _add(self, node: str, feed: Feed, pods: int) -> None:
+        cpu, memory, number = self._used.pop(node, (0, 0, 0))
+        if number + pods:
+            self._used[node] = (cpu + pods * feed.cpu_milli, memory + pods * feed.memory_mib, number + pods)
+
+    def used(self, node: str) -> Feed:
+        cpu, memory, _ = self._used.get(node, (0, 0, 0))
+        return Feed(cpu, memory)
+
+
+def _asked(container: FedLike) -> Feed:
+    requests = container.resources.requests if container.resources is not None else None
+    if not requests:
+        return NO_FEED
+    return _feed(requests.get("cpu", 0), requests.get("memory", 0))
+
+
+@lru_cache(maxsize=4096)  # clusters have few different amounts, on very many pods
+def _feed(cpu: str | int | float, memory: str | int | float) -> Feed:
+    return Feed(scaled(cpu, 1000) or 0, (scaled(memory, 1) or 0) // MIB)
+
+
+def _plus(one: Feed, other: Feed) -> Feed:
+    if not one or not other:
+        return one or other
+    return Feed(one.cpu_milli + other.cpu_milli, one.memory_mib + other.memory_mib)
+
+
+def _most(one: Feed, other: Feed) -> Feed:
+    if not one or not other:
+        return one or other
+    return Feed(max(one.cpu_milli, other.cpu_milli), max(one.memory_mib, other.memory_mib))

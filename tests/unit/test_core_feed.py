@@ -1,0 +1,110 @@
+"""CPU and memory decide where a pod goes, never whether it may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from gpuslice.adapters.kube import objects
+from gpuslice.core.feed import NO_FEED, Feed, node_feed, pod_feed
+from gpuslice.core.ledger import Ledger, shape_of
+from gpuslice.core.model import Pod
+from gpuslice.core.policy import NEVER, UNLIMITED, make_policy
+from tests.builders import api_container, api_pod, make_node, make_placement, make_pod, make_request
+
+BUSY = Feed(4000, 8192)
+
+
+def container(cpu: str, memory: str, **fields: object) -> dict[str, object]:
+    each = api_container("1")
+    each["resources"]["requests"] = {"cpu": cpu, "memory": memory}
+    return each | fields
+
+
+def decoded(**spec: object) -> objects.PodSpec:
+    return msgspec.convert(api_pod(**spec), objects.Pod).spec  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "feed"),
+    [
+        ({"cpu": "500m", "memory": "1Gi"}, Feed(500, 1024)),
+        ({"cpu": "2", "memory": "1500M"}, Feed(2000, 1430)),
+        ({"cpu": "0.1", "memory": "128974848"}, Feed(100, 123)),
+        ({"cpu": "none", "memory": "1Gi"}, Feed(0, 1024)),
+        (None, NO_FEED),
+    ],
+)
+def test_amounts_are_read_as_kubernetes_writes_them(amounts: dict[str, str] | None, feed: Feed) -> None:
+    assert node_feed(amounts) == feed
+
+
+def test_a_pod_asks_for_its_peak() -> None:
+    apps = [container("1", "1Gi"), container("500m", "2Gi")]
+    inits = [container("200m", "1Gi", restartPolicy="Always"), container("3", "1Gi")]
+    assert pod_feed(decoded(containers=apps)) == Feed(1500, 3072)
+    assert pod_feed(decoded(containers=apps, initContainers=inits)) == Feed(3200, 4096)
+
+
+def ledger() -> Ledger:
+    made = Ledger()
+    made.apply_node(make_node(cards=(15, 15), feed=Feed(16_000, 65_536)))
+    return made
+
+
+def left(made: Ledger) -> tuple[float, float]:
+    fleet = made.flush()
+    row = fleet.row_of["n1"]
+    return float(fleet.cpu_left[row]), float(fleet.memory_left[row])
+
+
+def test_every_bound_pod_eats_and_stops_when_it_is_gone() -> None:
+    made = ledger()
+    guest = Pod("guest", "default", "guest", "n1", feed=BUSY, version=1)
+    made.apply_pod(guest)
+    made.apply_pod(replace(guest, version=2))
+    made.apply_pod(make_pod("mine", 4, node="n1", card=0, feed=BUSY))
+    assert left(made) == (8_000, 49_152)
+    made.remove_pod("guest")
+    assert left(made) == (12_000, 57_344)
+    made.apply_pod(replace(make_pod("mine", 4, node="n1", card=0, feed=BUSY), finished=True))
+    assert left(made) == (16_000, 65_536)
+
+
+def test_a_pod_on_its_way_eats_until_it_is_forgotten() -> None:
+    made = ledger()
+    pod = make_pod("mine", 4, feed=BUSY)
+    assert made.assume(pod, make_placement("n1", 4, 0)) is None
+    assert left(made) == (12_000, 57_344)
+    made.forget(pod.uid)
+    assert left(made) == (16_000, 65_536)
+
+
+def test_who_eats_more_than_there_is_refuses_nobody() -> None:
+    made = ledger()
+    made.apply_pod(Pod("glutton", "default", "glutton", "n1", feed=Feed(99_000, 8)))
+    shape = shape_of(replace(make_request(4), feed=BUSY))
+    for name in ("opportunity-cost", "fgd", "bestfit", "binpack", "spread"):
+        policy = make_policy(name, made.flush())
+        policy.arrived(shape)
+        assert policy.keys(shape)[made.fleet.row_of["n1"]] != NEVER, name
+
+
+def test_cores_beside_free_cards_are_left_for_those_who_need_the_cards() -> None:
+    made = Ledger()
+    for name, cpu in (("n1", 8_000), ("n2", 64_000)):
+        made.apply_node(make_node(name, cards=(15, 15), feed=Feed(cpu, 262_144)))
+    fleet = made.flush()
+    policy = make_policy("opportunity-cost", fleet)
+    hungry = shape_of(replace(make_request(1), feed=Feed(8_000, 1024)))
+    policy.arrived(hungry)
+    row = policy.choose(hungry)
+    assert row == fleet.row_of["n2"]  # on n1 nobody could feed the other cards any more
+
+
+def test_a_node_that_says_nothing_is_unlimited() -> None:
+    made = Ledger()
+    made.apply_node(make_node())
+    assert left(made) == (UNLIMITED, UNLIMITED)
