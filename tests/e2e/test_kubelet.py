@@ -360,6 +360,36 @@ def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster
     cards = Counter(_checked(cluster, name, 4) for name in ("before", *names))
     assert cards == {"0": 3, "1": 3}, "cards that kubelet forgot were given out twice"
     assert lives(cluster, "before") == lived
+    held = owners(cluster)
+    assert held.keys() == {"before", *names}, "somebody's folder was taken over"
+    assert len(frozenset[str]().union(*held.values())) == 6 * 4, "ids were given out twice"
+
+
+def test_a_container_that_kubelet_forgot_is_not_started_again_in_its_pod(cluster: Cluster) -> None:
+    """A fact about kubelet: it has no devices to name to the plugin, so it does not even try."""
+    cluster.offers(2 * UNITS)
+    cluster.create(pod("before", container(4, f"{SHOW.removesuffix(STAY)} sleep 8"), restartPolicy="Always"))
+    cluster.running("before")
+    cluster.agent.stop()
+    cluster.kubelet.stop()
+    (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
+    cluster.kubelet.start()
+    cluster.agent.start()
+    cluster.registered()
+
+    def waits() -> str:
+        (state,) = cluster.pod("before")["status"]["containerStatuses"]
+        return str(state["state"].get("waiting", {}).get("message", ""))
+
+    until(lambda: "no devices found allocated" in waits(), f"it is not started again; {waits()}", 40)
+
+
+def owners(cluster: Cluster) -> dict[str, frozenset[str]]:
+    """Device ids by the pod that owns their folder on the host."""
+    files = (cluster.places.folder / "gpuslice" / "containers").glob("*/owner.json")
+    found = [json.loads(file.read_text()) for file in files]
+    alive = {each["metadata"]["uid"] for each in cluster.api.get(PODS)["items"]}
+    return {each["pod"]: frozenset(each["ids"]) for each in found if each["uid"] in alive}
 
 
 def test_a_kubelet_that_never_met_the_agent_starts_pods_without_devices(cluster: Cluster) -> None:
@@ -379,6 +409,13 @@ def test_a_kubelet_that_never_met_the_agent_starts_pods_without_devices(cluster:
     cluster.create(pod("after", container(4)))
     _checked(cluster, "after", 4)
     assert ANN_ASSIGNED not in cluster.pod("early")["metadata"].get("annotations", {})
+
+    def told() -> list[str]:
+        events = cluster.api.get("namespaces/default/events")["items"]
+        mine = [each for each in events if each["reason"] == "RunsWithoutDevices"]
+        return [each["involvedObject"]["name"] for each in mine]
+
+    assert until(told, "the agent tells of it") == ["early"]
 
 
 def test_a_zeroed_node_status_is_mended(cluster: Cluster) -> None:
