@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ MODES = {
 }
 ALONE = "threads_1"
 ROUND_MS = 60
+STARTS = 200
 CORES = os.cpu_count() or 1
 CARD = "H200"
 SEED = "bench"
@@ -133,7 +135,31 @@ def ratios(results: Rounds, name: str) -> Figures:
     return {call: statistics.median(own[call] / raw[call] for own, raw in pairs) for call in CALLS}
 
 
-def report(results: dict[str, Rounds]) -> dict[str, object]:
+def started_us(environment: dict[str, str]) -> float:
+    """What starting /bin/true and its end cost in processor time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(STARTS):
+        os.waitpid(os.posix_spawn("/bin/true", ["/bin/true"], environment), 0)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds / STARTS * 1e6
+
+
+def starts(folder: Path, rounds: int) -> dict[str, float]:
+    """Programs that never ask for the driver, in turns: alone, with an empty library preloaded, with ours."""
+    empty = folder / "empty.so"
+    command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(empty)]
+    subprocess.run(command, check=True)
+    preloads = {"alone": {}, "empty": {"LD_PRELOAD": str(empty)}}
+    preloads["gpuslice"] = {"LD_PRELOAD": str(BUILD / "lib/libgpuslice.so")}
+    taken: dict[str, list[float]] = {name: [] for name in preloads}
+    for _ in range(rounds):
+        for name, preload in preloads.items():
+            taken[name].append(started_us({"PATH": "/bin", **preload}))
+    return {name: statistics.median(figures) for name, figures in taken.items()}
+
+
+def report(results: dict[str, Rounds], start_us: dict[str, float]) -> dict[str, object]:
     one = {name: best(rounds) for name, rounds in results[ALONE].items()}
     keys: dict[str, object] = {
         f"{call}_added_ns": round(one["gpuslice"][call] - one["raw"][call], 1) for call in CALLS
@@ -146,6 +172,7 @@ def report(results: dict[str, Rounds]) -> dict[str, object]:
             mode: {name: typical(mode, rounds) for name, rounds in by.items()} for mode, by in results.items()
         },
         "ratio_to_raw": {mode: {name: ratios(by, name) for name in names} for mode, by in results.items()},
+        "start_us": start_us,
         "aims_added_ns": AIMS_NS,
         "cores": CORES,
     }
@@ -183,10 +210,13 @@ def main() -> None:
         program = compiled(folder)
         every = environments(folder, options.peer_lib, peer_environment)
         results = {mode: in_turns(program, every, shape, options.rounds) for mode, shape in MODES.items()}
+        start_us = starts(folder, options.rounds)
     if options.json:
-        print(json.dumps(report(results), indent=2))
+        print(json.dumps(report(results, start_us), indent=2))
     else:
         print_table(results)
+        told = ", ".join(f"{name} {us:.0f}" for name, us in start_us.items())
+        print(f"/bin/true where there is no driver, us of processor time: {told}")
 
 
 if __name__ == "__main__":

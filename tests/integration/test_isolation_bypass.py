@@ -6,11 +6,22 @@ docs/user/security.md tells the same in words.
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.sim import gpu
-from tests.integration.isolation_rig import MIB, OUT_OF_MEMORY, SIM, container, make_container, make_machine
+from tests.integration.isolation_rig import (
+    BUILD,
+    MIB,
+    OUT_OF_MEMORY,
+    SIM,
+    container,
+    make_container,
+    make_machine,
+)
 
 
 def test_no_variable_of_the_environment_changes_a_limit(tmp_path: Path) -> None:
@@ -72,6 +83,32 @@ def test_a_region_that_cannot_be_mapped_grants_nothing(tmp_path: Path) -> None:
         with box.worker() as worker:
             assert worker.ask("start 0") == OUT_OF_MEMORY
         assert box.machine.used() == 0
+
+
+IN_A_CONTAINERS_MOUNTS = """
+cp -a /etc "$1/etc" && echo "$2" > "$1/etc/ld.so.preload" && mount --bind "$1/etc" /etc || exit 77
+shift 2
+exec env -i "$@"
+"""
+
+
+def test_an_empty_environment_changes_nothing(tmp_path: Path) -> None:
+    """As in a container: the library comes by /etc/ld.so.preload, which no variable and no shell can undo."""
+    with container(tmp_path / "box") as box:
+        library = str(box.root / "usr/lib/gpuslice/libgpuslice.so")
+        needed = ("GPUSLICE_SIM_STATE", "LD_LIBRARY_PATH")  # to find the simulated driver at all
+        variables = [f"{name}={box.environ()[name]}" for name in needed]
+        script = ["unshare", "--mount", "/bin/sh", "-c", IN_A_CONTAINERS_MOUNTS, "sh", str(tmp_path), library]
+        done = subprocess.run(
+            [*script, *variables, str(BUILD / "tests/worker"), "dlsym"],
+            input=f"start 0\nalloc 0 plain {64 * MIB}\nalloc 1 plain {1024 * MIB}\ntotal 0\n",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode in (1, 77, 126, 127) and not done.stdout:
+            pytest.skip(f"no mounts of our own on this machine: {done.stderr.strip()}")
+    assert done.stdout.splitlines() == ["ok", "ok", "ok", OUT_OF_MEMORY, f"ok {1024 * MIB}"]
 
 
 def test_another_copy_of_the_library_does_not_bring_other_limits(tmp_path: Path) -> None:

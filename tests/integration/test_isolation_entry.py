@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -264,6 +265,54 @@ def test_a_machine_without_a_driver_notices_nothing(tmp_path: Path) -> None:
     assert done.stdout.strip() == "False True"
 
 
+WHAT_A_PROCESS_HAS = r"""
+import json, os, signal
+maps = open("/proc/self/maps").read().split("\n")
+print(json.dumps({
+    "files": sorted(os.readlink(f"/proc/self/fd/{number}") for number in range(3, 64)
+                    if os.path.exists(f"/proc/self/fd/{number}")),
+    "threads": len(os.listdir("/proc/self/task")),
+    "environment": sorted(name for name in os.environ if name != "LD_PRELOAD"),
+    "libraries": sorted({line.split()[-1] for line in maps if ".so" in line}),
+    "handlers": [number for number in range(1, 65) if number not in (9, 19, 32, 33)
+                 and signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN)],
+    "umask": os.umask(0),
+}))
+"""
+
+
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime brings files and mappings of its own")
+def test_where_there_is_no_driver_nothing_is_left_behind(tmp_path: Path) -> None:
+    """No file, thread, variable or handler; of mappings the library's own, which writes nowhere else."""
+    with container(tmp_path) as box:
+        asked = [sys.executable, "-c", WHAT_A_PROCESS_HAS]
+        have, bare = (
+            json.loads(box.run(*asked, LD_LIBRARY_PATH="", LD_PRELOAD=preload).stdout)
+            for preload in (box.environ()["LD_PRELOAD"], "")
+        )
+        library = str((BUILD / "lib/libgpuslice.so").resolve())
+        assert library in have["libraries"]
+        have["libraries"].remove(library)
+        assert have == bare
+        assert box.region_path.read_bytes().count(0) == box.region_path.stat().st_size  # nobody came by
+
+
+def test_on_a_machine_without_limits_or_driver_a_lookup_costs_no_system_call(tmp_path: Path) -> None:
+    """Names that are not the driver's go to libc as they came."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not on this machine")
+    probe = "import ctypes; it = ctypes.CDLL(None); [getattr(it, 'malloc') for _ in range(1000)]"
+    with container(tmp_path) as box:
+        counts = []
+        for number, preload in enumerate((box.environ()["LD_PRELOAD"], "")):
+            log = tmp_path / f"calls{number}"
+            wanted = [strace, "-f", "-o", str(log), *(("-E", f"LD_PRELOAD={preload}") if preload else ())]
+            box.run(*wanted, sys.executable, "-S", "-c", probe, LD_PRELOAD="", LD_LIBRARY_PATH="")
+            counts.append(len(log.read_text().splitlines()))
+    assert 0 <= counts[0] - counts[1] < 40  # opening and mapping one more library
+
+
 def test_nvidia_smi_without_limits_shows_the_whole_card(tmp_path: Path) -> None:
     with container(tmp_path) as box:
         box.limits_path.unlink()
@@ -284,3 +333,39 @@ def test_every_hook_stands_before_the_drivers_function(tmp_path: Path) -> None:
                 wrong.append(f"{name} leads to {with_us}")
     assert len(names) > 90
     assert wrong == []
+
+
+EVERY_KIND = (
+    *("plain", "pitch", "managed", "async", "pool", "physical", "mapped", "array", "array3d", "mipmap"),
+    *("group", "group-addr", "tile", "graph", "node", "captured"),
+)
+
+
+@pytest.mark.skipif(bool(SANITIZER), reason="two tools that watch every access do not go together")
+def test_valgrind_finds_nothing(tmp_path: Path) -> None:
+    valgrind = shutil.which("valgrind")
+    if valgrind is None:
+        pytest.skip("valgrind is not on this machine")
+    story = ["start 0", *(f"alloc {number} {kind} {4 * MIB}" for number, kind in enumerate(EVERY_KIND))]
+    story += [*(f"free {number}" for number in range(len(EVERY_KIND))), f"threads 4 50 {MIB}", "burn 100 1 0"]
+    story += ["info", "fork", "reset"]
+    with container(tmp_path, cuda="13.0", share=50) as box:
+        done = subprocess.run(
+            [
+                valgrind,
+                "-q",
+                "--leak-check=no",
+                "--error-exitcode=9",
+                str(BUILD / "tests/worker"),
+                "dlsym",
+                "13000",
+            ],
+            env=box.environ(),
+            input="\n".join(story) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "error" not in done.stdout

@@ -24,8 +24,8 @@ CONTEXT_MIB = 121
 
 
 @contextmanager
-def started(folder: Path, **more: int) -> Iterator[tuple[Container, Worker]]:
-    with container(folder, **more) as box, box.worker() as worker:
+def started(folder: Path) -> Iterator[tuple[Container, Worker]]:
+    with container(folder) as box, box.worker() as worker:
         worker.ok("start 0")
         yield box, worker
 

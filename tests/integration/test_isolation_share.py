@@ -18,9 +18,9 @@ MEASURED_MS = 1500
 TRIES = 4
 
 
-def busy_ns(machine: Machine) -> int:
+def busy_ns(machine: Machine, card: int = 0) -> int:
     with gpu.Machine(machine.state) as cards:
-        return cards.cards()[0].busy_ns
+        return cards.cards()[card].busy_ns
 
 
 def burn(worker: Worker, milliseconds: int, every: int, pause_us: int = 0, how: str = "kernel") -> None:
@@ -28,14 +28,14 @@ def burn(worker: Worker, milliseconds: int, every: int, pause_us: int = 0, how: 
 
 
 def share_of_card(
-    machine: Machine, worker: Worker, every: int, pause_us: int = 0, how: str = "kernel"
+    machine: Machine, worker: Worker, every: int, *, how: str = "kernel", card: int = 0
 ) -> float:
     """How much of the card one worker keeps busy, in percent, after the controller has found its feet."""
-    burn(worker, WARM_UP_MS + MEASURED_MS + 500, every, pause_us, how)
+    burn(worker, WARM_UP_MS + MEASURED_MS + 500, every, how=how)
     time.sleep(WARM_UP_MS / 1000)
-    began, busy = time.monotonic_ns(), busy_ns(machine)
+    began, busy = time.monotonic_ns(), busy_ns(machine, card)
     time.sleep(MEASURED_MS / 1000)
-    share = 100 * (busy_ns(machine) - busy) / (time.monotonic_ns() - began)
+    share = 100 * (busy_ns(machine, card) - busy) / (time.monotonic_ns() - began)
     worker.heard()
     return share
 
@@ -134,6 +134,25 @@ def test_a_stream_that_records_never_waits(tmp_path: Path) -> None:
         assert failed == 0
         assert box.card().throttled_ns == waited
         assert took_ms < 20 * 200  # what as many launches would have to wait at the very least
+
+
+def test_the_share_is_of_the_card_that_works_however_the_cards_are_numbered(tmp_path: Path) -> None:
+    """CUDA's first card is NVML's second here, and on the other one a neighbour is busy."""
+    machine = make_machine(tmp_path, cards=2, kernel_us=1000)
+    order = f"{machine.uuid(1)},{machine.uuid(0)}"
+    box = make_container(tmp_path / "box", machine, share=30, cards=2, CUDA_VISIBLE_DEVICES=order)
+    other = make_container(tmp_path / "other", machine, cards=2)
+    with box.worker() as worker, other.worker() as neighbour:
+        worker.ok("start 0")
+        neighbour.ok("start 0")
+
+        def of_the_second_card() -> float:
+            burn(neighbour, WARM_UP_MS + MEASURED_MS, 1)
+            share = share_of_card(machine, worker, 1, card=1)
+            neighbour.heard()
+            return share
+
+        assert_reaches(of_the_second_card, 25, 35)
 
 
 def test_work_under_way_in_a_process_that_died_holds_nobody_up(tmp_path: Path) -> None:
