@@ -292,6 +292,39 @@ async def test_filter_can_let_only_the_best_pass() -> None:
         }
 
 
+async def test_of_many_fitting_nodes_the_best_pass_and_the_others_are_told_so() -> None:
+    names = [f"n{number}" for number in range(100)]
+    async with rig(cluster(**dict.fromkeys(names, (30, 2)))) as extender:
+        await extender.add_and_bind("a", "8", "n70")
+        answer = await extender.filter(api_pod(memory="6"), *names)
+        assert len(answer["NodeNames"]) == 64
+        assert "n70" in answer["NodeNames"]
+        assert sorted([*answer["NodeNames"], *answer["FailedNodes"]]) == sorted(names)
+        assert set(answer["FailedNodes"].values()) == {"The node fits, other nodes are packed better"}
+        assert not answer["FailedAndUnresolvableNodes"]
+
+
+ZONES = {"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 1, "labelSelector": {}}
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    ("spec", "passing"),
+    [
+        ({"affinity": {"nodeAffinity": {PREFERRED: [{"weight": 1, "preference": {}}]}}}, 3),
+        ({"affinity": {"podAntiAffinity": {PREFERRED: [{"weight": 1, "podAffinityTerm": {}}]}}}, 3),
+        ({"topologySpreadConstraints": [{**ZONES, "whenUnsatisfiable": "ScheduleAnyway"}]}, 3),
+        ({"topologySpreadConstraints": [{**ZONES, "whenUnsatisfiable": "DoNotSchedule"}]}, 1),
+        ({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}}, 1),
+        ({"affinity": None}, 1),
+    ],
+)
+async def test_a_pod_that_prefers_nodes_gets_all_that_fit(spec: dict[str, Any], passing: int) -> None:
+    async with rig(cluster(n1=(30, 2), n2=(30, 2), n3=(30, 2)), filter_best=1) as extender:
+        answer = await extender.filter(api_pod(memory="6", **spec), "n1", "n2", "n3")
+        assert len(answer["NodeNames"]) == passing
+
+
 async def test_a_refusal_is_explained_on_the_pod() -> None:
     async with rig(cluster(n1=(15, 1), n2=(15, 1))) as extender:
         await extender.add_and_bind("a", "9", "n1")

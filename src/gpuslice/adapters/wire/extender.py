@@ -32,10 +32,38 @@ class Container(_Wire):
     restart_policy: str | None = None
 
 
+class Preferences(_Wire):
+    preferred: list[msgspec.Raw] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(_Wire):
+    node_affinity: Preferences | None = None
+    pod_affinity: Preferences | None = None
+    pod_anti_affinity: Preferences | None = None
+
+
+class Spread(_Wire):
+    when_unsatisfiable: str = ""
+
+
 class PodSpec(_Wire):
     containers: list[Container] = []
     init_containers: list[Container] | None = None
     priority: int | None = None
+    affinity: Affinity | None = None
+    topology_spread_constraints: list[Spread] | None = None
+
+    @property
+    def prefers(self) -> bool:
+        """Whether the owner says which of the nodes that would do are better than others."""
+        spread = self.topology_spread_constraints or ()
+        affinity = self.affinity or Affinity()
+        kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
+        return any(each is not None and each.preferred for each in kinds) or any(
+            each.when_unsatisfiable == "ScheduleAnyway" for each in spread
+        )
 
 
 class Metadata(_Wire):

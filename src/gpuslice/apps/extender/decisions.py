@@ -131,7 +131,7 @@ class Decisions:
         keys[kept] = NEVER
         passing = np.flatnonzero(keys != NEVER)
         others: list[Reason] = [(kept, KEPT)]
-        if self._filter_best and len(passing) > self._filter_best:
+        if 0 < self._filter_best < len(passing) and not pod.spec.prefers:
             fitting, passing = passing, _best(keys, self._filter_best)
             others.append((np.setdiff1d(fitting, passing, assume_unique=True), NOT_THE_BEST))
         if len(passing):

@@ -33,11 +33,13 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     filter_best: Annotated[
         int,
         about(
-            "How many of the fitting nodes filter lets pass, the best first; 0 lets all pass. Set it to 1 "
-            "where kube-scheduler schedules in batches, which skip prioritize, and packing matters most.",
+            "How many of the fitting nodes filter lets pass, the best first, so that kube-scheduler need not "
+            "score the others; 0 lets all pass. For a pod that prefers nodes (preferred affinity, spreading "
+            "with ScheduleAnyway) all pass. Set it to 1 where kube-scheduler schedules in batches, which "
+            "skip prioritize, and packing matters most.",
             ge=0,
         ),
-    ] = 0
+    ] = 64
     explain_refusals: Annotated[
         bool,
         about(
@@ -88,7 +90,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     lease_duration_s: Annotated[
         float,
         about("How long a lease lives without renewal: the longest a take-over lasts.", unit="s", ge=1),
-    ] = 12.0
+    ] = 10.0
     tls_certificate: Annotated[
         str, about("PEM file with the server certificate; plain HTTP without it. Renewals are picked up.")
     ] = ""
