@@ -1,0 +1,101 @@
+"""The cards of this machine, and which of them a wish is given."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Sequence
+
+from gpuslice.adapters.gpu.nvml import NvmlSource
+from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
+from gpuslice.adapters.region.budget import Budget, BudgetError
+from gpuslice.core.units import MIB, card_units, limit_bytes
+
+MEMORY = re.compile(r"(?P<amount>[1-9][0-9]*)(?P<unit>MiB|GiB|)")
+
+
+def machine_cards() -> tuple[Card, ...]:
+    async def ask() -> tuple[Card, ...]:
+        source = NvmlSource()
+        try:
+            return (await source.inventory()).cards
+        finally:
+            await source.close()
+
+    try:
+        cards = asyncio.run(ask())
+    except GpuUnavailableError as error:
+        raise BudgetError(f"this machine has no NVIDIA driver that answers: {error}") from error
+    if not cards:
+        raise BudgetError("the NVIDIA driver of this machine shows no card")
+    return cards
+
+
+def chosen_cards(
+    names: str, count: int | None, memory: str, cards: Sequence[Card], running: Sequence[Budget]
+) -> list[Card]:
+    """The cards named, or those with the most room, in the machine's order. Raises BudgetError."""
+    wanted = named_cards(names, "--gpu", cards) if names else visible_cards(cards)
+    count = count or (len(wanted) if names else 1)
+    if count > len(wanted):
+        raise BudgetError(f"{count} cards are asked for and there are {len(wanted)} to choose from")
+    best = sorted(wanted, key=lambda card: -room_bytes(card, running))[:count]
+    for card in best:
+        room, asked = room_bytes(card, running), memory_bytes(memory, card)
+        if asked > room:
+            raise BudgetError(no_room(asked, room, card, count))
+    return sorted(best, key=wanted.index)
+
+
+def no_room(asked_bytes: int, room_bytes: int, card: Card, count: int) -> str:
+    of = "on a card" if count == 1 else f"on card {card.index}"
+    return (
+        f"{asked_bytes // MIB} MiB are asked for and {max(room_bytes, 0) // MIB} MiB are the most"
+        f" that is left {of} (`gpuslice ps` shows who has the rest)"
+    )
+
+
+def visible_cards(cards: Sequence[Card]) -> list[Card]:
+    """Those that CUDA_VISIBLE_DEVICES leaves, where it is set: a budget never shows more."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return list(cards)
+    if not visible or visible.startswith("-"):
+        raise BudgetError(f'CUDA_VISIBLE_DEVICES is "{visible}" and hides every card: unset it, or say --gpu')
+    return named_cards(visible, "CUDA_VISIBLE_DEVICES", cards)
+
+
+def named_cards(names: str, source: str, cards: Sequence[Card]) -> list[Card]:
+    found = []
+    for name in (part.strip() for part in names.split(",")):
+        same = [card for card in cards if name == str(card.index) or is_uuid_of(name, card)]
+        if len(same) != 1:
+            known = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
+            raise BudgetError(f'{source}: there is no card "{name}": this machine has {known}')
+        found += [card for card in same if card not in found]
+    return found
+
+
+def is_uuid_of(name: str, card: Card) -> bool:
+    """As the driver has it: any beginning that tells the card from the others."""
+    return name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)
+
+
+def room_bytes(card: Card, running: Sequence[Budget]) -> int:
+    """What no budget has been given of a card."""
+    given = sum(
+        limit.memory_bytes or 0 for budget in running for limit in budget.limits if limit.uuid == card.uuid
+    )
+    return card.memory_mib * MIB - given
+
+
+def memory_bytes(memory: str, card: Card) -> int:
+    """A number of GiB is that many units of the card, as in a cluster; MiB are taken as they are."""
+    found = MEMORY.fullmatch(memory)
+    if not found:
+        raise BudgetError(f'--mem is "{memory}", wants a whole number of GiB, or an amount like 512MiB')
+    amount, units = int(found["amount"]), card_units(card.memory_mib)
+    if found["unit"] == "MiB":
+        return amount * MIB
+    return limit_bytes(card.memory_mib, amount, units) if amount <= units else amount * 1024 * MIB
