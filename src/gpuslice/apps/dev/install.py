@@ -124,6 +124,7 @@ extenders:
   - urlPrefix: http://127.0.0.1:{port}/gpushare-scheduler
     filterVerb: filter
     prioritizeVerb: prioritize
+    preemptVerb: preempt
     bindVerb: bind
     weight: 10
     enableHTTPS: false
