@@ -129,6 +129,9 @@ class Node:
 
     # -- as telemetry ---------------------------------------------------------------------------------
 
+    async def renew(self) -> None:
+        return None  # there is nothing to let go of
+
     async def sample(self, wanted: Mapping[int, str]) -> NodeSample:
         cards = []
         for card, uuid in enumerate(UUIDS):
