@@ -128,16 +128,25 @@ class Line(asyncio.Protocol):
         if not self._closed.done():
             self._closed.set_result(None)
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._broken = "the server spoke unasked"
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self._started:  # else a trailer, or of an answer that nobody asked for
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        if self._complete:
+            return
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self._started = True
             self._tell()
 
     def on_body(self, part: bytes) -> None:
+        if self._complete:
+            return
         self._parts.append(part)
         self._waiting_bytes += len(part)
         if self._streaming and self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None:
