@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.core.explanation import NOT_SHARED, ROOM, Place, Taint, Toleration, Wish, explain, obstacle
+from gpuslice.core.explanation import (
+    NOT_SHARED,
+    ROOM,
+    Place,
+    Taint,
+    Toleration,
+    Wish,
+    explain,
+    obstacle,
+    room_by_eviction,
+    room_in_the_making,
+)
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
 from gpuslice.core.placement import place
@@ -81,3 +92,24 @@ def test_it_says_room_exactly_where_placement_finds_some(used: list[int], units:
     assert roomy == {name for name in names if isinstance(place(states[name], request), Placement)}
     assert sorted(name for each in told.classes for name in each.nodes) == names
     assert told.hints
+
+
+def test_a_pod_of_priority_is_told_who_could_leave_for_it() -> None:
+    ledger = ledger_of({"a": (15,), "b": (15,)}, a=8, b=9)
+    places, wish = [Place("a"), Place("b", schedulable=False)], Wish(make_request(10))
+    (hint,) = room_by_eviction(ledger, places, wish, make_pod("high", 10, priority=5))
+    assert hint.startswith("Its priority 5 is above others': default/on-a could leave a, card 0.")
+    assert not list(room_by_eviction(ledger, places, wish, make_pod("equal", 10)))
+
+
+def test_a_nominated_pod_is_told_whom_it_waits_for() -> None:
+    ledger = ledger_of({"a": (15,)})
+    ledger.apply_pod(make_pod("old", 8, node="a", card=0, terminating=True))
+    high = make_pod("high", 10, priority=5, nominated="a")
+    assert list(room_in_the_making(ledger, high)) == [
+        "Room is being made for it on a, card 0: default/old must leave first."
+    ]
+    ledger.remove_pod("uid-old")
+    (hint,) = room_in_the_making(ledger, high)
+    assert hint.startswith("a, card 0 is kept for it")
+    assert not list(room_in_the_making(ledger, make_pod("plain", 10)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.apps.cli.chart import Chart, Line, svg
+from gpuslice.apps.cli.chart import Chart, Line, round_step, round_up, svg
 from gpuslice.apps.cli.main import command
 from gpuslice.core.policy import FleetNode, Shape
 from gpuslice.core.policy.capacity import cards_needed, explain, mixed, place_all
@@ -171,13 +172,23 @@ def test_the_picture_is_svg_with_a_line_for_each_policy(tmp_path: Path) -> None:
     root = ElementTree.parse(path).getroot()
     names = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
-    assert {"fgd", "bestfit", "arrived demand, % of the cluster"} <= set(names)
+    assert "arrived demand, % of the cluster" in names
+    assert any(re.fullmatch(r"bestfit: \d+\.\d %", name or "") for name in names)
+    assert {"0", "50", "100"} <= set(names)  # round numbers on the axes
 
 
 def test_a_chart_quotes_what_it_is_given() -> None:
     drawn = svg(Chart('a "<b>" & c', "x", "y", [Line("<i>", [(0, 0), (1, 2)])]))
     assert ElementTree.fromstring(drawn).get("aria-label") == 'a "<b>" & c'
     assert ElementTree.fromstring(svg(Chart("none", "x", "y", []))) is not None
+
+
+@pytest.mark.parametrize(
+    ("most", "step"), [(96.2, 20.0), (100.0, 25.0), (156.0, 25.0), (7.0, 1.0), (0.4, 0.1), (12_000.0, 2500.0)]
+)
+def test_axes_are_divided_by_round_numbers(most: float, step: float) -> None:
+    assert round_step(most) == pytest.approx(step)
+    assert most <= round_up(most) < most + step
 
 
 @pytest.mark.parametrize(

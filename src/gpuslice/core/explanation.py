@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Placement, Request
+from gpuslice.core.model import Placement, Pod, Request
 from gpuslice.core.placement import NO_ROOM, NodeState, place
+from gpuslice.core.preemption import eviction
 
 ROOM = "Has room now"
 NOT_SHARED = "Shares no cards"
 _NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
+LOWEST = -(1 << 31)  # nobody has less priority: only those who leave anyway make room
 _REPELS = ("NoSchedule", "NoExecute")
 
 
@@ -164,6 +166,41 @@ def _class(members: Sequence[_Found]) -> NodeClass:
     card = best.state.node.gpus[best.state.left.index(best.most)].index
     return NodeClass(
         common.reason, common.nodes, common.fits, common.never, best.name, card, best.most, common.detail
+    )
+
+
+def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
+    """What is under way for a waiting pod that a node was nominated for."""
+    book = ledger.book(pod.nominated) if pod.nominated else None
+    if book is None or pod.request is None:
+        return
+    going = sorted(holding.pod.key for holding in book.holdings.values() if holding.pod.terminating)
+    found = eviction(book, pod.request, LOWEST)
+    cards = f", card {', '.join(map(str, found.cards))}" if found is not None else ""
+    yield (
+        f"Room is being made for it on {pod.nominated}{cards}: {', '.join(going)} must leave first."
+        if going
+        else f"{pod.nominated}{cards} is kept for it (status.nominatedNodeName); its scheduler tries it next."
+    )
+
+
+def room_by_eviction(ledger: Ledger, places: Iterable[Place], wish: Wish, pod: Pod) -> Iterable[str]:
+    """What eviction would help a waiting pod that fits nowhere: the cheapest, as the extender chooses it."""
+    ways = [
+        way
+        for place in places
+        if not obstacle(place, wish)
+        and (book := ledger.book(place.name)) is not None
+        and (way := eviction(book, wish.request, pod.priority)) is not None
+    ]
+    best = min(ways, key=lambda way: way.cost, default=None)
+    if best is None or not best.victims:
+        return
+    names = ", ".join(holding.pod.key for holding in best.victims)
+    cards = ", ".join(map(str, best.cards))
+    yield (
+        f"Its priority {pod.priority} is above others': {names} could leave {best.node}, card {cards}. "
+        "kube-scheduler or the extender evicts soon after the refusal, unless that is switched off."
     )
 
 

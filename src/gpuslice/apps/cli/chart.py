@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 760, 460
-LEFT, RIGHT, TOP, BOTTOM = 64, 180, 40, 52
+WIDTH, HEIGHT = 800, 460
+LEFT, RIGHT, TOP, BOTTOM = 64, 220, 40, 52
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by the colour-blind, too
-TICKS = 5
+TICKS = 5  # at least so many steps, if round numbers allow
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round ones, in each power of ten
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,10 @@ class Chart:
 
 def svg(chart: Chart) -> str:
     """The chart as an SVG document."""
-    most_x = max((x for line in chart.lines for x, _ in line.points), default=1.0) or 1.0
-    most_y = max((y for line in chart.lines for _, y in line.points), default=1.0) or 1.0
-    scale = _Scale(most_x, most_y)
+    scale = _Scale(
+        max((x for line in chart.lines for x, _ in line.points), default=1.0) or 1.0,
+        round_up(max((y for line in chart.lines for _, y in line.points), default=1.0) or 1.0),
+    )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{_quoted(chart.title)}" font-family="sans-serif" font-size="13" fill="#777">',
@@ -61,17 +64,37 @@ class _Scale:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / self.most_y
 
 
+def round_step(most: float) -> float:
+    """The largest round step of which at least `TICKS` make `most`, or nearly so."""
+    power: float = 10.0 ** floor(log10(most / (TICKS - 1)))
+    return max(step * power for step in STEPS if step * power <= most / (TICKS - 1))
+
+
+def round_up(most: float) -> float:
+    """The end of an axis: a whole number of round steps."""
+    step = round_step(most)
+    return ceil(most / step - 1e-9) * step
+
+
 def _grid(scale: _Scale) -> list[str]:
     parts = []
-    for tick in range(TICKS + 1):
-        x, y = scale.most_x * tick / TICKS, scale.most_y * tick / TICKS
-        at_x, at_y = scale.x(x), scale.y(y)
-        stroke = 'stroke="#999" stroke-opacity="0.35"'
-        parts.append(f'<path d="M{at_x:.1f} {TOP}V{HEIGHT - BOTTOM}" {stroke}/>')
-        parts.append(f'<path d="M{LEFT} {at_y:.1f}H{WIDTH - RIGHT}" {stroke}/>')
-        parts.append(_text(at_x, HEIGHT - BOTTOM + 18, f"{x:.0f}", anchor="middle"))
-        parts.append(_text(LEFT - 8, at_y + 4, f"{y:.0f}", anchor="end"))
+    for x in _ticks(scale.most_x):
+        parts.append(f'<path d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}" {_stroke(x)}/>')
+        parts.append(_text(scale.x(x), HEIGHT - BOTTOM + 18, f"{x:g}", anchor="middle"))
+    for y in _ticks(scale.most_y):
+        parts.append(f'<path d="M{LEFT} {scale.y(y):.1f}H{WIDTH - RIGHT}" {_stroke(y)}/>')
+        parts.append(_text(LEFT - 8, scale.y(y) + 4, f"{y:g}", anchor="end"))
     return parts
+
+
+def _ticks(most: float) -> list[float]:
+    step = round_step(most)
+    return [number * step for number in range(int(most / step + 1e-9) + 1)]
+
+
+def _stroke(value: float) -> str:
+    """The axes themselves are drawn stronger than the grid."""
+    return 'stroke="#999" stroke-opacity="' + ("0.35" if value else "1") + '"'
 
 
 def _line(line: Line, color: str, scale: _Scale) -> str:

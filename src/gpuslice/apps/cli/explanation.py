@@ -14,7 +14,16 @@ from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.core.contract import EXCLUSIVE_GPU, SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.explanation import Explanation, Place, Taint, Toleration, Wish, explain
+from gpuslice.core.explanation import (
+    Explanation,
+    Place,
+    Taint,
+    Toleration,
+    Wish,
+    explain,
+    room_by_eviction,
+    room_in_the_making,
+)
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
 
@@ -52,8 +61,12 @@ def read(flags: Flags, name: str) -> Told:
     told = Told(view, found.status.phase, found.spec.scheduler_name, _events(client, view))
     if view.node or view.request is None or view.finished:
         return _sitting(told, found, ledger)
-    explanation = explain(ledger, map(_place, nodes), _wish(found, view))
-    return replace(told, explanation=explanation, hints=(*_wait_hints(found), *explanation.hints))
+    places, wish = [_place(node) for node in nodes], _wish(found, view)
+    explanation = explain(ledger, places, wish)
+    hints = [*_wait_hints(found), *explanation.hints, *room_in_the_making(ledger, view)]
+    if not explanation.fits and not view.nominated and found.spec.preemption_policy != "Never":
+        hints += room_by_eviction(ledger, places, wish, view)
+    return replace(told, explanation=explanation, hints=tuple(hints))
 
 
 def _sitting(told: Told, found: objects.Pod, ledger: Ledger) -> Told:

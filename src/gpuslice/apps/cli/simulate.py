@@ -83,7 +83,10 @@ def _draw(simulation: Simulation, path: Path) -> None:
     from gpuslice.apps.cli.chart import Chart, Line, svg
 
     lines = [
-        Line(name, [(0.0, 0.0), *((float(at), pct) for at, pct in each.outcome.allocation_pct_at.items())])
+        Line(
+            f"{name}: {each.outcome.allocation_pct:.1f} %",
+            [(0.0, 0.0), *((float(at), pct) for at, pct in each.outcome.allocation_pct_at.items())],
+        )
         for name, each in simulation.policies.items()
     ]
     title = f"{simulation.plan.pods_name} on {simulation.cards} cards"
