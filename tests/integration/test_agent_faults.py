@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.sim.cluster.faults import Fault
 from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
-from tests.integration.agent_bench import Bench, container, eventually, uuid
+from tests.integration.agent_bench import NODE, Bench, container, eventually, uuid
 
 V100 = 16130
 TWO = {0: V100, 1: V100}
@@ -303,3 +307,91 @@ async def test_a_request_for_devices_of_a_foreign_card_is_refused(tmp_path: Path
                     await plugin.allocate(dp.AllocateRequest(container_requests=[one]))
                 assert refused.value.status.name == "FAILED_PRECONDITION"
                 assert refused.value.message
+
+
+# -- the host --------------------------------------------------------------------------------------------
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of a few pages; root only, as the tests that mount something are."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a disk cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+async def test_a_full_disk_refuses_pods_with_a_sentence_and_leaves_no_half_limits(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    async with Bench(tmp_path, TWO, settings={"root": str(small_disk)}).running() as node:
+        before = await node.place("before", 4, 0)
+        await node.kubelet.admit(before)
+        filler = small_disk / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1024))
+        with pytest.raises(PluginError, match="No space left on device"):
+            await node.kubelet.start_container(before)
+        with pytest.raises(AdmissionError, match="No space left on device"):
+            await node.kubelet.admit(await node.place("meanwhile", 4, 1))
+        assert list(small_disk.glob("containers/*/etc/limits")) == []
+        filler.unlink()
+        await node.kubelet.start_container(before)
+        (limits,) = small_disk.glob("containers/*/etc/limits")
+        assert " memory=4509925376" in limits.read_text()
+        after = await node.place("after", 4, 1)
+        await node.kubelet.admit(after)
+        await node.kubelet.start_container(after)
+
+
+async def test_an_agent_that_ends_while_kubelet_asks_leaves_nothing_half_done(tmp_path: Path) -> None:
+    """SIGTERM while Allocate waits for its pod: the call fails, and the next agent starts from the truth."""
+    async with Bench(tmp_path, TWO, settings={"match_wait_s": 5.0}).running() as node:
+        asked = asyncio.create_task(node.kubelet.admit(await node.place("early", 6, known=False)))
+        await asyncio.sleep(0.2)  # it waits for somebody who places the pod
+        async with asyncio.timeout(4):
+            await node.stop_agent()
+        with pytest.raises(AdmissionError):
+            await asked
+        await node.start_agent()
+        pod = await node.place("p", 6, 1)
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        await node.annotated("p", IDX="1", ASSIGNED="true")
+
+
+async def test_a_clock_that_is_set_moves_nothing(tmp_path: Path) -> None:
+    """Years ahead or back: order follows who was placed first, folders of the living are not swept."""
+    async with Bench(tmp_path, TWO, settings={"sweep_after_s": 1.0}).running() as node:
+        future, past = 4_000_000_000 * 10**9, 1
+        late = await node.place("late", 4, 1, assume_ns=future)
+        await node.kubelet.admit(late)
+        await node.kubelet.start_container(late)
+        await node.annotated("late", IDX="1", ASSIGNED="true")
+        (folder,) = (tmp_path / "host" / "containers").iterdir()
+        for when in (0, 4_000_000_000):
+            os.utime(folder, (when, when))
+            node.agent.bookkeeper._sweep()
+            assert folder.exists()
+        early = await node.place("early", 4, 0, assume_ns=past)
+        await node.kubelet.admit(early)
+        await node.annotated("early", IDX="0", ASSIGNED="true")
+
+
+async def test_a_node_that_is_made_anew_is_told_its_cards_again(tmp_path: Path) -> None:
+    """Deleted and registered again, as when a machine gets another name or is joined anew."""
+    async with Bench(tmp_path, TWO).running() as node:
+
+        async def told() -> bool:
+            found = await node.node_object()
+            counted = found.get("status", {}).get("capacity", {}).get("aliyun.com/gpu-count")
+            return counted == "2" and "gpuslice.io/gpus" in found["metadata"].get("annotations", {})
+
+        await eventually(told, "cards and count")
+        await node.client.delete(NODES, NODE)
+        await node.client.create(NODES.as_dict(), {"metadata": {"name": NODE}})
+        await eventually(told, "cards and count again")

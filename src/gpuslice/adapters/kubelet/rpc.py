@@ -116,7 +116,12 @@ class PodResourcesService(ABC):
 def _unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type: type) -> Any:
     async def handler(stream: Any) -> None:
         request = await stream.recv_message()
-        await stream.send_message(await call(request))
+        try:
+            reply = await call(request)
+        except asyncio.CancelledError:
+            await _say_ending(stream)
+            raise
+        await stream.send_message(reply)
 
     return Handler(handler, Cardinality.UNARY_UNARY, request_type, reply_type)
 
@@ -128,15 +133,21 @@ def _server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: typ
             async for reply in replies:
                 await stream.send_message(reply)
         except asyncio.CancelledError:
-            # grpclib would leave the other side waiting for ever on a connection that stays open.
-            # Where that side has gone first, uvloop says so by a RuntimeError.
-            with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError, RuntimeError):
-                await stream.send_trailing_metadata(status=Status.UNAVAILABLE, status_message="ending")
+            await _say_ending(stream)
             raise
         finally:
             await replies.aclose()
 
     return Handler(handler, Cardinality.UNARY_STREAM, request_type, reply_type)
+
+
+async def _say_ending(stream: Any) -> None:
+    """grpclib would leave the other side waiting for ever on a connection that stays open.
+
+    Where that side has gone first, uvloop says so by a RuntimeError.
+    """
+    with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError, RuntimeError):
+        await stream.send_trailing_metadata(status=Status.UNAVAILABLE, status_message="ending")
 
 
 # -- clients -----------------------------------------------------------------------------------------
