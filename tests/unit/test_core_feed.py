@@ -108,3 +108,11 @@ def test_a_node_that_says_nothing_is_unlimited() -> None:
     made = Ledger()
     made.apply_node(make_node())
     assert left(made) == (UNLIMITED, UNLIMITED)
+
+
+def test_what_guests_eat_is_told_apart_from_what_pods_with_cards_eat() -> None:
+    made = ledger()
+    made.apply_pod(Pod("guest", "default", "guest", "n1", feed=Feed(1000, 512)))
+    made.apply_pod(make_pod("mine", 4, node="n1", card=0, feed=BUSY))
+    assert made.eaten_by_guests("n1") == Feed(1000, 512)
+    assert made.eaten_by_guests("nowhere") == NO_FEED

@@ -168,6 +168,15 @@ class Ledger:
         """A node's book, to be read only."""
         return self._books.get(node_name)
 
+    def eaten_by_guests(self, node_name: str) -> Feed:
+        """CPU and memory of a node that pods eat which hold no card."""
+        all_of_it, book = self._fed.used(node_name), self._books.get(node_name)
+        mine = [holding.pod.feed for holding in book.holdings.values()] if book is not None else []
+        return Feed(
+            all_of_it.cpu_milli - sum(feed.cpu_milli for feed in mine),
+            all_of_it.memory_mib - sum(feed.memory_mib for feed in mine),
+        )
+
     def node_names(self) -> list[str]:
         """Every known node, sorted."""
         return sorted(name for name, book in self._books.items() if book.node is not None)

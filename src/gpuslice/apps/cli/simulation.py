@@ -31,7 +31,7 @@ from gpuslice.apps.cli.table import aligned, row
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger, shape_of
-from gpuslice.core.policy import POLICIES, FleetNode, Shape
+from gpuslice.core.policy import POLICIES, UNLIMITED, FleetNode, Shape
 from gpuslice.core.policy.capacity import (
     Needed,
     Outcome,
@@ -131,7 +131,11 @@ def from_cluster(flags: Flags) -> Start:
         size = tuple(0 if gpu.index in node.unhealthy else gpu.units for gpu in node.gpus)
         models = {gpu.model for gpu in node.gpus}
         core = (node.core_percent,) * len(size)
-        nodes.append(FleetNode(node.name, size, size, core, models.pop() if len(models) == 1 else ""))
+        model = models.pop() if len(models) == 1 else ""
+        guests = ledger.eaten_by_guests(node.name)  # they stay where they are
+        cpu = max(0, node.feed.cpu_milli - guests.cpu_milli) if node.feed.cpu_milli else UNLIMITED
+        memory = max(0, node.feed.memory_mib - guests.memory_mib) if node.feed.memory_mib else UNLIMITED
+        nodes.append(FleetNode(node.name, size, size, core, model, cpu, memory, cpu, memory))
     shapes = {pod.uid: shape_of(pod.request) for pod in ledger.pods.values() if pod.request is not None}
     waiting = [shape for uid, shape in shapes.items() if ledger.holding(uid) is None]
     now = outcome_of(ledger.flush(), waiting, len(shapes) - len(waiting), {})
