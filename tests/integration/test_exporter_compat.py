@@ -26,6 +26,8 @@ async def test_the_charts_command_line_of_dcgm_exporter_starts_it(tmp_path: Path
     arguments = ["-k=false", "-f", str(counters), "-r", "localhost:5555", "--fake-gpus", "-n", "-rbmn"]
     async with running_exporter(state, *arguments) as exporter:
         page = await exporter.page_when(lambda page: page.all("DCGM_FI_PROF_GR_ENGINE_ACTIVE"))
+        said = {line["setting"] for line in exporter.logged("setting without an effect here")}
+        assert said == {"--remote-hostengine-info", "--fake-gpus"}
         ((labels, _),) = page.all("DCGM_FI_DEV_FB_USED")
         assert list(labels) == ["gpu", "UUID", "pci_bus_id", "device", "modelName"]
         assert labels["modelName"] == "NVIDIA-H100-80GB-HBM3"

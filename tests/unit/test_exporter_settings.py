@@ -10,8 +10,9 @@ import pytest
 
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
 from gpuslice.apps.exporter.config import CounterConfig
+from gpuslice.apps.exporter.entities import patterns_of
 from gpuslice.apps.exporter.fields import load as load_fields
-from gpuslice.apps.exporter.flags import IDLE, translated, translated_environment
+from gpuslice.apps.exporter.flags import IDLE, IDLE_GIVEN, translated, translated_environment
 from gpuslice.apps.exporter.main import command
 from gpuslice.apps.exporter.privilege import hidden_processes
 from gpuslice.apps.exporter.settings import Chosen, ExporterSettings, parse_address, parse_devices
@@ -120,14 +121,13 @@ UPSTREAM = {
 
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize("name", UPSTREAM)
-def test_no_flag_of_dcgm_exporter_stops_the_start(name: str, joined: bool, caplog: Any) -> None:
+def test_no_flag_of_dcgm_exporter_stops_the_start(name: str, joined: bool) -> None:
     value = UPSTREAM[name]
     written = [f"--{name}"] if not value else [f"--{name}={value}"] if joined else [f"--{name}", value]
-    flags = command.make_context("exporter", written).params
-    load(ExporterSettings, flags, {})
-    said = [record.__dict__ for record in caplog.records]
-    assert [each["setting"] for each in said] == ([f"--{name}"] if name in IDLE else [])
-    assert all(each["instead"] for each in said)
+    context = command.make_context("exporter", written)
+    load(ExporterSettings, context.params, {})
+    given = [(flag, idle.why) for flag, idle, _ in context.meta[IDLE_GIVEN]]
+    assert given == ([(f"--{name}", IDLE[name].why)] if name in IDLE else [])
 
 
 def test_variables_without_an_effect_are_said_to_be_so_unless_they_ask_for_nothing(caplog: Any) -> None:
@@ -148,7 +148,8 @@ def test_variables_without_an_effect_are_said_to_be_so_unless_they_ask_for_nothi
         (["-k=false"], {}, "auto"),
         (["--compat-pod-labels=off", "--kubernetes=true"], {}, "off"),
         ([], {"DCGM_EXPORTER_KUBERNETES": "true"}, "exclusive"),
-        ([], {"DCGM_EXPORTER_KUBERNETES": "false"}, "auto"),
+        ([], {"DCGM_EXPORTER_KUBERNETES": "T", "DCGM_EXPORTER_DEVICES_STR": "f"}, "exclusive"),
+        ([], {"DCGM_EXPORTER_KUBERNETES": "f"}, "auto"),
         ([], {"DCGM_EXPORTER_KUBERNETES": "true", "GPUSLICE_COMPAT_POD_LABELS": "off"}, "off"),
     ],
 )
@@ -158,6 +159,12 @@ def test_who_asks_for_kubernetes_as_of_dcgm_exporter_gets_its_pod_labels(
     flags = command.make_context("exporter", arguments).params
     settings = load(ExporterSettings, flags, translated_environment(environ))
     assert settings.compat_pod_labels == labels
+
+
+def test_an_expression_that_cannot_be_read_is_left_out_and_the_others_stand(caplog: Any) -> None:
+    (pattern,) = patterns_of(["app", "("])
+    assert pattern.search("app.kubernetes.io/name")
+    assert [record.__dict__["expression"] for record in caplog.records] == ["("]
 
 
 @pytest.mark.parametrize("text", ["name", "ns:", ":name"])

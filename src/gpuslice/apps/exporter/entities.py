@@ -6,8 +6,9 @@ pods and jobs by name. With jobs, or several pods where that is asked for, one v
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuslice.adapters.gpu.gpm import PROFILING_FIELDS
@@ -20,6 +21,7 @@ from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.picture import CardPicture, ContainerPicture
 from gpuslice.core.attribution import ContainerKey
 
+_log = logging.getLogger(__name__)
 Labels = dict[str, str]
 OF_INSTANCE = MEMORY_FIELDS | PROFILING_FIELDS
 """Fields that a GPU instance has of its own; all others are the card's."""
@@ -218,5 +220,17 @@ def _labels_of_pod(key: ContainerKey, directory: Directory, style: DcgmStyle) ->
     return {
         re.sub(r"\W", "_", name, flags=re.ASCII): value
         for name, value in pod.labels.items()
-        if not style.labels_of_pods or any(each.fullmatch(name) for each in style.labels_of_pods)
+        if not style.labels_of_pods or any(each.search(name) for each in style.labels_of_pods)
     }
+
+
+def patterns_of(texts: Iterable[str]) -> tuple[re.Pattern[str], ...]:
+    """Expressions that can be read; one that cannot is said so and left out, as upstream has it."""
+    found = []
+    for text in texts:
+        try:
+            found.append(re.compile(text))
+        except re.error as error:
+            extra = {"expression": text, "error": str(error)}
+            _log.warning("pod label expression left out", extra=extra)
+    return tuple(found)

@@ -9,8 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
+
+from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.apps.exporter.settings import ExporterSettings
+from gpuslice.apps.settings import describe
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +115,8 @@ SWITCHES = frozenset(
         "web-systemd-socket",
     }
 )
+_GO_WORDS = {"t": "true", "T": "true", "f": "false", "F": "false"}
+IDLE_GIVEN = f"{__name__}.idle"
 KUBERNETES = "DCGM_EXPORTER_KUBERNETES"
 POD_LABELS = "GPUSLICE_COMPAT_POD_LABELS"
 
@@ -118,14 +125,22 @@ class DcgmCommand(click.Command):
     """Takes dcgm-exporter's command lines unchanged, so that existing DaemonSets start it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, list(translated(args)))
+        idle: list[tuple[str, Idle, str]] = []
+        ctx.meta[IDLE_GIVEN] = idle  # said once logs are set up
+        return super().parse_args(ctx, list(translated(args, idle)))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        configure_logs()
+        for given in ctx.meta[IDLE_GIVEN]:
+            _say_idle(*given)
+        return super().invoke(ctx)
 
 
-def translated(arguments: Sequence[str]) -> Iterator[str]:
+def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | None = None) -> Iterator[str]:
     """The same command line in our flags: ``-f=x``, ``-collectors x`` and ``--collectors x`` are one.
 
     Who switches Kubernetes on in so many words expects pod labels on the series of cards, as upstream has
-    them; our own flag for that wins wherever it stands.
+    them; our own flag for that wins wherever it stands. Those without an effect are added to `idle`.
     """
     rest = iter(arguments)
     found: list[str] = []
@@ -138,7 +153,8 @@ def translated(arguments: Sequence[str]) -> Iterator[str]:
         if name in IDLE:
             if not separator and not IDLE[name].switch:
                 value = next(rest, "")
-            _say_idle(f"--{name}", IDLE[name], value)
+            if idle is not None:
+                idle.append((f"--{name}", IDLE[name], value))
         elif name in SWITCHES:
             found.append(_switch(name, is_on=not separator or is_true(value)))
         else:
@@ -154,6 +170,10 @@ def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
         if value := environ.get(idle.environment):
             _say_idle(idle.environment, idle, value)
     found = dict(environ)
+    for info in describe(ExporterSettings):
+        for name in info.environment:
+            if isinstance(info.default, bool) and name in found:
+                found[name] = _GO_WORDS.get(found[name], found[name])
     if is_true(environ.get(KUBERNETES, "")) and not environ.get(POD_LABELS):
         found[POD_LABELS] = "exclusive"
     return found

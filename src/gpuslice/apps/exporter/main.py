@@ -8,7 +8,6 @@ import functools
 import logging
 import os
 import platform
-import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -300,11 +299,6 @@ async def _main(settings: ExporterSettings) -> None:
 def _check(settings: ExporterSettings) -> None:
     if settings.web_config_file:
         read_web_config(Path(settings.web_config_file))
-    for pattern in settings.kubernetes_pod_label_allowlist_regex:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise SettingsError(f'pod label expression "{pattern}": {error}') from error
 
 
 @click.command("exporter", cls=DcgmCommand)
@@ -312,7 +306,6 @@ def _check(settings: ExporterSettings) -> None:
 def command(**flags: Any) -> None:
     """Run the metrics exporter of a node; takes dcgm-exporter's flags and counter files."""
     try:
-        configure_logs()
         settings = load(ExporterSettings, flags, translated_environment(os.environ))
         configure_logs("debug" if settings.debug else "info")
         _check(settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -186,9 +186,10 @@ def _missing_labels(node: str, card: CardPicture, what: str, reason: str) -> str
     return card_labels(node, card.sample.index, card.sample.uuid, what=what, reason=reason)
 
 
-def pod_label_family(directory: Directory, snapshot: Snapshot, node: str, allowed: Iterable[str]) -> Family:
+def pod_label_family(
+    directory: Directory, snapshot: Snapshot, node: str, patterns: Sequence[re.Pattern[str]]
+) -> Family:
     """Labels of the pods with a card, under names that Prometheus takes."""
-    patterns = [re.compile(pattern) for pattern in allowed]
     family = c.POD_LABELS.family()
     keys = {(key.namespace, key.pod) for card in snapshot.cards for key in card.containers}
     for namespace, name in sorted(keys):
@@ -196,7 +197,7 @@ def pod_label_family(directory: Directory, snapshot: Snapshot, node: str, allowe
         shown = {
             "label_" + re.sub(r"\W", "_", label, flags=re.ASCII): value
             for label, value in sorted((pod.labels if pod else {}).items())
-            if not patterns or any(pattern.fullmatch(label) for pattern in patterns)
+            if not patterns or any(pattern.search(label) for pattern in patterns)
         }
         if shown:
             family.add(1, labels({"node": node, "namespace": namespace, "pod": name, **shown}))

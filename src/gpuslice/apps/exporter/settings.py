@@ -114,7 +114,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     kubernetes_pod_label_allowlist_regex: Annotated[
         tuple[str, ...],
         about(
-            "Which pod labels, by regular expressions that must match whole names; empty for all.",
+            "Which pod labels: those in whose name one of these regular expressions is found; empty for all.",
             env=("DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX",),
         ),
     ] = ()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from gpuslice.adapters.web.exposition import Family, Piece, gzipped, joined, pieces, render
 from gpuslice.apps.exporter import ack, dcgm, page
 from gpuslice.apps.exporter.counters import CounterKind
-from gpuslice.apps.exporter.entities import DcgmStyle
+from gpuslice.apps.exporter.entities import DcgmStyle, patterns_of
 from gpuslice.apps.exporter.sampler import Snapshot
 from gpuslice.apps.exporter.settings import parse_devices
 
@@ -83,7 +82,7 @@ class View:
                 snapshot, owners, exporter.node, settings.ack_node_pool, name_of=exporter.owners.program
             )
         if settings.kubernetes_enable_pod_labels:
-            allowed = settings.kubernetes_pod_label_allowlist_regex
+            allowed = self._style.labels_of_pods or ()
             found.append(page.pod_label_family(exporter.directory, snapshot, exporter.node, allowed))
         return found
 
@@ -104,7 +103,7 @@ class View:
     def _make_style(self) -> DcgmStyle:
         settings = self._exporter.settings
         chosen = parse_devices(settings.devices)
-        allowed = tuple(re.compile(each) for each in settings.kubernetes_pod_label_allowlist_regex)
+        allowed = patterns_of(settings.kubernetes_pod_label_allowlist_regex)
         return DcgmStyle(
             hostname="" if settings.no_hostname else self._exporter.node,
             hostname_label=settings.compat_hostname_label,
