@@ -3,8 +3,11 @@
     python bench/extender.py --nodes 5000 --gpus 8 --pods 300 --json
 
 For each pod the questions are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
-with those that passed, bind to the best. The API server (`big_api`) is a process of its own. Times are taken
-at the client, around one HTTP call on a kept connection; CPU and memory are read from /proc.
+with those that passed, bind to the best. The names come in another order for each pod, as they do from it: its
+workers take chunks of the nodes, and each node gets the next free place in the list the moment that it passes
+(1.36, ``findNodesThatPassFilters`` in pkg/scheduler/schedule_one.go); ``--order stable`` sends one order. The
+API server (`big_api`) is a process of its own. Times are taken at the client, around one HTTP call on a kept
+connection; CPU and memory are read from /proc.
 
     filter_p50_ms, filter_p99_ms, prioritize_p99_ms, bind_p50_ms    latency
     bind_own_ms      what a bind takes in the extender beside waiting for its API calls, by its metrics
@@ -36,7 +39,8 @@ import msgspec
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "/gpushare-scheduler"
 SIZES = (500, 2000, 5000, 20000)
-CHUNK = 70  # names that one of kube-scheduler's workers checks in a row at 5,000 nodes
+WORKERS = 16  # kube-scheduler's default parallelism
+RUNNING = 2  # of which so many run at once on two cores
 GOALS = {
     "filter_p99_ms": 5.0,
     "cpu_ms_per_pod": 1.5,
@@ -88,9 +92,12 @@ class Caller:
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def schedule(caller: Caller, names: list[str], pods: list[dict[str, Any]]) -> Times:
+def schedule(caller: Caller, names: list[str], pods: list[dict[str, Any]], order: str = "workers") -> Times:
     times = Times()
-    bodies = [(pod, args_of(pod, as_sent(names, number))) for number, pod in enumerate(pods)]
+    bodies = [
+        (pod, args_of(pod, names if order == "stable" else as_sent(names, number)))
+        for number, pod in enumerate(pods)
+    ]
     before, own_before = caller.cpu_s(), caller.bind_own_s()
     for pod, body in bodies:
         schedule_one(caller, pod, body, times)
@@ -119,28 +126,41 @@ def schedule_one(caller: Caller, pod: dict[str, Any], body: bytes, times: Times)
 
 
 def as_sent(names: list[str], seed: int) -> list[str]:
-    """The names in an order that kube-scheduler's parallel workers might leave them in: chunks, shuffled."""
-    chunks = [names[start : start + CHUNK] for start in range(0, len(names), CHUNK)]
-    random.Random(seed).shuffle(chunks)
-    return [name for chunk in chunks for name in chunk]
+    """The names in an order that kube-scheduler's workers might leave them in: chunks, some interleaved.
+
+    The size of a chunk: ``chunkSizeFor`` in pkg/scheduler/framework/parallelize.
+    """
+    dice = random.Random(seed)
+    size = max(1, min(int(len(names) ** 0.5), len(names) // WORKERS + 1))
+    chunks = [names[start : start + size][::-1] for start in range(0, len(names), size)]
+    dice.shuffle(chunks)
+    running, sent = [chunks.pop() for _ in range(min(RUNNING, len(chunks)))], []
+    while running:
+        worker = dice.randrange(len(running))
+        sent.append(running[worker].pop())
+        if not running[worker]:
+            running[worker : worker + 1] = [chunks.pop()] if chunks else []
+    return sent
 
 
 def args_of(pod: dict[str, Any], names: list[str]) -> bytes:
     return msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
 
 
-def measure(nodes: int, cards: int, pods: int, seed: int, policy: str) -> dict[str, Any]:
+def measure(nodes: int, chosen: argparse.Namespace) -> dict[str, Any]:
     from bench.big_api import pending_pods
 
-    with big_api(nodes, cards, pods, seed) as api_port, tempfile.TemporaryDirectory() as folder:
+    size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
+    with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with extender(api_port, Path(folder), policy) as (port, pid):
+        with extender(api_port, Path(folder), chosen.policy) as (port, pid):
             started_s = wait_ready(port) - began
             caller = Caller(port, pid)
             names = [f"node-{number:05d}" for number in range(nodes)]
-            times = schedule(caller, names, pending_pods(pods, seed))
-            found = {"nodes": nodes, "gpus": cards, "pods": pods, "policy": policy, **summary(times)}
-            return found | {"rss_mib": round(caller.rss_mib(), 1), "start_to_ready_s": round(started_s, 2)}
+            times = schedule(caller, names, pending_pods(chosen.pods, chosen.seed), chosen.order)
+            asked = {name: getattr(chosen, name) for name in ("gpus", "pods", "policy", "order")}
+            kept = {"rss_mib": round(caller.rss_mib(), 1), "start_to_ready_s": round(started_s, 2)}
+            return {"nodes": nodes, **asked, **summary(times), **kept}
 
 
 def summary(times: Times) -> dict[str, float]:
@@ -244,11 +264,13 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8, help="cards of a node")
     parser.add_argument("--pods", type=int, default=300, help="pods to schedule")
     parser.add_argument("--policy", default="opportunity-cost")
+    parser.add_argument(
+        "--order", choices=["workers", "stable"], default="workers", help="of the names: see above"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one object, or a list for several sizes")
     chosen = parser.parse_args()
-    sizes = chosen.nodes or list(SIZES)
-    rows = [measure(nodes, chosen.gpus, chosen.pods, chosen.seed, chosen.policy) for nodes in sizes]
+    rows = [measure(nodes, chosen) for nodes in chosen.nodes or SIZES]
     if chosen.json:
         print(json.dumps(rows[0] if len(rows) == 1 else rows))
     else:

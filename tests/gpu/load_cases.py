@@ -21,7 +21,7 @@ from typing import Any
 SKIPPED = 77
 ROOT = Path(__file__).resolve().parents[2]
 START = [sys.executable, "-c", "from gpuslice.apps.cli.main import main; main()"]
-NEEDED = ("msgspec", "aiohttp", "click", "pynvml", "numpy", "grpclib", "google.protobuf", "yaml")
+NEEDED = ("msgspec", "httptools", "click", "pynvml", "numpy", "grpclib", "google.protobuf", "yaml")
 # Arguments, and whether the two must agree: a duty cycle is told by some drivers as the whole period.
 ORDERS: tuple[tuple[str, bool], ...] = (
     ("-t 1002 -d 2", True),

@@ -121,7 +121,7 @@ def processes(stage: Stage) -> Seen:
 
 def exporter(stage: Stage) -> Seen:
     """The exporter on this card: its memory figures beside nvidia-smi's."""
-    needed = ("msgspec", "aiohttp", "click", "pynvml", "numpy", "grpclib", "google.protobuf")
+    needed = ("msgspec", "httptools", "click", "pynvml", "numpy", "grpclib", "google.protobuf")
     missing = [name for name in needed if _spec(name) is None]
     if missing:
         raise Skip(f"this Python lacks {', '.join(missing)}: bring their wheels and name them in PYTHONPATH")

@@ -98,9 +98,8 @@ class ExtenderArgs(msgspec.Struct, gc=False, rename="pascal"):
 
     def names_json(self) -> bytes | None:
         """The nodes to decide about as a JSON list of names; None when the caller named none."""
-        raw = bytes(self.node_names)
-        if raw != b"null":
-            return raw
+        if self.node_names != _NULL:
+            return bytes(self.node_names)
         if self.nodes is None or self.nodes.items is None:
             return None
         return msgspec.json.encode([_decode(_NODE, item).metadata.name for item in self.nodes.items])
@@ -108,7 +107,7 @@ class ExtenderArgs(msgspec.Struct, gc=False, rename="pascal"):
     @property
     def whole_nodes(self) -> list[msgspec.Raw] | None:
         """The node objects, where the caller sent them instead of names."""
-        return self.nodes.items if self.nodes is not None and bytes(self.node_names) == b"null" else None
+        return self.nodes.items if self.nodes is not None and self.node_names == _NULL else None
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
@@ -189,7 +188,7 @@ _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def decode_args(body: bytes) -> ExtenderArgs:
     """The body of filter or prioritize. Raises `MalformedError`."""
     args = _decode(_ARGS, body)
-    if args.pod is None or (args.nodes is None and bytes(args.node_names) == b"null"):
+    if args.pod is None or (args.nodes is None and args.node_names == _NULL):
         return _in_any_case(_ARGS, body)
     return args
 
