@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -18,10 +19,16 @@ from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.node import until
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+
+def missing() -> str:
+    """What of the control plane is not here, in one line."""
+    if reason := control_plane.missing():
+        return reason
+    manager = control_plane.asset("kube-controller-manager")
+    return "" if os.access(manager, os.X_OK) else f"there is no {manager}"
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 NODE = "gpu-1"
 EVERYTHING = (

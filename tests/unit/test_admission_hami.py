@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from gpuslice.adapters.wire.review import decode_review
+from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from gpuslice.core.hami import HamiRules
 from tests.builders import api_container, api_pod
-from tests.unit.admission_rig import HAMI, Object, denial, mutated
+from tests.unit.admission_rig import HAMI, PLAIN, Object, denial, mutated, review
 
 
 def hami_pod(annotations: dict[str, str] | None = None, **limits: Any) -> Object:
@@ -93,3 +95,13 @@ def test_what_has_no_counterpart_is_denied_with_a_sentence(
     pod: Object, rules: HamiRules, sentence: str
 ) -> None:
     assert sentence in denial(pod, hami=rules)
+
+
+def test_a_wish_about_where_is_let_through_and_its_author_is_told() -> None:
+    pod = hami_pod({"hami.io/gpu-scheduler-policy": "spread"}, gpumem="1024")
+    reviewed = decode_review(review(pod))
+    told = Reviewer(PLAIN, HAMI).mutate(reviewed)["response"]
+    assert told["allowed"]
+    (warning,) = told["warnings"]
+    assert 'gpu-scheduler-policy"] "spread" has no effect: cards are chosen by' in warning
+    assert "warnings" not in Reviewer(PLAIN).mutate(reviewed)["response"], "the door is shut"

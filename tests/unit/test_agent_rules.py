@@ -22,6 +22,7 @@ from gpuslice.apps.agent.library import LIBRARY_FOLDER, IsolationMissingError
 from gpuslice.apps.agent.node import Rules, TooManyUnitsError, cut, memory_unit, rules_of
 from gpuslice.apps.agent.nodekeeper import missing_amounts, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.switch import SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import NodeMode
@@ -210,6 +211,13 @@ def test_every_setting_is_documented_with_its_default() -> None:
         assert info.meaning in row, info.flag
         default = str(info.default).lower() if isinstance(info.default, bool) else str(info.default)
         assert not info.default or f"`{default}` |" in row, info.flag
+
+
+def test_every_setting_of_the_switch_is_documented_with_its_default() -> None:
+    text = (DOCUMENT.parents[1] / "operate" / "modes.md").read_text()
+    for info in describe(SwitchSettings):
+        assert f"| `{info.flag}` | {info.meaning}" in text
+        assert f"| `{info.default}` |" in text or info.default == ""
 
 
 def test_every_metric_is_documented() -> None:

@@ -37,6 +37,11 @@ UNTRANSLATED = {
     "nvidia.com/numa-bind": "cards are not chosen by NUMA node here",
     "nvidia.com/vgpu-mode": "memory is limited by gpuslice's own library here; leave it out or say hami-core",
 }
+WITHOUT_EFFECT = {
+    "hami.io/gpu-scheduler-policy": "cards are chosen by the node's label ack.node.gpu.placement",
+    "hami.io/node-scheduler-policy": "nodes are chosen by the placement policy of the extender",
+}
+"""Wishes about where, not about what: a pod runs as well without them, so its author is only told."""
 _PARTS = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
 _DOOR = (EXCLUSIVE_GPU, *_PARTS)
 
@@ -65,6 +70,18 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
     labels = {**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels
     containers = tuple(_container(each, count, rules) if each in asking else each for each in pod.containers)
     return replace(pod, containers=containers, labels=labels, affinity=_affinity(pod, rules))
+
+
+def remarks(pod: PodForm) -> tuple[str, ...]:
+    """What of a pod that asks in HAMi's names is left out without changing what it gets."""
+    if all(set(_PARTS).isdisjoint(each.limits) for each in pod.containers):
+        return ()
+    found = ((name, pod.annotations.get(name, ""), why) for name, why in WITHOUT_EFFECT.items())
+    return tuple(
+        f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
+        for name, given, why in found
+        if given
+    )
 
 
 def _check_annotations(annotations: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from gpuslice.core.admission import (
     validate_update,
 )
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.hami import HamiRules, translate
+from gpuslice.core.hami import HamiRules, remarks, translate
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class Reviewer:
         verdict = mutate(asked, self.rules)
         if verdict.denial or verdict.pod is None:
             return answer(request.uid, denial=verdict.denial)
-        return answer(request.uid, operations=difference(pod, verdict.pod), warnings=verdict.warnings)
+        said = (*verdict.warnings, *(remarks(pod) if self.hami is not None else ()))
+        return answer(request.uid, operations=difference(pod, verdict.pod), warnings=said)
 
     def validate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review that goes back, yes or no. Raises `MalformedError`."""
