@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
@@ -16,6 +17,8 @@ MEMORY = re.compile(r"(?P<amount>[1-9][0-9]*)(?P<unit>MiB|GiB|)")
 
 
 def machine_cards() -> tuple[Card, ...]:
+    """With the numbers that nvidia-smi shows. Raises BudgetError where there is no driver, or no card."""
+
     async def ask() -> tuple[Card, ...]:
         source = NvmlSource()
         try:
@@ -29,7 +32,13 @@ def machine_cards() -> tuple[Card, ...]:
         raise BudgetError(f"this machine has no NVIDIA driver that answers: {error}") from error
     if not cards:
         raise BudgetError("the NVIDIA driver of this machine shows no card")
-    return cards
+    return numbered(cards)
+
+
+def numbered(cards: Sequence[Card]) -> tuple[Card, ...]:
+    """By place on the PCI bus, as nvidia-smi counts: the device file's number may be another."""
+    ordered = sorted(cards, key=lambda card: (card.pci_bus_id, card.index))
+    return tuple(replace(card, index=position) for position, card in enumerate(ordered))
 
 
 def chosen_cards(
