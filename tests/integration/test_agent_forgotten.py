@@ -145,13 +145,16 @@ async def test_after_a_reboot_nobody_is_taken_for_running(tmp_path: Path) -> Non
 async def test_a_container_that_did_end_with_kubelet_gets_its_card_again_and_a_clean_folder(
     tmp_path: Path,
 ) -> None:
-    """kubelet asks for it, so it does not run. Its old folder goes when its pod does."""
+    """kubelet asks for it, so it does not run, and nobody needs its old folder."""
     async with Bench(tmp_path, ONE, settings={"sweep_after_s": 1.0}).running() as node:
         old = await started(node, "old", 14, 0)
+        (before,) = (node.folder / "host" / "containers").iterdir()
         await forget(node)
         await node.kubelet.admit(old)
         await node.kubelet.start_container(old)
         await eventually(lambda: not node.agent.desk.forgotten(), "kubelet knows it again")
+        await eventually(lambda: not before.exists(), "nobody lives there any more")
+        assert owners(node)["old"][1] == node.kubelet.ids(old)
 
 
 async def test_folders_of_one_name_go_when_their_pods_do(tmp_path: Path) -> None:

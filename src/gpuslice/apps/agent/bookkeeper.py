@@ -157,6 +157,8 @@ class Bookkeeper:
 
     def _in_use(self, name: str, owner: Owner, held: frozenset[str]) -> bool:
         """By its pod, or by whoever has its ids now; of several folders for the same ids by the last one."""
+        last = name == self._folders.current(owner.ids)
         if self._desk.alive(owner.uid):
-            return True
-        return not held.isdisjoint(owner.ids) and name == self._folders.current(owner.ids)
+            ids = self._desk.held_by(owner.uid, owner.container)
+            return ids is None or (ids == frozenset(owner.ids) and last)
+        return last and not held.isdisjoint(owner.ids)

@@ -243,6 +243,11 @@ class Desk:
         held = [holding.ids for holding in self.book or ()]
         return frozenset[str]().union(*held, *(guess.ids for guess in self.guesses))
 
+    def held_by(self, uid: str, container: str) -> frozenset[str] | None:
+        """What kubelet's book shows for a container of a living pod; None when it does not show it."""
+        mine = (self._key_of(uid), container)
+        return next((each.ids for each in self.book or () if (each.pod_key, each.container) == mine), None)
+
     def holders(self) -> list[str]:
         """Pods of this node that hold parts of its cards."""
         pods = self._pods.values()

@@ -1,0 +1,203 @@
+"""A node with a real kubelet, one of our agents on it, and what tests ask them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuslice.apps.dev.install import scheduler_configuration
+from gpuslice.core.contract import GPU_COUNT, GPU_MEM
+from gpuslice.core.units import card_units
+from gpuslice.sim import gpu
+from tests.e2e import control_plane, node
+from tests.e2e.node import Api, Places, Service, until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DRIVER = REPOSITORY / "native" / "build" / "sim"
+LIBRARY = REPOSITORY / "native" / "build" / "lib" / "libgpuslice.so"
+GPUSLICE = [sys.executable, "-c", "from gpuslice.apps.cli.main import main; main()"]
+NODE = "node-1"
+CARD_MIB = 16130
+UNITS = card_units(CARD_MIB)
+PLAIN, CUDA = "localhost/plain:1", "localhost/cuda:1"
+PODS = "namespaces/default/pods"
+STAY = "trap 'exit 0' TERM; while :; do sleep 1000 & wait $!; done"
+SHOW = f"env; cat /etc/gpuslice/limits /etc/ld.so.preload; ls -l /usr/lib/gpuslice; echo complete; {STAY}"
+
+
+@dataclass
+class Cluster:
+    """The node's programs and the questions that tests ask."""
+
+    api: Api
+    places: Places
+    kubelet: Service
+    agent: Service
+
+    # -- pods -----------------------------------------------------------------------------------------
+
+    def create(self, document: dict[str, Any]) -> None:
+        self.api.create(PODS, document)
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.api.get(f"{PODS}/{name}")
+
+    def running(self, name: str) -> dict[str, Any]:
+        """The pod once all its containers run; fails at once when it was rejected."""
+
+        def ask() -> dict[str, Any]:
+            found = self.pod(name)
+            phase = found["status"].get("phase")
+            assert phase != "Failed", found["status"]
+            containers = found["status"].get("containerStatuses", [])
+            ready = len(containers) == len(found["spec"]["containers"])
+            return found if ready and all("running" in each["state"] for each in containers) else {}
+
+        return until(ask, f"{name} runs; {self.pod(name)['status']}")
+
+    def failed(self, name: str) -> str:
+        """Why kubelet refused the pod, once it did."""
+        until(lambda: self.pod(name)["status"].get("phase") == "Failed", f"{name} is refused")
+        status = self.pod(name)["status"]
+        return f"{status.get('reason')}: {status.get('message')}"
+
+    def said(self, name: str, container: str = "main", end: str = "complete") -> list[str]:
+        """The lines that a container wrote, once it wrote the line `end`."""
+        uid = self.pod(name)["metadata"]["uid"]
+        file = self.places.folder / "logs" / f"default_{name}_{uid}" / container / "0.log"
+
+        def ask() -> list[str]:
+            text = file.read_text() if file.exists() else ""
+            lines = [line.split(" ", 3)[-1] for line in text.splitlines()]
+            return lines if end in lines else []
+
+        return until(ask, f'{name}/{container} says "{end}"')
+
+    def clear(self) -> None:
+        """Delete every pod as users do, and wait until kubelet has let go of them."""
+        for each in self.api.get(PODS)["items"]:
+            self.api.delete(f"{PODS}/{each['metadata']['name']}")
+        until(lambda: not self.api.get(PODS)["items"], "all pods are gone")
+
+    # -- the node -------------------------------------------------------------------------------------
+
+    def node(self) -> dict[str, Any]:
+        return self.api.get(f"nodes/{NODE}")
+
+    def allocatable(self) -> tuple[str | None, str | None]:
+        amounts = self.node()["status"]["allocatable"]
+        return amounts.get(GPU_MEM), amounts.get(GPU_COUNT)
+
+    def offers(self, memory: int, cards: int = 2) -> bool:
+        until(lambda: self.allocatable() == (str(memory), str(cards)), f"the node offers {memory}")
+        return True
+
+    def registered(self) -> None:
+        until(lambda: "registered with kubelet" in self.agent.log(), "the agent registers")
+
+
+def start(folder: Path, stack: ExitStack) -> Cluster:
+    places = Places(folder)
+    places.make()
+    _make_cards(folder)
+    plane = stack.enter_context(control_plane.api_server(folder))
+    pid = stack.enter_context(node.containerd(places))
+    node.load_image(places, node.SANDBOX_IMAGE, ["sleep", "1000000"], {})
+    node.load_image(places, PLAIN, ["sh"], {})
+    node.load_image(places, CUDA, ["sh"], _cuda_files())
+    port = control_plane.free_port()
+    extender = [*GPUSLICE, "extender", f"--port={port}", "--host=127.0.0.1"]
+    extender += [f"--kubeconfig={plane.kubeconfig}"]
+    stack.enter_context(control_plane.process("extender", folder, extender))
+    extenders = yaml.safe_load(scheduler_configuration(port))["extenders"]
+    stack.enter_context(control_plane.scheduler(plane, extenders, percentageOfNodesToScore=100))
+    api = Api(plane)
+    stack.callback(api.close)
+    found = Cluster(api, places, node.kubelet(plane, places, pid, NODE), _agent(plane, places))
+    for service in (found.kubelet, found.agent):
+        stack.callback(service.stop)
+        service.start()
+    until(lambda: _nodes(api), "kubelet registers the node")
+    api.patch(f"nodes/{NODE}", {"spec": {"taints": None}})  # no node controller runs that would
+    return found
+
+
+def _nodes(api: Api) -> bool:
+    return any(
+        each["type"] == "Ready" and each["status"] == "True"
+        for item in api.get("nodes")["items"]
+        for each in item["status"].get("conditions", [])
+    )
+
+
+def _make_cards(folder: Path) -> None:
+    """Two cards that every user of the node may use, as device files of a driver are."""
+    (folder / "gpus").mkdir()
+    state = gpu.create(folder / "gpus" / "machine", ["V100-SXM2-16GB"] * 2, seed="e2e")
+    Path(f"{state}.alive").touch()
+    for path in (folder / "gpus", state, Path(f"{state}.alive")):
+        path.chmod(0o777)
+
+
+def _cuda_files() -> dict[str, Path]:
+    """The driver's programs and libraries where the loader of the host's libc finds them."""
+    programs = {f"/usr/bin/{name}": DRIVER / name for name in ("nvidia-smi", "cuda_malloc")}
+    host = node.needed_libraries(DRIVER / "nvidia-smi")
+    libc = next(path for path in host if path.name == "libc.so.6")
+    driver = {str(libc.parent / name): DRIVER / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
+    return {**programs, **driver, **{str(path): path for path in host}}
+
+
+def _agent(plane: control_plane.ControlPlane, places: Places) -> Service:
+    command = ["env", f"GPUSLICE_SIM_STATE={places.folder}/gpus/machine", *GPUSLICE, "agent"]
+    command += [f"--node-name={NODE}", f"--kubeconfig={plane.kubeconfig}", "--host=127.0.0.1", "--port=0"]
+    command += [f"--device-plugin-folder={places.plugins}", f"--pod-resources-socket={places.pod_resources}"]
+    command += [f"--root={places.folder}/gpuslice", f"--library={LIBRARY}"]
+    command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1"]
+    return Service("agent", places.folder, command)
+
+
+# -- documents -------------------------------------------------------------------------------------------
+
+
+def container(units: int = 0, script: str = SHOW, name: str = "main", **fields: Any) -> dict[str, Any]:
+    limits = {"resources": {"limits": {GPU_MEM: str(units)}}} if units else {}
+    command = {"name": name, "image": PLAIN, "command": ["sh", "-c", script]}
+    return {**command, "imagePullPolicy": "Never", **limits, **fields}
+
+
+def cuda_container(units: int, script: str, **fields: Any) -> dict[str, Any]:
+    """A container with the driver, as the vendor's runtime would bring it in."""
+    return container(units, script, image=CUDA) | {
+        "env": [{"name": "GPUSLICE_SIM_STATE", "value": "/run/gpus/machine"}],
+        "volumeMounts": [{"name": "gpus", "mountPath": "/run/gpus"}],
+        **fields,
+    }
+
+
+def pod(name: str, *containers: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    spec = {
+        "hostNetwork": True,  # no network plugin is needed
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "restartPolicy": "Never",
+        "containers": list(containers),
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {**spec, **fields}}
+
+
+def variables(lines: Sequence[str]) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in lines if "=" in line and " " not in line.split("=", 1)[0])
+
+
+def limits_of(lines: Sequence[str]) -> dict[str, int]:
+    """Bytes by card, from the limits file that the container showed."""
+    found = [line.split() for line in lines if " memory=" in line]
+    return {uuid: int(memory.removeprefix("memory=")) for uuid, memory, _ in found}
