@@ -3,7 +3,7 @@
     python bench/extender.py --nodes 5000 --gpus 8 --pods 300 --json
 
 For each pod the questions are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
-with those that passed, bind to the best. The names come in another order for each pod, as they do from it: its
+with those that passed, bind to the best. The names come in another order for each pod, as from it: its
 workers take chunks of the nodes, and each node gets the next free place in the list the moment that it passes
 (1.36, ``findNodesThatPassFilters`` in pkg/scheduler/schedule_one.go); ``--order stable`` sends one order. The
 API server (`big_api`) is a process of its own. Times are taken at the client, around one HTTP call on a kept
