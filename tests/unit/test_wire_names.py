@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.extender import FilterResult, NodeList
 from gpuslice.adapters.wire.names import UNKNOWN, NameTable, joined
 
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,60}[a-z0-9])?", fullmatch=True)
@@ -77,3 +78,9 @@ def test_what_is_written_is_json_that_says_so(names: list[str]) -> None:
     )
     nobody = rows[:0]
     assert (table.names(nobody), table.pairs(nobody, "x"), table.scores(nobody, nobody)) == (b"[]", b"", b"")
+
+
+def test_the_answer_of_filter_is_written_as_msgspec_would() -> None:
+    whole = FilterResult(NodeList(items=[msgspec.Raw(b'{"a":1}')]), msgspec.Raw(b'["n"]'), error='no "pod"')
+    for result in (FilterResult(), whole, FilterResult(failed_nodes=msgspec.Raw(b'{"n":"no"}'))):
+        assert result.encoded() == msgspec.json.encode(result)

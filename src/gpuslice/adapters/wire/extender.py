@@ -119,6 +119,24 @@ class FilterResult(msgspec.Struct, rename="pascal"):
     failed_and_unresolvable_nodes: msgspec.Raw = _NULL
     error: str = ""
 
+    def encoded(self) -> bytes:
+        """As JSON. By hand: the lists are JSON already, and large enough that each copy of them counts."""
+        return b"".join(
+            (
+                b'{"Nodes":',
+                msgspec.json.encode(self.nodes),
+                b',"NodeNames":',
+                self.node_names,
+                b',"FailedNodes":',
+                self.failed_nodes,
+                b',"FailedAndUnresolvableNodes":',
+                self.failed_and_unresolvable_nodes,
+                b',"Error":',
+                msgspec.json.encode(self.error),
+                b"}",
+            )
+        )
+
 
 class BindingArgs(msgspec.Struct, gc=False, frozen=True, rename="pascal"):
     """The body of bind: which pod goes to which node; the pod itself is not sent."""

@@ -60,15 +60,15 @@ class NameTable:
         compact = padded.translate(None, b" ") if b" " in padded else padded
         return b"[" + compact[:-1] + b"]"
 
-    def pairs(self, rows: Rows, text: str) -> bytes:
+    def pairs(self, rows: Rows, text: str) -> memoryview:
         """``"name":"text"`` for each row, with commas between: the inside of a JSON object."""
-        return self._cells(rows, b"", b":" + msgspec.json.encode(text) + b",").tobytes()[:-1]
+        return _without_last(self._cells(rows, b"", b":" + msgspec.json.encode(text) + b","))
 
-    def scores(self, rows: Rows, scores: Rows) -> bytes:
+    def scores(self, rows: Rows, scores: Rows) -> memoryview:
         """``{"Host":"name","Score":n}`` for each row, with commas between; scores 0…19."""
         cells = self._cells(rows, b'{"Host":', b',"Score": 0},')
         cells[:, -4:-2] = _NUMBERS.take(scores, axis=0)
-        return cells.tobytes()[:-1]
+        return _without_last(cells)
 
     def _cells(self, rows: Rows, before: bytes, after: bytes) -> Bytes:
         """One line for each row: its quoted name between two texts; the lines of all rows are kept."""
@@ -189,6 +189,12 @@ def _odd_numbers(count: int, seed: int) -> Words:
     return numbers * np.uint64(2) + np.uint64(1)
 
 
-def joined(parts: Sequence[bytes], opening: bytes, closing: bytes) -> bytes:
+def joined(parts: Sequence[bytes | memoryview], opening: bytes, closing: bytes) -> bytes:
     """Parts that are not empty, with commas between."""
-    return opening + b",".join(part for part in parts if part) + closing
+    between = [piece for part in parts if part for piece in (b",", part)]
+    return b"".join([opening, *between[1:], closing])
+
+
+def _without_last(cells: Bytes) -> memoryview:
+    """All bytes but the comma at the end, without a copy."""
+    return cells.reshape(-1)[:-1].data

@@ -59,7 +59,9 @@ class Asked:
 
     def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> msgspec.Raw:
         """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
-        parts = [self.table.pairs(self.rows.take(which), text) for which, text in reasons if len(which)]
+        parts: list[bytes | memoryview] = [
+            self.table.pairs(self.rows.take(which), text) for which, text in reasons if len(which)
+        ]
         if own:
             parts.append(msgspec.json.encode(own)[1:-1])
         return msgspec.Raw(joined(parts, b"{", b"}"))
@@ -67,11 +69,11 @@ class Asked:
     def scores_json(self, scores: Rows) -> bytes:
         """A list of hosts with their scores; strangers have 0."""
         if not len(self.strangers):
-            return b"[%b]" % self.table.scores(self.rows, scores)
+            return joined([self.table.scores(self.rows, scores)], b"[", b"]")
         known = self.known(self.everyone)
         strangers = [{"Host": name, "Score": 0} for name in self.names(self.strangers)]
-        parts = [self.table.scores(self.rows[known], scores[known]), msgspec.json.encode(strangers)[1:-1]]
-        return joined(parts, b"[", b"]")
+        ours = self.table.scores(self.rows[known], scores[known])
+        return joined([ours, msgspec.json.encode(strangers)[1:-1]], b"[", b"]")
 
 
 @dataclass(slots=True)

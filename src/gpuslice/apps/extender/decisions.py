@@ -132,8 +132,8 @@ class Decisions:
         passing = np.flatnonzero(keys != NEVER)
         others: list[Reason] = [(kept, KEPT)]
         if 0 < self._filter_best < len(passing) and not pod.spec.prefers:
-            fitting, passing = passing, _best(keys, self._filter_best)
-            others.append((np.setdiff1d(fitting, passing, assume_unique=True), NOT_THE_BEST))
+            passing, worse = _best(keys, passing, self._filter_best)
+            others.append((worse, NOT_THE_BEST))
         if len(passing):
             question = asked.part(passing)
             names = msgspec.Raw(question.raw)
@@ -359,9 +359,11 @@ def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, units: int, cards: i
     return enough
 
 
-def _best(keys: Ints, count: int) -> Places:
-    """The `count` best of the nodes."""
-    return np.sort(np.argpartition(keys, count - 1)[:count])
+def _best(keys: Ints, fitting: Places, count: int) -> tuple[Places, Places]:
+    """The `count` best of the `fitting`, and the others; each in order."""
+    chosen = np.zeros(len(fitting), dtype=np.bool_)
+    chosen[np.argpartition(keys.take(fitting), count - 1)[:count]] = True
+    return fitting[chosen], fitting[~chosen]
 
 
 def _scores(keys: Ints) -> Ints:

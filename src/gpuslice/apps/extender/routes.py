@@ -51,7 +51,7 @@ class Verbs:
     def filter(self, request: Request) -> Answer:
         began = time.perf_counter()
         result = self._filter(request.body)
-        answer = json_answer(result)
+        answer = Answer(result.encoded(), content_type=JSON)
         self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
         return answer
 
