@@ -189,11 +189,11 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     for name in names:
         if name not in known:
             raise ValueError(f'--policy names "{name}", wants all or some of {",".join(known)}')
-    seeds = _seeds(options.seeds)
+    seeds = seeds_of(options.seeds)
     return [Case(name, seed, options.churn, options.mix == "known") for name in names for seed in seeds]
 
 
-def _seeds(text: str) -> list[int]:
+def seeds_of(text: str) -> list[int]:
     """`42-51`, `42` or `42,44`."""
     seeds: list[int] = []
     for part in text.split(","):
