@@ -84,6 +84,10 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_app(c.MEMORY_USED), "97") | _always(_app(c.MEMORY_LIMIT), "100"),
         _always(_app(c.MEMORY_USED), "97"),
     ),
+    "GpuContainerPastMemoryLimit": (
+        _always(_app(c.MEMORY_USED), "101") | _always(_app(c.MEMORY_LIMIT), "100"),
+        _always(_app(c.MEMORY_USED), "100") | _always(_app(c.MEMORY_LIMIT), "100"),
+    ),
     "GpuContainerMemoryRefused": (
         {_app(c.MEMORY_REFUSED): "0x175 1x5"},
         {_app(c.MEMORY_REFUSED): "0x10 1x170"},

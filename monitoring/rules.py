@@ -166,6 +166,14 @@ ALERTS = (
         "5m",
     ),
     Alert(
+        "GpuContainerPastMemoryLimit",
+        f"{_USED} > {_LIMIT}",
+        "critical",
+        f"{_WHO} holds more GPU memory than its limit.",
+        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. Stop it.",
+        "1m",
+    ),
+    Alert(
         "GpuContainerMemoryRefused",
         f"increase({c.MEMORY_REFUSED.name}[5m]) > 0",
         "warning",

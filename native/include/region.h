@@ -9,7 +9,8 @@
  * whoever meets it may empty it. A file of zeros is an empty region.
  *
  * The tenant can write here, so nobody outside may take these numbers for more than a display: the limit itself is
- * in the limits file, which the tenant cannot write.
+ * in the limits file, which the tenant cannot write. Each process also keeps to itself what it holds, and writes it
+ * again where it finds the file damaged (src/attach.c).
  */
 #ifndef GPUSLICE_REGION_H
 #define GPUSLICE_REGION_H

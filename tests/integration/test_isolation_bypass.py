@@ -13,6 +13,7 @@ import pytest
 
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.sim import gpu
+from tests.integration.exporter_rig import Page, gpu_node
 from tests.integration.isolation_rig import (
     BUILD,
     MIB,
@@ -22,6 +23,11 @@ from tests.integration.isolation_rig import (
     make_container,
     make_machine,
 )
+from tests.integration.sim_node import make_pod, state_of
+
+IMAGE = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples/cuda-malloc:3G"
+USED = "gpuslice_container_memory_used_bytes"
+LIMIT = "gpuslice_container_memory_limit_bytes"
 
 
 def test_no_variable_of_the_environment_changes_a_limit(tmp_path: Path) -> None:
@@ -54,6 +60,30 @@ def test_a_program_without_the_library_is_seen_in_the_drivers_figures(tmp_path: 
         assert told[honest.pid] == counted[honest.pid]
         assert static.pid not in counted
         assert told[static.pid] > 3000 * MIB
+
+
+def used_of(page: Page, pod: str) -> float:
+    return page.value(USED, pod=pod) or 0
+
+
+async def test_who_holds_more_than_the_limit_without_the_library_stands_on_the_exporters_page(
+    tmp_path: Path,
+) -> None:
+    """What the alert GpuContainerPastMemoryLimit looks at. Its neighbour is told apart."""
+    async with gpu_node(tmp_path) as host, host.exporter() as exporter:
+        for name, command in (
+            ("honest", "exec cuda_malloc 1G"),
+            ("hostile", "LD_PRELOAD= exec cuda_malloc 6G"),
+        ):
+            pod = make_pod(name, 4, command=command)
+            pod["spec"]["containers"][0]["image"] = IMAGE
+            await host.node.create(pod)
+            await host.node.wait_pod(name, lambda pod: state_of(pod) == "running")
+        page = await exporter.page_when(
+            lambda page: used_of(page, "hostile") > 6 << 30 and used_of(page, "honest") > 1 << 30
+        )
+        assert page.one(USED, pod="hostile") > page.one(LIMIT, pod="hostile")
+        assert page.one(USED, pod="honest") < page.one(LIMIT, pod="honest")
 
 
 def test_a_region_that_a_tenant_empties_raises_no_limit_of_a_running_process(tmp_path: Path) -> None:
