@@ -3,6 +3,7 @@ write again what they hold, and the limit holds for all of them together once ea
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.region import layout
+from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import RegionError, RegionFile, prepare_region, read_region
+from gpuslice.apps.exporter.isolation import IsolationReader
+from gpuslice.core.attribution import ContainerKey
 from tests.integration.isolation_rig import (
     MIB,
     OUT_OF_MEMORY,
@@ -165,6 +169,22 @@ def test_a_file_cut_short_in_the_middle_of_a_call_harms_no_neighbour(tmp_path: P
             heir.ok(f"alloc 0 plain {500 * MIB}")
             assert box.machine.used() == box.card().used_bytes + next_door.card().used_bytes
     reader.close()
+
+
+async def test_a_region_cut_short_is_one_named_problem_of_the_exporter(tmp_path: Path) -> None:
+    limits = [CardLimit("GPU-1", 1 << 30)]
+    for name in ("whole", "short"):
+        folder = tmp_path / "containers" / name
+        (folder / "etc").mkdir(parents=True)
+        (folder / "var").mkdir()
+        write_limits(folder / "etc/limits", limits)
+        (folder / "owner.json").write_text(json.dumps({"namespace": "n", "pod": name, "container": "main"}))
+        prepare_region(folder / "var/region")
+    os.truncate(tmp_path / "containers/short/var/region", 100)
+    found = await IsolationReader(tmp_path).read()
+    assert set(found.containers) == {ContainerKey("n", "whole", "main")}
+    (problem,) = found.problems
+    assert "containers/short: a region has" in problem
 
 
 def look_from_outside(reader: RegionFile) -> None:
