@@ -27,7 +27,7 @@ from bench.placement import DATA_VARIABLE, DEFAULT_DATA, seeds_of
 from bench.traces import find_pods
 
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
-from gpuslice.core.policy import DEFAULT_POLICY, UNLIMITED, Fleet, FleetNode, Shape, fitting_rows, make_policy
+from gpuslice.core.policy import DEFAULT_POLICY, Fleet, FleetNode, Shape, fitting_rows, make_policy
 from gpuslice.core.policy.fleet import Rows
 from gpuslice.core.policy.ranking import card_fits
 from gpuslice.core.policy.replay import (
