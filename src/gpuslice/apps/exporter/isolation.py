@@ -76,7 +76,7 @@ class Isolation:
         return Isolation(containers, self.problems)
 
 
-AT_ONCE = 100
+AT_ONCE = 50
 CHECK_EVERY = 3
 """How many readings may pass before a change of a folder's files is seen; they change at a start."""
 

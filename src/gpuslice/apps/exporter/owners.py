@@ -10,7 +10,7 @@ from gpuslice.adapters.cgroup.container import ContainerRef, parse_cgroup
 from gpuslice.apps.exporter.directory import Directory
 from gpuslice.core.attribution import Owner, Stranger
 
-CHECK_EVERY = 10
+CHECK_EVERY = 20
 """A pid is held against its start time once in so many samples: pids are used again, but not at once."""
 
 
