@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpuslice.core.contract import ENV_CONTAINER_UNITS, ENV_INDEX, ENV_VISIBLE
-from tests.integration.interleaving_rig import CARDS, NodeInMemory, World, uuid_of
+from tests.integration.interleaving_node import CARDS, NodeInMemory, uuid_of
+from tests.integration.interleaving_rig import World
 from tests.integration.virtual import Message
 
 FATES = ["deliver", "deliver", "lose_answer", "lose_request", "delay"]

@@ -1,0 +1,269 @@
+"""One node in a virtual world: kubelet's book, what runs, and the real parts of the agent beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpclib import GRPCError
+
+from gpuslice.adapters.gpu.recorded import RecordedSource
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.apps.agent.main import Agent
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.core import holding as core_holding
+from gpuslice.core.contract import GPU_MEM, card_of_device_id
+from gpuslice.sim.kubelet import checkpoint
+from gpuslice.sim.kubelet.devices import (
+    AdmissionError,
+    Allocation,
+    Answer,
+    Call,
+    ContainerDemand,
+    Device,
+    DeviceBook,
+    Options,
+    PluginError,
+    PreferredCall,
+)
+from tests.builders import UNIT_MIB
+from tests.integration.virtual import HeldTransport, Process
+
+if TYPE_CHECKING:
+    from tests.integration.interleaving_rig import World
+
+Object = dict[str, Any]
+CARDS = {"n1": (4, 3), "n2": (4,)}
+"""Units of each card; small, so that pods meet."""
+
+
+def uuid_of(node: str, index: int) -> str:
+    return f"GPU-{node}-{index}"
+
+
+def memory_mib(units: int) -> int:
+    return units * UNIT_MIB + 770
+
+
+LIMITS = "/etc/gpuslice"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A container at work: what it was given, and the limits that it found at its start."""
+
+    ids: frozenset[str]
+    environment: dict[str, str]
+    folder: Path
+    limits: str
+
+    @property
+    def units(self) -> int:
+        return len(self.ids)
+
+    def limits_now(self) -> str:
+        return (self.folder / "limits").read_text()
+
+
+@dataclass(eq=False)
+class NodeInMemory:
+    """One node: kubelet's book, the pods it runs, and the agent beside it."""
+
+    name: str
+    world: World
+    folder: Path
+    book: DeviceBook = field(init=False)
+    admitted: dict[str, Object] = field(default_factory=dict)  # by uid, in kubelet's eyes active
+    running: dict[str, Running] = field(default_factory=dict)  # by uid
+    boots: int = 1
+    agent: Agent | None = None
+    process: Process | None = None
+    busy: bool = False
+    _generation: int = 0
+
+    def __post_init__(self) -> None:
+        self.book = DeviceBook(self.world.dice)
+        self.folder.mkdir(parents=True)
+        cards = [
+            {"index": index, "uuid": uuid_of(self.name, index), "memory_mib": memory_mib(units)}
+            for index, units in enumerate(CARDS[self.name])
+        ]
+        (self.folder / "cards.json").write_text(json.dumps({"cards": cards}))
+
+    # -- the agent -------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        self.process = Process(f"agent {self.name}", self.world.loop)
+        client = KubeClient(HeldTransport(self.world.network, self.process))
+        source = RecordedSource(self.folder / "cards.json")
+        self.agent = Agent(self._settings(), client, source, book=self, boot=f"boot {self.boots}")
+        for name, work in self.agent.upkeep().items():
+            self.process.start(work, name)
+        self.process.start(self._register(self.agent), "register")
+        self.world.loop.settle()
+
+    def _settings(self) -> AgentSettings:
+        library = self.folder / "libgpuslice.so"
+        library.write_bytes(b"the library")
+        return AgentSettings(
+            node_name=self.name,
+            root=str(self.folder / "host"),
+            library=str(library),
+            match_wait_s=0.2,
+            health_check=False,
+            unhealthy_file=str(self.folder / "none"),
+        )
+
+    async def _register(self, agent: Agent) -> None:
+        await agent.until_servable()
+        message = await anext(agent.plugin.list_and_watch(dp.Empty()))
+        self._generation = self.book.register(GPU_MEM, Options(True, True))
+        self.book.update(GPU_MEM, self._generation, [Device(each.ID) for each in message.devices])
+        self.save()
+
+    def kill_agent(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.world.network.forget(self.process)
+        self.agent = None
+        self.book.stop(GPU_MEM, self._generation, self.world.loop.time())
+
+    # -- kubelet ---------------------------------------------------------------------------------------
+
+    async def holdings(self, resource: str) -> tuple[core_holding.Holding, ...]:
+        """What the pod-resources socket tells; the seam of the agent's bookkeeper."""
+        return tuple(
+            core_holding.Holding("default", pod["metadata"]["name"], one.container, one.ids)
+            for uid, pod in self.admitted.items()
+            for one in self.book.holdings_of(uid, "main")
+            if one.resource == resource
+        )
+
+    async def admit(self, pod: Object) -> None:
+        """kubelet's admission: serialised, final when it fails.
+
+        Before the agent's first registration kubelet would start the pod without devices, which nobody can
+        prevent: what then becomes of it is tested elsewhere, and here it waits.
+        """
+        if GPU_MEM not in self.book.registered():
+            return
+        uid, units = pod["metadata"]["uid"], int(pod["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
+        self.admitted[uid] = pod
+        steps = self.book.allocate(uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted))
+        try:
+            await self._answer(steps)
+        except AdmissionError as error:
+            self.admitted.pop(uid)
+            self.world.set_status(pod, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
+            self.world.rejections.append(str(error))
+        self.save()
+
+    async def start(self, uid: str) -> None:
+        """PreStartContainer and, if the plugin agrees, the container."""
+        (held,) = self.book.holdings_of(uid, "main")
+        request = dp.PreStartContainerRequest(devices_ids=sorted(held.ids))
+        try:
+            await self._ask(lambda agent: agent.plugin.pre_start_container(request))
+        except PluginError:
+            return  # kubelet tries again later
+        if uid in self.admitted:
+            response = dp.ContainerAllocateResponse.FromString(held.response)
+            (folder,) = [Path(each.host_path) for each in response.mounts if each.container_path == LIMITS]
+            limits = (folder / "limits").read_text()
+            self.running[uid] = Running(held.ids, dict(response.envs), folder, limits)
+            self.world.set_status(self.admitted[uid], {"phase": "Running"})
+
+    def finish(self, uid: str) -> None:
+        """The containers are gone, and with them the devices."""
+        pod = self.admitted.pop(uid)
+        self.running.pop(uid, None)
+        self.book.forget_except(self.admitted)
+        self.save()
+        self.world.remove(pod)
+
+    def restart(self, *, keeps_book: bool) -> None:
+        """kubelet starts anew. Without its book it asks again for what does not run, and for nothing else."""
+        saved = checkpoint.decode(self._saved)
+        self.book = DeviceBook(self.world.dice)
+        if keeps_book:
+            self.book.restore(saved.holdings, saved.registered, self.world.loop.time())
+        else:
+            self.admitted = {uid: pod for uid, pod in self.admitted.items() if uid in self.running}
+        if self.agent is not None and self.process is not None:
+            self.process.start(self._register(self.agent), "register again")
+        self.world.loop.settle()
+
+    def reboot(self) -> None:
+        """The machine starts anew, without kubelet's book: nothing runs any more."""
+        was_there = self.agent is not None
+        if was_there:
+            self.kill_agent()
+        self.boots += 1
+        self.admitted.clear()
+        self.running.clear()
+        self.book = DeviceBook(self.world.dice)
+        self.save()
+        if was_there:
+            self.start_agent()
+
+    def save(self) -> None:
+        self._saved = checkpoint.encode(self.book.holdings(), self.book.registered())
+
+    async def _answer(self, steps: Allocation) -> None:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    answer = await self._call(call)
+                except PluginError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration:
+            return
+
+    async def _call(self, call: Call) -> Answer:
+        if isinstance(call, PreferredCall):
+            wish = dp.ContainerPreferredAllocationRequest(
+                available_deviceIDs=list(call.available),
+                must_include_deviceIDs=list(call.must_include),
+                allocation_size=call.size,
+            )
+            question = dp.PreferredAllocationRequest(container_requests=[wish])
+            preferred = await self._ask(lambda agent: agent.plugin.get_preferred_allocation(question))
+            return tuple(preferred.container_responses[0].deviceIDs)
+        container = dp.ContainerAllocateRequest(devices_ids=list(call.ids))
+        request = dp.AllocateRequest(container_requests=[container])
+        granted = await self._ask(lambda agent: agent.plugin.allocate(request))
+        raw: bytes = granted.container_responses[0].SerializeToString()
+        return raw
+
+    async def _ask(self, question: Any) -> Any:
+        """A call of the plugin; an error when it says no, dies, or is not there."""
+        if self.agent is None or self.process is None:
+            raise PluginError("no plugin")
+        task = self.process.start(question(self.agent), "call")
+        await asyncio.wait([task])
+        self.process.tasks.remove(task)
+        if task.cancelled():
+            raise PluginError("connection lost")
+        try:
+            return task.result()
+        except GRPCError as error:
+            raise PluginError(str(error.message)) from error
+
+    # -- what is true ------------------------------------------------------------------------------------
+
+    def cards_of(self, uid: str) -> dict[str, int]:
+        """Units by card uuid: by what the container was started with, else by kubelet's book."""
+        held = self.book.holdings_of(uid, "main")
+        if not held and uid in self.running:
+            ids = list(self.running[uid].ids)
+        else:
+            ids = [identifier for one in held for identifier in one.ids]
+        uuids = [card_of_device_id(identifier) for identifier in ids]
+        return {uuid: uuids.count(uuid) for uuid in uuids}
