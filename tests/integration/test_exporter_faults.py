@@ -79,6 +79,17 @@ async def test_a_library_that_is_not_there_is_a_reason_until_it_is(tmp_path: Pat
         await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2)
 
 
+async def test_a_library_outside_the_loaders_way_is_named(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", CARDS)
+    empty = tmp_path / "driver"
+    empty.mkdir()
+    library = str(NATIVE / "libnvidia-ml.so.1")
+    named = {"driver": str(empty), "nvml_library": library, "kubernetes": "false"}
+    async with running_exporter(state, **named) as exporter:
+        page = await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2)
+        assert len(page.all("DCGM_FI_DEV_GPU_TEMP")) == 2
+
+
 async def test_pods_that_are_not_known_are_said_to_be_and_not_shown_as_idle(tmp_path: Path) -> None:
     async with gpu_node(tmp_path) as host, host.exporter(pod_source="off") as exporter:
         await host.node.create(app("app-0", 4))

@@ -63,6 +63,20 @@ def _translated(function: Callable[[], T]) -> Callable[[], T]:
     return call
 
 
+def open_nvml(library: str = "") -> None:
+    """Open NVML, once more for each call; `library` names the file where the loader would not find it.
+
+    Raises `GpuUnavailableError` where that file cannot be loaded, else NVML's own errors.
+    """
+    if library:
+        # The binding opens the library by its soname; one that is loaded already answers to it.
+        try:
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise GpuUnavailableError(f"NVML library {library}: {error}") from error
+    pynvml.nvmlInit()
+
+
 class _Driver:
     """The blocking side. Initialised at the first question, and again after the driver itself failed."""
 
@@ -113,13 +127,7 @@ class _Driver:
     def _initialise(self) -> None:
         if self._initialised:
             return
-        if self._library:
-            # The binding opens the library by its soname; one that is loaded already answers to it.
-            try:
-                ctypes.CDLL(self._library, mode=ctypes.RTLD_GLOBAL)
-            except OSError as error:
-                raise GpuUnavailableError(f"NVML library {self._library}: {error}") from error
-        pynvml.nvmlInit()
+        open_nvml(self._library)
         self._initialised = True
 
     def _read(self, position: int) -> Card | LostCard:

@@ -17,6 +17,7 @@ import pynvml
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.links import ALL_LINKS, RATES, LinkRates
 from gpuslice.adapters.gpu.mig import MigReader, MigSample
+from gpuslice.adapters.gpu.nvml import open_nvml
 from gpuslice.adapters.gpu.particulars import PARTICULARS
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import (
@@ -119,7 +120,10 @@ class Telemetry(Protocol):
 class NvmlTelemetry:
     """`Telemetry` over ``libnvidia-ml.so.1``."""
 
-    def __init__(self, *, timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, library: str = "", timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._library = library
         self._worker = BlockingWorker("NVML sampling")
         self._timeout_s = timeout_s
         self._clock = clock
@@ -169,7 +173,7 @@ class NvmlTelemetry:
 
     def _count(self) -> int:
         if not self._initialised:
-            pynvml.nvmlInit()
+            open_nvml(self._library)
             self._initialised = True
         return int(pynvml.nvmlDeviceGetCount())
 

@@ -280,8 +280,9 @@ class Exporter:
 
 
 async def _main(settings: ExporterSettings) -> None:
-    telemetry = NvmlTelemetry(timeout_s=settings.driver_timeout_s)
-    source = NvmlSource(timeout_s=settings.driver_timeout_s)
+    library, timeout_s = settings.nvml_library, settings.driver_timeout_s
+    telemetry = NvmlTelemetry(library=library, timeout_s=timeout_s)
+    source = NvmlSource(library=library, timeout_s=timeout_s)
     try:
         wanted = settings.kubernetes and settings.pod_source in {"auto", "api"}
         wanted = wanted or settings.counters_of_config_map

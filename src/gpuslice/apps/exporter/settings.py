@@ -179,6 +179,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     book_interval_s: Annotated[
         float, about("How often kubelet's book of devices is read.", unit="s", ge=0.1)
     ] = 5.0
+    nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
     driver_timeout_s: Annotated[float, about("How long a sample may take.", unit="s", ge=0.1)] = 30.0
     stale_after_s: Annotated[
         float,
