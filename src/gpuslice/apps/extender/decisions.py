@@ -61,7 +61,7 @@ choose, gained nothing measurable over it: see docs/results/placement.md, "Behin
 """
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
-NOT_THE_BEST = "The node fits, other nodes are packed better"
+NOT_THE_BEST = "Other nodes fit better"  # short: it goes over the wire once for nearly every node
 KEPT = "The free cards are kept for a pod that others were evicted for"
 
 
