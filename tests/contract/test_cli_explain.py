@@ -65,6 +65,15 @@ async def test_a_pod_too_large_for_any_card_is_told_so(shell: Shell) -> None:
     )
 
 
+async def test_a_scheduler_that_nobody_has_seen_is_named_until_it_speaks(shell: Shell) -> None:
+    said = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    pods = [api_pod(name, "9", schedulerName="theirs") for name in ("unseen", "seen")]
+    pods[1]["status"]["conditions"] = said
+    await shell.has([node("n1", 8)], pods)
+    assert "It waits for scheduler theirs" in (await shell("gpuslice", "explain", "unseen")).out
+    assert "It waits for scheduler" not in (await shell("gpuslice", "explain", "seen")).out
+
+
 async def test_room_is_told_with_the_card(shell: Shell) -> None:
     pod = api_pod("p", "4", nodeSelector={"zone": "a"}, tolerations=[{"operator": "Exists"}])
     taint = [{"key": "team", "effect": "NoSchedule"}]

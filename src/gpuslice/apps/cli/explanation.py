@@ -143,7 +143,8 @@ def _neighbours(ledger: Ledger, view: Pod) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((key, units) for key, units in beside if units))
 
 
-def _gates(pod: objects.Pod) -> tuple[str, ...]:
+def _said_by_schedulers(pod: objects.Pod) -> tuple[str, ...]:
+    """Why the pod is not scheduled, in one word; nothing when no scheduler has looked at it."""
     conditions = pod.status.conditions or ()
     return tuple(each.reason for each in conditions if each.type == "PodScheduled" and each.reason)
 
@@ -167,9 +168,10 @@ def event_time(event: objects.Event) -> str:
 
 def _wait_hints(found: objects.Pod) -> Sequence[str]:
     hints = []
-    if "SchedulingGated" in _gates(found):
+    said = _said_by_schedulers(found)
+    if "SchedulingGated" in said:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
-    if found.spec.scheduler_name not in ("", "default-scheduler"):
+    if found.spec.scheduler_name not in ("", "default-scheduler") and not said:
         hints.append(f"It waits for scheduler {found.spec.scheduler_name}: see that one runs by that name.")
     return hints
 
