@@ -39,9 +39,9 @@ def cards_of(answer: Proposal | Refusal) -> dict[int, int]:
     return {UUIDS.index(uuid): count for uuid, count in units_per_card(answer.ids).items()}
 
 
-def containers(*amounts: int, **fields: int) -> Request:
+def containers(*amounts: int, gpu_count: int = 1) -> Request:
     made = tuple(ContainerRequest(f"c{place}", place, amount) for place, amount in enumerate(amounts))
-    return Request(sum(amounts), containers=made, **fields)
+    return Request(sum(amounts), gpu_count, containers=made)
 
 
 # -- proposing -------------------------------------------------------------------------------------------
