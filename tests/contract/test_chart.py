@@ -245,6 +245,9 @@ def test_a_secret_of_ones_own_needs_its_authority(helm: str) -> None:
         ("memoryUnit=TiB", "memoryUnit"),
         ("extender.replicas=0", "replicas"),
         ("nodeLable=x", "nodeLable"),
+        ("devicePlugin.port=0", "port"),
+        ("devicePlugin.hostDir=relative", "hostDir"),
+        ("wholeCards.manifest=a/b", "manifest"),
         ("webhook.failurePolicy=Maybe", "failurePolicy"),
     ],
 )

@@ -18,7 +18,7 @@ from gpuslice.apps.agent.folders import Folders, token
 from gpuslice.core.contract import GPU_MEM
 from gpuslice.sim.cluster.faults import Fault
 from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
-from tests.integration.agent_bench import Bench, Pod, eventually
+from tests.integration.agent_bench import Bench, Pod, container, eventually
 
 ONE, TWO = {0: 16130}, {0: 16130, 1: 16130}
 
@@ -155,6 +155,22 @@ async def test_a_container_that_did_end_with_kubelet_gets_its_card_again_and_a_c
         await eventually(lambda: not node.agent.desk.forgotten(), "kubelet knows it again")
         await eventually(lambda: not before.exists(), "nobody lives there any more")
         assert owners(node)["old"][1] == node.kubelet.ids(old)
+
+
+async def test_an_init_container_that_has_ended_is_not_taken_for_forgotten(tmp_path: Path) -> None:
+    """kubelet's book never shows it. Were it counted, a full card would let nobody start again."""
+    async with Bench(tmp_path, ONE).running() as node:
+        init = container(4, "first")
+        pod = await node.place("p", 3, 0, initContainers=[init])
+        await node.kubelet.admit(pod)
+        for name in ("first", "main"):
+            await node.kubelet.start_container(pod, name)
+        rest = await started(node, "rest", 11, 0)
+        await node.restart_agent()
+        await eventually(lambda: node.agent.desk.book, "the book is read")
+        assert node.agent.desk.forgotten() == ()
+        await node.kubelet.start_container(rest)
+        await node.kubelet.start_container(pod)
 
 
 async def test_folders_of_one_name_go_when_their_pods_do(tmp_path: Path) -> None:

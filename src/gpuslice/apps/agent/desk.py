@@ -81,7 +81,7 @@ class Desk:
     def book_read(self, holdings: Iterable[Holding], asked_at_s: float) -> None:
         """kubelet's book as it was some time after `asked_at_s`: what it shows is no guess any more."""
         self.book = tuple(holdings)
-        self._forgotten.book_read(self.book, asked_at_s, self._key_of)
+        self._forgotten.book_read(self.book, asked_at_s, self._living)
         shown = frozenset[str]().union(*(holding.ids for holding in self.book))
         self.guesses = [guess for guess in self.guesses if self._still_a_guess(guess, shown, asked_at_s)]
         self._owners = {ids: uid for ids, uid in self._owners.items() if ids & shown}
@@ -188,8 +188,12 @@ class Desk:
             f"delete those pods, so that they are made anew, or this one"
         )
 
+    def _living(self, uid: str) -> Pod | None:
+        return self._pods[uid].view if self.alive(uid) else None
+
     def _key_of(self, uid: str) -> str | None:
-        return self._pods[uid].view.key if self.alive(uid) else None
+        pod = self._living(uid)
+        return pod.key if pod else None
 
     def pod_units(self, claimed: Claim) -> int | None:
         """What the whole pod holds, None when the pod is not known."""

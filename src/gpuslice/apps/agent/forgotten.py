@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuslice.core.holding import Holding
+from gpuslice.core.model import ContainerKind, Pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,15 @@ class Forgotten:
         self._kept, self._since_s, self.certain = tuple(kept), now_s, False
 
     def book_read(
-        self, holdings: Iterable[Holding], asked_at_s: float, key_of: Callable[[str], str | None]
+        self, holdings: Iterable[Holding], asked_at_s: float, pod_of: Callable[[str], Pod | None]
     ) -> None:
-        """Whom the book shows is not forgotten. `key_of`: a living pod's key by uid, None for others."""
+        """Whom the book shows is not forgotten. `pod_of`: a pod that lives by uid, None for others."""
         if asked_at_s < self._since_s:
             return
-        shown = {(each.pod_key, each.container) for each in holdings}
-        self._kept = tuple(each for each in self._kept if _hidden(each, key_of(each.uid), shown))
+        shown: dict[str, set[str]] = {}
+        for each in holdings:
+            shown.setdefault(each.pod_key, set()).add(each.container)
+        self._kept = tuple(each for each in self._kept if _hidden(each, pod_of(each.uid), shown))
         self.certain = True
 
     def living(self, alive: Callable[[str], bool]) -> tuple[Kept, ...]:
@@ -55,5 +58,11 @@ def owners_by_id(kept: Iterable[Kept]) -> Mapping[str, str]:
     return {identifier: each.uid for each in kept for identifier in each.ids}
 
 
-def _hidden(kept: Kept, key: str | None, shown: set[tuple[str, str]]) -> bool:
-    return key is not None and (key, kept.container) not in shown
+def _hidden(kept: Kept, pod: Pod | None, shown: Mapping[str, set[str]]) -> bool:
+    """The book never shows ordinary init containers: they are known where their pod is."""
+    if pod is None:
+        return False
+    names = shown.get(pod.key, set())
+    apps = pod.request.containers if pod.request else ()
+    listed = any(each.name == kept.container and each.kind is not ContainerKind.INIT for each in apps)
+    return kept.container not in names if listed else not names
