@@ -87,7 +87,7 @@ async def test_a_healthy_cluster_has_nothing_to_tell(shell: Shell) -> None:
     pod = placed("a", 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
     await shell.has([node("n1", 8, 8, labels={"cgpu": "true"})], [pod])
     told = await shell("gpuslice", "doctor")
-    assert told.out == "1 nodes and 1 pods looked at: 0 errors, 0 warnings, 0 notes.\n"
+    assert told.out == "1 node and 1 pod looked at: 0 errors, 0 warnings, 0 notes.\n"
     assert told.code == 0
 
 

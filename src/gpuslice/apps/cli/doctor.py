@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document
+from gpuslice.apps.cli.output import counted, output_flag, print_document
 
 if TYPE_CHECKING:
     from gpuslice.apps.cli.doctor_facts import Facts, Finding
@@ -77,5 +77,6 @@ def _text(facts: Facts, findings: list[Finding]) -> str:
         f"{each.level.upper():<8} {each.where}\n         {each.what}\n         to do: {each.fix}\n\n"
         for each in findings
     ]
-    counts = ", ".join(f"{sum(each.level is level for each in findings)} {level}s" for level in Level)
-    return "".join(lines) + f"{len(facts.nodes)} nodes and {len(facts.pods)} pods looked at: {counts}.\n"
+    counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
+    seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
+    return "".join(lines) + f"{seen}: {counts}.\n"
