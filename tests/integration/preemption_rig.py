@@ -1,4 +1,4 @@
-"""An extender in a world where the test is kube-scheduler, kubelet and the user: the story of a preemption."""
+"""An extender in a world where the test is kube-scheduler, kubelet and user: the story of a preemption."""
 
 from __future__ import annotations
 
