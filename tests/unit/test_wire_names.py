@@ -77,7 +77,8 @@ def test_what_is_written_is_json_that_says_so(names: list[str]) -> None:
         zip(expected, scores.tolist(), strict=True)
     )
     nobody = rows[:0]
-    assert (table.names(nobody), table.pairs(nobody, "x"), table.scores(nobody, nobody)) == (b"[]", b"", b"")
+    assert table.names(nobody) == b"[]"
+    assert bytes(table.pairs(nobody, "x")) == bytes(table.scores(nobody, nobody)) == b""
 
 
 def test_the_answer_of_filter_is_written_as_msgspec_would() -> None:
