@@ -297,6 +297,7 @@ def test_where_there_is_no_driver_nothing_is_left_behind(tmp_path: Path) -> None
         assert box.region_path.read_bytes().count(0) == box.region_path.stat().st_size  # nobody came by
 
 
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime makes system calls of its own")
 def test_on_a_machine_without_limits_or_driver_a_lookup_costs_no_system_call(tmp_path: Path) -> None:
     """Names that are not the driver's go to libc as they came."""
     strace = shutil.which("strace")

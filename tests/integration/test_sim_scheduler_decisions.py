@@ -216,7 +216,7 @@ def test_the_demo_and_the_chart_configure_the_extender_alike() -> None:
     _, _, block = chart.read_text().partition("config.yaml: |\n")
     text = textwrap.dedent(block.partition("\n---")[0])
     values = {"percentageOfNodesToScore": "100", "extenderUrl": "http://127.0.0.1:7/gpushare-scheduler"}
-    filled = re.sub(r"\{\{.*?\b(\w+)\W*\}\}", lambda it: values.get(it[1], it[1]), text)
+    filled = re.sub(r"\{\{.*?\b(\w+)[^\w}]*\}\}", lambda it: values.get(it[1], it[1]), text)
     shipped = configuration.parse(yaml.safe_load(filled))
     played = configuration.parse(yaml.safe_load(scheduler_configuration(7)))
     assert shipped.extenders == played.extenders
