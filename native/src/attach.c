@@ -147,10 +147,10 @@ struct gs_attachment gs_books_at(const struct gs_books *books)
 
 /* ---- slots ---- */
 
-static bool claim(struct gs_attachment *at, const struct gpuslice_slot *but)
+static bool claim(struct gs_attachment *at, uint64_t last)
 {
     gs_slots_sweep(at->region, NULL);
-    struct gpuslice_slot *slot = gs_slot_claim(at->region, but);
+    struct gpuslice_slot *slot = gs_slot_claim(at->region, last);
     at->owner = gs_slot_owner();
     __atomic_store_n(&at->slot, slot, __ATOMIC_RELEASE);
     return slot != NULL;
@@ -165,7 +165,7 @@ struct gs_attachment *gs_attach_with_slot(struct gs_books *books)
         return at;
     gs_lock(&lock);
     at = gs_attached(books);
-    bool has = at->slot || claim(at, NULL);
+    bool has = at->slot || claim(at, GPUSLICE_SLOTS);
     gs_unlock(&lock);
     return has ? at : NULL;
 }
@@ -212,8 +212,8 @@ static void write_holding(struct gs_attachment *at, uint32_t card, struct gs_hol
 /* Never the slot that was ours: a thread may be about to write there. */
 static void attach(struct gs_books *books, struct gpuslice_region *region)
 {
-    struct gs_attachment *next = following(books, region);
-    if (!claim(next, gs_attached(books)->slot))
+    struct gs_attachment *old = gs_attached(books), *next = following(books, region);
+    if (!claim(next, (uint64_t)(old->slot - old->region->slots)))
         return; /* every slot is somebody's: the old one serves as well as it can */
     atomic_store(&next->slot->host_pid, atomic_load(&books->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)

@@ -7,6 +7,7 @@
 
 #define OWNER_PID_BITS 22
 #define OWNER_START_BITS 26
+#define RING 64
 
 void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
 {
@@ -141,13 +142,21 @@ static void take_over(struct gpuslice_region *region, struct gpuslice_slot *slot
     atomic_store(&slot->start_stack, self.start_stack);
 }
 
-struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, const struct gpuslice_slot *but)
+/* The n-th slot to try. Where the file was damaged, those behind the last one come first, in a ring: a thread that was
+ * held up for long in a slot of ours must not find it ours again. */
+static uint64_t nth_after(uint64_t last, uint64_t n)
+{
+    return n < RING && last < RING ? (last + 1 + n) % RING : n;
+}
+
+struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last)
 {
     uint64_t me = gs_slot_owner();
-    for (uint64_t i = 0; i < GPUSLICE_SLOTS; i++) {
+    for (uint64_t n = 0; n < GPUSLICE_SLOTS; n++) {
+        uint64_t i = nth_after(last, n);
         struct gpuslice_slot *slot = &region->slots[i];
         uint64_t owner = gs_load(&slot->owner);
-        if (slot == but)
+        if (i == last)
             continue;
         /* Our own word without our knowledge: from before exec. What it held is gone. */
         if (owner == me || (owner == 0 && atomic_compare_exchange_strong(&slot->owner, &owner, me))) {

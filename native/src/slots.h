@@ -26,8 +26,9 @@ uint64_t gs_slot_owner(void);
 /* [0, this) were ever taken; at least up to `mine`, whatever the file says. */
 uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpuslice_slot *mine);
 
-/* One thread of a process at a time. NULL when none is free; never `but`. */
-struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, const struct gpuslice_slot *but);
+/* One thread of a process at a time. NULL when none is free. `last` is the number of the slot that was ours until now,
+ * which does not come again soon; GPUSLICE_SLOTS for none. */
+struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last);
 /* Empties the slots of the dead; how many. `mine` stays. */
 uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine);
 /* Memory freed by its exporter, and no importer left in any slot: gone for good. */
