@@ -50,6 +50,30 @@ def test_the_service_is_the_vendors_node_port(helm: str) -> None:
     assert [(port["port"], port["nodePort"]) for port in service["ports"]] == [(12345, 32766)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "labels"),
+    [
+        (
+            "DaemonSet",
+            "gpushare-device-plugin-ds",
+            {"app": "gpushare", "component": "gpushare-device-plugin", "name": "gpushare-device-plugin-ds"},
+        ),
+        (
+            "Deployment",
+            "gpushare-schd-extender",
+            {"app": "gpushare", "component": "gpushare-schd-extender"},
+        ),
+    ],
+)
+def test_pods_are_found_by_the_labels_people_know(
+    helm: str, kind: str, name: str, labels: dict[str, str]
+) -> None:
+    """`kubectl get po -l name=gpushare-device-plugin-ds -o wide` shows the node's own address."""
+    pod = render(helm)[kind, name]["spec"]["template"]
+    assert labels.items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["hostNetwork"] is (kind == "DaemonSet")
+
+
 @pytest.mark.parametrize("label", ["cgpu", "gpushare"])
 def test_the_node_label_is_a_value(helm: str, label: str) -> None:
     daemon_set = render(helm, "--set", f"nodeLabel={label}")["DaemonSet", "gpushare-device-plugin-ds"]
