@@ -154,7 +154,9 @@ async def test_an_outcome_that_cannot_be_learned_keeps_the_cards_until_it_can() 
         assert await free(extender) == 11
         extender.api.cluster.faults.clear()
         async with asyncio.timeout(10):
-            while "ask again" in (answer := await extender.bind(pod)):  # joins the call that is still settling
+            while "ask again" in (
+                answer := await extender.bind(pod)
+            ):  # joins the call that is still settling
                 pass
         assert answer == ""
 
