@@ -65,6 +65,7 @@ class Bookkeeper:
         self._moved: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
         self._bare: frozenset[str] = frozenset()  # at the last look; twice in a row is no coincidence
         self._told: frozenset[str] = frozenset()
+        self._unswept = ""  # why folders could not be swept at the last look
 
     def look(self) -> None:
         """Read the book soon, because something probably changed in it."""
@@ -77,7 +78,7 @@ class Bookkeeper:
                 await self.read()
                 await self.write()
                 await self._tell_bare()
-                self._sweep()
+                self._try_to_sweep()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
                     await self._wanted.wait()
@@ -145,6 +146,17 @@ class Bookkeeper:
     def bare(self) -> int:
         """How many pods run without the devices that they ask for."""
         return len(self._told)
+
+    def _try_to_sweep(self) -> None:
+        """A disk that fails is no reason to leave kubelet and the API server without us."""
+        try:
+            self._sweep()
+        except OSError as error:
+            if str(error) != self._unswept:
+                _log.warning("folders not swept, will try again", extra={"error": str(error)})
+            self._unswept = str(error)
+        else:
+            self._unswept = ""
 
     def _sweep(self) -> None:
         """Remove folders that neither kubelet's book nor a living pod knows any more."""

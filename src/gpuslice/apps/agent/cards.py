@@ -42,6 +42,7 @@ class CardKeeper:
         unhealthy_file: Path,
         every_s: float,
         follow_events: bool = True,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
         self.gpus: tuple[Gpu, ...] = ()
         self.health = health
@@ -54,6 +55,7 @@ class CardKeeper:
         self._file = unhealthy_file
         self._every_s = every_s
         self._follow_events = follow_events
+        self._may_write = may_write
         self._failures = 0
         self._written: dict[int, str] | None = None
         self._file_problem = ""
@@ -161,7 +163,7 @@ class CardKeeper:
     async def _record(self) -> None:
         """Write the ConfigMap when it does not say what we found; try again at the next look."""
         wanted = self.reasons()
-        if not self.gpus or wanted == self._written:
+        if not self.gpus or wanted == self._written or not self._may_write():
             return
         try:
             present = await self._writer.unhealthy()

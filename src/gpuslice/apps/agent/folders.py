@@ -141,10 +141,14 @@ class Folders:
                     yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
 
     def inhabited(self) -> Iterator[Kept]:
-        """The folders of containers that were started in this run of the machine, so may be running."""
-        for name, owner, _ in self.owners():
-            if owner.uid and owner.boot in ("", self._boot):
-                yield Kept(name, frozenset(owner.ids), owner.uid, owner.container)
+        """The folders of containers that were started in this run of the machine, so may be running.
+
+        None where the disk does not answer: what is not known there cannot be kept.
+        """
+        with contextlib.suppress(OSError):
+            for name, owner, _ in self.owners():
+                if owner.uid and owner.boot in ("", self._boot):
+                    yield Kept(name, frozenset(owner.ids), owner.uid, owner.container)
 
     def exists(self, ids: Iterable[str]) -> bool:
         """Whether a container with these ids was granted a folder."""

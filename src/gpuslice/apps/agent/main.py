@@ -33,7 +33,7 @@ from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import render
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, json_answer
-from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
+from gpuslice.adapters.web.serve import Listen, run, until_stopped
 from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
 from gpuslice.apps.agent.cards import CardKeeper
 from gpuslice.apps.agent.desk import Desk
@@ -50,6 +50,7 @@ from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.start import Starter
 from gpuslice.apps.agent.state import agent_state, families
+from gpuslice.apps.agent.turn import Turn, serving_in_turn
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import SettingsError, load, options, shown
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, PLUGIN_ENDPOINT
@@ -75,6 +76,7 @@ class Agent:
         unit, self._warning = memory_unit(settings.memory_unit)
         name = settings.node_name
         self.counters = Counters()
+        self.turn = Turn(Path(settings.root))
         self.desk = Desk(Node(name, ()), place_unplaced=settings.place_unplaced)
         self.devices = DeviceList()
         host_root = Path(settings.host_root) if settings.host_root else None
@@ -92,6 +94,7 @@ class Agent:
             unhealthy_file=Path(settings.unhealthy_file),
             every_s=settings.inventory_s,
             follow_events=settings.health_check,
+            may_write=self.turn.mine.is_set,
         )
         self.bookkeeper = Bookkeeper(
             self.desk,
@@ -109,6 +112,7 @@ class Agent:
         self.server = PluginServer(self.plugin, _address(settings))
         self._source = source
         self._holding_back = "starting"
+        self._told = ""
 
     def _make_plugin(self, unit: str) -> GpuMemoryPlugin:
         settings = self.settings
@@ -134,25 +138,25 @@ class Agent:
         """
         if self._warning:
             _log.warning(self._warning)
-        tasks = {**self.upkeep(), "device plugin": self._serve_kubelet()}
-        async with serving(self._app(), Listen(self.settings.port, self.settings.host)) as port:
-            listening(port)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    running = [group.create_task(work, name=name) for name, work in tasks.items()]
-                    await stopped
-                    for task in running:
-                        task.cancel()
-            finally:
-                await self._source.close()
-        if self.settings.node_label:
+        web = self._serve_web(listening)
+        tasks = {**self.upkeep(), "device plugin": self._serve_kubelet(), "web": web}
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(work, name=name) for name, work in tasks.items()]
+                await stopped
+                for task in running:
+                    task.cancel()
+        finally:
+            await self._source.close()
+        if self.settings.node_label and self.turn.mine.is_set():
             await self.node.leave(self.settings.node_label, self.desk.holders())
 
     def upkeep(self) -> dict[str, Coroutine[Any, Any, None]]:
         """All that goes on beside kubelet's calls, by name."""
         return {
+            "turn": self.turn.hold(),
             "node": self.node.watch(),
-            "node object": self.node.keep(),
+            "node object": self._in_turn(self.node.keep),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
             "fault reports": self.cards.follow_events(),
@@ -161,10 +165,22 @@ class Agent:
 
     async def _keep_book(self) -> None:
         await self._pods.synced.wait()
-        await self.bookkeeper.run()
+        await self._in_turn(self.bookkeeper.run)
+
+    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await self.turn.mine.wait()
+        await work()
+
+    async def _serve_web(self, listening: Callable[[int], None]) -> None:
+        listen = Listen(self.settings.port, self.settings.host)
+        async with serving_in_turn(self._app(), listen, self.turn) as port:
+            listening(port)
+            await asyncio.Event().wait()
 
     async def _serve_kubelet(self) -> None:
         await self.until_servable()
+        await self.turn.mine.wait()
+        await self.until_servable()  # much may have changed since
         await self.server.run()
 
     async def until_servable(self) -> None:
@@ -174,11 +190,15 @@ class Agent:
         while reason := self._obstacle():
             if reason != self._holding_back:
                 _log.warning("not registering with kubelet", extra={"reason": reason})
-                if reason == self._in_use_whole():
-                    await self._writer.tell_node("GPUModeWaits", reason, warning=True)
             self._holding_back = reason
+            await self._tell_waiting(reason)
             await asyncio.sleep(RETRY_S)
         self._holding_back = ""
+
+    async def _tell_waiting(self, reason: str) -> None:
+        if reason != self._told and self.turn.mine.is_set() and reason == self._in_use_whole():
+            await self._writer.tell_node("GPUModeWaits", reason, warning=True)
+            self._told = reason
 
     def _obstacle(self) -> str:
         """Why kubelet must not be told of the cards yet; "" when it may."""
@@ -234,8 +254,8 @@ class Agent:
     # -- what is told ---------------------------------------------------------------------------------
 
     def not_ready(self) -> str:
-        """Why kubelet does not know our cards, "" when it does."""
-        if self._holding_back:
+        """Why kubelet does not know our cards; "" when it does, or will once the agent before us ends."""
+        if self._holding_back or not self.turn.mine.is_set():
             return self._holding_back
         return "" if self.server.registered else "kubelet has not registered the plugin yet"
 

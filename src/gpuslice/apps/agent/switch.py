@@ -176,7 +176,7 @@ async def _main(settings: SwitchSettings) -> None:
 @click.command("switch")
 @options(SwitchSettings)
 def command(**flags: Any) -> None:
-    """Take the device plugin of whole cards off a node, or put it back."""
+    """Switch a node between shared and whole cards: take the plugin of whole cards off it, or put it back."""
     try:
         settings = load(SwitchSettings, flags, os.environ)
         configure_logs(settings.log_level)

@@ -80,6 +80,9 @@ class PluginEndpoints(RegistrationService):
             raise GRPCError(
                 Status.UNKNOWN, f"failed to dial device plugin {request.endpoint}: {error_text(error)}"
             ) from error
+        except asyncio.CancelledError:  # the plugin hung up
+            channel.close()
+            raise
         self._connect(request.resource_name, channel, client, _options(answer))
         return dp.Empty()
 

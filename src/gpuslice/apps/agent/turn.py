@@ -1,0 +1,78 @@
+"""One agent of a node speaks at a time: an update starts the next one before it ends this one.
+
+The next one reads everything it needs meanwhile, so that kubelet goes without for a moment only. A lock on
+the agents' own folder tells whose turn it is; the kernel lets go of it however its holder ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.serve import Listen, serving
+
+_log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+PORT_S = 15.0
+"""How long an agent whose turn it is waits for the port: the one before it may still be answering."""
+
+
+class Turn:
+    """The right to write about the node and to serve kubelet. `mine` is set once this agent has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.mine = asyncio.Event()
+        self._folder = folder
+
+    async def hold(self) -> None:
+        """Take the turn as soon as nobody else has it, and keep it until cancelled."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, handle)
+                await self._locked(handle)
+            except OSError as error:  # worse than two agents for a moment is none
+                _log.warning("cannot tell whether another agent runs here", extra={"error": str(error)})
+            self.mine.set()
+            await asyncio.Event().wait()
+
+    async def _locked(self, handle: int) -> None:
+        """Raises `OSError` where the file system knows no locks."""
+        told = False
+        while True:
+            try:
+                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    _log.info("another agent serves this node; standing by until it ends")
+                told = True
+            await asyncio.sleep(POLL_S)
+
+
+@contextlib.asynccontextmanager
+async def serving_in_turn(app: App, listen: Listen, turn: Turn) -> AsyncIterator[int]:
+    """As `serving`, once the agent before this one has let go of the port; it answers probes until then.
+
+    Raises `OSError` when somebody else has the port, `PORT_S` after it became our turn.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        waited_s = 0.0
+        while True:
+            try:
+                port = await stack.enter_async_context(serving(app, listen))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or waited_s > PORT_S:
+                    raise
+            waited_s += POLL_S if turn.mine.is_set() else 0.0
+            await asyncio.sleep(POLL_S)
+        yield port
