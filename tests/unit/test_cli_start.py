@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
+from gpuslice import __version__
 from gpuslice.apps.cli.main import COMMANDS, Entry, command, load
 
 PROGRAM = "from gpuslice.apps.cli.main import main; main({arguments!r})"
+WIDEST = 100
 SLOW = {"asyncio", "aiohttp", "numpy", "rich", "yaml", "grpclib", "google.protobuf", "http.client", "ssl"}
 
 
-def python(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def python(
+    *arguments: str, flags: tuple[str, ...] = (), environ: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
     program = PROGRAM.format(arguments=list(arguments))
     return subprocess.run(
-        [sys.executable, *flags, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, *flags, "-c", program],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def imported(*arguments: str) -> set[str]:
-    told = python(*arguments, flags=("-X", "importtime")).stderr
+def imported(*arguments: str, environ: Mapping[str, str] = {}) -> set[str]:
+    told = python(*arguments, flags=("-X", "importtime"), environ=environ).stderr
     return set(re.findall(r"^import time:.*\|\s+(\S+)$", told, re.MULTILINE))
 
 
@@ -63,11 +74,46 @@ def test_a_command_that_is_not_installed_says_so() -> None:
 def test_an_unknown_command_names_the_nearest() -> None:
     told = CliRunner().invoke(command, ["inspct"])
     assert told.exit_code == 2
-    assert 'There is no command "inspct". Did you mean inspect?' in told.output
+    assert "No such command 'inspct'. Did you mean 'inspect'?" in told.output
+
+
+def test_neither_completing_a_command_nor_the_demos_help_imports_what_it_would_run() -> None:
+    """A Tab that takes a second is not pressed twice."""
+    completing = {"_GPUSLICE_COMPLETE": "bash_complete", "COMP_WORDS": "gpuslice ", "COMP_CWORD": "1"}
+    modules = imported(environ=completing)
+    assert modules & SLOW == set()
+    assert "gpuslice.apps.cli.inspect" not in modules
+    assert not any(name.startswith("gpuslice.sim") for name in imported("demo", "--help"))
+
+
+def test_a_shell_is_offered_the_commands_with_their_help() -> None:
+    offered = ShellComplete(command, {}, "gpuslice", "_GPUSLICE_COMPLETE").get_completions([], "ex")
+    assert [item.value for item in offered] == ["explain", "extender", "exporter"]
+    assert all(item.help for item in offered)
+
+
+def widths(*arguments: str) -> list[str]:
+    told = CliRunner().invoke(command, [*arguments, "--help"], terminal_width=80)
+    assert told.exit_code == 0, told.output
+    return [line for line in told.output.splitlines() if len(line) > WIDEST]
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=[entry.name for entry in COMMANDS])
+def test_help_fits_a_terminal(entry: Entry) -> None:
+    """Examples stand as they are written; all else is wrapped."""
+    assert widths(entry.name) == []
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=[entry.name for entry in COMMANDS])
+def test_the_list_says_of_each_command_what_its_own_help_says(entry: Entry) -> None:
+    """Both begin with the same verb, so that neither can become untrue alone."""
+    own = load(entry).help
+    assert own is not None
+    assert own.split()[0] == entry.help.split()[0]
 
 
 def test_version_is_that_of_the_package() -> None:
-    assert python("version").stdout == "gpuslice 0.1.0\n"
+    assert python("version").stdout == python("--version").stdout == f"gpuslice {__version__}\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

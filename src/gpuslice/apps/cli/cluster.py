@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuslice.adapters.kube.config import Connection, connect
+from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.kubeconfig import MissingConfigError
 from gpuslice.adapters.kube.objects import Container, Node, Pod
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.flags import Flags
+from gpuslice.apps.cli.nearest import nearest
 from gpuslice.core.contract import EXCLUSIVE_GPU
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import NodeFacts, PodFacts, Report, report
 
 _ACTIVE = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class NoSuchNodeError(GpusliceError):
+    """There is no node of that name."""
 
 
 class NoKubeconfigError(GpusliceError):
@@ -45,11 +51,19 @@ def connection_of(flags: Flags) -> Connection:
 
 
 def read_report(client: SyncClient, node: str = "") -> Report:
-    """Allocations of all nodes, or of one. NotFoundError when there is no node of that name."""
-    nodes = [client.get(NODES, node)] if node else client.list(NODES)
+    """Allocations of all nodes, or of one. NoSuchNodeError when there is no node of that name."""
+    nodes = [_node(client, node)] if node else client.list(NODES)
     fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
     return report(map(node_facts, nodes), map(pod_facts, pods))
+
+
+def _node(client: SyncClient, name: str) -> Node:
+    try:
+        return client.get(NODES, name)
+    except NotFoundError as error:
+        hint = nearest(name, node_names(client))
+        raise NoSuchNodeError(f'nodes "{name}" not found' + (f"; {hint}" if hint else "")) from error
 
 
 def node_names(client: SyncClient) -> list[str]:

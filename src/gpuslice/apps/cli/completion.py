@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command("completion", short_help="Print the completion script of a shell.")
+@click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:

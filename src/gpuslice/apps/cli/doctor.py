@@ -16,7 +16,7 @@ FOUND = 3
 """The exit code when something is wrong: 1 means that the cluster could not be read."""
 
 
-@click.command("doctor", short_help="Look for what is wrong with a cluster.")
+@click.command("doctor")
 @output_flag
 @cluster_flags
 @click.pass_context
@@ -26,9 +26,13 @@ def command(context: click.Context, /, output: str, **cluster: Any) -> None:
     Labels and resources of nodes, the device plugin, annotations of pods, cards promised twice, the extender,
     the scheduler's configuration where it can be read, the webhook and its certificates.
 
-    \b
-    Exit code: 0 when nothing is wrong (notes do not count), 3 for warnings and errors, 1 when the
+    Ends with 0 when nothing is wrong (notes do not count), with 3 for warnings and errors, with 1 when the
     cluster cannot be read.
+
+    \b
+    Examples:
+      gpuslice doctor
+      gpuslice doctor -o json        for programs: findings with level, where, what, fix
     """
     from gpuslice.apps.cli.cluster import client_of
     from gpuslice.apps.cli.doctor_facts import Level, read_facts

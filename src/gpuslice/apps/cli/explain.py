@@ -11,7 +11,7 @@ from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import output_flag, print_document
 
 
-@click.command("explain", short_help="Tell why a pod waits, or why it is where it is.")
+@click.command("explain")
 @output_flag
 @cluster_flags
 @click.argument("pod", shell_complete=pods)

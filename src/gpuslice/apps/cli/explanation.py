@@ -12,6 +12,7 @@ from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
+from gpuslice.apps.cli.nearest import nearest
 from gpuslice.core.contract import EXCLUSIVE_GPU, SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.explanation import (
@@ -83,12 +84,9 @@ def _find(client: SyncClient, namespace: str, name: str) -> objects.Pod:
     try:
         return client.get(PODS, name, namespace)
     except NotFoundError as error:
-        from difflib import get_close_matches
-
         names = [pod.metadata.name for pod in client.list(PODS, namespace)]
-        near = get_close_matches(name, names) or [each for each in names if each.startswith(name)][:3]
-        hint = f"; did you mean {' or '.join(near)}?" if near else "; -n names another namespace"
-        raise NoSuchPodError(f'there is no pod "{name}" in namespace {namespace}{hint}') from error
+        hint = nearest(name, names) or "-n names another namespace"
+        raise NoSuchPodError(f'there is no pod "{name}" in namespace {namespace}; {hint}') from error
 
 
 def _ledger(client: SyncClient) -> tuple[Ledger, list[objects.Node]]:

@@ -12,7 +12,7 @@ from gpuslice.apps.cli.output import complain, output_flag, print_document
 from gpuslice.core.report import Report
 
 
-@click.command("inspect", short_help="Show what is allocated on which card.")
+@click.command("inspect")
 @click.option("-d", "--details", is_flag=True, help="List the pods of each node.")
 @output_flag
 @cluster_flags

@@ -10,11 +10,15 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from gpuslice import __version__
 from gpuslice.apps.cli.flags import Flags, cluster_flags
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Entry(NamedTuple):
@@ -28,14 +32,16 @@ class Entry(NamedTuple):
 
 COMMANDS = (
     Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
-    Entry("top", "gpuslice.apps.cli.top", "command", "Show the cards of each node."),
+    Entry("top", "gpuslice.apps.cli.top", "command", "Watch what cards and containers use now."),
     Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with a part of a card, on this machine."),
     Entry("ps", "gpuslice.apps.cli.ps", "command", "Show what runs here with a part of a card."),
     Entry(
         "explain", "gpuslice.apps.cli.explain", "command", "Tell why a pod waits, or why it is where it is."
     ),
     Entry("doctor", "gpuslice.apps.cli.doctor", "command", "Look for what is wrong with a cluster."),
-    Entry("simulate", "gpuslice.apps.cli.simulate", "command", "Try what would fit on which cards."),
+    Entry(
+        "simulate", "gpuslice.apps.cli.simulate", "command", "Place pods on empty nodes, and see what fits."
+    ),
     Entry(
         "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
     ),
@@ -69,13 +75,17 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest commands when there is none of that name."""
         name = args[0]
-        if not name.startswith("-") and all(entry.name != name for entry in COMMANDS):
-            from difflib import get_close_matches
-
-            near = get_close_matches(name, self.list_commands(context))
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            context.fail(f'There is no command "{name}".{hint}')
+        if not name.startswith("-") and name not in self.list_commands(context):
+            raise click.exceptions.NoSuchCommand(name, possibilities=self.list_commands(context), ctx=context)
         return super().resolve_command(context, args)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Tab must be as fast as the help, so it does not import the commands either."""
+        from click.shell_completion import CompletionItem
+
+        fitting = (entry for entry in COMMANDS if entry.name.startswith(incomplete))
+        items = [CompletionItem(entry.name, help=entry.help) for entry in fitting]
+        return items + click.Command.shell_complete(self, context, incomplete)
 
 
 def load(entry: Entry) -> click.Command:
@@ -97,6 +107,7 @@ def load(entry: Entry) -> click.Command:
     epilog="`gpuslice COMMAND --help` tells more of a command.",
 )
 @cluster_flags
+@click.version_option(__version__, "--version", message="gpuslice %(version)s")
 @click.pass_context
 def command(context: click.Context, /, **cluster: Any) -> None:
     """Give containers fractions of a GPU, and see who has what.
@@ -105,7 +116,8 @@ def command(context: click.Context, /, **cluster: Any) -> None:
     Examples:
       gpuslice inspect               memory of shared cards, one line a node
       gpuslice inspect -d            with the pods that hold it
-      gpuslice top node              cards of each node
+      gpuslice top                   what they use of it now
+      gpuslice explain train-0       why a pod waits
     """
     context.obj = Flags(**cluster)
 

@@ -20,7 +20,7 @@ base_flag = click.option(
 )
 
 
-@click.command("ps", short_help="Show what runs with a part of a card on this machine.")
+@click.command("ps")
 @base_flag
 @output_flag
 def command(base: Path, output: str) -> None:

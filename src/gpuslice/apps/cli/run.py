@@ -68,7 +68,6 @@ class Wish:
 
 @click.command(
     "run",
-    short_help="Run a program with a part of a card.",
     # What stands behind the program's name is the program's, also when it looks like an option of ours.
     context_settings={"allow_interspersed_args": False},
     options_metavar="--mem AMOUNT [OPTIONS] [--]",

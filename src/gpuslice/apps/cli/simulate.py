@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpuslice.apps.cli.simulation import Simulation
 
 
-@click.command("simulate", short_help="Try what would fit on which cards.")
+@click.command("simulate")
 @click.option("--from-cluster", is_flag=True, help="Take nodes and pods from the cluster.")
 @click.option("--trace", type=click.Path(exists=True, path_type=Path), help="Take pods from a CSV file.")
 @click.option("--nodes", type=click.Path(exists=True, path_type=Path), help="Take nodes from a CSV file.")
@@ -38,7 +38,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
     \b
     Examples:
       gpuslice simulate --from-cluster --policy all      what another policy would free
-      gpuslice simulate --from-cluster --add 4x8x80      with four more nodes of eight cards of 80 units
+      gpuslice simulate --from-cluster --add 4x8x80      with 4 more nodes of 8 cards of 80 units
       gpuslice simulate --from-cluster --drop 'old-*' --growth 1.2
       gpuslice simulate --trace pods.csv --nodes nodes.csv --plot filling.svg
     """

@@ -16,7 +16,7 @@ class BothKindsError(GpusliceError):
     """A node offers whole cards and parts of the same cards, so no figure about it is true."""
 
 
-@click.group("top", short_help="Show the cards of each node.", invoke_without_command=True)
+@click.group("top", invoke_without_command=True)
 @click.option("--once", is_flag=True, help="Print it once in place of a live view.")
 @click.option("--every", "every_s", default=2.0, show_default=True, help="Seconds between two looks.")
 @click.option(

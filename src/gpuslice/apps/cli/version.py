@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-import gpuslice
+from gpuslice import __version__
 
 
-@click.command("version", short_help="Print the version.")
+@click.command("version")
 def command() -> None:
     """Print the version of gpuslice."""
-    click.echo(f"gpuslice {gpuslice.__version__}")
+    click.echo(f"gpuslice {__version__}")

@@ -1,4 +1,4 @@
-"""What `helm install` would bring: our two processes, as pods of the simulated nodes."""
+"""What `helm install` would bring: our two processes as pods of the simulated nodes, and who calls them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ def product_image() -> dict[str, Image]:
 
 def manifests(places: Places, extender_port: int) -> str:
     """What to apply, with the vendor's names."""
-    items = [_device_plugin(places), _extender(places, extender_port), _service(extender_port)]
+    items = [
+        _device_plugin(places),
+        _extender(places, extender_port),
+        _service(extender_port),
+        _configuration(extender_port),
+    ]
     return yaml.safe_dump_all(items, sort_keys=False)
 
 
@@ -111,6 +116,16 @@ def _service(port: int) -> dict[str, Any]:
             "selector": {"app": "gpushare", "component": "gpushare-schd-extender"},
             "ports": [{"name": "http", "port": 12345, "targetPort": port, "nodePort": 32766}],
         },
+    }
+
+
+def _configuration(port: int) -> dict[str, Any]:
+    """The scheduler's file where `gpuslice doctor` can read it, as the chart has it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "gpuslice-scheduler", "namespace": SYSTEM_NAMESPACE},
+        "data": {"config.yaml": scheduler_configuration(port)},
     }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpuslice.apps.dev.expected import Expected
 from gpuslice.apps.dev.nodes import NodePlan
-from gpuslice.apps.dev.world import World
+
+if TYPE_CHECKING:
+    from gpuslice.apps.dev.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,9 +259,10 @@ async def serve(settings: ExtenderSettings) -> None:
         await Extender(settings, client, times).run(until_stopped())
 
 
-@click.command("extender", help="kube-scheduler's extender: which nodes and cards, and the binding.")
+@click.command("extender")
 @options(ExtenderSettings)
 def command(**flags: Any) -> None:
+    """Run the scheduler extender: kube-scheduler asks it which nodes and cards, and it binds."""
     try:
         settings = load(ExtenderSettings, flags, os.environ)
     except SettingsError as error:

@@ -113,7 +113,7 @@ def command(**given: Any) -> None:
     Examples:
       gpuslice load -t 1004 -d 45                        tensor cores for 45 s, as dcgmproftester does
       gpuslice load -t 1001 --level 30 --hold 4GiB       30 % busy, holding 4 GiB
-      gpuslice load --grow 512MiB                        take memory until it is refused, and say where
+      gpuslice load --grow 512MiB                        take memory until it is refused
       gpuslice load -t 1002 --validate http://NODE:9400/metrics
       gpuslice load -t 1011 -i 0,1                       copies from card 0 to card 1
 

@@ -106,9 +106,10 @@ def _outcome(response: dict[str, Any]) -> str:
     return "changed" if "patch" in response else "allowed"
 
 
-@click.command("webhook", help="Admission webhook: checks and completes pods that ask for parts of a card.")
+@click.command("webhook")
 @options(WebhookSettings)
 def command(**flags: Any) -> None:
+    """Run the admission webhook: it checks and completes pods that ask for parts of a card."""
     try:
         settings = load(WebhookSettings, flags, os.environ)
     except SettingsError as error:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpuslice.apps.dev.expected import columns, containing, exactly
 from gpuslice.apps.dev.nodes import NodePlan
 from gpuslice.apps.dev.steps import Step, Story
 from gpuslice.apps.dev.stories import smi
 from gpuslice.apps.dev.stories.installing import INSTALL, agents_ready
-from gpuslice.apps.dev.world import World
+
+if TYPE_CHECKING:
+    from gpuslice.apps.dev.world import World
 
 NODE = "cn-hangzhou.192.168.2.167"
 

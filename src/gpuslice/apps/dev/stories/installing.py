@@ -13,7 +13,8 @@ INSTALL = Step(
     columns(
         "daemonset.apps/gpushare-device-plugin-ds created\n"
         "deployment.apps/gpushare-schd-extender created\n"
-        "service/gpushare-schd-extender created"
+        "service/gpushare-schd-extender created\n"
+        "configmap/gpuslice-scheduler created"
     ),
 )
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpuslice.apps.dev.expected import columns, containing, exactly
 from gpuslice.apps.dev.nodes import NodePlan
 from gpuslice.apps.dev.steps import Step, Story
 from gpuslice.apps.dev.stories.installing import INSTALL, agents_ready
-from gpuslice.apps.dev.world import World
+
+if TYPE_CHECKING:
+    from gpuslice.apps.dev.world import World
 
 SHARED, EXCLUSIVE = "cn-zhangjiakou.192.168.3.184", "cn-zhangjiakou.192.168.3.189"
 _VERSION = "v1.16.6-aliyun.1"
