@@ -87,6 +87,8 @@ def test_init_containers_come_after_the_app_containers_in_the_allocation() -> No
         ({ANN_INDEX: "0", ANN_POD_UNITS: "5", ANN_ALLOCATION: '{"0":{"1":4}}'}, make_placement("n1", 5, 0)),
         ({ANN_INDEX: "0", ANN_POD_UNITS: "5", ANN_ALLOCATION: "garbage"}, make_placement("n1", 5, 0)),
         ({ANN_ALLOCATION: '{"0":{"1":4}}'}, make_placement("n1", 4, 1)),
+        ({ANN_INDEX: "1023", ANN_POD_UNITS: "999999999"}, make_placement("n1", 999_999_999, 1023)),
+        ({ANN_ALLOCATION: '{"0":{"0":4},"1":{"0":0}}'}, make_placement("n1", 4, 0)),
         ({ANN_ALLOCATION: "{}"}, None),
         ({ANN_ALLOCATION: ""}, None),
     ],
@@ -99,6 +101,40 @@ def test_a_placement_is_read_from_either_protocol(
 
 def test_without_the_amount_the_request_says_it() -> None:
     assert decode_placement({ANN_INDEX: "1"}, "n1", make_request(4)) == make_placement("n1", 4, 1)
+    said = decode_placement({ANN_INDEX: "1", ANN_POD_UNITS: "3"}, "n1", make_request(4))
+    assert said == make_placement("n1", 3, 1)
+
+
+def test_an_amount_that_is_missing_is_told_so_and_not_shown_as_empty() -> None:
+    with pytest.raises(ContractError, match='is "absent", wants a whole number of units'):
+        decode_placement({ANN_INDEX: "0"}, "n1")
+    with pytest.raises(ContractError, match=r'is "4\.5", wants a whole number of units'):
+        decode_placement({ANN_INDEX: "0", ANN_POD_UNITS: "4.5"}, "n1")
+
+
+def test_containers_without_a_share_of_compute_are_not_in_its_annotation() -> None:
+    containers = (ContainerRequest("a", 0, 4, 20), ContainerRequest("b", 1, 2))
+    request = Request(6, core_percent=20, containers=containers, app_containers=2)
+    written = placement_annotations(make_placement("n1", 6, 0, core=20), request, make_node(), 1)
+    assert written[ANN_CORE] == '{"0":{"0":20}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("1750000000123456789", 1750000000123456789),
+        ("0", 0),
+        ("9" * 19, int("9" * 19)),
+        ("9" * 20, 0),
+        ("-1", 0),
+        ("1.5", 0),
+        ("٤", 0),
+        ("", 0),
+    ],
+)
+def test_a_time_that_cannot_be_read_is_none(text: str, time_ns: int) -> None:
+    assert decode_assume_time({ANN_ASSUME_TIME: text}) == time_ns
+    assert decode_assume_time({}) == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +145,12 @@ def test_without_the_amount_the_request_says_it() -> None:
         ({ANN_INDEX: "abc", ANN_POD_UNITS: "4"}, ANN_INDEX),
         ({ANN_INDEX: "0,0", ANN_POD_UNITS: "4"}, ANN_INDEX),
         ({ANN_INDEX: "0,00", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "1024", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "00001", ANN_POD_UNITS: "4"}, ANN_INDEX),
         ({ANN_INDEX: "99999999999", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "٤", ANN_POD_UNITS: "4"}, ANN_INDEX),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: "1000000000"}, ANN_POD_UNITS),
+        ({ANN_INDEX: "0", ANN_POD_UNITS: ""}, ANN_POD_UNITS),
         ({ANN_INDEX: "0"}, ANN_POD_UNITS),
         ({ANN_INDEX: "0", ANN_POD_UNITS: "-4"}, ANN_POD_UNITS),
         ({ANN_INDEX: "0", ANN_POD_UNITS: "٤"}, ANN_POD_UNITS),
@@ -146,8 +187,9 @@ def test_what_is_written_is_read_back(cards: list[int], each: int, core: int) ->
 
 
 def test_the_cards_of_a_node_are_read_back_in_index_order() -> None:
-    cards = (make_gpu(2, 14, model="Tesla T4"), make_gpu(0, 15))
-    assert decode_gpus(encode_gpus(cards)) == (cards[1], cards[0])
+    """Also one too small for a unit: it is there, and nothing fits on it."""
+    cards = (make_gpu(2, 14, model="Tesla T4"), make_gpu(0, 15), make_gpu(1, 0))
+    assert decode_gpus(encode_gpus(cards)) == (cards[1], cards[2], cards[0])
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Pod, Refusal
-from gpuslice.core.placement import NodeState, place
+from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
+from gpuslice.core.model import Node, Pod, Refusal
+from gpuslice.core.placement import NO_ROOM, NodeState, place
 from gpuslice.core.policy import make_policy
 from gpuslice.core.policy.fleet import Shape
-from tests.builders import make_node, make_placement, make_pod, make_request
+from tests.builders import make_gpu, make_node, make_placement, make_pod, make_request
 
 
 def ledger_of(*pods: Pod, cards: tuple[int, ...] = (15, 15)) -> Ledger:
@@ -139,6 +139,84 @@ def test_bound_elsewhere_wins_over_what_was_assumed() -> None:
     assert left(ledger, "n2") == (11,)
 
 
+def test_a_binding_that_is_seen_before_its_annotations_is_where_it_was_assumed() -> None:
+    """Not on every card of its node, as a pod is that nobody placed."""
+    ledger = ledger_of()
+    pod = make_pod()
+    ledger.assume(pod, make_placement("n1", 4, 1))
+    ledger.apply_pod(replace(pod, node="n1"))
+    assert left(ledger) == (15, 11)
+    ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 1)))
+    assert (left(ledger), ledger.assumed()) == ((15, 11), [])
+
+
+def test_bound_elsewhere_and_not_annotated_counts_against_every_card_there() -> None:
+    ledger = ledger_of()
+    ledger.apply_node(make_node("n2", cards=(8, 15)))
+    pod = make_pod()
+    ledger.assume(pod, make_placement("n1", 4, 0))
+    ledger.apply_pod(replace(pod, node="n2"))
+    assert (left(ledger), left(ledger, "n2")) == ((15, 15), (4, 11))
+
+
+def test_annotations_that_are_taken_off_a_running_pod_leave_it_on_every_card() -> None:
+    """What it held by its own words is no assumption of ours."""
+    pod = make_pod(node="n1", card=1)
+    ledger = ledger_of(pod)
+    ledger.apply_pod(replace(pod, placement=None))
+    assert left(ledger) == (11, 11)
+
+
+def test_a_pod_that_is_shown_unbound_again_holds_nothing() -> None:
+    pod = make_pod(node="n1", card=1)
+    ledger = ledger_of(pod)
+    ledger.apply_pod(replace(pod, node=""))
+    assert left(ledger) == (15, 15)
+
+
+def test_annotations_count_also_where_no_container_asks() -> None:
+    """Another extender's pod with another resource name sits on the card all the same."""
+    pod = make_pod(node="n1", card=1, request=None)
+    assert left(ledger_of(pod)) == (15, 11)
+
+
+def test_a_pod_with_a_problem_is_known_and_holds_nothing_that_nobody_can_tell() -> None:
+    pod = make_pod(node="n1", request=None, problem="annotation cannot be read")
+    ledger = ledger_of(pod)
+    assert (left(ledger), list(ledger.pods)) == ((15, 15), [pod.uid])
+    ledger.apply_pod(replace(pod, problem=""))
+    assert list(ledger.pods) == []
+
+
+def test_a_card_that_was_taken_meanwhile_is_told_with_those_that_would_do() -> None:
+    ledger = ledger_of(make_pod("a", node="n1", card=0, memory=12))
+    refusal = ledger.assume(make_pod(), make_placement("n1", 4, 0))
+    assert str(refusal) == "The chosen card was taken meanwhile: card 1 would still fit"
+    full = ledger.assume(make_pod(memory=20), make_placement("n1", 20, 0))
+    assert full is not None
+    assert full.reason == NO_ROOM
+
+
+def test_only_so_many_of_the_dead_are_remembered() -> None:
+    ledger = ledger_of()
+    for number in range(REMEMBERED_GONE + 1):
+        ledger.remove_pod(f"uid-{number}")
+    ledger.apply_pod(make_pod("first", uid="uid-0", node="n1", card=0))
+    ledger.apply_pod(make_pod("second", uid="uid-1", node="n1", card=1))
+    assert left(ledger) == (11, 15)
+
+
+def test_a_node_is_of_a_model_only_where_all_its_cards_are() -> None:
+    ledger = Ledger()
+    ledger.apply_node(Node("same", (make_gpu(0, model="T4"), make_gpu(1, model="T4"))))
+    ledger.apply_node(Node("mixed", (make_gpu(0, model="T4"), make_gpu(1, model="V100"))))
+    fleet = ledger.flush()
+    assert {name: fleet.models[fleet.model[row]] for name, row in fleet.row_of.items()} == {
+        "same": "T4",
+        "mixed": "",
+    }
+
+
 def test_what_does_not_fit_is_not_assumed() -> None:
     ledger = ledger_of(make_pod("a", node="n1", card=0, memory=12))
     refusal = ledger.assume(make_pod(), make_placement("n1", 4, 0))
@@ -150,8 +228,48 @@ def test_what_does_not_fit_is_not_assumed() -> None:
 def test_nothing_is_assumed_for_a_pod_that_is_gone() -> None:
     ledger = ledger_of()
     ledger.remove_pod(make_pod().uid)
-    assert isinstance(ledger.assume(make_pod(), make_placement("n1", 4, 0)), Refusal)
+    refusal = ledger.assume(make_pod(), make_placement("n1", 4, 0))
+    assert refusal is not None
+    assert refusal.never
     assert left(ledger) == (15, 15)
+
+
+def test_who_is_assumed_before_any_news_of_it_is_known_by_name() -> None:
+    """kube-scheduler may ask before the watch has shown the pod."""
+    ledger, pod = ledger_of(), make_pod()
+    assert ledger.pod_named("default", "p") is None
+    ledger.assume(pod, make_placement("n1", 4, 0))
+    assert ledger.pod_named("default", "p") == pod
+    ledger.remove_pod(pod.uid)
+    assert ledger.pod_named("default", "p") is None
+
+
+def test_a_pod_makes_way_for_itself() -> None:
+    ledger = ledger_of()
+    ledger.apply_node(make_node("n2"))
+    pod = make_pod(memory=12)
+    ledger.assume(pod, make_placement("n1", 12, 0))
+    assert ledger.assume(pod, make_placement("n1", 12, 0)) is None
+    assert left(ledger) == (3, 15)
+    assert ledger.assume(pod, make_placement("n2", 12, 0)) is None
+    assert (left(ledger), left(ledger, "n2")) == ((15, 15), (3,))
+
+
+def test_forgetting_touches_nothing_but_assumptions() -> None:
+    bound = make_pod("bound", node="n1", card=0)
+    ledger = ledger_of(bound)
+    ledger.forget(bound.uid)
+    ledger.forget("nobody")
+    assert left(ledger) == (11, 15)
+
+
+def test_nodes_that_want_compute_are_known_as_long_as_they_are_there() -> None:
+    ledger = Ledger()
+    for required in (True, False, True):
+        ledger.apply_node(make_node(core_required=required))
+        assert ledger.core_required == ({"n1"} if required else set())
+    ledger.remove_node("n1")
+    assert ledger.core_required == set()
 
 
 def test_a_second_assumption_replaces_the_first_and_a_failed_one_leaves_it() -> None:
@@ -187,7 +305,8 @@ def test_a_policy_hears_of_each_pod_once() -> None:
     pod = make_pod()
     for _ in range(2):
         ledger.apply_pod(pod)
-    ledger.assume(pod, make_placement("n1", 4, 0))
+    for _ in range(2):
+        ledger.assume(pod, make_placement("n1", 4, 0))
     for _ in range(2):
         ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 0)))
     ledger.remove_pod(pod.uid)

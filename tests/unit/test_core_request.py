@@ -103,6 +103,41 @@ def test_what_is_held_at_the_peak_adds_up_to_the_request() -> None:
     assert sum(units for _, units in held) == request.units == 9
 
 
+def test_of_several_init_containers_the_one_with_the_largest_peak_adds_the_difference() -> None:
+    """Not the one that asks for most: what runs beside it counts."""
+    request = ask(
+        spec("early", "7", INIT),
+        spec("sidecar", "3", SIDECAR, index=1),
+        spec("late", "5", INIT, index=2),
+        spec("last", "1", INIT, index=3),
+        spec("a", "2"),
+    )
+    assert request is not None
+    assert request.units == 8
+    assert [(each.name, units) for each, units in held_at_peak(request)] == [
+        ("sidecar", 3),
+        ("a", 2),
+        ("late", 3),
+    ]
+
+
+def test_an_init_container_that_fits_into_what_stands_adds_nothing() -> None:
+    request = ask(spec("init", "4", INIT), spec("a", "4"))
+    assert request is not None
+    assert [(each.name, units) for each, units in held_at_peak(request)] == [("a", 4)]
+
+
+def test_app_containers_are_counted_whether_they_ask_or_not() -> None:
+    request = ask(
+        spec("init", "1", INIT),
+        spec("sidecar", None, SIDECAR, index=1),
+        spec("a", "4"),
+        spec("b", None, index=1),
+    )
+    assert request is not None
+    assert request.app_containers == 2
+
+
 @pytest.mark.parametrize(
     "value", ["0", 0, "-1", -1, "4.5", 4.5, "abc", "1000000000000", 10**12, "10G", "4Gi", None, ""]
 )
@@ -144,6 +179,13 @@ def test_a_pod_is_spread_over_as_many_cards_as_its_label_says() -> None:
     request = ask(spec("a", "8"), label="4")
     assert request is not None
     assert (request.gpu_count, request.units, request.units_per_gpu) == (4, 8, 2)
+
+
+@pytest.mark.parametrize("label", [None, "1"])
+def test_one_card_is_the_rule_and_may_be_said(label: str | None) -> None:
+    request = ask(spec("a", "3", **core("20")), label=label)
+    assert request is not None
+    assert (request.gpu_count, request.units_per_gpu, request.core_percent) == (1, 3, 20)
 
 
 @pytest.mark.parametrize("label", ["0", "-1", "two", "1.5", ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import stat
 from pathlib import Path
 
@@ -132,6 +133,22 @@ def test_the_file_is_put_in_place_whole_and_everybody_can_read_it(tmp_path: Path
     write_limits(tmp_path / "limits", limits)
     assert read_limits(tmp_path / "limits") == tuple(limits)
     assert stat.S_IMODE((tmp_path / "limits").stat().st_mode) == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["limits"]
+
+
+def test_everybody_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_limits(tmp_path / "limits", [CardLimit(UUID, 1 << 30)])
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "limits").stat().st_mode) == 0o644
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "limits").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_limits(tmp_path / "limits", [CardLimit(UUID, 1 << 30)])
     assert [path.name for path in tmp_path.iterdir()] == ["limits"]
 
 
