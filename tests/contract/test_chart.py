@@ -104,8 +104,8 @@ def test_the_second_scheduler_calls_the_extender_for_every_node(helm: str) -> No
 def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
     names = {name for _, name in render(helm, "--set", "scheduler.enabled=false")}
     switches = {"device-plugin-evict-ds", "device-plugin-recover-ds"}
-    extender = "gpushare-schd-extender"
-    assert names == {extender, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
+    extender, lease = "gpushare-schd-extender", "gpushare-schd-extender-lease"
+    assert names == {extender, lease, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
 
 
 @pytest.mark.parametrize(
@@ -132,20 +132,14 @@ def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, 
     return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind in kinds}
 
 
-EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2"
-OURS = {
-    "gpushare-device-plugin-ds",
-    "device-plugin-evict-ds",
-    "device-plugin-recover-ds",
-    "gpushare-schd-extender",
-    "gpuslice-webhook",
-}
+EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2,scheduler.replicas=2"
+KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
 
 
-def test_every_container_of_ours_is_held_short_and_looked_after(helm: str) -> None:
-    for name, spec in pods(render(helm, "--set", EVERYTHING)).items():
-        if name not in OURS:
-            continue
+def test_every_container_is_held_short_and_looked_after(helm: str) -> None:
+    found = pods(render(helm, "--set", EVERYTHING))
+    assert len(found) == 7
+    for name, spec in found.items():
         assert spec["priorityClassName"] in ("system-node-critical", "system-cluster-critical"), name
         for container in spec["containers"]:
             context = container["securityContext"]
@@ -154,8 +148,72 @@ def test_every_container_of_ours_is_held_short_and_looked_after(helm: str) -> No
             assert context["capabilities"] == {"drop": ["ALL"]}, name
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
             assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
-            assert container["readinessProbe"]["httpGet"]["path"] == "/readyz", name
-            assert "memory" in container["resources"]["limits"], name
+            ready = "/healthz" if name == KUBE_SCHEDULER else "/readyz"
+            assert container["readinessProbe"]["httpGet"]["path"] == ready, name
+            assert "memory" in container["resources"]["requests"], name
+            assert name == KUBE_SCHEDULER or "memory" in container["resources"]["limits"], name
+
+
+def test_a_slow_start_is_no_reason_to_start_again(helm: str) -> None:
+    for name, spec in pods(render(helm, "--set", EVERYTHING)).items():
+        for container in spec["containers"]:
+            probe = container["startupProbe"]
+            assert probe["periodSeconds"] * probe["failureThreshold"] >= 120, name
+            assert probe["httpGet"] == container["livenessProbe"]["httpGet"], name
+            assert container["livenessProbe"]["timeoutSeconds"] > 1, name
+
+
+def test_probes_of_an_exporter_with_passwords_need_none(helm: str) -> None:
+    objects = render(helm, "--set", "exporter.enabled=true,exporter.webConfigSecret=web")
+    (container,) = pods(objects)["gpuslice-exporter"]["containers"]
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[kind]["tcpSocket"] == {"port": "metrics"}
+
+
+def test_the_next_agent_starts_beside_the_one_that_serves(helm: str) -> None:
+    """Ports of the host would keep it off the node, and the update would stand still."""
+    daemon_set = render(helm)["DaemonSet", "gpushare-device-plugin-ds"]["spec"]
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}
+    assert daemon_set["updateStrategy"] == strategy
+    pod = daemon_set["template"]["spec"]
+    assert pod["hostNetwork"] is True
+    assert "ports" not in pod["containers"][0]
+    by_hand = render(helm, "--set", "devicePlugin.updateStrategy=OnDelete")
+    assert by_hand["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["updateStrategy"] == {"type": "OnDelete"}
+
+
+def test_every_image_may_come_from_one_registry(helm: str) -> None:
+    login = "imagePullSecrets[0].name=login,image.digest=sha256:" + "0" * 64
+    found = pods(render(helm, "--set", f"imageRegistry=r.example/mirror,{EVERYTHING},{login}"))
+    for name, spec in found.items():
+        (container,) = spec["containers"]
+        assert container["image"].startswith("r.example/mirror/"), name
+        assert container["image"].count("/") == (2 if name == KUBE_SCHEDULER else 3), name
+        assert name == KUBE_SCHEDULER or "gpuslice/gpuslice@sha256:000" in container["image"], name
+        assert spec["imagePullSecrets"] == [{"name": "login"}], name
+
+
+def test_a_network_policy_leaves_each_pod_its_one_port(helm: str) -> None:
+    assert "NetworkPolicy" not in {kind for kind, _ in render(helm, "--set", EVERYTHING)}
+    objects = render(helm, "--set", f"{EVERYTHING},networkPolicy.enabled=true")
+    doors = {name: each["spec"] for (kind, name), each in objects.items() if kind == "NetworkPolicy"}
+    assert set(doors) == {"gpushare-schd-extender", "gpuslice-webhook", KUBE_SCHEDULER, "gpuslice-exporter"}
+    for name, spec in doors.items():
+        kind = "DaemonSet" if name == "gpuslice-exporter" else "Deployment"
+        labels = objects[kind, name]["spec"]["template"]["metadata"]["labels"]
+        assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+    assert doors["gpuslice-webhook"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in doors["gpuslice-webhook"]
+
+
+def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> None:
+    objects = render(helm, "--namespace", "gpu-system")
+    for (kind, name), each in objects.items():
+        resources = {item for rule in each.get("rules", []) for item in rule["resources"]}
+        if kind == "ClusterRole":
+            assert not resources & {"configmaps", "secrets", "leases"}, name
+        elif "configmaps" in resources:
+            assert each["metadata"]["namespace"] == "kube-system", name
 
 
 def test_the_hosts_own_preload_file_is_out_of_reach(helm: str) -> None:
@@ -178,7 +236,7 @@ def test_the_arguments_of_the_agent_are_its_settings(helm: str) -> None:
     (container,) = spec["gpushare-device-plugin-ds"]["containers"]
     parsed = agent_command.make_context("agent", [*container["args"][1:], "--node-name=n"]).params
     assert parsed["node_label"] == "gpushare"
-    assert int(parsed["port"]) == container["ports"][0]["containerPort"] == 1234
+    assert int(parsed["port"]) == container["livenessProbe"]["httpGet"]["port"] == 1234
 
 
 WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
@@ -273,6 +331,12 @@ def test_a_secret_of_ones_own_needs_its_authority(helm: str) -> None:
         ("devicePlugin.hostDir=relative", "hostDir"),
         ("wholeCards.manifest=a/b", "manifest"),
         ("webhook.failurePolicy=Maybe", "failurePolicy"),
+        ("extender.replicas=two", "got string, want integer"),
+        ("imagePullSecrets=login", "got string, want array"),
+        ("devicePlugin.tolerations[0].operater=Exists", "operater"),
+        ("devicePlugin.maxSurge=0", "maxSurge"),
+        ("extender.resources.limit.cpu=1", "limit"),
+        ("image.digest=abc", "digest"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: str, setting: str, named: str) -> None:
@@ -300,3 +364,19 @@ def test_every_value_is_in_the_schema() -> None:
         return here + deeper
 
     assert unknown(values, schema, "") == []
+
+
+def test_every_value_of_the_schema_is_shown_with_its_default() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def hidden(value: dict[str, Any], shape: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for key, inner in shape.get("properties", {}).items():
+            if key not in value:
+                found.append(f"{path}{key}")
+            elif isinstance(value[key], dict):
+                found += hidden(value[key], inner, f"{path}{key}.")
+        return found
+
+    assert hidden(values, schema, "") == ["global"]  # Helm's own

@@ -34,7 +34,7 @@ NODE = "gpu-1"
 EVERYTHING = (
     "webhook.enabled=true,webhook.hami.enabled=true,exporter.enabled=true,extender.replicas=3,"
     "exporter.legacyPort=9445,monitoring.serviceMonitor.enabled=true,monitoring.alerts.enabled=true,"
-    "monitoring.dashboards.enabled=true"
+    "monitoring.dashboards.enabled=true,scheduler.replicas=2,networkPolicy.enabled=true"
 )
 CUSTOM = {
     "cert-manager.io/v1": ("Certificate", "Issuer"),
@@ -103,7 +103,7 @@ def _definition(group_version: str, kind: str) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
+        "metadata": {"name": f"{plural}.{group}", "labels": {"kind": kind}},
         "spec": {
             "group": group,
             "scope": "Namespaced",
@@ -128,6 +128,16 @@ SWITCHES = {
         "webhook.failurePolicy=Fail,webhook.protectAnnotations=false,webhook.annotationsAsEnv=never",
     ],
     "open-source label": ["nodeLabel=gpushare,memoryUnit=MiB,devicePlugin.runtimeClassName=nvidia"],
+    "own registry": [
+        "imageRegistry=r.example/mirror,imagePullSecrets[0].name=login,devicePlugin.updateStrategy=OnDelete"
+    ],
+    "hosts' network": [
+        "webhook.enabled=true,webhook.hostNetwork=true,webhook.port=9443,extender.hostNetwork=true"
+    ],
+    "metrics for some": [
+        "exporter.enabled=true,exporter.webConfigSecret=web,networkPolicy.enabled=true",
+        "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring",
+    ],
     "no second scheduler": ["scheduler.enabled=false,extender.hostNetwork=true,wholeCards.enabled=false"],
 }
 
@@ -216,3 +226,31 @@ def test_an_upgrade_and_its_rollback_keep_what_cannot_change(cluster: Cluster) -
         "name",
     )
     assert left.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("ServiceMonitor", "exporter.enabled=true,monitoring.serviceMonitor.enabled=true"),
+        ("Certificate", "webhook.enabled=true,webhook.certificate.source=cert-manager"),
+    ],
+)
+def test_where_a_kind_is_not_known_nothing_is_installed_by_halves(
+    cluster: Cluster, kind: str, values: str
+) -> None:
+    """Last here: the kinds do not come back."""
+    cluster.kubectl("delete", "crd", "-l", f"kind={kind}", "--wait")
+    with pytest.raises(AssertionError, match=f'no matches for kind "{kind}"') as refused:
+        cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system", "--set", values)
+    assert "ensure CRDs are installed first" in str(refused.value)
+    left = (
+        "get",
+        "ds,deploy,svc",
+        "-n",
+        "kube-system",
+        "-l",
+        "app.kubernetes.io/instance=cgpu",
+        "-o",
+        "name",
+    )
+    assert cluster.kubectl(*left).strip() == ""

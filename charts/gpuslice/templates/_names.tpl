@@ -1,5 +1,49 @@
 {{- define "gpuslice.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $name := include "gpuslice.mirrored" (list . .Values.image.repository) }}
+{{- if .Values.image.digest }}{{ $name }}@{{ .Values.image.digest }}
+{{- else }}{{ $name }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{- /* An image's name with the registry of the values in place of its own. */}}
+{{- define "gpuslice.mirrored" -}}
+{{- $root := first . }}
+{{- with $root.Values.imageRegistry }}{{ . }}/{{ regexReplaceAll "^[^/]*[.:][^/]*/" (last $) "" }}
+{{- else }}{{ last . }}
+{{- end }}
+{{- end }}
+
+{{- /*
+The three probes of a container: (dict "port" "http" "scheme" "HTTP"). Python on a busy node may need a while to
+start, which is no reason to start it again; later it answers or hangs. With "tcp" only the port is looked at.
+*/}}
+{{- define "gpuslice.probes" -}}
+{{- $scheme := .scheme | default "HTTP" -}}
+startupProbe:
+  {{- if .tcp }}
+  tcpSocket: {port: {{ .port }}}
+  {{- else }}
+  httpGet: {path: {{ .live | default "/healthz" }}, port: {{ .port }}, scheme: {{ $scheme }}}
+  {{- end }}
+  periodSeconds: 2
+  timeoutSeconds: 5
+  failureThreshold: 90
+readinessProbe:
+  {{- if .tcp }}
+  tcpSocket: {port: {{ .port }}}
+  {{- else }}
+  httpGet: {path: {{ .ready | default "/readyz" }}, port: {{ .port }}, scheme: {{ $scheme }}}
+  {{- end }}
+  periodSeconds: {{ .readyEvery | default 5 }}
+  timeoutSeconds: 5
+livenessProbe:
+  {{- if .tcp }}
+  tcpSocket: {port: {{ .port }}}
+  {{- else }}
+  httpGet: {path: {{ .live | default "/healthz" }}, port: {{ .port }}, scheme: {{ $scheme }}}
+  {{- end }}
+  periodSeconds: 20
+  timeoutSeconds: 10
 {{- end }}
 
 {{- define "gpuslice.labels" -}}
