@@ -176,7 +176,8 @@ async def test_a_lost_answer_is_not_a_no(server: ApiServer, client: KubeClient) 
 
 
 async def test_the_same_event_is_counted(client: KubeClient) -> None:
-    about = pod_reference(await client.create(PODS, pod("a")))
+    made = await client.create(PODS, pod("a"))
+    about = pod_reference(made.metadata.namespace, made.metadata.name, made.metadata.uid)
     recorder = EventRecorder(client, "gpuslice-agent")
     for _ in range(3):
         await recorder.create_event(about, "FailedShare", "no card", type="Warning")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.adapters.cgroup.container import ContainerRef, container_of, parse_cgroup
+from gpuslice.adapters.cgroup.container import ContainerRef, parse_cgroup
 
 ID = "0f" * 32
 OTHER = "a1" * 32
@@ -98,10 +96,3 @@ def test_container_of_a_cgroup(name: str) -> None:
 def test_no_text_breaks_the_parser(text: str) -> None:
     found = parse_cgroup(text)
     assert found is None or len(found.container_id) == 64
-
-
-def test_a_process_is_read_and_one_that_is_gone_has_no_container(tmp_path: Path) -> None:
-    (tmp_path / "12").mkdir()
-    (tmp_path / "12" / "cgroup").write_text(CASES["v2, cgroupfs"][0])
-    assert container_of(12, tmp_path) == ContainerRef(ID, UID, "")
-    assert container_of(13, tmp_path) is None

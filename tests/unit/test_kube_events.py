@@ -9,10 +9,9 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.events import EventRecorder, Quota, node_reference, pod_reference
-from gpuslice.adapters.kube.objects import Metadata, Node, Pod
 from tests.unit.kube_wire import ScriptedTransport, VirtualTime, answer, failure
 
-POD = pod_reference(Pod(metadata=Metadata(name="a", namespace="ns", uid="u")))
+POD = pod_reference("ns", "a", "u")
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
@@ -70,7 +69,7 @@ async def test_a_talkative_object_is_cut_off_and_others_are_not() -> None:
     for number in range(10):
         await events.create_event(POD, "Reason", f"message {number}")
     assert len(transport.requests) == 3
-    await events.create_event(node_reference(Node(metadata=Metadata(name="n"))), "Reason", "other")
+    await events.create_event(node_reference("n"), "Reason", "other")
     assert len(transport.requests) == 4
     time.now_s += 10
     await events.create_event(POD, "Reason", "later")
@@ -86,7 +85,7 @@ async def test_an_event_that_cannot_be_written_harms_nobody() -> None:
 
 async def test_a_node_is_referred_to_by_name_in_the_default_namespace() -> None:
     events, transport = recorder(answer({}))
-    await events.create_event(node_reference(Node(metadata=Metadata(name="n", uid="real"))), "Reason", "text")
+    await events.create_event(node_reference("n"), "Reason", "text")
     document = json.loads(transport.requests[0].body)
     assert transport.requests[0].path == "/api/v1/namespaces/default/events"
     assert document["involvedObject"]["uid"] == "n"
@@ -95,6 +94,6 @@ async def test_a_node_is_referred_to_by_name_in_the_default_namespace() -> None:
 async def test_memory_is_bounded() -> None:
     events, _ = recorder(*[answer({})] * 50, remembered=5)
     for number in range(50):
-        about = pod_reference(Pod(metadata=Metadata(name=f"p{number}", namespace="ns", uid=str(number))))
+        about = pod_reference("ns", f"p{number}", str(number))
         await events.create_event(about, "Reason", "text")
     assert len(events._sent) == len(events._buckets) == 5

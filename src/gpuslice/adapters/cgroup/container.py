@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +74,3 @@ def _paths(text: str) -> Iterator[str]:
         fields = line.split(":", 2)
         if len(fields) == 3:
             yield fields[2]
-
-
-def container_of(pid: int, proc: Path = Path("/proc")) -> ContainerRef | None:
-    """The container of a running process; None when it is of the host, or gone. `proc` may be the host's."""
-    try:
-        return parse_cgroup((proc / str(pid) / "cgroup").read_text(errors="replace"))
-    except (FileNotFoundError, ProcessLookupError):
-        return None

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from gpuslice.core.errors import GpusliceError
 
 OUT_OF_MEMORY = 2
-NO_DEVICE = 100
 PEER_ACCESS_ENABLED = 704
 # CUdevice_attribute
 MAX_THREADS = 39  # per multiprocessor

@@ -20,7 +20,6 @@ from gpuslice.core.units import MIB
 T = TypeVar("T")
 
 EVENT_WAIT_MS = 1000
-NO_NUMA_NODE = 0xFFFFFFFF
 
 
 class NvmlSource:
@@ -156,13 +155,7 @@ def _card(handle: Any, position: int) -> Card:
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
         model=_optional(lambda: _text(pynvml.nvmlDeviceGetName(handle)), ""),
         pci_bus_id=_optional(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
-        numa_node=_optional(lambda: _numa_node(handle), None),
     )
-
-
-def _numa_node(handle: Any) -> int | None:
-    node = int(pynvml.nvmlDeviceGetNumaNodeId(handle))
-    return None if node == NO_NUMA_NODE else node
 
 
 def _optional(read: Callable[[], T], fallback: T) -> T:

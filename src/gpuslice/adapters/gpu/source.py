@@ -25,7 +25,6 @@ class Card:
     memory_mib: int
     model: str = ""
     pci_bus_id: str = ""
-    numa_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

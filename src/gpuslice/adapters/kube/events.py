@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.objects import Event, EventSource, Metadata, Node, ObjectReference, Pod
+from gpuslice.adapters.kube.objects import Event, EventSource, Metadata, ObjectReference
 from gpuslice.adapters.kube.resources import EVENTS
 
 _log = logging.getLogger(__name__)
@@ -138,16 +138,13 @@ def _trim(cache: OrderedDict[Any, Any], size: int) -> None:
         cache.popitem(last=False)
 
 
-def pod_reference(pod: Pod) -> ObjectReference:
+def pod_reference(namespace: str, name: str, uid: str, field_path: str = "") -> ObjectReference:
+    """What an event on a pod is about; `field_path` names a container of it, as kubelet does."""
     return ObjectReference(
-        api_version="v1",
-        kind="Pod",
-        namespace=pod.metadata.namespace,
-        name=pod.metadata.name,
-        uid=pod.metadata.uid,
+        api_version="v1", kind="Pod", namespace=namespace, name=name, uid=uid, field_path=field_path
     )
 
 
-def node_reference(node: Node) -> ObjectReference:
+def node_reference(name: str) -> ObjectReference:
     """kubelet and kubectl look events of a node up by its *name* in the uid field."""
-    return ObjectReference(api_version="v1", kind="Node", name=node.metadata.name, uid=node.metadata.name)
+    return ObjectReference(api_version="v1", kind="Node", name=name, uid=name)

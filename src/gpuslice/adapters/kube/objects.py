@@ -16,14 +16,6 @@ class _Object(msgspec.Struct, gc=False, rename="camel", omit_defaults=True, kw_o
     pass
 
 
-class OwnerReference(_Object):
-    api_version: str = ""
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool = False
-
-
 class Metadata(_Object):
     name: str = ""
     namespace: str = ""
@@ -32,10 +24,8 @@ class Metadata(_Object):
     generation: int = 0
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
-    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    owner_references: list[OwnerReference] | None = None
     finalizers: list[str] | None = None
 
 

@@ -45,7 +45,6 @@ class _Spec(_Wire):
 
 class _Metadata(_Wire):
     name: str = ""
-    generate_name: str = ""
     namespace: str = ""
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None

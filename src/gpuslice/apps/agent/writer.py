@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
-from gpuslice.adapters.kube.events import EventRecorder
-from gpuslice.adapters.kube.objects import ObjectReference
+from gpuslice.adapters.kube.events import EventRecorder, node_reference, pod_reference
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
@@ -47,14 +46,12 @@ class Writer:
 
     async def tell_node(self, reason: str, message: str, *, warning: bool) -> None:
         """An event on the node; one that cannot be written is only logged."""
-        about = ObjectReference(api_version="v1", kind="Node", name=self._node, uid=self._node)
+        about = node_reference(self._node)
         await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
 
     async def tell_pod(self, pod: Pod, reason: str, message: str) -> None:
         """A warning on a pod; one that cannot be written is only logged."""
-        about = ObjectReference(
-            api_version="v1", kind="Pod", namespace=pod.namespace, name=pod.name, uid=pod.uid
-        )
+        about = pod_reference(pod.namespace, pod.name, pod.uid)
         await self._events.create_event(about, reason, message, type="Warning")
 
     async def unhealthy(self) -> dict[str, str] | None:

@@ -22,11 +22,6 @@ class Field:
     kind: str = "number"
     entity: str = "GPU"
 
-    @property
-    def profiling(self) -> bool:
-        """Measured by hardware counters: NVML gives it on Hopper and later only."""
-        return self.name.startswith("DCGM_FI_PROF_")
-
 
 # The 1.x names of dcgm-exporter, for counter files that are still written in them.
 FIRST_NAMES = {

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
@@ -37,16 +36,6 @@ class NotBoundError(Exception):
     """This bind came to nothing, for a reason that the pod's owner should read."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """What became of the bind calls since the start."""
-
-    bound: int = 0
-    refused: int = 0
-    failed: int = 0
-    unsettled: int = 0
-
-
 class Binder:
     """Carries out bind calls; one at a time for each pod. `leading` is asked before each write."""
 
@@ -60,7 +49,6 @@ class Binder:
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.counts = Counts()
         self._client = client
         self._decisions = decisions
         self._ledger = decisions.ledger
@@ -76,7 +64,6 @@ class Binder:
             async with asyncio.timeout(self._timeout_s):
                 await self._joined(args)
         except TimeoutError:
-            self.counts.unsettled += 1
             return (
                 f"pod {args.pod_namespace}/{args.pod_name}: the API server has not said within "
                 f"{self._timeout_s:g} s whether it is bound to {args.node}; ask again"
@@ -145,13 +132,11 @@ class Binder:
             if await self._carry_out(pod, pod.request, placement):
                 return None
             pod = await self._read(args)
-        self.counts.failed += 1
         raise NotBoundError(f"pod {pod.key} kept changing while it was bound; try again")
 
     def _assume(self, pod: Pod, request: Request, node: str) -> Placement:
         placement = self._decisions.assume(pod, request, node)
         if isinstance(placement, Refusal):
-            self.counts.refused += 1
             raise NotBoundError(
                 f"The node {node} can't place the pod {pod.name} in ns {pod.namespace}: {placement}"
             )
@@ -195,12 +180,10 @@ class Binder:
             )
         except (KubeError, NotBoundError) as error:
             if await self._settle(pod, placement.node):
-                self.counts.bound += 1
                 return True
             if isinstance(error, ConflictError):
                 return False
             raise self._as_reason(error, pod) from error
-        self.counts.bound += 1
         return True
 
     async def _settle(self, pod: Pod, node: str) -> bool:
@@ -257,7 +240,6 @@ class Binder:
     async def _bind_plain(self, pod: Pod, node: str) -> None:
         """A pod that asks for nothing of ours needs a binding all the same, if we are the binder."""
         if pod.problem:
-            self.counts.failed += 1
             raise NotBoundError(f"pod {pod.key}: {pod.problem}")
         try:
             await self._client.bind(pod.namespace, pod.name, node, uid=pod.uid)
@@ -280,11 +262,9 @@ class Binder:
         try:
             seen: SlimPod = await self._client.get(SLIM_PODS, args.pod_name, args.pod_namespace)
         except KubeError as error:
-            self.counts.failed += 1
             raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from error
         pod = pod_view(seen)
         if args.pod_uid and pod.uid != args.pod_uid:
-            self.counts.failed += 1
             raise NotBoundError(
                 f"The pod {pod.name} in ns {pod.namespace}'s uid is {pod.uid}, "
                 f"and it's not equal with expected {args.pod_uid}"
@@ -294,7 +274,6 @@ class Binder:
 
     def _expect_node(self, pod: Pod, node: str) -> None:
         if pod.node != node:
-            self.counts.failed += 1
             raise NotBoundError(f"pod {pod.key} is bound to {pod.node} already, not to {node}")
 
     def _expect_leading(self) -> None:
@@ -302,5 +281,4 @@ class Binder:
             raise NotBoundError("this extender is not the leader; ask the one that is ready")
 
     def _as_reason(self, error: KubeError | NotBoundError, pod: Pod) -> NotBoundError:
-        self.counts.failed += 1
         return error if isinstance(error, NotBoundError) else NotBoundError(f"pod {pod.key}: {error}")

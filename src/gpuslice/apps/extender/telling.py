@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from gpuslice.adapters.kube.events import EventRecorder
+from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.objects import ObjectReference
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Teller:
         self._told.move_to_end(key)
         if len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
-        about = ObjectReference(api_version="v1", kind="Pod", namespace=namespace, name=name, uid=uid)
+        about = pod_reference(namespace, name, uid)
         try:
             self._queue.put_nowait((about, reason, message, kind))
         except asyncio.QueueFull:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from typing import Self
 
@@ -154,10 +153,3 @@ users:
 - name: admin
   user: {{}}
 """
-
-
-async def serve_forever(cluster: Cluster, port: int) -> None:
-    """Until cancelled."""
-    async with ApiServer(cluster, port):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()

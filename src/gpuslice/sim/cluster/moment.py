@@ -10,11 +10,6 @@ def format_time(epoch_s: float) -> str:
     return datetime.fromtimestamp(int(epoch_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def format_micro_time(epoch_s: float) -> str:
-    """RFC 3339 in microseconds, as metav1.MicroTime."""
-    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def parse_time(text: str) -> float:
     """Seconds since the epoch; ValueError if it is no RFC 3339 time."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

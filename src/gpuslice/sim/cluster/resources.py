@@ -205,10 +205,6 @@ class Catalog:
     def find(self, group: str, version: str, plural: str) -> Resource | None:
         return self._by_path.get((group, version, plural))
 
-    def by_kind(self, api_version: str, kind: str) -> Resource | None:
-        wanted = (api_version, kind)
-        return next((r for r in self.resources if (r.api_version, r.kind) == wanted), None)
-
     def group_versions(self) -> list[tuple[str, str]]:
         """Core first, then in table order, each once."""
         return list(dict.fromkeys((r.group, r.version) for r in self.resources))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.events import EventRecorder
-from gpuslice.adapters.kube.objects import ObjectReference
+from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.sim.kubelet.devices import DeviceBook, Holding
 from gpuslice.sim.kubelet.plugins import PluginEndpoints
@@ -37,14 +36,8 @@ class NodeServices:
     ) -> None:
         """An event on the pod; with `container`, on that part of its spec."""
         metadata = pod["metadata"]
-        about = ObjectReference(
-            api_version="v1",
-            kind="Pod",
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            uid=metadata["uid"],
-            field_path=container and f"spec.{_list_of(pod, container)}{{{container}}}",
-        )
+        part = container and f"spec.{_list_of(pod, container)}{{{container}}}"
+        about = pod_reference(metadata["namespace"], metadata["name"], metadata["uid"], part)
         kind = "Warning" if warning else "Normal"
         await self.recorder.create_event(about, reason, message, type=kind)
 

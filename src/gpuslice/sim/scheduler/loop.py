@@ -19,8 +19,7 @@ import aiohttp
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.events import EventRecorder
-from gpuslice.adapters.kube.objects import ObjectReference
+from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.sim.scheduler.amounts import Object
@@ -212,13 +211,7 @@ class Scheduler:
 
     async def _event(self, pod: Object, kind: str, reason: str, message: str) -> None:
         metadata = pod["metadata"]
-        about = ObjectReference(
-            api_version="v1",
-            kind="Pod",
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            uid=metadata["uid"],
-        )
+        about = pod_reference(metadata["namespace"], metadata["name"], metadata["uid"])
         await self._recorder.create_event(about, reason, message, type=kind)
 
 
