@@ -8,6 +8,7 @@ import pytest
 
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
+from gpuslice.core.admission import AdmissionRules
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from gpuslice.core.hami import HamiRules
 from tests.builders import api_container, api_pod
@@ -97,11 +98,63 @@ def test_what_has_no_counterpart_is_denied_with_a_sentence(
     assert sentence in denial(pod, hami=rules)
 
 
-def test_a_wish_about_where_is_let_through_and_its_author_is_told() -> None:
-    pod = hami_pod({"hami.io/gpu-scheduler-policy": "spread"}, gpumem="1024")
+def told(pod: Object) -> list[str]:
     reviewed = decode_review(review(pod))
-    told = Reviewer(PLAIN, HAMI).mutate(reviewed)["response"]
-    assert told["allowed"]
-    (warning,) = told["warnings"]
-    assert 'gpu-scheduler-policy"] "spread" has no effect: cards are chosen by' in warning
+    answered = Reviewer(PLAIN, HAMI).mutate(reviewed)["response"]
+    assert answered["allowed"]
     assert "warnings" not in Reviewer(PLAIN).mutate(reviewed)["response"], "the door is shut"
+    return list(answered.get("warnings", ()))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "sentence"),
+    [
+        ({"hami.io/gpu-scheduler-policy": "spread"}, '"spread" has no effect: cards are chosen by'),
+        ({"hami.io/node-scheduler-policy": "binpack"}, '"binpack" has no effect: nodes are chosen by'),
+        ({"hami.io/device-scoring-weights": "slot=1"}, '"slot=1" has no effect: cards are chosen by'),
+        (
+            {"hami.io/vgpu-node": "n1", "hami.io/bind-phase": "success"},
+            "mean nothing here: hami.io/bind-phase, hami.io/vgpu-node",
+        ),
+    ],
+)
+def test_an_annotation_that_changes_nothing_is_let_through_and_its_author_is_told(
+    annotations: dict[str, str], sentence: str
+) -> None:
+    (warning,) = told(hami_pod(annotations, gpumem="1024"))
+    assert sentence in warning
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CUDA_DISABLE_CONTROL",
+        "CUDA_TASK_PRIORITY",
+        "GPU_CORE_UTILIZATION_POLICY",
+        "CUDA_OVERSUBSCRIBE",
+        "CUDA_DEVICE_MEMORY_LIMIT_0",
+        "CUDA_DEVICE_SM_LIMIT",
+    ],
+)
+def test_what_hamis_library_reads_from_the_environment_is_named(name: str) -> None:
+    pod = hami_pod(gpumem="1024")
+    pod["spec"]["containers"][0]["env"] = [{"name": name, "value": "1"}, {"name": "HOME", "value": "/"}]
+    (warning,) = told(pod)
+    assert f'container "main": env {name} has no effect: ' in warning
+
+
+def test_hamis_scheduler_is_replaced_by_the_one_that_knows_these_cards() -> None:
+    pod = hami_pod(gpumem="1024")
+    pod["spec"]["schedulerName"] = "hami-scheduler"
+    ours = AdmissionRules(scheduler="gpuslice-scheduler")
+    assert mutated(pod, ours, hami=HAMI)["spec"]["schedulerName"] == "gpuslice-scheduler"
+    assert mutated(pod, hami=HAMI)["spec"]["schedulerName"] == "default-scheduler"
+    (warning,) = told(pod)
+    assert 'spec.schedulerName "hami-scheduler" is replaced' in warning
+
+
+def test_a_pod_that_opted_out_of_hamis_webhook_is_told_that_this_is_another() -> None:
+    pod = hami_pod(gpumem="1024")
+    pod["metadata"]["labels"] = {"hami.io/webhook": "ignore"}
+    (warning,) = told(pod)
+    assert "gpuslice.io/webhook=ignore" in warning

@@ -7,7 +7,8 @@
     nvidia.com/use-gputype, nouse-gputype parts of model names; needs the models' node labels as a setting
 
 What has no counterpart (cards by uuid, NUMA binding, priority on a card, MIG made on demand) is refused with
-a sentence: to start such a pod somewhere else than it asked for would be worse. A pod that asks for
+a sentence: to start such a pod somewhere else than it asked for would be worse. What makes no difference to
+what the pod gets is taken, and its author told: `remarks`. A pod that asks for
 ``nvidia.com/gpu`` alone wants whole cards and is left to the plugin that gives those out.
 
 Source of the names and their meaning: HAMi's documentation and chart, release 2.x.
@@ -15,11 +16,11 @@ Source of the names and their meaning: HAMi's documentation and chart, release 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuslice.core.admission import MIRROR, ContainerForm, PodForm, limit_field, without
+from gpuslice.core.admission import DEFAULT_SCHEDULER, MIRROR, ContainerForm, PodForm, limit_field, without
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.quantity import whole_number
@@ -40,8 +41,23 @@ UNTRANSLATED = {
 WITHOUT_EFFECT = {
     "hami.io/gpu-scheduler-policy": "cards are chosen by the node's label ack.node.gpu.placement",
     "hami.io/node-scheduler-policy": "nodes are chosen by the placement policy of the extender",
+    "hami.io/device-scoring-weights": "cards are chosen by the placement policy of the extender",
 }
 """Wishes about where, not about what: a pod runs as well without them, so its author is only told."""
+FOREIGN = "hami.io/"
+SCHEDULER = "hami-scheduler"
+OPT_OUT = "hami.io/webhook"
+ENVIRONMENT = {
+    "CUDA_DISABLE_CONTROL": "CGPU_DISABLE=true switches limits off, where the cluster allows it",
+    "CUDA_TASK_PRIORITY": "the containers of a card have no order among them here",
+    "GPU_CORE_UTILIZATION_POLICY": "a share of compute holds always",
+    "CUDA_OVERSUBSCRIBE": "memory of a card is never promised twice",
+    "ACTIVE_OOM_KILLER": "what is over the limit is refused, nobody is killed",
+    "CUDA_DEVICE_MEMORY_LIMIT": "the limit follows from what the container asks for",
+    "CUDA_DEVICE_SM_LIMIT": "the share follows from what the container asks for",
+    "LIBCUDA_LOG_LEVEL": "the library writes nothing into the log of a container",
+}
+"""What HAMi's library reads from the environment, by the beginning of the name, and what holds here."""
 _PARTS = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
 _DOOR = (EXCLUSIVE_GPU, *_PARTS)
 
@@ -69,19 +85,43 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
     count = _count(pod, asking)
     labels = {**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels
     containers = tuple(_container(each, count, rules) if each in asking else each for each in pod.containers)
-    return replace(pod, containers=containers, labels=labels, affinity=_affinity(pod, rules))
+    scheduler = DEFAULT_SCHEDULER if pod.scheduler == SCHEDULER else pod.scheduler
+    return replace(
+        pod, containers=containers, labels=labels, scheduler=scheduler, affinity=_affinity(pod, rules)
+    )
 
 
 def remarks(pod: PodForm) -> tuple[str, ...]:
     """What of a pod that asks in HAMi's names is left out without changing what it gets."""
     if all(set(_PARTS).isdisjoint(each.limits) for each in pod.containers):
         return ()
-    found = ((name, pod.annotations.get(name, ""), why) for name, why in WITHOUT_EFFECT.items())
-    return tuple(
-        f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
-        for name, given, why in found
-        if given
-    )
+    return (*_of_annotations(pod.annotations), *_of_pod(pod), *_of_environment(pod))
+
+
+def _of_annotations(annotations: Mapping[str, str]) -> Iterator[str]:
+    for name, why in WITHOUT_EFFECT.items():
+        if given := annotations.get(name):
+            yield f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
+    others = sorted(name for name in annotations if name.startswith(FOREIGN) and name not in WITHOUT_EFFECT)
+    if others:
+        yield f"metadata.annotations of HAMi's own book mean nothing here: {', '.join(others)}"
+
+
+def _of_pod(pod: PodForm) -> Iterator[str]:
+    if pod.scheduler == SCHEDULER:
+        yield f'spec.schedulerName "{SCHEDULER}" is replaced: it does not know the cards that are shared here'
+    if given := pod.labels.get(OPT_OUT):
+        yield (
+            f'metadata.labels["{OPT_OUT}"] "{given}" has no effect: '
+            "a namespace is left out by its label gpuslice.io/webhook=ignore"
+        )
+
+
+def _of_environment(pod: PodForm) -> Iterator[str]:
+    for container in pod.containers:
+        for name in (entry.get("name", "") for entry in container.env):
+            if why := next((why for known, why in ENVIRONMENT.items() if name.startswith(known)), ""):
+                yield f'container "{container.name}": env {name} has no effect: {why}'
 
 
 def _check_annotations(annotations: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from gpuslice.adapters.web.serve import Listen, serving
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-PORT_S = 15.0
+PORT_S = 60.0
 """How long an agent whose turn it is waits for the port: the one before it may still be answering."""
 
 
