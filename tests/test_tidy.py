@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import gpuslice
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE_LINES = 420
 LONGEST_FUNCTION_LINES = 60
 LARGEST_FILE_BYTES = 500_000
-PAPERS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"]
 
 
 def tracked(*suffixes: str) -> list[Path]:
@@ -101,11 +102,48 @@ def test_every_make_target_explains_itself() -> None:
     assert targets - explained == set()
 
 
+LINK = re.compile(r"\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as links name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_relative_links_in_the_papers_lead_somewhere() -> None:
-    broken = [
-        f"{path.relative_to(ROOT)} -> {target}"
-        for path in tracked(".md")
-        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", path.read_text())
-        if not (path.parent / target).exists()
-    ]
+    broken = []
+    for path in tracked(".md"):
+        for target, anchor in LINK.findall(path.read_text()):
+            place = path.parent / target if target else path
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                broken.append(f"{path.relative_to(ROOT)} -> {target}#{anchor}")
     assert broken == []
+
+
+def test_every_page_is_in_the_index_of_its_folder() -> None:
+    """A page that nobody can find from `docs/README.md` is not read."""
+    docs = ROOT / "docs"
+    listed = {
+        (index.parent / target).resolve()
+        for index in (docs / "README.md", docs / "adr" / "README.md")
+        for target, _ in LINK.findall(index.read_text())
+    }
+    assert names([page for page in docs.rglob("*.md") if page not in listed | {docs / "README.md"}]) == []
+
+
+def test_the_map_names_what_is_there() -> None:
+    """ARCHITECTURE.md is the map that code follows: a folder, or a module of core, that it lacks is news."""
+    tree = (ROOT / "ARCHITECTURE.md").read_text().partition("## The tree")[2].partition("## ")[0]
+    source = ROOT / "src/gpuslice"
+    folders = {path.parent.name for path in sources() if len(path.relative_to(source).parts) <= 3}
+    modules = {path.stem for path in sources() if path.parent == source / "core"}
+    assert (folders | modules) - set(re.findall(r"\w+", tree)) - {"gpuslice", "__init__"} == set()
+
+
+def test_one_version_is_told_everywhere() -> None:
+    chart = re.findall(
+        r'(?m)^(?:version|appVersion): "?([^"\s]+)', (ROOT / "charts/gpuslice/Chart.yaml").read_text()
+    )
+    package = re.findall(r'(?m)^version = "(.+)"', (ROOT / "pyproject.toml").read_text())
+    assert {*chart, *package} == {gpuslice.__version__}

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 import pytest
@@ -18,6 +19,7 @@ from gpuslice.apps.cli.main import COMMANDS, Entry, command, load
 
 PROGRAM = "from gpuslice.apps.cli.main import main; main({arguments!r})"
 WIDEST = 100
+CLI_PAGE = Path(__file__).resolve().parents[2] / "docs/reference/cli.md"
 SLOW = {"asyncio", "aiohttp", "numpy", "rich", "yaml", "grpclib", "google.protobuf", "http.client", "ssl"}
 
 
@@ -114,6 +116,12 @@ def test_the_list_says_of_each_command_what_its_own_help_says(entry: Entry) -> N
 
 def test_version_is_that_of_the_package() -> None:
     assert python("version").stdout == python("--version").stdout == f"gpuslice {__version__}\n"
+
+
+def test_every_command_is_documented() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", CLI_PAGE.read_text(), re.MULTILINE)
+    told = {word for row in rows for code in re.findall(r"`([^`]+)`", row) for word in code.split()}
+    assert {entry.name for entry in COMMANDS} - told == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
