@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "core.h"
 
-#include <pthread.h>
 #include <string.h>
 
 #include "elf.h"
@@ -79,6 +78,20 @@ static void make_cards(void)
     }
 }
 
+/* In glibc pthread_atfork() is linked into whoever calls it and leads to a function of libc's that musl lacks: a library
+ * that named it could not be loaded there, and musl ends a program whose preloaded library lacks a symbol. */
+static void at_fork_in_child(void (*child)(void))
+{
+    int (*glibc)(void *, void *, void (*)(void), void *) =
+        (int (*)(void *, void *, void (*)(void), void *))gs_elf_function("__register_atfork");
+    int (*other)(void *, void *, void (*)(void)) =
+        (int (*)(void *, void *, void (*)(void)))gs_elf_function("pthread_atfork");
+    if (glibc)
+        glibc(NULL, NULL, child, NULL); /* of no library that could be unloaded */
+    else if (other)
+        other(NULL, NULL, child);
+}
+
 /* A limits file that cannot be read leaves no card at all: every allocation is refused. So does a region that cannot
  * be mapped, because then nobody knows what the other processes hold. */
 static bool activate(void)
@@ -94,7 +107,7 @@ static bool activate(void)
         return false;
     open_books_at(prefix);
     make_cards();
-    pthread_atfork(NULL, NULL, gs_forget_everything);
+    at_fork_in_child(gs_forget_everything);
     return true;
 }
 

@@ -2,7 +2,7 @@
 TEST_BUILD := $(BUILD)/tests
 TEST_CFLAGS := $(CFLAGS) -Iinclude -Wno-pedantic
 
-tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout)
+tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile hostile_static)
 
 $(TEST_BUILD)/worker: tests/worker.c src/hooks.def src/driver_abi.h
 	@mkdir -p $(@D)
@@ -15,6 +15,18 @@ $(TEST_BUILD)/linked_worker: tests/worker.c src/hooks.def src/driver_abi.h $(BUI
 $(TEST_BUILD)/%.so: tests/%.c src/hooks.def $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $< -Wl,--no-as-needed -L$(BUILD)/sim -l:libcuda.so.1
+
+# Old-style declarations: a program that has no header of the driver's.
+HOSTILE_CFLAGS := $(TEST_CFLAGS) -D_GNU_SOURCE -Wno-strict-prototypes -Wno-unknown-warning-option
+$(TEST_BUILD)/hostile: tests/hostile.c
+	@mkdir -p $(@D)
+	@$(CC) $(HOSTILE_CFLAGS) $(LDFLAGS) -o $@ $< -ldl
+
+# With a driver of its own in it and no loader, as a program that speaks to the devices itself. Of sources: sanitizers are
+# for shared objects.
+$(TEST_BUILD)/hostile_static: tests/hostile.c $(wildcard sim/state/*.[ch] sim/libcuda/*.[ch] sim/libcuda/*.def)
+	@mkdir -p $(@D)
+	@$(CC) $(filter-out -fsanitize=%,$(HOSTILE_CFLAGS)) -DLINKED -static -o $@ $(filter %.c,$^) -lpthread
 
 $(TEST_BUILD)/region_layout: tests/region_layout.c include/region.h
 	@mkdir -p $(@D)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+
+import pytest
 
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import CardUsage, prepare_region, read_region
@@ -237,3 +240,44 @@ def make_container(
     memory = None if memory_mib is None else memory_mib * MIB
     limits = [CardLimit(machine.uuid(card), memory, share) for card in range(cards)]
     return Container(root, machine, limits, dict(environment))
+
+
+MOUNTED = """
+cp -a /etc "$1/etc" && echo "$2" > "$1/etc/ld.so.preload" && mount --bind "$1/etc" /etc || exit 77
+mount --bind /etc/ld.so.preload /etc/ld.so.preload && mount -o remount,bind,ro /etc/ld.so.preload || exit 77
+folder=$1 && shift 2
+"""
+"""The shell's part of what a container runtime does: the preload file as a read-only mount of its own."""
+
+
+class Mounts:
+    """A container with the mounts that a runtime makes, where this machine lets us have them."""
+
+    def __init__(self, folder: Path, box: Container, **environment: str) -> None:
+        self._folder = folder
+        self._library = str(box.root / "usr/lib/gpuslice/libgpuslice.so")
+        needed = ("GPUSLICE_SIM_STATE", "LD_LIBRARY_PATH")  # to find the simulated driver at all
+        self.variables = [f"{name}={box.environ(**environment)[name]}" for name in needed]
+
+    def command(self, script: str, *arguments: str) -> list[str]:
+        start = [
+            "unshare",
+            "--mount",
+            "/bin/sh",
+            "-c",
+            MOUNTED + script,
+            "sh",
+            str(self._folder),
+            self._library,
+        ]
+        return [*start, *self.variables, *arguments]
+
+    def run(self, script: str, *arguments: str, say: str) -> list[str]:
+        """The lines it prints."""
+        done = subprocess.run(
+            self.command(script, *arguments), input=say, capture_output=True, text=True, check=False
+        )
+        shutil.rmtree(self._folder / "etc", ignore_errors=True)
+        if done.returncode in (1, 77, 126, 127) and not done.stdout:
+            pytest.skip(f"no mounts of our own on this machine: {done.stderr.strip()}")
+        return done.stdout.splitlines()

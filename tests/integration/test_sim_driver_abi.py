@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
@@ -101,3 +102,13 @@ def test_the_symbol_list_has_all_that_nvidias_header_declares(tmp_path: Path) ->
     subprocess.run([sys.executable, tool, cuda_include()], check=True)
     theirs = set((tmp_path / "symbols.def").read_text().splitlines()[1:])
     assert theirs - set((SIM / "libcuda" / "symbols.def").read_text().splitlines()) == set()
+
+
+def test_cugetprocaddress_knows_every_function_of_the_header() -> None:
+    """By name, version and stream mode: a name that the list lacks is one that programs cannot find."""
+    typedefs = cuda_include() / "cudaTypedefs.h"
+    declared = set(re.findall(r"\bPFN_(cu\w+?)_v(\d+)(_pts[zd])?\)", typedefs.read_text()))
+    rows = re.findall(r"SYMBOL\((\w+), (\d+), (\d)", (SIM / "libcuda" / "symbols.def").read_text())
+    known = {(name, version, own == "1") for name, version, own in rows}
+    assert len(declared) > 500
+    assert {(name, version, bool(suffix)) for name, version, suffix in declared} - known == set()

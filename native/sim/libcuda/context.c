@@ -8,7 +8,7 @@
 static _Thread_local struct context *stack[STACK_DEPTH];
 static _Thread_local unsigned depth;
 /* The top of the stack again, where every call finds it in one load. */
-static _Thread_local struct context *top __attribute__((tls_model("initial-exec")));
+static _Thread_local struct context *top SIM_NEAR;
 static uint64_t last_id;
 
 const uint64_t default_limits[LIMITS] = {1024, 1048576, 8388608, 2, 2048, 64, 0, 0, 0, 0};

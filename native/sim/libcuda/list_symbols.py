@@ -26,7 +26,7 @@ EXTRA = [
 
 def entries(include: Path) -> list[tuple[str, int, str, str]]:
     text = (include / "cudaTypedefs.h").read_text()
-    found = re.findall(r"typedef CUresult \(CUDAAPI \*PFN_(cu\w+?)_v(\d+)(_ptds|_ptsz)?\)", text)
+    found = re.findall(r"typedef CUresult ?\(CUDAAPI \*PFN_(cu\w+?)_v(\d+)(_ptds|_ptsz)?\)", text)
     plain: dict[str, list[int]] = {}
     for name, version, suffix in found:
         if not suffix:

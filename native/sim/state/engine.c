@@ -134,7 +134,7 @@ void sim_engine_advance(uint32_t card, uint64_t now_ns)
 void sim_count_launch(enum sim_launch how)
 {
     static _Atomic uint32_t threads;
-    static _Thread_local uint32_t number __attribute__((tls_model("initial-exec")));
+    static _Thread_local uint32_t number SIM_NEAR;
     if (!number)
         number = 1 + atomic_fetch_add(&threads, 1) % SIM_STRIPES;
     struct sim_launches *launches = &sim_state()->processes[sim_self_if_any()].launches[number - 1];

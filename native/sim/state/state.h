@@ -7,6 +7,14 @@
 
 #include "layout.h"
 
+/* For what every call reads. A library that is loaded later may do so in glibc, which keeps some room for it; not in musl,
+ * which knows glibc's macro not. */
+#ifdef __GLIBC__
+#define SIM_NEAR __attribute__((tls_model("initial-exec")))
+#else
+#define SIM_NEAR
+#endif
+
 /* The mapped state; NULL without GPUSLICE_SIM_STATE or with a file of another layout. */
 struct sim_state *sim_attach(void);
 struct sim_state *sim_state(void);
