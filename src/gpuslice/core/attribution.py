@@ -48,8 +48,7 @@ class ProcessReading:
     decoder_ratio: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What one container, or one kind of stranger, uses of one card."""
 
     memory_bytes: int | None
@@ -105,6 +104,9 @@ def _sum(members: list[ProcessReading]) -> Usage:
     Time is not: the driver lists only the processes that were busy, so a missing figure means idle once
     any process of the card has one.
     """
+    if len(members) == 1:  # nearly all
+        only = members[0]
+        return Usage(only.memory_bytes, None if only.sm_ratio is None else min(1.0, only.sm_ratio), 1)
     memory = [member.memory_bytes for member in members]
     known = [amount for amount in memory if amount is not None]
     busy = [member.sm_ratio for member in members if member.sm_ratio is not None]

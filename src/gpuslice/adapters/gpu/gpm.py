@@ -7,7 +7,8 @@ metrics of a card. Source of the ids: nvml.h, ``nvmlGpmMetricId_t``; of the pair
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from struct import Struct
 from typing import Any
 
 import pynvml
@@ -41,9 +42,12 @@ _GPM: dict[int, tuple[int, float]] = {
     1079: (103, MIB),
     **{1040 + 2 * link: (63 + 2 * link, MIB) for link in range(18)},  # NVLink n sent
     **{1041 + 2 * link: (62 + 2 * link, MIB) for link in range(18)},  # NVLink n received
+    **{1080 + part: (160 + part, 1) for part in range(4)},  # hits and misses of caches, percent
+    **{1084 + counter: (248 + counter, 1) for counter in range(13)},  # cycles and bytes since the start
 }
 
 PROFILING_FIELDS = frozenset(_GPM)
+_METRIC = Struct("@Iid24x")  # number, verdict and value of each in the request: c_nvmlGpmMetric_t
 
 
 def supported(card: Any) -> bool:
@@ -64,6 +68,9 @@ class GpmReader:
         self._card = card
         self._gpu_instance = gpu_instance
         self._fields = [field for field in fields if field in _GPM]
+        self._request = _request_for(self._fields)
+        start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
+        self._metrics = slice(start, start + _METRIC.size * len(self._fields))
         self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._first = True
 
@@ -84,16 +91,21 @@ class GpmReader:
             pynvml.nvmlGpmSampleFree(sample)
 
     def _between(self) -> dict[int, float]:
-        request = pynvml.c_nvmlGpmMetricsGet_t()
-        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(self._fields)
+        request = self._request
         request.sample1, request.sample2 = self._older, self._newer
-        for place, field in enumerate(self._fields):
-            request.metrics[place].metricId = _GPM[field][0]
         pynvml.nvmlGpmMetricsGet(request)
-        found = {field: request.metrics[place] for place, field in enumerate(self._fields)}
+        metrics = _METRIC.iter_unpack(memoryview(request).cast("B")[self._metrics])
         return {
-            field: float(metric.value) * _GPM[field][1]
-            for field, metric in found.items()
-            if metric.nvmlReturn == pynvml.NVML_SUCCESS and not math.isnan(metric.value)
+            field: value * _GPM[field][1]
+            for field, (_, verdict, value) in zip(self._fields, metrics, strict=True)
+            if verdict == pynvml.NVML_SUCCESS and not math.isnan(value)
         }
+
+
+def _request_for(fields: Sequence[int]) -> Any:
+    request = pynvml.c_nvmlGpmMetricsGet_t()
+    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    request.numMetrics = len(fields)
+    for place, field in enumerate(fields):
+        request.metrics[place].metricId = _GPM[field][0]
+    return request

@@ -10,6 +10,8 @@ from typing import Any
 
 import pynvml
 
+from gpuslice.adapters.gpu.values import FieldValues
+
 ALL_LINKS = 0xFFFFFFFF
 LINKS = 18
 _KIB = 1024
@@ -37,7 +39,7 @@ class LinkRates:
     """Remembers one card's counters from sample to sample."""
 
     def __init__(self, card: Any) -> None:
-        self._card = card
+        self._values = FieldValues(card)
         self._before: dict[Source, tuple[float, float]] = {}  # KiB and when
 
     def read(self, wanted: list[int], now_s: float) -> tuple[dict[int, float], list[int]]:
@@ -58,12 +60,8 @@ class LinkRates:
             (getattr(pynvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}"), link)
             for direction, link in sources
         ]
-        answers = pynvml.nvmlDeviceGetFieldValues(self._card, ids)
-        return {
-            source: float(answer.value.ullVal)
-            for source, answer in zip(sources, answers, strict=True)
-            if answer.nvmlReturn == pynvml.NVML_SUCCESS
-        }
+        answers = zip(sources, self._values.read(ids), strict=True)
+        return {source: value for source, (verdict, value) in answers if verdict == pynvml.NVML_SUCCESS}
 
     def _rate(self, source: Source, counted: Mapping[Source, float], now_s: float) -> float | None:
         before = self._before.get(source)

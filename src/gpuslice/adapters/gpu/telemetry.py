@@ -32,6 +32,7 @@ from gpuslice.adapters.gpu.readings import (
     text,
 )
 from gpuslice.adapters.gpu.source import GpuUnavailableError
+from gpuslice.adapters.gpu.values import FieldId, FieldValues, field_id
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
 
@@ -206,6 +207,7 @@ class _Card:
         self._gpm: gpm.GpmReader | None = None
         self._mig = MigReader(self._handle)
         self._links = LinkRates(self._handle)
+        self._values = FieldValues(self._handle)
         self._slow: dict[int, Reading] = {}
         self._slow_for: set[int] = set()  # what was wanted then
         self._slow_due_s = 0.0
@@ -225,7 +227,7 @@ class _Card:
 
     def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
         memory, processes = self._memory_and_processes(now_s)  # a lost card fails here
-        asked = [number for number in wanted if self._may_ask(number, now_s)]
+        asked = self._askable(wanted, now_s)
         fields = self._at_once(asked, memory, now_s)
         fields |= self._slow_ones(wanted, asked, now_s)
         fields |= self._by_call([n for n in asked if n in _CALLS and n not in SLOW_FIELDS], now_s)
@@ -282,12 +284,11 @@ class _Card:
                 break
         return memory, processes
 
-    def _may_ask(self, number: int, now_s: float) -> bool:
-        refused = self._unsupported.get(number)
-        if refused is not None and now_s < refused[1]:
-            return False
-        self._unsupported.pop(number, None)
-        return True
+    def _askable(self, wanted: Mapping[int, str], now_s: float) -> list[int]:
+        """Those that the card did not refuse lately."""
+        for number in [n for n, (_, until_s) in self._unsupported.items() if now_s >= until_s]:
+            del self._unsupported[number]
+        return [number for number in wanted if number not in self._unsupported]
 
     def _refuse(self, number: int, reason: str, now_s: float) -> None:
         self._unsupported[number] = (reason, now_s + RETRY_UNSUPPORTED_S)
@@ -326,18 +327,17 @@ class _Card:
     ) -> dict[int, Reading]:
         """All field values in one call; each item has its own verdict."""
         known = {n: _FIELD_VALUES.get(n, (names[n], 1.0)) for n in numbers}
-        askable = {n: (_field_id(name), factor) for n, (name, factor) in known.items() if name}
-        ids = [(n, number, factor) for n, (number, factor) in askable.items() if number is not None]
-        if not ids:
+        ids = [(n, _field_id(name), factor) for n, (name, factor) in known.items()]
+        askable = [(n, identifier, factor) for n, identifier, factor in ids if identifier is not None]
+        if not askable:
             return {}
-        answers = pynvml.nvmlDeviceGetFieldValues(self._handle, [number for _, number, _ in ids])
         found: dict[int, Reading] = {}
-        for (n, _, factor), answer in zip(ids, answers, strict=True):
-            if answer.nvmlReturn == pynvml.NVML_SUCCESS:
-                found[n] = _value(answer) * factor
-                self._unsupported.pop(n, None)
+        answers = self._values.read([identifier for _, identifier, _ in askable])
+        for (n, _, factor), (verdict, value) in zip(askable, answers, strict=True):
+            if verdict == pynvml.NVML_SUCCESS:
+                found[n] = value * factor
             else:
-                self._refuse(n, str(pynvml.NVMLError(answer.nvmlReturn)), now_s)
+                self._refuse(n, str(pynvml.NVMLError(verdict)), now_s)
         return found
 
     def _by_counters(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
@@ -375,21 +375,13 @@ class _Card:
                 self._refuse(number, "NVML does not give this field", now_s)
 
 
-def _field_id(name: str) -> int | tuple[int, int] | None:
-    """An NVML field's number, with its scope where it has one; None when this binding does not know it."""
-    number: int | None = getattr(pynvml, name, None)
-    return (number, ALL_LINKS) if number is not None and name in _OVER_ALL_LINKS else number
+def _field_id(name: str) -> FieldId | None:
+    return field_id(name, ALL_LINKS if name in _OVER_ALL_LINKS else 0)
 
 
 def _reserved(memory: Any) -> int | None:
     reserved = getattr(memory, "reserved", None)
     return None if reserved is None else int(reserved)
-
-
-def _value(answer: Any) -> float:
-    """The member of the union that the driver filled."""
-    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    return float(getattr(answer.value, members[answer.valueType]))
 
 
 def _optional(read: Callable[[], T], fallback: T) -> T:

@@ -17,7 +17,7 @@ import msgspec
 from gpuslice.adapters.region.limits import CardLimit, LimitsError, read_limits
 from gpuslice.adapters.region.living import all_of_the_living
 from gpuslice.adapters.region.reader import CardUsage, RegionError, RegionFile
-from gpuslice.core.attribution import ContainerKey
+from gpuslice.core.attribution import ContainerKey, Owner
 
 
 class _Owner(msgspec.Struct, frozen=True):
@@ -78,7 +78,8 @@ class Isolation:
 
 AT_ONCE = 50
 CHECK_EVERY = 3
-"""How many readings may pass before a change of a folder's files is seen; they change at a start."""
+"""How many readings may pass before a change of a folder's files is seen, which change at a start; and of the
+region of a container without a process, which nobody is there to change."""
 
 
 @dataclass(slots=True)
@@ -90,13 +91,20 @@ class _Folder:
     cards: tuple[CardUsage, ...] | None = None  # of the region, as last read
     isolated: Isolated | None = None  # made of them
 
+    @property
+    def settled(self) -> bool:
+        """Whether it is all there; the agent writes a folder file by file."""
+        return self.key is not None and bool(self.limits)
+
     def read(self, *, fresh: bool) -> Isolated:
         """The same object as last time where nothing changed."""
+        last, self.isolated = self.isolated, None  # nothing to go by where this fails
         cards = self.region.cards(fresh=fresh)
-        if self.isolated is None or cards is not self.cards:
+        if last is None or cards is not self.cards:
             self.cards = cards
-            self.isolated = Isolated(self.limits, {card.uuid: card for card in cards or ()})
-        return self.isolated
+            last = Isolated(self.limits, {card.uuid: card for card in cards or ()})
+        self.isolated = last
+        return last
 
 
 class IsolationReader:
@@ -107,9 +115,10 @@ class IsolationReader:
         self._known: dict[str, _Folder] = {}
         self._turn = 0
 
-    async def read(self) -> Isolation:
+    async def read(self, busy: Container[Owner] | None = None) -> Isolation:
         """Everything now. A folder that cannot be read is a problem of its own, not of the others.
 
+        `busy`: who has a process on a card, where that is known; the regions of all others are read in turns.
         Lets others run in between: a scrape must not wait for thousands of files.
         """
         self._turn += 1
@@ -120,7 +129,11 @@ class IsolationReader:
         problems: list[str] = []
         for place, name in enumerate(names):
             try:
-                self._add(name, found, fresh=(place + self._turn) % CHECK_EVERY == 0)
+                fresh = (place + self._turn) % CHECK_EVERY == 0
+                folder = self._folder_of(name, fresh=fresh)
+                if folder.key is not None:
+                    at_rest = not fresh and busy is not None and folder.key not in busy
+                    found[folder.key] = (at_rest and folder.isolated) or folder.read(fresh=fresh)
             except (OSError, LimitsError, RegionError, msgspec.DecodeError) as error:
                 problems.append(f"{self._folder / name}: {error}")
             if place % AT_ONCE == AT_ONCE - 1:
@@ -134,12 +147,9 @@ class IsolationReader:
         except FileNotFoundError:
             return []  # no agent, or a node without isolation
 
-    def _add(self, name: str, found: dict[ContainerKey, Isolated], *, fresh: bool) -> None:
+    def _folder_of(self, name: str, *, fresh: bool) -> _Folder:
         known = self._known.get(name)
-        settled = known is not None and known.key is not None and bool(known.limits)
-        folder = known if known is not None and settled and not fresh else self._look(name)
-        if folder.key is not None:
-            found[folder.key] = folder.read(fresh=fresh)
+        return known if known is not None and known.settled and not fresh else self._look(name)
 
     def _look(self, name: str) -> _Folder:
         place = f"{self._folder}/{name}"  # strings, since this is done for every container each second

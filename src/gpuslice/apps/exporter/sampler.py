@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from gpuslice.adapters.gpu.telemetry import CardSample, NodeSample, Telemetry
 from gpuslice.apps.exporter.book import Book
 from gpuslice.apps.exporter.isolation import Isolation, IsolationReader
 from gpuslice.apps.exporter.owners import Owners
-from gpuslice.apps.exporter.picture import CardPicture, Knowledge, draw
+from gpuslice.apps.exporter.picture import CardPicture, Drawer, Knowledge
 from gpuslice.core.attribution import ContainerKey, Owner
 
 _log = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ class Sampler:
         self._owners = owners
         self._health = health
         self._isolation = IsolationReader(root)
+        self._drawer = Drawer()
         self._proc = proc  # None: the processes of containers cannot be seen
         self._memory_unit = memory_unit
         self._chosen = chosen
@@ -123,7 +124,7 @@ class Sampler:
         known = await self._known(cards)
         drawn = []
         for card in cards:
-            drawn.append(draw(card, known))
+            drawn.append(self._drawer.draw(card, known))
             await asyncio.sleep(0)  # a scrape may be waiting
         pictures = tuple(drawn)
         lost = self._lost(sample)
@@ -143,14 +144,21 @@ class Sampler:
     async def _known(self, cards: tuple[CardSample, ...]) -> Knowledge:
         pids = {process.pid for card in cards for process in card.processes or ()}
         self.last_owners = self._owners.of(pids, self.book.containers)
-        isolation = await self._read_isolation()
+        untold, obstacle = _untold(cards), self.obstacle()
+        busy = None if obstacle else self._busy_containers(cards, untold)
+        isolation = await self._read_isolation(busy)
         if self._proc is not None:
-            isolation = isolation.of_the_living(_untold(cards), self._proc)
-        return Knowledge(self.last_owners, self.book, isolation, self._memory_unit, self.obstacle())
+            isolation = isolation.of_the_living(untold, self._proc)
+        return Knowledge(self.last_owners, self.book, isolation, self._memory_unit, obstacle)
 
-    async def _read_isolation(self) -> Isolation:
+    def _busy_containers(self, cards: Iterable[CardSample], untold: Container[str]) -> set[Owner]:
+        """Those with a process, and those of which that is not known."""
+        unsure = {key for card in cards if card.uuid in untold for key in self.book.of(card)}
+        return {*self.last_owners.values(), *unsure}
+
+    async def _read_isolation(self, busy: Container[Owner] | None) -> Isolation:
         began_s = self._clock()
-        isolation = await self._isolation.read()
+        isolation = await self._isolation.read(busy)
         took_s = self._clock() - began_s
         if isolation.problems:
             self._health.bad("isolation", isolation.problems[0], took_s)

@@ -1,0 +1,55 @@
+"""NVML's field values: many figures of a card for one call.
+
+Asked each second for each card, so not through NVIDIA's wrapper, which makes a slow object of every figure:
+here the array is kept and unpacked at once. Source of the layout: nvml.h, ``nvmlFieldValue_t``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Any
+
+import pynvml
+
+_VALUE = Struct("@II16xii8s")  # field, scope, type and result of the figure, and the union it is in
+_TYPES = tuple(Struct(f"@{letter}") for letter in "dILQqiH")
+"""By ``nvmlValueType_t``, the member of the union that the driver filled."""
+
+FieldId = tuple[int, int]  # number and scope
+
+
+class FieldValues:
+    """Asks one card for field values, mostly the same ones again."""
+
+    def __init__(self, card: Any) -> None:
+        self._card = card
+        self._ids: Sequence[FieldId] = ()
+        self._array = ctypes.create_string_buffer(0)
+
+    def read(self, ids: Sequence[FieldId]) -> list[tuple[int, float]]:
+        """For each field the driver's verdict on it, an ``nvmlReturn_t``, and the figure: 0 without one.
+
+        Raises NVMLError when nothing could be asked.
+        """
+        if ids != self._ids:
+            self._ids = ids
+            self._array = ctypes.create_string_buffer(b"".join(_VALUE.pack(*i, 0, 0, b"") for i in ids))
+        ask = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+        pynvml._nvmlCheckReturn(ask(self._card, ctypes.c_int32(len(ids)), self._array))
+        room = _VALUE.size * len(ids)
+        answers = _VALUE.iter_unpack(memoryview(self._array)[:room])
+        return [(result, 0.0 if result else _number(kind, union)) for _, _, kind, result, union in answers]
+
+
+@lru_cache(maxsize=1000)
+def field_id(name: str, scope: int = 0) -> FieldId | None:
+    """An NVML field by name; None when this binding does not know it."""
+    number: int | None = getattr(pynvml, name, None)
+    return None if number is None else (number, scope)
+
+
+def _number(kind: int, union: bytes) -> float:
+    return float(_TYPES[kind].unpack_from(union)[0])

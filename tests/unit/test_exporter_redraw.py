@@ -1,0 +1,119 @@
+"""What did not change is not read or thought over again; what comes out is as if it had been."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.adapters.gpu.mig import MigSample
+from gpuslice.adapters.gpu.telemetry import CardSample
+from gpuslice.adapters.region import layout
+from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.reader import CardUsage as Counted
+from gpuslice.adapters.region.reader import prepare_region
+from gpuslice.apps.exporter.book import Book, Promise, ShareMode
+from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolated, Isolation, IsolationReader
+from gpuslice.apps.exporter.picture import Drawer, Knowledge, draw
+from gpuslice.core.attribution import ContainerKey, ProcessReading, Stranger
+
+CARD = "GPU-a"
+A, B = ContainerKey("default", "a", "main"), ContainerKey("default", "b", "main")
+SHARE = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+WHOLE = Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)
+INSTANCE = Promise("nvidia.com/mig-1g.10gb", ShareMode.MIG, mig=("MIG-1",))
+COUNTED = Counted(CARD, 100, 20, used_bytes=30, peak_bytes=40, refused=1, throttled_ns=5, processes=())
+
+maybe_bytes = st.sampled_from([None, 0, 30, 1000])
+readings = st.builds(
+    ProcessReading, st.integers(1, 3), st.just(CARD), maybe_bytes, st.sampled_from([None, None, 0.5])
+)
+samples = st.builds(
+    CardSample,
+    position=st.just(0),
+    index=st.integers(0, 1),
+    uuid=st.just(CARD),
+    total_bytes=maybe_bytes,
+    used_bytes=maybe_bytes,
+    fields=st.sampled_from([{150: 40.0}, {150: 41.0}]),
+    processes=st.none() | st.lists(readings, max_size=3, unique_by=lambda each: each.pid).map(tuple),
+    mig=st.sampled_from([(), (MigSample("MIG-1", "1g.10gb", 1, 0, 500, 20),)]),
+    mig_enabled=st.booleans(),
+)
+owners = st.dictionaries(st.integers(1, 3), st.sampled_from([A, B, Stranger.HOST]))
+held = st.dictionaries(st.sampled_from([A, B]), st.sampled_from([SHARE, WHOLE, INSTANCE]))
+isolated = st.builds(
+    Isolated,
+    st.sampled_from([{}, {CARD: CardLimit(CARD, 100, 20)}]),
+    st.sampled_from([{}, {CARD: COUNTED}, {CARD: replace(COUNTED, refused=2)}]),
+)
+known = st.builds(
+    Knowledge,
+    owners=owners,
+    book=st.builds(Book, st.dictionaries(st.sampled_from([CARD, "nvidia0"]), held)),
+    isolation=st.builds(Isolation, st.dictionaries(st.sampled_from([A, B]), isolated)),
+    obstacle=st.sampled_from(["", "pods of this node are not known"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(samples, known), min_size=2, max_size=2), st.data())
+def test_a_card_drawn_again_is_the_card_drawn_anew(
+    worlds: list[tuple[CardSample, Knowledge]], data: st.DataObject
+) -> None:
+    """Each world is the one before with one thing taken from the other."""
+    drawer, (sample, knowledge), (other, other_knowledge) = Drawer(), *worlds
+    for _ in range(6):
+        assert drawer.draw(sample, knowledge) == draw(sample, knowledge)
+        sample = _with_one_of(sample, other, data)
+        knowledge = _with_one_of(knowledge, other_knowledge, data)
+
+
+def _with_one_of(world: Any, other: Any, data: st.DataObject) -> Any:
+    name = data.draw(st.sampled_from([*world.__dataclass_fields__, ""]))
+    return replace(world, **{name: getattr(other, name)}) if name else world
+
+
+def _folder(root: Path) -> Path:
+    """The agent's of one container."""
+    place = root / "containers" / "a"
+    (place / "etc").mkdir(parents=True)
+    (place / "var").mkdir()
+    (place / "owner.json").write_text(json.dumps({"namespace": "default", "pod": "a", "container": "main"}))
+    write_limits(place / "etc" / "limits", [CardLimit(CARD, 100, 20)])
+    return place
+
+
+def _write_peak(region: Path, peak_bytes: int) -> None:
+    head = layout.Head(magic=layout.MAGIC | layout.VERSION)
+    head.cards[0].key, head.cards[0].uuid, head.cards[0].peak_bytes = 1, CARD.encode(), peak_bytes
+    with region.open("r+b") as file:
+        file.write(bytes(head))
+
+
+async def test_a_container_without_a_process_is_looked_at_in_turns(tmp_path: Path) -> None:
+    place = _folder(tmp_path)
+    reader = IsolationReader(tmp_path)
+    first = await reader.read(busy=())
+    assert first.limit(A, CARD) == CardLimit(CARD, 100, 20)
+    (place / "var" / "region").write_bytes(b"nonsense")
+    seen = [bool((await reader.read(busy=())).problems) for _ in range(2 * CHECK_EVERY)]
+    assert seen.index(True) < CHECK_EVERY
+    assert seen == sorted(seen)  # what cannot be read is asked for until it can
+
+
+async def test_a_container_with_a_process_is_looked_at_each_time(tmp_path: Path) -> None:
+    place = _folder(tmp_path)
+    reader = IsolationReader(tmp_path)
+    await reader.read()
+    prepare_region(place / "var" / "region")
+    await reader.read()
+    for size in (10, 20, 30, 40):
+        _write_peak(place / "var" / "region", size)
+        counted = (await reader.read(busy=(A,))).counted(A, CARD)
+        assert counted is not None
+        assert counted.peak_bytes == size
