@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
-from gpuslice.apps.agent.wants import Guess, Want, outstanding
+from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstanding
 from gpuslice.core.contract import device_id
 from gpuslice.core.grant import GrantError, units_per_card
+from gpuslice.core.holding import Holding
 from gpuslice.core.model import ContainerKind, ContainerRequest, Pod, Refusal, Request
-from tests.builders import make_node, make_placement, make_pod
+from tests.builders import make_node, make_placement, make_pod, make_request
 
 NODE = make_node(cards=(15, 15))
 UUIDS = [gpu.uuid for gpu in NODE.gpus]
@@ -92,6 +93,57 @@ def test_too_little_room_is_told_card_by_card() -> None:
     )
 
 
+def test_too_little_room_on_several_cards_is_told_by_each_ones_part() -> None:
+    answer = propose(free(3, 15), [], 8, wants(make_pod(memory=8, cards=(0, 1))), NODE)
+    assert isinstance(answer, Refusal)
+    assert "no room for 4 units of aliyun.com/gpu-mem on each of 2 cards" in answer.reason
+
+
+def test_the_wish_of_another_amount_is_nobodys_for_this_one() -> None:
+    answer = propose(free(15, 9), [], 4, wants(make_pod(memory=8, card=0)), NODE)
+    assert cards_of(answer) == {1: 4}
+    assert isinstance(answer, Proposal)
+    assert answer.want is None
+
+
+def test_who_was_placed_by_nobody_gets_what_fits_best() -> None:
+    answer = propose(free(15, 9), [], 4, wants(make_pod("placed", 6, card=0), make_pod("plain")), NODE)
+    assert isinstance(answer, Proposal)
+    assert answer.want is not None
+    assert (answer.want.pod.view.name, answer.want.cards, cards_of(answer)) == ("plain", (), {1: 4})
+
+
+def test_a_pod_for_two_cards_that_nobody_placed_gets_half_of_each() -> None:
+    plain = make_pod(request=make_request(8, cards=2))
+    assert cards_of(propose(free(15, 4), [], 8, wants(plain), NODE)) == {0: 4, 1: 4}
+
+
+def test_what_must_be_used_draws_the_rest_to_its_card_also_without_a_wish() -> None:
+    must = ids(1, 0, 1)
+    assert cards_of(propose([*free(5, 9), *must], must, 4, [], NODE)) == {1: 4}
+    assert cards_of(propose([*free(5, 9), *must], must, 2, wants(make_pod(memory=2, card=1)), NODE)) == {1: 2}
+
+
+def test_an_amount_that_its_cards_cannot_halve_goes_where_it_fits() -> None:
+    pod = Pod("u", "d", "p", request=containers(3, 5), placement=make_placement("n1", 8, 0, 1))
+    assert cards_of(propose(free(15, 4), [], 3, wants(pod), NODE)) == {1: 3}
+
+
+def test_ids_that_somebody_runs_with_are_for_nobody_else() -> None:
+    """kubelet takes them for free: it forgot them with its checkpoint."""
+    kept = dict.fromkeys(ids(1, 13, 14), "uid-runs")
+    assert cards_of(propose(free(15, 5), [], 4, [], NODE, kept=kept)) == {0: 4}
+    assert isinstance(propose(free(3, 5), [], 4, [], NODE, kept=kept), Refusal)
+    mine = make_pod(card=1, uid="uid-runs", assigned=True)
+    answer = propose(free(15, 5), [], 4, wants(mine), NODE, kept=kept)
+    assert isinstance(answer, Proposal)
+    assert set(answer.ids) == {*ids(1, 10, 11, 12), *ids(1, 13)}, "its own come last"
+
+
+def test_devices_of_cards_that_are_gone_are_not_proposed() -> None:
+    assert cards_of(propose(["GPU-gone-_-1", "nonsense", *free(5, 0)], [], 4, [], NODE)) == {0: 4}
+
+
 def test_must_include_of_a_foreign_card_is_refused() -> None:
     answer = propose(free(15, 15), ["GPU-elsewhere-_-1"], 4, [], NODE)
     assert isinstance(answer, Refusal)
@@ -148,6 +200,18 @@ def test_the_same_ids_again_are_granted_again() -> None:
     assert claim(again, [], [guess], [], NODE) == Claim(again=guess)
 
 
+def test_ids_that_kubelets_book_shows_are_granted_again_and_others_like_them_are_not() -> None:
+    held = Holding("default", "p", "main", frozenset(ids(0, 0, 1, 2, 3)))
+    assert claim(held.ids, [], [], [held], NODE) == Claim()
+    assert isinstance(claim(frozenset(ids(0, 4, 5, 6, 7)), [], [], [held], NODE), Refusal)
+
+
+def test_a_pod_that_nobody_placed_is_given_one_card_where_that_is_allowed() -> None:
+    one = frozenset(ids(0, 0, 1, 2, 3))
+    assert claim(one, [], [], [], NODE, unplaced=True) == Claim()
+    assert isinstance(claim(one, [], [], [], NODE), Refusal)
+
+
 def test_an_app_container_may_get_any_mix_of_its_init_containers_ids() -> None:
     init = frozenset([*ids(0, 0, 1), *ids(1, 0, 1)])
     request = Request(
@@ -188,6 +252,23 @@ def test_whatever_comes_before_a_served_container_was_served() -> None:
     pod = Pod(uid="u", namespace="d", name="p", request=request, placement=make_placement())
     assert [want.container.name for want in wants(pod)] == ["i", "a"]
     assert wants(pod, served=[("u", "a")]) == []
+
+
+def test_of_several_served_containers_the_last_counts() -> None:
+    pod = Pod(uid="u", namespace="d", name="p", request=containers(2, 2, 2), placement=make_placement())
+    (want,) = wants(pod, served=[("u", "c0"), ("u", "c1")])
+    assert (want.container.name, want.in_turn, want.begun) == ("c2", True, True)
+    assert [(each.in_turn, each.begun) for each in wants(pod)] == [
+        (True, False),
+        (False, False),
+        (False, False),
+    ]
+
+
+def test_only_pods_of_init_containers_alone_are_never_in_kubelets_book() -> None:
+    init = ContainerRequest("i", 0, 4, kind=ContainerKind.INIT)
+    assert only_init_containers(Request(4, containers=(init,)))
+    assert not only_init_containers(Request(4, containers=(init, ContainerRequest("a", 0, 2))))
 
 
 def test_pods_that_had_their_devices_once_ask_in_the_order_of_their_creation() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
 from gpuslice.core.model import Node, Pod, Refusal
-from gpuslice.core.placement import NO_ROOM, NodeState, place
+from gpuslice.core.placement import NO_CORE, NO_ROOM, NodeState, place
 from gpuslice.core.policy.fleet import Shape
 from tests.builders import make_gpu, make_node, make_placement, make_pod, make_request
 
@@ -217,6 +217,37 @@ def test_what_does_not_fit_is_not_assumed() -> None:
     assert isinstance(refusal, Refusal)
     assert isinstance(ledger.assume(make_pod(), make_placement("ghost", 4, 0)), Refusal)
     assert left(ledger) == (3, 15)
+
+
+def test_a_card_that_the_node_does_not_have_has_no_room() -> None:
+    ledger = ledger_of()
+    assert isinstance(ledger.assume(make_pod(), make_placement("n1", 4, 7)), Refusal)
+    assert left(ledger) == (15, 15)
+
+
+def test_a_share_of_compute_is_held_beside_the_memory() -> None:
+    ledger = Ledger()
+    ledger.apply_node(make_node(core_percent=100))
+    assert ledger.assume(make_pod("a", core=60), make_placement("n1", 4, 0, core=60)) is None
+    refusal = ledger.assume(make_pod("b", core=60), make_placement("n1", 4, 0, core=60))
+    assert refusal is not None
+    assert refusal.reason == NO_CORE
+    assert ledger.assume(make_pod("c", core=40), make_placement("n1", 4, 0, core=40)) is None
+
+
+def test_the_name_is_the_newest_pods_though_the_end_of_the_one_before_is_seen_later() -> None:
+    old, new = make_pod(uid="old", node="n1", card=0), make_pod(uid="new")
+    ledger = ledger_of(old)
+    ledger.assume(new, make_placement("n1", 4, 1))
+    ledger.remove_pod("old")
+    assert ledger.pod_named("default", "p") == new
+    assert left(ledger) == (15, 11)
+
+
+def test_a_node_of_which_only_pods_are_known_is_not_counted() -> None:
+    ledger = ledger_of(make_pod(node="elsewhere", card=0))
+    assert (ledger.node_names(), ledger.node_count(), ledger.state("elsewhere")) == (["n1"], 1, None)
+    assert "elsewhere" not in ledger.flush().row_of
 
 
 def test_nothing_is_assumed_for_a_pod_that_is_gone() -> None:
