@@ -17,7 +17,7 @@ from tests.integration.test_exporter_story import LIMIT, MIB, USED, app, running
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
 
 
-async def top(host: GpuNode, *arguments: str) -> str:
+async def top(host: GpuNode, *arguments: str, code: int = 0) -> str:
     kubeconfig = host.root.parent / "kubeconfig"
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
@@ -29,7 +29,7 @@ async def top(host: GpuNode, *arguments: str) -> str:
         stderr=asyncio.subprocess.STDOUT,
     )
     output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
+    assert process.returncode == code, output.decode()
     return output.decode()
 
 
@@ -57,7 +57,7 @@ async def test_it_shows_who_uses_what(tmp_path: Path) -> None:
 async def test_without_an_exporter_it_says_so(tmp_path: Path) -> None:
     async with gpu_node(tmp_path) as host:
         host.exporter()  # writes the kubeconfig
-        assert "is the exporter installed?" in await top(host)
+        assert "is the exporter installed?" in await top(host, code=1)
 
 
 def exporter_pod(port: int) -> dict[str, Any]:

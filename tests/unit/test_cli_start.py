@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +20,14 @@ from gpuslice import __version__
 from gpuslice.apps.cli.main import COMMANDS, Entry, command, load
 
 PROGRAM = "from gpuslice.apps.cli.main import main; main({arguments!r})"
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: here
+clusters: [{{name: here, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
+contexts: [{{name: here, context: {{cluster: here, user: me}}}}]
+users: [{{name: me, user: {{}}}}]
+"""
 WIDEST = 100
 CLI_PAGE = Path(__file__).resolve().parents[2] / "docs/reference/cli.md"
 SLOW = {"asyncio", "aiohttp", "numpy", "rich", "yaml", "grpclib", "google.protobuf", "http.client", "ssl"}
@@ -116,6 +126,22 @@ def test_the_list_says_of_each_command_what_its_own_help_says(entry: Entry) -> N
 
 def test_version_is_that_of_the_package() -> None:
     assert python("version").stdout == python("--version").stdout == f"gpuslice {__version__}\n"
+
+
+def test_an_interrupt_ends_it_without_words(tmp_path: Path) -> None:
+    """In the middle of a question that the API server does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "config").write_text(KUBECONFIG.format(port=server.getsockname()[1]))
+        words = ["--kubeconfig", str(tmp_path / "config"), "inspect"]
+        heeding = ["env", "--default-signal=INT"]  # what a shell starts behind `&` is deaf to it
+        program = [sys.executable, "-c", PROGRAM.format(arguments=words)]
+        process = subprocess.Popen([*heeding, *program], stderr=subprocess.PIPE, text=True)
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=30)
+    assert (process.returncode, told.strip()) == (130, "")
 
 
 def test_every_command_is_documented() -> None:

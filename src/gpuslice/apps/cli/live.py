@@ -238,11 +238,11 @@ class History:
         return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in past)
 
 
-def show_once(source: Source) -> None:
+def show_once(found: Picture) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WHOLE_LINES)
-    console.print(view(source.read(), History()))
+    console.print(view(found, History()))
 
 
 def watch(source: Source, every_s: float) -> None:

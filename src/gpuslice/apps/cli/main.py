@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+INTERRUPTED = 130  # 128 and the number of the signal, as shells count
+
+
 class Entry(NamedTuple):
     """One command: its name, where its click command is, and its line in the help."""
 
@@ -127,20 +130,26 @@ def run(
 ) -> NoReturn:
     """Run a click command to the end of the process: our own errors become one sentence and exit code 1.
 
-    `failed` opens that sentence.
+    `failed` opens that sentence. Ctrl-C ends it without one, as it ends other programs.
     """
     from gpuslice.core.errors import GpusliceError
 
     try:
-        program.main(
+        code = program.main(
             args=list(arguments) if arguments is not None else None,
             prog_name=name,
             help_option_names=["-h", "--help"],
+            standalone_mode=False,  # else an interrupt would be "Aborted!" and 1
         )
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(INTERRUPTED)
     except GpusliceError as error:
         click.echo(f"{failed}{error}", err=True)
         sys.exit(1)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

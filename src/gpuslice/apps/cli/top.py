@@ -57,12 +57,16 @@ def _live(flags: Flags, urls: tuple[str, ...], once: bool, every_s: float, outpu
     from gpuslice.apps.cli import live
 
     source = live.UrlSource(urls) if urls else live.cluster_source(flags)
-    if output != "table":
-        print_document(live.documents(source.read()), output)
-    elif once:
-        live.show_once(source)
-    else:
+    if output == "table" and not once:
         live.watch(source, every_s)
+        return
+    found = source.read()
+    if output == "table":
+        live.show_once(found)
+    else:
+        print_document(live.documents(found), output)
+    if found.problems and not found.cards:
+        raise SystemExit(1)  # nothing could be read; what was, is shown beside what went wrong
 
 
 @command.command("node")
