@@ -164,7 +164,7 @@ def test_it_holds_the_limit_on_aarch64(tmp_path: Path, arm: Path) -> None:
 
 
 ROOM = ("-R", "0x800000000")
-"""32 GiB of addresses: the emulator would take half a minute to write down what the driver reserves of more."""
+"""32 GiB of addresses: of more, the emulator takes half a minute to write down what the driver reserves."""
 
 
 def emulated(box: Container, emulator: str, build: Path, way: str) -> list[str]:
