@@ -71,6 +71,10 @@ def test_a_full_node_may_have_room_again_and_one_too_small_never() -> None:
     )
 
 
+def test_a_full_card_of_just_that_size_may_have_room_again() -> None:
+    assert not refused(place(state(14), make_request(15))).never
+
+
 def test_a_node_without_shared_cards_will_not_have_room_later() -> None:
     answer = refused(place(NodeState(Node("n1", ()), (), ()), make_request(4)))
     assert answer == not_shared("n1")
@@ -93,7 +97,7 @@ def test_a_card_needs_memory_and_compute() -> None:
 
 
 def test_too_little_compute_is_told_with_the_most_there_is_beside_the_memory() -> None:
-    answer = refused(place(dividing(15, 3, 15, core=(10, 100, 40)), make_request(4, core=50)))
+    answer = refused(place(dividing(4, 3, 4, core=(10, 100, 40)), make_request(4, core=50)))
     assert (answer.reason, answer.never) == (NO_CORE, False)
     assert answer.detail == (
         "asked for 50 % of the compute of one card that has 4 units free; the most left on such a card of "

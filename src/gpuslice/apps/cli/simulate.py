@@ -75,7 +75,8 @@ def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
         plan = simulation.plan(start, wish)
     except (ValueError, OSError) as error:
         raise GpusliceError(str(error)) from error
-    with click.progressbar(range(simulation.steps(plan)), label="placing", file=sys.stderr) as bar:
+    steps, unseen = simulation.steps(plan), not sys.stderr.isatty()
+    with click.progressbar(range(steps), label="placing", file=sys.stderr, hidden=unseen) as bar:
         return simulation.run(plan, lambda: bar.update(1))
 
 

@@ -27,6 +27,7 @@ from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
+from gpuslice.apps.cli.output import counted
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.contract import SYSTEM_NAMESPACE
@@ -281,7 +282,7 @@ def _needed(needed: Needed | None) -> str:
     if needed is None:
         return "not found"
     more = f", {needed.added} more" if needed.added else ""
-    return f"{needed.cards} ({needed.nodes} nodes{more})"
+    return f"{needed.cards} ({counted(needed.nodes, 'node')}{more})"
 
 
 def _freed(simulation: Simulation) -> str:
