@@ -14,7 +14,9 @@ from cryptography import x509
 
 from gpuslice.apps.agent.main import command as agent_command
 from gpuslice.apps.agent.switch import command as switch_command
+from gpuslice.apps.extender.main import command as extender_command
 from gpuslice.apps.webhook.main import command as webhook_command
+from gpuslice.core.contract import LABEL_LEADER
 from tests import tools
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "gpuslice"
@@ -134,6 +136,7 @@ def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, 
 
 EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2,scheduler.replicas=2"
 KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
+READY = {KUBE_SCHEDULER: "/healthz", "gpushare-schd-extender": "/prepared"}
 
 
 def test_every_container_is_held_short_and_looked_after(helm: str) -> None:
@@ -148,8 +151,7 @@ def test_every_container_is_held_short_and_looked_after(helm: str) -> None:
             assert context["capabilities"] == {"drop": ["ALL"]}, name
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
             assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
-            ready = "/healthz" if name == KUBE_SCHEDULER else "/readyz"
-            assert container["readinessProbe"]["httpGet"]["path"] == ready, name
+            assert container["readinessProbe"]["httpGet"]["path"] == READY.get(name, "/readyz"), name
             assert "memory" in container["resources"]["requests"], name
             assert name == KUBE_SCHEDULER or "memory" in container["resources"]["limits"], name
 
@@ -229,6 +231,19 @@ def test_extenders_that_stand_by_may_not_all_be_drained_at_once(helm: str) -> No
     budget = ("PodDisruptionBudget", "gpushare-schd-extender")
     assert budget not in render(helm)
     assert render(helm, "--set", "extender.replicas=2")[budget]["spec"]["maxUnavailable"] == 1
+
+
+def test_an_update_of_several_extenders_ends(helm: str) -> None:
+    """Who stands by is ready; the Service finds the one that answers by a label that is its own doing."""
+    objects = render(helm, "--set", "extender.replicas=3")
+    deployment = objects["Deployment", "gpushare-schd-extender"]["spec"]
+    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    (container,) = deployment["template"]["spec"]["containers"]
+    parsed = extender_command.make_context("extender", [*container["args"][1:], "--lease-identity=p"]).params
+    assert parsed["leader_elect"] is parsed["label_leader"] is True
+    selector = objects["Service", "gpushare-schd-extender"]["spec"]["selector"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert selector.items() - labels.items() == {(LABEL_LEADER, "true")}
 
 
 def test_the_arguments_of_the_agent_are_its_settings(helm: str) -> None:

@@ -25,6 +25,7 @@ NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the 
 LABEL_SHARED = "cgpu"  # "true": the node's cards are shared
 LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enforced
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
+LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
 LABEL_MODE = "gpuslice.io/mode"  # exclusive, shared or shared-without-isolation; wins over the vendor's
 LABEL_SCHEDULE = "ack.node.gpu.schedule"  # the vendor's newer switch: cgpu, share, core_mem, default
 

@@ -23,13 +23,15 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.app import Probes, get, make_app
 from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.binding import Binder
 from gpuslice.apps.extender.decisions import Decisions, Refused
 from gpuslice.apps.extender.inspect import Metrics
+from gpuslice.apps.extender.leadership import LeaderLabel, OwnPod
 from gpuslice.apps.extender.preemptor import Preemptor
 from gpuslice.apps.extender.routes import Verbs
 from gpuslice.apps.extender.settings import ExtenderSettings
@@ -110,12 +112,16 @@ class Extender:
             enabled=settings.preemption,
         )
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
+        pod = OwnPod(settings.lease_namespace, settings.lease_identity)
+        self._label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
 
     def not_ready(self) -> str:
         """Why nothing may be decided yet, "" when it may."""
-        if not self.world.synced:
-            return "the cluster has not been read yet"
-        return self.leadership.why_not()
+        return self.not_prepared() or self.leadership.why_not()
+
+    def not_prepared(self) -> str:
+        """Why this replica could not even stand in for the leader, "" when it could."""
+        return "" if self.world.synced else "the cluster has not been read yet"
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` hears the port."""
@@ -129,7 +135,8 @@ class Extender:
             settings=lambda: shown(self.settings),
             bind_errors_as_500=self.settings.bind_errors_as_500,
         )
-        app = make_app(Probes(gpuslice.__version__, self.not_ready, self._render_metrics), verbs.routes())
+        probes = Probes(gpuslice.__version__, self.not_ready, self._render_metrics)
+        app = make_app(probes, [*verbs.routes(), get("/prepared", self._prepared)])
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             async with serving(app, listen_of(self.settings)) as port:
@@ -137,6 +144,10 @@ class Extender:
                 listening(port)
                 await stopped
             background.cancel()
+
+    def _prepared(self, _: Request) -> Answer:
+        reason = self.not_prepared()
+        return text_answer(reason or "ok", 503 if reason else 200)
 
     async def work(self) -> None:
         """All that goes on beside the requests."""
@@ -151,6 +162,8 @@ class Extender:
             tasks.create_task(self._settle(), name="settle")
             tasks.create_task(self._tend(), name="tend policy")
             tasks.create_task(self.preemptor.run(), name="preempt")
+            if self.settings.label_leader:
+                tasks.create_task(self._label.run(), name="label of the leader")
 
     async def _wait_for_lease(self) -> None:
         try:

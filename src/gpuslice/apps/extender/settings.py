@@ -87,6 +87,13 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         str,
         about("Who we are in the Lease; the host's name and process when empty.", env=("POD_NAME",)),
     ] = ""
+    label_leader: Annotated[
+        bool,
+        about(
+            "Label the own pod gpuslice.io/leader=true while this replica answers, and take the label off "
+            "all others. Wanted where a Service selects by it; --lease-identity is the pod's name then."
+        ),
+    ] = False
     lease_duration_s: Annotated[
         float,
         about("How long a lease lives without renewal: the longest a take-over lasts.", unit="s", ge=1),
@@ -99,3 +106,5 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
+        if self.label_leader and not self.lease_identity:
+            raise SettingsError("--label-leader needs the pod's name: set env POD_NAME or --lease-identity")

@@ -1,0 +1,77 @@
+"""Which replica a Service shows, and who counts as ready."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.settings import SettingsError
+from gpuslice.core.contract import LABEL_LEADER
+from gpuslice.sim.apiserver.server import ApiServer
+from tests.integration.extender_rig import Api, running_extender, until
+from tests.integration.test_extender_contract import cluster
+
+
+def labelled(api: Api) -> set[str]:
+    """The pods that the Service would send calls to."""
+    return {
+        pod["metadata"]["name"] for pod in api.pods() if LABEL_LEADER in pod["metadata"].get("labels", {})
+    }
+
+
+@contextlib.asynccontextmanager
+async def replica(url: str, name: str) -> AsyncIterator[tuple[Extender, str]]:
+    own = {"lease_identity": name, "lease_namespace": "default", "lease_duration_s": 1.5}
+    async with running_extender(url, leader_elect=True, label_leader=True, **own) as running:
+        yield running
+
+
+async def status(url: str, path: str) -> int:
+    async with aiohttp.ClientSession() as web, web.get(url + path) as answer:
+        return answer.status
+
+
+async def test_who_stands_by_is_prepared_and_only_the_leader_is_labelled() -> None:
+    api = cluster(n1=(15, 1))
+    for name in ("a", "b"):
+        api.add_pod(name, memory=None)
+    async with ApiServer(api.cluster) as server, contextlib.AsyncExitStack() as first:
+        leader, url_a = await first.enter_async_context(replica(server.url, "a"))
+        await until(lambda: not leader.not_ready())
+        async with replica(server.url, "b") as (follower, url_b):
+            await until(lambda: not follower.not_prepared())
+            await until(lambda: labelled(api) == {"a"})
+            assert [await status(url, "/prepared") for url in (url_a, url_b)] == [200, 200]
+            assert [await status(url, "/readyz") for url in (url_a, url_b)] == [200, 503]
+            await first.aclose()  # an update or a drain ends the leader
+            await until(lambda: not follower.not_ready())
+            await until(lambda: labelled(api) == {"b"})
+
+
+async def test_a_label_that_a_crash_left_behind_goes() -> None:
+    api = cluster(n1=(15, 1))
+    for name in ("a", "b", "bystander"):
+        api.add_pod(name, memory=None)
+    api.patch("/api/v1/namespaces/default/pods/b", {"metadata": {"labels": {LABEL_LEADER: "true"}}})
+    assert labelled(api) == {"b"}
+    async with ApiServer(api.cluster) as server, replica(server.url, "a") as (leader, _):
+        await until(lambda: not leader.not_ready())
+        await until(lambda: labelled(api) == {"a"})
+
+
+async def test_nobody_is_labelled_unless_asked_for() -> None:
+    api = cluster(n1=(15, 1))
+    api.add_pod("a", memory=None)
+    async with ApiServer(api.cluster) as server, running_extender(server.url, lease_identity="a") as (one, _):
+        await until(lambda: not one.not_ready())
+        assert not labelled(api)
+
+
+def test_a_label_without_a_pod_is_refused() -> None:
+    with pytest.raises(SettingsError, match="POD_NAME"):
+        ExtenderSettings(label_leader=True)
