@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import aiohttp
@@ -153,7 +153,7 @@ class HangingSource:
             self._go.wait(30)
         return Inventory(tuple(Card(index, uuid(index), V100) for index in TWO))
 
-    async def events(self) -> AsyncIterator[XidEvent]:
+    async def events(self) -> AsyncGenerator[XidEvent]:
         raise GpuUnavailableError("this driver reports nothing")
         yield XidEvent(0)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,7 +217,7 @@ class HeldTransport:
         *,
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         answer = await self._send(Request(method, path, query, _lower(headers)))
         if answer.watch is None:
             raise error_of(answer.status, answer.body, {}, what=f"{method} {path}")

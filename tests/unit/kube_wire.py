@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ class ScriptedTransport:
         *,
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         entry = self._next(Request(method, path, dict(query), dict(headers)))
         if isinstance(entry, Response):
             raise error_of(entry.status, entry.body, entry.headers)

@@ -37,7 +37,7 @@ async def test_a_broken_recording_is_a_driver_that_cannot_be_asked(tmp_path: Pat
 async def test_events_at_the_end_of_a_recording_happen_once(tmp_path: Path) -> None:
     file = tmp_path / "cards.json"
     file.write_text('{"events": [{"xid": 79, "uuid": "GPU-a"}]}')
-    async with contextlib.aclosing(RecordedSource(file, poll_s=0.01).events()) as events:  # type: ignore[type-var]
+    async with contextlib.aclosing(RecordedSource(file, poll_s=0.01).events()) as events:
         assert await anext(events) == XidEvent(79, "GPU-a")
         file.write_text('{"events": [{"xid": 79, "uuid": "GPU-a"}, {"xid": 48}]}')
         assert await anext(events) == XidEvent(48)

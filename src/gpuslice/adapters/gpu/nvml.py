@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import pynvml
@@ -34,7 +34,7 @@ class NvmlSource:
     async def inventory(self) -> Inventory:
         return await self._questions.call(_translated(self._driver.inventory), self._timeout_s)
 
-    async def events(self) -> AsyncIterator[XidEvent]:
+    async def events(self) -> AsyncGenerator[XidEvent]:
         """Xid events of all cards that can report them; nothing is lost between two questions."""
         events = await self._questions.call(_translated(self._driver.subscribe), self._timeout_s)
         wait = _translated(lambda: self._driver.wait(events))

@@ -9,7 +9,7 @@ happen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -38,7 +38,7 @@ class RecordedSource:
         cards = tuple(sorted(recording.cards, key=lambda card: card.index))
         return Inventory(cards, tuple(recording.lost), recording.driver_version)
 
-    async def events(self) -> AsyncIterator[XidEvent]:
+    async def events(self) -> AsyncGenerator[XidEvent]:
         told = 0
         while True:
             events = self._read().events

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,7 +59,7 @@ class GpuSource(Protocol):
         """The cards now. Raises `GpuUnavailableError` when the driver itself cannot be asked."""
         ...
 
-    def events(self) -> AsyncIterator[XidEvent]:
+    def events(self) -> AsyncGenerator[XidEvent]:
         """Faults as they happen, until closed. Raises `GpuUnavailableError` when none can be told."""
         ...
 

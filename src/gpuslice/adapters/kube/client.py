@@ -7,7 +7,7 @@ addressed by a `Resource`, which also says what they are decoded to.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -58,7 +58,7 @@ class KubeClient:
         token = ""
         while True:
             request = requests.list_page(resource, namespace, labels, fields, limit=page, token=token)
-            answer = await self._decoded(Listing[resource.type], request)  # type: ignore[name-defined]
+            answer = await self._decoded(Listing[resource.type], request)  # type: ignore[name-defined]  # known at run time
             items += answer.items or []
             token = answer.metadata.continue_
             if not token:
@@ -73,7 +73,7 @@ class KubeClient:
         labels: str = "",
         fields: str = "",
         timeout_s: int = 300,
-    ) -> AsyncIterator[WatchLine]:
+    ) -> AsyncGenerator[WatchLine]:
         """What changed since `resource_version`, until the server ends it after `timeout_s`.
 
         Use `watch.Reflector` unless every line matters as it came.
@@ -81,7 +81,7 @@ class KubeClient:
         query = requests.watch_query(resource_version, labels, fields, timeout_s)
         lines = self._transport.stream("GET", resource.path(namespace), query=query)
         read = requests.decoder(WatchLine)
-        async with contextlib.aclosing(lines) as open_lines:  # type: ignore[type-var]
+        async with contextlib.aclosing(lines) as open_lines:
             async for line in open_lines:
                 try:
                     yield read.decode(line)

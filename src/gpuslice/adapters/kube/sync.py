@@ -157,7 +157,7 @@ class SyncClient:
             request = requests.list_page(
                 resource, namespace, labels, fields, limit=requests.PAGE, token=token
             )
-            kind: Any = Listing[resource.type]  # type: ignore[name-defined]
+            kind: Any = Listing[resource.type]  # type: ignore[name-defined]  # known at run time
             answer = requests.decode(kind, self._transport.request(request), request)
             items += answer.items or []
             token = answer.metadata.continue_

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlencode
@@ -48,7 +48,7 @@ class Transport(Protocol):
         *,
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """The lines of an endless answer, without line ends; a KubeError when it is no 2xx or breaks off."""
 
 
@@ -103,7 +103,7 @@ class HttpTransport:
         *,
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         request = Request(method, path, query, headers)
         async with self._free:
             line = await self._started(request)

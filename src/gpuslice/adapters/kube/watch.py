@@ -142,7 +142,7 @@ class Reflector(Generic[T]):
         timeout_s = int(self._pace.watch_timeout_s * self._uniform(1, 1.5))
         lines = self._client.watch(self._resource, self._version, timeout_s=timeout_s, **self._scope)
         seen = 0
-        async with contextlib.aclosing(lines) as open_lines:  # type: ignore[type-var]
+        async with contextlib.aclosing(lines) as open_lines:
             async for line in open_lines:
                 self._take(line)
                 seen += 1

@@ -191,7 +191,7 @@ class DevicePluginClient:
         reply: dp.DevicePluginOptions = await self._options(dp.Empty(), timeout=timeout_s)
         return reply
 
-    async def list_and_watch(self) -> AsyncIterator[dp.ListAndWatchResponse]:
+    async def list_and_watch(self) -> AsyncGenerator[dp.ListAndWatchResponse]:
         """Yields every list the plugin sends; ends when its stream does, raises when it breaks."""
         async with self._watch.open() as stream:
             await stream.send_message(dp.Empty(), end=True)

@@ -87,7 +87,7 @@ class CardKeeper:
         told = ""
         while True:
             try:
-                async with contextlib.aclosing(self._source.events()) as events:  # type: ignore[type-var]
+                async with contextlib.aclosing(self._source.events()) as events:
                     async for event in events:
                         told = ""
                         _log.warning("driver reports", extra={"xid": event.xid, "uuid": event.uuid})

@@ -171,7 +171,7 @@ class Exporter:
     async def _follow_faults(self) -> None:
         while True:
             try:
-                async with contextlib.aclosing(self._source.events()) as events:  # type: ignore[type-var]
+                async with contextlib.aclosing(self._source.events()) as events:
                     self.health.good("xid", 0.0)
                     async for event in events:
                         _log.warning("xid", extra={"xid": event.xid, "uuid": event.uuid})

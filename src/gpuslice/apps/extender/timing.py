@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from gpuslice.adapters.kube.http import NO_STRINGS, Response
@@ -48,5 +48,5 @@ class TimedTransport:
         *,
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         return self._inner.stream(method, path, query=query, headers=headers)

@@ -30,7 +30,7 @@ def route(cluster: Cluster, request: Request) -> writes.Steps:
     return (yield from _collection(cluster, target, request))
 
 
-def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:  # noqa: PLR0911
+def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:  # noqa: PLR0911 - one answer a path
     """The paths that do not depend on what is stored."""
     if path.startswith(_HEALTH):
         return Response(200, b"ok", {"content-type": "text/plain; charset=utf-8"})
@@ -48,7 +48,7 @@ def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:  #
     return _discovery(cluster, request, path.split("/")[1:])
 
 
-def _discovery(cluster: Cluster, request: Request, parts: list[str]) -> Response | None:  # noqa: PLR0911
+def _discovery(cluster: Cluster, request: Request, parts: list[str]) -> Response | None:  # noqa: PLR0911 - one answer a path
     aggregated = discovery.wants_aggregated(request)
     match parts:
         case [("api" | "apis") as root] if aggregated:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SAME_OBJECT = frozenset({"status", "resize", "ephemeralcontainers"})
 
 
-def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:  # noqa: PLR0911
+def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:  # noqa: PLR0911 - one each
     if target.resource.namespaced and not target.namespace:
         raise no_such_path()
     if target.subresource in _SAME_OBJECT:

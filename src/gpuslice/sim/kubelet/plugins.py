@@ -98,7 +98,7 @@ class PluginEndpoints(RegistrationService):
 
     async def _follow(self, resource: str, generation: int, client: DevicePluginClient) -> None:
         try:
-            async with contextlib.aclosing(client.list_and_watch()) as lists:  # type: ignore[type-var]
+            async with contextlib.aclosing(client.list_and_watch()) as lists:
                 async for message in lists:
                     if self._book.update(resource, generation, map(_device, message.devices)):
                         self._changed()
