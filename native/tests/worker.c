@@ -169,8 +169,6 @@ static int make_array(int id, size_t bytes, int shape)
         return CALL(cuArrayCreate_v2, (CUarray *)&held[id].pointer, &flat);
     if (shape == 3)
         return CALL(cuArray3DCreate_v2, (CUarray *)&held[id].pointer, &solid);
-    solid.Height = bytes >> 12;
-    solid.Depth = 0;
     return CALL(cuMipmappedArrayCreate, (CUmipmappedArray *)&held[id].pointer, &solid, 3);
 }
 

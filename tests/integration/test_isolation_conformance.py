@@ -130,6 +130,18 @@ def test_every_path_is_held(tmp_path: Path, way: str, version: str) -> None:
         assert worker.leave() == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_refused_with_the_library_the_driver_gives_without(tmp_path: Path, kind: str) -> None:
+    """Else the tests above would show nothing."""
+    with (
+        container(tmp_path, cuda=VERSIONS[-1]) as box,
+        box.worker("dlsym", number(VERSIONS[-1]), LD_PRELOAD="") as worker,
+    ):
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 {kind} {64 * MIB}")
+        worker.ok(f"alloc 1 {kind} {2048 * MIB}")
+
+
 HAND_OVER = {
     "ipc": ("plain", "export 0", "import 0"),
     "handle": ("physical", "share 0", "receive 0"),
