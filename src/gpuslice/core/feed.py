@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from gpuslice.core.quantity import scaled
-
-MIB = 1 << 20
+from gpuslice.core.units import MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from gpuslice.core.contract import (
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.feed import NO_FEED, Feed, node_feed
+from gpuslice.core.mode import CORE_MEM
 from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, asks_for_gpu, pod_request
@@ -131,7 +132,7 @@ def node_of(
         unhealthy=unhealthy,
         placement=labels.get(LABEL_PLACEMENT, ""),
         core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
-        core_required=labels.get(LABEL_SCHEDULE) == "core_mem",
+        core_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
         feed=node_feed(allocatable),
         problem=problem,
     )

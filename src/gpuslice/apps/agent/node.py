@@ -1,21 +1,13 @@
-"""What this node gives out: its cards cut into units, and by which rules its labels want them used."""
+"""What this node gives out: its cards cut into units."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from gpuslice.adapters.gpu.source import Card
-from gpuslice.core.contract import (
-    GPU_MEM,
-    LABEL_MODE,
-    LABEL_NO_ISOLATION,
-    LABEL_SCHEDULE,
-    LABEL_SHARED,
-    device_id,
-)
+from gpuslice.core.contract import GPU_MEM, device_id
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.model import Gpu, NodeMode
+from gpuslice.core.model import Gpu
 from gpuslice.core.units import UNIT_MIB, card_units
 
 MOST_LIST_BYTES = 4 * 1024 * 1024
@@ -26,41 +18,6 @@ _ENTRY_BYTES = 20  # tags, lengths, "Unhealthy" and some room, beside the id its
 
 class TooManyUnitsError(GpusliceError):
     """The cards in this unit are more devices than kubelet can be told of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How the node's labels want its cards given out. `divides_compute`: compute is shared out as well."""
-
-    mode: NodeMode = NodeMode.SHARED
-    divides_compute: bool = False
-
-    @property
-    def isolation(self) -> bool:
-        return self.mode is NodeMode.SHARED
-
-    @property
-    def shared(self) -> bool:
-        return self.mode is not NodeMode.EXCLUSIVE
-
-
-def rules_of(labels: Mapping[str, str]) -> Rules:
-    """The rules by our label (``gpuslice.io/mode``) and the vendor's: ``cgpu``, ``ack.node.gpu.schedule``.
-
-    Ours says it all and wins; a value that is none of the modes counts as absent. The old isolation switch
-    wins over the new label, because it is the more particular one. A node without any of the labels is
-    shared: somebody started the agent there.
-    """
-    schedule = labels.get(LABEL_SCHEDULE, "")
-    own = labels.get(LABEL_MODE, "")
-    if own in list(NodeMode):
-        return Rules(NodeMode(own), divides_compute=schedule == "core_mem")
-    if labels.get(LABEL_SHARED) == "false" or schedule == "default":
-        return Rules(NodeMode.EXCLUSIVE)
-    switch = labels.get(LABEL_NO_ISOLATION)
-    without = switch == "true" or (switch is None and schedule == "share")
-    mode = NodeMode.SHARED_WITHOUT_ISOLATION if without else NodeMode.SHARED
-    return Rules(mode, divides_compute=schedule == "core_mem")
 
 
 def memory_unit(wanted: str) -> tuple[str, str]:

@@ -12,10 +12,10 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.watch import Change, Reflector
-from gpuslice.apps.agent.node import Rules, rules_of
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_gpus
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, NODE_GPUS
+from gpuslice.core.mode import Rules, rules_of
 from gpuslice.core.model import Gpu
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT

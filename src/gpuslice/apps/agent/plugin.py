@@ -19,7 +19,6 @@ from gpuslice.apps.agent.devices import DeviceList
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
-from gpuslice.apps.agent.node import Rules
 from gpuslice.apps.agent.preference import Claim, Proposal
 from gpuslice.apps.agent.start import Starter
 from gpuslice.core.contract import (
@@ -30,6 +29,7 @@ from gpuslice.core.contract import (
     ENV_VISIBLE,
 )
 from gpuslice.core.grant import Grant, GrantError, container_grant
+from gpuslice.core.mode import Rules
 from gpuslice.core.model import Refusal
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from gpuslice.apps.agent.bookkeeper import Bookkeeper
 from gpuslice.apps.agent.desk import Desk, Holder
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.metrics import Counters
-from gpuslice.apps.agent.node import Rules
 from gpuslice.core.grant import GrantError, container_grant
+from gpuslice.core.mode import Rules
 
 _log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from gpuslice.core.contract import (
     NODE_GPUS,
 )
 from gpuslice.core.ledger import Ledger
+from gpuslice.core.mode import SCHEDULES, rules_of
 from gpuslice.core.quantity import whole_number
 
 CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
@@ -86,8 +87,9 @@ def _left_without(node: Node, labels: dict[str, str], shared: int, whole: int) -
 
 def _contradiction(where: str, labels: dict[str, str]) -> Iterator[Finding]:
     mode, shared = labels.get(LABEL_SCHEDULE, ""), labels.get(LABEL_SHARED)
-    wants_shared = {"cgpu": True, "share": True, "core_mem": True, "default": False}.get(mode)
-    if wants_shared is not None and shared in ("true", "false") and wants_shared != (shared == "true"):
+    if mode not in SCHEDULES or shared not in ("true", "false"):
+        return
+    if rules_of({LABEL_SCHEDULE: mode}).shared != (shared == "true"):
         yield Finding(
             Level.ERROR,
             where,
