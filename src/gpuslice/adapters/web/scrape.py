@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
 import re
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,8 +54,9 @@ def fetch(url: str, timeout_s: float = 5.0) -> Page:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return parse(answer.read().decode("utf-8", "replace"))
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        raise ScrapeError(f"{url}: {error}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
+        raise ScrapeError(f"{url}: {getattr(reason, 'strerror', None) or reason}") from error
 
 
 def _unescaped(value: str) -> str:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Pod
@@ -23,10 +17,6 @@ from gpuslice.apps.cli.flags import Flags
 
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
-GIB = 1 << 30
-KEPT = 24
-_WHOLE_LINES = 1000  # a file or a pipe has no width to be cut to
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,7 @@ class UrlSource:
     """Exporters by their addresses."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = urls
+        self._urls = [_whole(url) for url in urls]
 
     def read(self) -> Picture:
         pages, problems = [], []
@@ -114,6 +104,12 @@ class ClusterSource:
         if not pods:
             problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
         return picture(pages, problems)
+
+
+def _whole(url: str) -> str:
+    """``host:port`` stands for the page there."""
+    scheme, _, place = url.rpartition("://")
+    return f"{scheme or 'http'}://{place}{'' if '/' in place else '/metrics'}"
 
 
 def cluster_source(flags: Flags) -> ClusterSource:
@@ -219,111 +215,3 @@ def documents(found: Picture) -> dict[str, Any]:
 def _known(row: Any, kind: type) -> dict[str, Any]:
     values = {name: getattr(row, name) for name in kind.__slots__}  # type: ignore[attr-defined]
     return {name: value for name, value in values.items() if value is not None}
-
-
-# -- the view ----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class History:
-    """The last figures of each row, for its sparkline."""
-
-    seen: dict[_Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
-
-    def add(self, key: _Key, value: float | None) -> str:
-        """Remember one figure (0…1) and draw what there is."""
-        past = self.seen[key]
-        if value is not None:
-            past.append(value)
-        return "".join(_BARS[min(len(_BARS) - 1, int(each * len(_BARS)))] for each in past)
-
-
-def show_once(found: Picture) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WHOLE_LINES)
-    console.print(view(found, History()))
-
-
-def watch(source: Source, every_s: float) -> None:
-    """Until interrupted."""
-    history = History()
-    with Live(view(source.read(), history), screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                time.sleep(every_s)
-                live.update(view(source.read(), history), refresh=True)
-        except KeyboardInterrupt:
-            return
-
-
-def view(found: Picture, history: History) -> Group:
-    """Cards above, containers below, what went wrong at the end."""
-    problems = [Text(sentence, style="yellow") for sentence in found.problems]
-    return Group(_card_table(found.cards, history), _container_table(found.containers, history), *problems)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        words = name in {"NODE", "MODEL", "NAMESPACE", "POD", "CONTAINER", "HISTORY"}
-        table.add_column(name, justify="left" if words else "right", no_wrap=True)
-    return table
-
-
-def _card_table(rows: Iterable[CardRow], history: History) -> Table:
-    table = _table("NODE", "GPU", "MODEL", "UTIL", "MEMORY", "GIVEN OUT", "TEMP", "POWER", "HISTORY")
-    for row in rows:
-        drawn = history.add(("card", row.uuid), row.utilization_ratio)
-        table.add_row(
-            row.node,
-            row.gpu,
-            row.model,
-            _percent(row.utilization_ratio) if row.up else "lost",
-            f"{_gib(row.used_bytes)}/{_gib(row.total_bytes)}",
-            _percent(_ratio(row.allocated_bytes, row.total_bytes)),
-            _shown(row.temperature_celsius, "C"),
-            _shown(row.power_watts, "W"),
-            drawn,
-            style="" if row.up else "red",
-        )
-    return table
-
-
-def _container_table(rows: Iterable[ContainerRow], history: History) -> Table:
-    table = _table(
-        "NAMESPACE", "POD", "CONTAINER", "NODE", "GPU", "MEMORY", "OF LIMIT", "SM", "REFUSED", "HISTORY"
-    )
-    for row in rows:
-        part = _ratio(row.used_bytes, row.limit_bytes)
-        drawn = history.add((row.node, row.gpu, row.namespace, row.pod, row.container), part)
-        table.add_row(
-            row.namespace,
-            row.pod,
-            row.container,
-            row.node,
-            row.gpu,
-            f"{_gib(row.used_bytes)}/{_gib(row.limit_bytes)}",
-            _percent(part),
-            _percent(row.sm_ratio),
-            _shown(row.refused, ""),
-            drawn,
-            style="red" if row.refused else "",
-        )
-    return table
-
-
-def _gib(amount: float | None) -> str:
-    return "-" if amount is None else f"{amount / GIB:.1f}G"
-
-
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio * 100:.0f}%"
-
-
-def _shown(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.0f}{unit}"
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -17,8 +18,15 @@ class BothKindsError(GpusliceError):
 
 
 @click.group("top", invoke_without_command=True)
-@click.option("--once", is_flag=True, help="Print it once in place of a live view.")
-@click.option("--every", "every_s", default=2.0, show_default=True, help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="Print it once in place of a live view, as into a pipe or a file.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
 @click.option(
     "--exporter",
     "urls",
@@ -54,15 +62,15 @@ def command(
 
 
 def _live(flags: Flags, urls: tuple[str, ...], once: bool, every_s: float, output: str) -> None:
-    from gpuslice.apps.cli import live
+    from gpuslice.apps.cli import live, live_view
 
     source = live.UrlSource(urls) if urls else live.cluster_source(flags)
-    if output == "table" and not once:
-        live.watch(source, every_s)
+    if output == "table" and not once and sys.stdout.isatty():
+        live_view.watch(source, every_s)
         return
     found = source.read()
     if output == "table":
-        live.show_once(found)
+        live_view.show_once(found)
     else:
         print_document(live.documents(found), output)
     if found.problems and not found.cards:
