@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import pytest
 import trustme
 
 from gpuslice.adapters.web.app import Probes, Route, get, make_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.logs import JsonFormatter
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
-from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.adapters.web.serve import Listen, serving, work_until
 
 
 def app_of(*routes: Route, not_ready: Callable[[], str] = lambda: "") -> App:
@@ -116,6 +117,31 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         async with asyncio.timeout(10):
             while await served_serial(port, authority) != second:
                 pass
+
+
+async def test_the_tasks_of_a_process_end_with_it() -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    await work_until(began.wait(), {"work": work()})
+    assert ended.is_set()
+
+
+async def test_a_task_that_fails_ends_its_process_though_nobody_asked_it_to() -> None:
+    """Serving on with a dead task would be a healthy process that does nothing."""
+
+    async def fail() -> None:
+        raise LookupError("why")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await work_until(asyncio.Event().wait(), {"other": asyncio.sleep(3600), "failing": fail()})
+    assert caught.group_contains(LookupError, match="why")
 
 
 def test_a_log_line_is_an_event_with_fields() -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,15 @@ async def until_stopped() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await stopped.wait()
+
+
+async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    """Run the long tasks of a process, by name, until `stopped`. One that fails ends all, and is raised."""
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(work, name=name) for name, work in tasks.items()]
+        await stopped
+        for task in running:
+            task.cancel()
 
 
 def _tls_context(listen: Listen) -> ssl.SSLContext:

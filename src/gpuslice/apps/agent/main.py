@@ -33,7 +33,7 @@ from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import render
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, json_answer
-from gpuslice.adapters.web.serve import Listen, run, until_stopped
+from gpuslice.adapters.web.serve import Listen, run, until_stopped, work_until
 from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
 from gpuslice.apps.agent.cards import CardKeeper
 from gpuslice.apps.agent.desk import Desk
@@ -141,11 +141,7 @@ class Agent:
         web = self._serve_web(listening)
         tasks = {**self.upkeep(), "device plugin": self._serve_kubelet(), "web": web}
         try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(work, name=name) for name, work in tasks.items()]
-                await stopped
-                for task in running:
-                    task.cancel()
+            await work_until(stopped, tasks)
         finally:
             await self._source.close()
         if self.settings.node_label and self.turn.mine.is_set():

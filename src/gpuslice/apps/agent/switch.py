@@ -25,7 +25,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
+from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.agent.library import replace_file
 from gpuslice.apps.agent.pods import NODE_PODS, node_pod
 from gpuslice.apps.agent.writer import Writer
@@ -106,12 +106,7 @@ class Switch:
     ) -> None:
         async with serving(self._app(), Listen(self._settings.port, self._settings.host)) as port:
             listening(port)
-            task = asyncio.create_task(self._keep(), name="switch")
-            try:
-                await stopped
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            await work_until(stopped, {"switch": self._keep()})
 
     def _app(self) -> App:
         return make_app(Probes(gpuslice.__version__, lambda: self.waits, lambda: b""))

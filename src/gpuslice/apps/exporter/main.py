@@ -26,7 +26,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.serve import until_stopped
+from gpuslice.adapters.web.serve import until_stopped, work_until
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
 from gpuslice.apps.exporter.book import Book, book_of, is_ours
 from gpuslice.apps.exporter.clocks import ClockWindows
@@ -118,11 +118,7 @@ class Exporter:
         async with serve_all(self.settings, make_app(self.view), make_legacy_app(self.view)) as port:
             listening(port)
             try:
-                async with asyncio.TaskGroup() as group:
-                    running = [group.create_task(work, name=name) for name, work in tasks.items()]
-                    await stopped
-                    for task in running:
-                        task.cancel()
+                await work_until(stopped, tasks)
             finally:
                 await self._source.close()
 
