@@ -272,15 +272,14 @@ void gs_contexts_changed(void) { __atomic_add_fetch(&contexts_epoch, 1, __ATOMIC
 
 struct gs_place gs_current_place(void)
 {
-    struct gs_place place = {NULL, NULL};
-    CUdevice device;
+    struct gs_place place = {0};
     uint32_t epoch = __atomic_load_n(&contexts_epoch, __ATOMIC_ACQUIRE);
     if (DRIVER(cuCtxGetCurrent)(&place.context) != CUDA_SUCCESS || !place.context)
         return place;
     if (seen.epoch == epoch && seen.place.context == place.context)
         return seen.place;
-    if (DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
-        place.card = gs_card_of_device(device);
+    if (DRIVER(cuCtxGetDevice)(&place.device) == CUDA_SUCCESS)
+        place.card = gs_card_of_device(place.device);
     if (place.card) {
         seen.place = place;
         seen.epoch = epoch;

@@ -49,6 +49,7 @@ struct gs_card *gs_card_at(uint32_t position); /* in the limits file's order */
 struct gs_place {
     struct gs_card *card;
     CUcontext context;
+    CUdevice device;
 };
 /* Where the calling thread allocates; card NULL without a current context. */
 struct gs_place gs_current_place(void);

@@ -57,7 +57,7 @@ int cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned 
 
 int cuIpcCloseMemHandle(CUdeviceptr address)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     int result = DRIVER(cuIpcCloseMemHandle)(address);
@@ -68,7 +68,7 @@ int cuIpcCloseMemHandle(CUdeviceptr address)
 
 int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     int result = DRIVER(cuImportExternalMemory)(memory, description);

@@ -71,7 +71,7 @@ uint64_t gs_release_entry(struct gs_entry *entry)
 
 int cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     if (!place.card || !bytes)
@@ -89,7 +89,7 @@ int cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 
 int cuMemAlloc(unsigned int *address, unsigned int bytes)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     if (!place.card || !bytes)
@@ -107,7 +107,7 @@ int cuMemAlloc(unsigned int *address, unsigned int bytes)
 
 int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     if (!place.card || !bytes)
@@ -135,7 +135,7 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 
 int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     if (!place.card || !width || !height)
@@ -154,7 +154,7 @@ int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t
 int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int width, unsigned int height,
                     unsigned int element)
 {
-    struct gs_place place = {NULL, NULL};
+    struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
     if (!place.card || !width || !height)

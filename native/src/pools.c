@@ -3,11 +3,12 @@
 #define POOLS 512
 #define GRAPH_DEVICES 64
 #define POOL_STEP (UINT64_C(32) << 20) /* pools grow in these */
-enum { CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU_MEMPOOL_ATTR_LOCATION_TYPE = 12 };
+enum { CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9, CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU_MEMPOOL_ATTR_LOCATION_TYPE = 12 };
+enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 
 struct pool {
     uint64_t handle; /* what its blocks name as their owner; 0 for a free place */
-    struct gs_card *card;
+    struct gs_card *card; /* NULL: managed memory of no place, which counts where it is first asked for */
     uint64_t charged;
     uint64_t live;   /* blocks, once the program has destroyed the pool */
     bool elsewhere;  /* on the host, or another process's: not ours to charge */
@@ -46,7 +47,7 @@ static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint
 static void settle_pool(struct pool *pool, uint64_t reserved)
 {
     uint64_t now = 0;
-    if (pool->destroyed || pool->elsewhere)
+    if (pool->destroyed || pool->elsewhere || !pool->card)
         return;
     if (DRIVER(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now) == CUDA_SUCCESS)
         recharge(pool->card, &pool->charged, now, reserved);
@@ -62,16 +63,18 @@ static void settle_graph_device(CUdevice device, uint64_t reserved)
         recharge(entry->card, &entry->charged, now, reserved);
 }
 
-/* Where a pool we did not see being made keeps its memory. */
+/* Where a pool we did not see being made keeps its memory. Managed memory may come to the card from anywhere. */
 static void locate(struct pool *pool, struct gs_card *card)
 {
-    int type = CU_MEM_LOCATION_TYPE_DEVICE, device = -1;
+    int type = CU_MEM_LOCATION_TYPE_DEVICE, device = -1, kind = 0;
     CUmemoryPool handle = (CUmemoryPool)(uintptr_t)pool->handle;
     pool->card = card;
     if (DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) != CUDA_SUCCESS)
         return;
-    pool->elsewhere = type != CU_MEM_LOCATION_TYPE_DEVICE;
-    if (!pool->elsewhere && DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &device) == CUDA_SUCCESS) {
+    bool on_device = type == CU_MEM_LOCATION_TYPE_DEVICE;
+    DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &kind);
+    pool->elsewhere = !on_device && kind != CU_MEM_ALLOCATION_TYPE_MANAGED;
+    if (on_device && DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &device) == CUDA_SUCCESS) {
         struct gs_card *located = gs_card_of_device(device);
         pool->card = located ? located : card;
     }
@@ -172,21 +175,20 @@ static bool reserve_growth(struct request *request)
 
 static bool begin(struct request *request, CUstream stream, bool own_stream)
 {
-    CUdevice device;
     request->place = gs_stream_place(stream);
     if (!request->place.card || !request->bytes)
         return true;
     if (capturing(stream, own_stream)) { /* becomes a node of a graph: counted when that gets its memory */
-        if (DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
-            gs_graph_memory_seen(device, request->place.card);
+        gs_graph_memory_seen(request->place.device, request->place.card);
         return true;
     }
-    if (!request->pool && (DRIVER(cuCtxGetDevice)(&device) != CUDA_SUCCESS ||
-                           DRIVER(cuDeviceGetMemPool)(&request->pool, device) != CUDA_SUCCESS))
+    if (!request->pool && DRIVER(cuDeviceGetMemPool)(&request->pool, request->place.device) != CUDA_SUCCESS)
         return true;
     gs_lock(&lock);
     struct pool *pool = find_or_locate((uint64_t)(uintptr_t)request->pool, request->place.card);
     bool ours = pool && !pool->elsewhere;
+    if (ours && !pool->card)
+        pool->card = request->place.card;
     if (ours)
         request->place.card = pool->card;
     gs_unlock(&lock);
@@ -284,7 +286,7 @@ int cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
     struct pool *added = add((uint64_t)(uintptr_t)*pool);
     if (added) {
         added->card = card;
-        added->elsewhere = !card;
+        added->elsewhere = !card && properties->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED;
     }
     gs_unlock(&lock);
     return result;
@@ -324,7 +326,7 @@ static void bury(struct pool *pool)
     struct census census = {pool->handle, ++last_destroyed, 0};
     gs_table_sift(&gs_held, count_and_rename, &census);
     if (census.live == 0) {
-        if (!pool->elsewhere)
+        if (!pool->elsewhere && pool->card)
             gs_settle(pool->card, pool->charged, 0);
         *pool = (struct pool){0};
         return;
@@ -341,7 +343,7 @@ void gs_pool_block_freed(const struct gs_entry *entry)
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
     if (pool && pool->destroyed && --pool->live == 0) {
-        if (!pool->elsewhere)
+        if (!pool->elsewhere && pool->card)
             gs_settle(pool->card, pool->charged, 0);
         *pool = (struct pool){0};
     }

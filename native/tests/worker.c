@@ -135,6 +135,39 @@ static int make_pool(int device)
     return own_pool ? 0 : CALL(cuMemPoolCreate, &own_pool, &properties);
 }
 
+static int take_from_pool(int id, size_t bytes, int made, CUmemoryPool pool)
+{
+    return made ? made : CALL(cuMemAllocFromPoolAsync, &held[id].value, bytes, pool, NULL);
+}
+
+/* Of no place: it comes to the card that uses it. */
+static int make_managed_pool(int id)
+{
+    CUmemPoolProps properties = {.allocType = 2};
+    return CALL(cuMemPoolCreate, (CUmemoryPool *)&held[id].pointer, &properties);
+}
+
+/* On a stream of another card than the thread's. */
+static int allocate_on_stream_of(int ordinal, int id, size_t bytes)
+{
+    CUcontext context, popped;
+    CUstream stream = NULL;
+    strcpy(held[id].kind, "async");
+    int result = CALL(cuDevicePrimaryCtxRetain, &context, ordinal);
+    if (result)
+        return result;
+    PLAIN(int (*)(CUcontext), "cuCtxPushCurrent_v2", context);
+    result = PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+    PLAIN(int (*)(CUcontext *), "cuCtxPopCurrent_v2", &popped);
+    return result ? result : CALL(cuMemAllocAsync, &held[id].value, bytes, stream);
+}
+
+static int drop_managed_pool(int id)
+{
+    int result = CALL(cuMemFreeAsync, held[id].value, NULL);
+    return result ? result : CALL(cuMemPoolDestroy, held[id].pointer);
+}
+
 static int current_device(void)
 {
     int device = 0;
@@ -388,8 +421,12 @@ static int allocate(int id, const char *kind, size_t bytes)
     if (is(kind, "async"))
         return CALL(cuMemAllocAsync, &held[id].value, bytes, NULL);
     if (is(kind, "pool")) {
-        int result = make_pool(current_device());
-        return result ? result : CALL(cuMemAllocFromPoolAsync, &held[id].value, bytes, own_pool, NULL);
+        int made = make_pool(current_device());
+        return take_from_pool(id, bytes, made, own_pool);
+    }
+    if (is(kind, "managed-pool")) {
+        int made = make_managed_pool(id);
+        return take_from_pool(id, bytes, made, held[id].pointer);
     }
     if (is(kind, "physical"))
         return make_physical(id, bytes);
@@ -431,6 +468,8 @@ static int release(int id)
         return CALL(cuMemFreeAsync_ptsz, held[id].value, NULL);
     if (is(kind, "async") || is(kind, "pool"))
         return CALL(cuMemFreeAsync, held[id].value, NULL);
+    if (is(kind, "managed-pool"))
+        return drop_managed_pool(id);
     if (is(kind, "physical"))
         return CALL(cuMemRelease, held[id].value);
     if (is(kind, "mapped"))
@@ -835,7 +874,9 @@ static void obey(char *line)
     else if (is(word, "physical-on") && sscanf(line, "%*s %llu %d %llu", &more, &id, &bytes) == 3) {
         strcpy(held[id].kind, "physical");
         answer(make_physical_on((int)more, id, bytes));
-    } else if (is(word, "free") && sscanf(line, "%*s %d", &id) == 1)
+    } else if (is(word, "async-on") && sscanf(line, "%*s %llu %d %llu", &more, &id, &bytes) == 3)
+        answer(allocate_on_stream_of((int)more, id, bytes));
+    else if (is(word, "free") && sscanf(line, "%*s %d", &id) == 1)
         answer(release(id));
     else if (is(word, "free-array") && sscanf(line, "%*s %d", &id) == 1)
         answer(CALL(cuArrayDestroy, held[id].pointer));

@@ -22,6 +22,7 @@ KINDS = {
     "managed": "cuMemAllocManaged",
     "async": "cuMemAllocAsync",
     "pool": "cuMemAllocFromPoolAsync",
+    "managed-pool": "cuMemPoolCreate of managed memory, cuMemAllocFromPoolAsync",
     "physical": "cuMemCreate",
     "mapped": "cuMemCreate, cuMemMap, cuMemRelease",
     "array": "cuArrayCreate",

@@ -221,6 +221,17 @@ def test_physical_memory_counts_on_the_card_it_is_made_on(tmp_path: Path) -> Non
         assert box.card(1).used_bytes == box.machine.used(1) == 0
 
 
+def test_stream_ordered_memory_counts_on_the_card_of_its_stream(tmp_path: Path) -> None:
+    """Not on the card of the thread's context, which has pools too."""
+    with container(tmp_path, cards=2, memory_mib=800) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"async-on 1 0 {300 * MIB}")
+        assert (box.card(0).used_bytes, box.card(1).used_bytes) == (box.machine.used(0), box.machine.used(1))
+        assert box.card(1).used_bytes > 300 * MIB > box.card(0).used_bytes
+        assert worker.ask(f"async-on 1 1 {500 * MIB}") == OUT_OF_MEMORY
+        worker.ok(f"alloc 2 async {500 * MIB}")
+
+
 def test_contexts_count_on_each_card_as_they_come(tmp_path: Path) -> None:
     with container(tmp_path, cards=2) as box, box.worker() as worker, box.worker() as other:
         for each in (worker, other):

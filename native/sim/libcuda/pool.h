@@ -22,7 +22,9 @@ struct chunk {
 
 struct pool {
     struct object object;
-    struct device *device;
+    struct device *device; /* that gives the memory: for managed memory of no place, the one that made the pool */
+    CUmemLocation location;
+    int type;
     struct chunk *chunks;
     uint64_t reserved, reserved_high, used, used_high, release_threshold, max_bytes;
     int reuse[4];

@@ -4,6 +4,8 @@
 #include "pool.h"
 
 enum { RELEASE_THRESHOLD = 4, RESERVED, RESERVED_HIGH, USED, USED_HIGH };
+enum { ALLOCATION_TYPE = 9, HANDLE_TYPES, LOCATION_ID, LOCATION_TYPE };
+enum { PINNED = 1, MANAGED = 2, MANAGED_SINCE = 13000 };
 
 static CUresult pool_of(CUmemoryPool pool)
 {
@@ -13,7 +15,10 @@ static CUresult pool_of(CUmemoryPool pool)
 
 static struct pool *pool_new(struct device *device)
 {
-    const struct pool initial = {.device = device, .reuse = {0, 1, 1, 1}};
+    const struct pool initial = {.device = device,
+                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal},
+                                 .type = PINNED,
+                                 .reuse = {0, 1, 1, 1}};
     return object_new_as(OBJECT_POOL, sizeof initial, NULL, &initial);
 }
 
@@ -85,18 +90,33 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 
 /* ---------------------------------------------------------------------------------------------- pools */
 
+/* Managed memory may be made for no place or for the host: it comes to the card that uses it. */
+static CUresult device_for(const CUmemPoolProps *properties, struct device **device)
+{
+    struct context *context;
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return device_of(properties->location.id, device);
+    if (properties->type != MANAGED)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    TRY(context_current(&context));
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *made, const CUmemPoolProps *properties)
 {
     struct device *device;
     TRY(driver_ready());
-    if (!made || !properties || properties->type != 1)
+    if (!made || !properties || (properties->type != PINNED && properties->type != MANAGED))
         return CUDA_ERROR_INVALID_VALUE;
-    if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (properties->type == MANAGED && sim_state()->cuda_version < MANAGED_SINCE)
         return CUDA_ERROR_NOT_SUPPORTED;
-    TRY(device_of(properties->location.id, &device));
+    TRY(device_for(properties, &device));
     *made = pool_new(device);
     if (!*made)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    (*made)->location = properties->location;
+    (*made)->type = properties->type;
     (*made)->max_bytes = properties->max_bytes;
     (*made)->handle_types = properties->handle_types;
     return CUDA_SUCCESS;
@@ -133,16 +153,29 @@ static uint64_t *attribute_of(struct pool *pool, int attribute)
     }
 }
 
+static const int *fact_of(const struct pool *pool, int attribute)
+{
+    switch (attribute) {
+    case ALLOCATION_TYPE: return &pool->type;
+    case HANDLE_TYPES: return &pool->handle_types;
+    case LOCATION_ID: return &pool->location.id;
+    case LOCATION_TYPE: return &pool->location.type;
+    default: return attribute >= 1 && attribute <= 3 ? &pool->reuse[attribute] : NULL;
+    }
+}
+
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     TRY(pool_of(pool));
-    if (!value || attribute < 1 || attribute > USED_HIGH)
+    const int *fact = fact_of(pool, attribute);
+    const uint64_t *bytes = attribute_of(pool, attribute);
+    if (!value || (!fact && !bytes))
         return CUDA_ERROR_INVALID_VALUE;
     memory_lock();
-    if (attribute <= 3)
-        memcpy(value, &pool->reuse[attribute], sizeof(int));
+    if (fact)
+        memcpy(value, fact, sizeof *fact);
     else
-        memcpy(value, attribute_of(pool, attribute), sizeof(uint64_t));
+        memcpy(value, bytes, sizeof *bytes);
     memory_unlock();
     return CUDA_SUCCESS;
 }
