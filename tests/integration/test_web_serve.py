@@ -113,6 +113,9 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         (tmp_path / "cert.pem").write_text("half written")
         await asyncio.sleep(0.05)
         assert await served_serial(port, authority) == first
+        (tmp_path / "cert.pem").unlink()  # a volume that is made anew
+        await asyncio.sleep(0.05)
+        assert await served_serial(port, authority) == first
         second = write_certificate(tmp_path, authority)
         async with asyncio.timeout(10):
             while await served_serial(port, authority) != second:

@@ -161,5 +161,10 @@ async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
 
 
 def _stamp(listen: Listen) -> list[tuple[int, int]]:
-    stats = [Path(file).stat() for file in (listen.certificate, listen.key) if file and Path(file).exists()]
-    return [(stat.st_mtime_ns, stat.st_ino) for stat in stats]
+    """What tells a renewed file from the one before; a file may be missing while it is being renewed."""
+    stamps = []
+    for file in filter(None, (listen.certificate, listen.key)):
+        with contextlib.suppress(FileNotFoundError):
+            stat = Path(file).stat()
+            stamps.append((stat.st_mtime_ns, stat.st_ino))
+    return stamps
