@@ -74,21 +74,38 @@ def test_decisions_and_hooks_agree() -> None:
     assert {name for name, decision in decisions().items() if decision == "hooked"} == hooked
 
 
-@pytest.mark.parametrize("header", headers() or [None])
-def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None) -> None:
-    """cudaTypedefs.h names each variant by the CUDA version it came with: what cuGetProcAddress goes by."""
+TYPE = re.compile(r"PFN_(cu\w+?)_v(\d+)(_pts[zd])?\b")
+LINE = re.compile(r'^HOOK\(CUDA, (\w+), "(\w+)", (\d+), (EITHER|LEGACY|OWN),', re.MULTILINE)
+
+
+def variants(header: Path | None) -> set[tuple[str, str, str]]:
+    """Name, version and stream's mark of each, as cudaTypedefs.h has them: what cuGetProcAddress goes by."""
     typedefs = header and header.with_name("cudaTypedefs.h")
     if typedefs is None or not typedefs.exists():
         pytest.skip("no cudaTypedefs.h on this machine: `pip install nvidia-cuda-runtime` brings one")
-    known = set(re.findall(r"PFN_(cu\w+?)_v(\d+)(_pts[zd])?\b", typedefs.read_text()))
-    line = re.compile(r'^HOOK\(CUDA, (\w+), "(\w+)", (\d+), (EITHER|LEGACY|OWN),', re.MULTILINE)
+    return set(TYPE.findall(typedefs.read_text()))
+
+
+def marks(stream: str) -> tuple[str, ...]:
+    return ("_ptsz", "_ptds") if stream == "OWN" else ("",)
+
+
+@pytest.mark.parametrize("header", headers() or [None])
+def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None) -> None:
+    known = variants(header)
     newest = max(int(version) for _, version, _ in known)
     wrong = [
         symbol
-        for symbol, name, since, stream in line.findall((ROOT / "native/src/hooks.def").read_text())
-        if int(since) <= newest
-        and not any(
-            (name, since, suffix) in known for suffix in (("_ptsz", "_ptds") if stream == "OWN" else ("",))
-        )
+        for symbol, name, since, stream in LINE.findall((ROOT / "native/src/hooks.def").read_text())
+        if int(since) <= newest and not any((name, since, mark) in known for mark in marks(stream))
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("header", headers() or [None])
+def test_every_variant_of_a_hooked_function_is_hooked(header: Path | None) -> None:
+    """A later form of the same name takes memory too."""
+    hooks = LINE.findall((ROOT / "native/src/hooks.def").read_text())
+    names = {name for _, name, _, _ in hooks}
+    ours = {(name, since, mark) for _, name, since, stream in hooks for mark in marks(stream)}
+    assert sorted(known for known in variants(header) if known[0] in names and known not in ours) == []
