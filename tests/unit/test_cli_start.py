@@ -29,7 +29,8 @@ contexts: [{{name: here, context: {{cluster: here, user: me}}}}]
 users: [{{name: me, user: {{}}}}]
 """
 WIDEST = 100
-CLI_PAGE = Path(__file__).resolve().parents[2] / "docs/reference/cli.md"
+ROOT = Path(__file__).resolve().parents[2]
+CLI_PAGE = ROOT / "docs/reference/cli.md"
 SLOW = {"asyncio", "aiohttp", "numpy", "rich", "yaml", "grpclib", "google.protobuf", "http.client", "ssl"}
 
 
@@ -148,6 +149,30 @@ def test_every_command_is_documented() -> None:
     rows = re.findall(r"^\| (`.+?) \|", CLI_PAGE.read_text(), re.MULTILINE)
     told = {word for row in rows for code in re.findall(r"`([^`]+)`", row) for word in code.split()}
     assert {entry.name for entry in COMMANDS} - told == set()
+
+
+def flags_of(entry: Entry) -> set[str]:
+    """Of a command, of the commands below it, and those that may stand behind any."""
+    found = load(entry)
+    below = found.commands.values() if isinstance(found, click.Group) else ()
+    params = [param for each in (command, found, *below) for param in each.params]
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help"}
+
+
+def own_words(line: str) -> list[str]:
+    """The words of a command line before those of the program that `run` starts."""
+    words = line.split()
+    ends = (n for n in range(1, len(words)) if not words[n].startswith("-") and words[n - 1][:1] != "-")
+    return words[: next(ends, len(words))] if words[:1] == ["run"] else words
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=[entry.name for entry in COMMANDS])
+def test_flags_that_the_pages_show_exist(entry: Entry) -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    shown = re.compile(rf"\bgpuslice ({entry.name}\b[^\n`|]*)")
+    lines = [line for page in pages for line in shown.findall(page.read_text())]
+    named = {word.strip("[](),;.").partition("=")[0] for line in lines for word in own_words(line)}
+    assert {name for name in named if name[:2] == "--"} - flags_of(entry) - {"--"} == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
