@@ -39,6 +39,7 @@ class Cluster:
     places: Places
     kubelet: Service
     agent: Service
+    next_agent: Service  # as an update brings it; not started
 
     # -- pods -----------------------------------------------------------------------------------------
 
@@ -119,9 +120,11 @@ def start(folder: Path, stack: ExitStack) -> Cluster:
     stack.enter_context(control_plane.scheduler(plane, extenders, percentageOfNodesToScore=100))
     api = Api(plane)
     stack.callback(api.close)
-    found = Cluster(api, places, node.kubelet(plane, places, pid, NODE), _agent(plane, places))
-    for service in (found.kubelet, found.agent):
+    agents = (_agent(plane, places, name) for name in ("agent", "next-agent"))
+    found = Cluster(api, places, node.kubelet(plane, places, pid, NODE), *agents)
+    for service in (found.next_agent, found.kubelet, found.agent):
         stack.callback(service.stop)
+    for service in (found.kubelet, found.agent):
         service.start()
     until(lambda: _nodes(api), "kubelet registers the node")
     api.patch(f"nodes/{NODE}", {"spec": {"taints": None}})  # no node controller runs that would
@@ -154,13 +157,13 @@ def _cuda_files() -> dict[str, Path]:
     return {**programs, **driver, **{str(path): path for path in host}}
 
 
-def _agent(plane: control_plane.ControlPlane, places: Places) -> Service:
+def _agent(plane: control_plane.ControlPlane, places: Places, name: str) -> Service:
     command = ["env", f"GPUSLICE_SIM_STATE={places.folder}/gpus/machine", *GPUSLICE, "agent"]
     command += [f"--node-name={NODE}", f"--kubeconfig={plane.kubeconfig}", "--host=127.0.0.1", "--port=0"]
     command += [f"--device-plugin-folder={places.plugins}", f"--pod-resources-socket={places.pod_resources}"]
     command += [f"--root={places.folder}/gpuslice", f"--library={LIBRARY}"]
     command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1"]
-    return Service("agent", places.folder, command)
+    return Service(name, places.folder, command)
 
 
 # -- documents -------------------------------------------------------------------------------------------
