@@ -18,6 +18,7 @@ class Sample(Settings, frozen=True, kw_only=True):
     explain: Annotated[bool, about("Say more.")] = False
     policy: Annotated[Literal["binpack", "spread"], about("Which node.")] = "binpack"
     names: Annotated[tuple[str, ...], about("Names.")] = ()
+    card: Annotated[str, about("A card.", pattern="GPU-.+")] = "GPU-a"
     token: Annotated[str, about("Secret.", secret=True)] = ""
 
     def __post_init__(self) -> None:
@@ -61,9 +62,20 @@ def test_lists_and_booleans_are_read_from_text() -> None:
 @pytest.mark.parametrize(
     ("environ", "flags", "text"),
     [
-        ({"PORT": "many"}, {}, 'environment PORT is "many": Expected `int`, got `str` (TCP port.)'),
-        ({}, {"port": "70000"}, '--port is "70000": Expected `int` <= 65535 (TCP port.)'),
-        ({"GPUSLICE_TOKEN": "x", "GPUSLICE_POLICY": "best"}, {}, "environment GPUSLICE_POLICY"),
+        (
+            {"PORT": "many"},
+            {},
+            'environment PORT is "many", wants a whole number from 0 to 65535: TCP port.',
+        ),
+        ({}, {"port": "70000"}, '--port is "70000", wants a whole number from 0 to 65535: TCP port.'),
+        ({}, {"timeout_s": "-1"}, '--timeout-s is "-1", wants a number, at least 0: How long to wait.'),
+        ({"GPUSLICE_EXPLAIN": "perhaps"}, {}, 'EXPLAIN is "perhaps", wants true or false: Say more.'),
+        (
+            {"GPUSLICE_TOKEN": "x", "GPUSLICE_POLICY": "best"},
+            {},
+            'environment GPUSLICE_POLICY is "best", wants one of binpack, spread: Which node.',
+        ),
+        ({}, {"card": "GPU"}, "matching regex"),
         ({"GPUSLICE_POLICY": "spread"}, {"explain": True}, "--explain cannot be used with --policy spread"),
         ({}, {"config": "/nowhere/x.yaml"}, "settings file /nowhere/x.yaml cannot be read"),
     ],
@@ -77,7 +89,7 @@ def test_a_wrong_value_names_its_setting(environ: dict[str, str], flags: dict[st
 def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{"prot": 1}')
-    with pytest.raises(SettingsError, match='no setting "prot"'):
+    with pytest.raises(SettingsError, match='no setting "prot"; did you mean port'):
         read(config=str(file))
 
 

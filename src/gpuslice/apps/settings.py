@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from gpuslice.apps.nearest import nearest
 from gpuslice.core.errors import GpusliceError
 
 ENVIRONMENT_PREFIX = "GPUSLICE_"
@@ -170,8 +171,20 @@ def _convert(info: SettingInfo, value: Any, source: str) -> Any:
         return msgspec.convert(value, info.type, strict=not isinstance(value, (str, list, tuple)))
     except msgspec.ValidationError as error:
         shown_value = "…" if info.secret else value
-        wants = str(error).removesuffix(" - at `$`")
-        raise SettingsError(f'{source} is "{shown_value}": {wants} ({info.meaning})') from error
+        wants = _wants(info) or str(error).removesuffix(" - at `$`")
+        raise SettingsError(f'{source} is "{shown_value}", wants {wants}: {info.meaning}') from error
+
+
+def _wants(info: SettingInfo) -> str:
+    """What would be right, for people; "" where only msgspec can say it."""
+    bare, meta = _bare(info.type), _meta(info.type)
+    if typing.get_origin(bare) is typing.Literal:
+        return f"one of {', '.join(map(str, typing.get_args(bare)))}"
+    kind = {int: "a whole number", float: "a number", bool: "true or false"}.get(bare, "")
+    low, high = (meta.ge, meta.le) if meta else (None, None)
+    if low is None or not kind:
+        return kind
+    return f"{kind} from {low:g} to {high:g}" if high is not None else f"{kind}, at least {low:g}"
 
 
 def _info(field: msgspec.structs.FieldInfo, hint: Any) -> SettingInfo:
@@ -232,9 +245,8 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(from_file: Mapping[str, Any], known: list[SettingInfo], file: str) -> None:
-    names = {info.name for info in known}
+    names = sorted(info.name for info in known)
     for key in from_file:
         if key not in names:
-            raise SettingsError(
-                f'settings file {file}: there is no setting "{key}", there are {sorted(names)}'
-            )
+            hint = nearest(key, names) or f"there are {', '.join(names)}"
+            raise SettingsError(f'settings file {file}: there is no setting "{key}"; {hint}')

@@ -12,7 +12,7 @@ from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
-from gpuslice.apps.cli.nearest import nearest
+from gpuslice.apps.nearest import nearest
 from gpuslice.core.contract import EXCLUSIVE_GPU, SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.explanation import (
