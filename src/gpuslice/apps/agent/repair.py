@@ -101,6 +101,8 @@ def _truth(pod: NodePod, book: list[Holding], node: Node) -> Truth | None:
         table = _table(view.request, held, node)
     except (GrantError, KeyError):
         return None
+    if any(len(cards) > view.request.gpu_count for cards in table.values()):
+        return None  # no grant of ours: another plugin gave ids away without a thought of their cards
     return Truth(pod, _placement(table, view.request, node), table)
 
 
