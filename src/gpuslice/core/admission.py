@@ -1,7 +1,7 @@
 """What admission decides about a pod: what is changed of it, or a denial that names the field.
 
-A pod is a plain value here (`PodForm`); deciding makes another one, and `difference` tells the two apart as
-JSON Patch. Deciding twice is the same as once, so that a webhook may be asked again.
+Deciding about a `PodForm` makes another one; `form.difference` tells the two apart as JSON Patch. Deciding
+twice is the same as once, so that a webhook may be asked again.
 
 **Why the environment is cleaned, and seldom written.** kubelet puts the pod's own variables behind those of
 the device plugin (``kubelet_pods.go``), so a pod's own ``NVIDIA_VISIBLE_DEVICES`` would win. The plugin's
@@ -14,8 +14,8 @@ with `EnvSource.ALWAYS` everywhere, for device plugins that guess the card from 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -32,22 +32,17 @@ from gpuslice.core.contract import (
     ENV_POD_UNITS,
     ENV_VISIBLE,
     EXCLUSIVE_GPU,
-    GPU_CORE,
     GPU_COUNT,
     GPU_MEM,
 )
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.model import ContainerKind, Request
+from gpuslice.core.form import OURS, ContainerForm, PodForm, limit_field, without
+from gpuslice.core.model import Request
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import ContainerSpec, asks_for_gpu, pod_request
 
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
-MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
 NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
-OURS = (GPU_MEM, GPU_CORE)
-
-Env = tuple[Mapping[str, Any], ...]
 
 
 class EnvSource(StrEnum):
@@ -82,66 +77,6 @@ class User:
     def may_write(self, rules: AdmissionRules) -> bool:
         """Masters of the cluster may mend by hand what its writers wrote."""
         return not rules.writers or self.name in rules.writers or MASTERS in self.groups
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerForm:
-    """One container. `shelf` is its list in the pod spec, `containers` or `initContainers`."""
-
-    shelf: str
-    index: int
-    name: str = ""
-    limits: Mapping[str, Any] = field(default_factory=dict)
-    requests: Mapping[str, Any] = field(default_factory=dict)
-    env: Env = ()
-    env_from: bool = False
-    sidecar: bool = False
-
-    @property
-    def spec(self) -> ContainerSpec:
-        if self.shelf == "containers":
-            return ContainerSpec(self.name, self.index, self.limits)
-        kind = ContainerKind.SIDECAR if self.sidecar else ContainerKind.INIT
-        return ContainerSpec(self.name, self.index, self.limits, kind)
-
-    @property
-    def asks(self) -> bool:
-        return asks_for_gpu(self.limits)
-
-
-@dataclass(frozen=True, slots=True)
-class PodForm:
-    """A pod as its author wrote it: init containers first, then app containers."""
-
-    containers: tuple[ContainerForm, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    scheduler: str = ""
-    node: str = ""
-    affinity: Mapping[str, Any] = field(default_factory=dict)
-    terminating: bool = False
-
-    @property
-    def request(self) -> Request | None:
-        """Raises `InvalidRequestError`."""
-        return pod_request((each.spec for each in self.containers), self.labels)
-
-    @property
-    def concerns_us(self) -> bool:
-        names = [{*each.limits, *each.requests} for each in self.containers]
-        return MIRROR not in self.annotations and any(not set(OURS).isdisjoint(each) for each in names)
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One step of a JSON Patch (RFC 6902)."""
-
-    op: str
-    path: str
-    value: Any = None
-
-    def document(self) -> dict[str, Any]:
-        return {"op": self.op, "path": self.path} | ({} if self.op == "remove" else {"value": self.value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +153,10 @@ def _check_resources(pod: PodForm) -> None:
     for each in pod.containers:
         for name in OURS:
             _check_equal(each, name)
-    if any(whole_number(each.limits.get(EXCLUSIVE_GPU)) for each in pod.containers):
-        guilty = next(each for each in pod.containers if whole_number(each.limits.get(EXCLUSIVE_GPU)))
-        wants = f"either this or {GPU_MEM} in a pod: no node offers both"
-        raise InvalidRequestError(limit_field(guilty, EXCLUSIVE_GPU), guilty.limits[EXCLUSIVE_GPU], wants)
+    for each in pod.containers:
+        if whole_number(each.limits.get(EXCLUSIVE_GPU)):
+            wants = f"either this or {GPU_MEM} in a pod: no node offers both"
+            raise InvalidRequestError(limit_field(each, EXCLUSIVE_GPU), each.limits[EXCLUSIVE_GPU], wants)
 
 
 def _check_equal(container: ContainerForm, name: str) -> None:
@@ -233,10 +168,6 @@ def _check_equal(container: ContainerForm, name: str) -> None:
         shown = "absent" if limit is None else f'"{limit}"'
         wants = f'the same as limits["{name}"], which is {shown}; limits alone are enough'
         raise InvalidRequestError(f'container "{container.name}": requests["{name}"]', asked, wants)
-
-
-def limit_field(container: ContainerForm, name: str) -> str:
-    return f'container "{container.name}": limits["{name}"]'
 
 
 # -- environment -----------------------------------------------------------------------------------------
@@ -333,57 +264,3 @@ def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterato
                 yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
     if before.node:
         yield "spec.nodeName is set, so no scheduler chooses its card; the node does, if it has room"
-
-
-def without(values: Mapping[str, str], names: Iterable[str]) -> Mapping[str, str]:
-    dropped = set(names)
-    return {name: value for name, value in values.items() if name not in dropped}
-
-
-# -- the difference --------------------------------------------------------------------------------------
-
-
-def difference(before: PodForm, after: PodForm) -> list[Operation]:
-    """JSON Patch from one to the other; both have the same containers."""
-    operations = [
-        *_map_steps("/metadata/labels", before.labels, after.labels),
-        *_map_steps("/metadata/annotations", before.annotations, after.annotations),
-    ]
-    if before.scheduler != after.scheduler:
-        operations.append(Operation("add", "/spec/schedulerName", after.scheduler))
-    if before.affinity != after.affinity:
-        operations.append(Operation("add", "/spec/affinity", dict(after.affinity)))
-    for old, new in zip(before.containers, after.containers, strict=True):
-        operations += _container_steps(old, new)
-    return operations
-
-
-def _container_steps(old: ContainerForm, new: ContainerForm) -> Iterator[Operation]:
-    root = f"/spec/{old.shelf}/{old.index}"
-    if (old.limits, old.requests) != (new.limits, new.requests):
-        yield from _map_steps(f"{root}/resources/limits", old.limits, new.limits)
-        yield from _map_steps(f"{root}/resources/requests", old.requests, new.requests)
-    if old.env == new.env:
-        return
-    if new.env:
-        yield Operation("add", f"{root}/env", [dict(each) for each in new.env])
-    else:
-        yield Operation("remove", f"{root}/env")
-
-
-def _map_steps(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Operation]:
-    if old == new:
-        return
-    if not old:
-        yield Operation("add", path, dict(new))
-        return
-    for name in old:
-        if name not in new:
-            yield Operation("remove", f"{path}/{_escaped(name)}")
-    for name, value in new.items():
-        if name not in old or old[name] != value:
-            yield Operation("add", f"{path}/{_escaped(name)}", value)
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

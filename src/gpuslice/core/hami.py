@@ -20,9 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpuslice.core.admission import DEFAULT_SCHEDULER, MIRROR, ContainerForm, PodForm, limit_field, without
+from gpuslice.core.admission import DEFAULT_SCHEDULER
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.form import MIRROR, ContainerForm, PodForm, limit_field, without
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import CORE_STEP_PERCENT
 from gpuslice.core.units import UNIT_MIB

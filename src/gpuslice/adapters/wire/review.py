@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.wire.errors import MalformedError
-from gpuslice.core.admission import ContainerForm, Operation, PodForm
+from gpuslice.core.form import ContainerForm, Operation, PodForm
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
-from gpuslice.core.admission import (
-    AdmissionRules,
-    User,
-    Verdict,
-    difference,
-    mutate,
-    validate,
-    validate_update,
-)
+from gpuslice.core.admission import AdmissionRules, User, Verdict, mutate, validate, validate_update
 from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.form import difference
 from gpuslice.core.hami import HamiRules, remarks, translate
 
 

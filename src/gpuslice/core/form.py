@@ -1,0 +1,134 @@
+"""A pod as its author wrote it, as a plain value, and the JSON Patch that makes one such value another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuslice.core.contract import GPU_CORE, GPU_MEM
+from gpuslice.core.model import ContainerKind, Request
+from gpuslice.core.request import ContainerSpec, asks_for_gpu, pod_request
+
+MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
+OURS = (GPU_MEM, GPU_CORE)
+
+Env = tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerForm:
+    """One container. `shelf` is its list in the pod spec, `containers` or `initContainers`."""
+
+    shelf: str
+    index: int
+    name: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    requests: Mapping[str, Any] = field(default_factory=dict)
+    env: Env = ()
+    env_from: bool = False
+    sidecar: bool = False
+
+    @property
+    def spec(self) -> ContainerSpec:
+        if self.shelf == "containers":
+            return ContainerSpec(self.name, self.index, self.limits)
+        kind = ContainerKind.SIDECAR if self.sidecar else ContainerKind.INIT
+        return ContainerSpec(self.name, self.index, self.limits, kind)
+
+    @property
+    def asks(self) -> bool:
+        return asks_for_gpu(self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class PodForm:
+    """A pod as its author wrote it: init containers first, then app containers."""
+
+    containers: tuple[ContainerForm, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    scheduler: str = ""
+    node: str = ""
+    affinity: Mapping[str, Any] = field(default_factory=dict)
+    terminating: bool = False
+
+    @property
+    def request(self) -> Request | None:
+        """Raises `InvalidRequestError`."""
+        return pod_request((each.spec for each in self.containers), self.labels)
+
+    @property
+    def concerns_us(self) -> bool:
+        names = [{*each.limits, *each.requests} for each in self.containers]
+        return MIRROR not in self.annotations and any(not set(OURS).isdisjoint(each) for each in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One step of a JSON Patch (RFC 6902)."""
+
+    op: str
+    path: str
+    value: Any = None
+
+    def document(self) -> dict[str, Any]:
+        return {"op": self.op, "path": self.path} | ({} if self.op == "remove" else {"value": self.value})
+
+
+def limit_field(container: ContainerForm, name: str) -> str:
+    return f'container "{container.name}": limits["{name}"]'
+
+
+def without(values: Mapping[str, str], names: Iterable[str]) -> Mapping[str, str]:
+    dropped = set(names)
+    return {name: value for name, value in values.items() if name not in dropped}
+
+
+# -- the difference --------------------------------------------------------------------------------------
+
+
+def difference(before: PodForm, after: PodForm) -> list[Operation]:
+    """JSON Patch from one to the other; both have the same containers."""
+    operations = [
+        *_map_steps("/metadata/labels", before.labels, after.labels),
+        *_map_steps("/metadata/annotations", before.annotations, after.annotations),
+    ]
+    if before.scheduler != after.scheduler:
+        operations.append(Operation("add", "/spec/schedulerName", after.scheduler))
+    if before.affinity != after.affinity:
+        operations.append(Operation("add", "/spec/affinity", dict(after.affinity)))
+    for old, new in zip(before.containers, after.containers, strict=True):
+        operations += _container_steps(old, new)
+    return operations
+
+
+def _container_steps(old: ContainerForm, new: ContainerForm) -> Iterator[Operation]:
+    root = f"/spec/{old.shelf}/{old.index}"
+    if (old.limits, old.requests) != (new.limits, new.requests):
+        yield from _map_steps(f"{root}/resources/limits", old.limits, new.limits)
+        yield from _map_steps(f"{root}/resources/requests", old.requests, new.requests)
+    if old.env == new.env:
+        return
+    if new.env:
+        yield Operation("add", f"{root}/env", [dict(each) for each in new.env])
+    else:
+        yield Operation("remove", f"{root}/env")
+
+
+def _map_steps(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Operation]:
+    if old == new:
+        return
+    if not old:
+        yield Operation("add", path, dict(new))
+        return
+    for name in old:
+        if name not in new:
+            yield Operation("remove", f"{path}/{_escaped(name)}")
+    for name, value in new.items():
+        if name not in old or old[name] != value:
+            yield Operation("add", f"{path}/{_escaped(name)}", value)
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
