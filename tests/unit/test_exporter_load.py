@@ -7,13 +7,16 @@ from pathlib import Path
 
 import click
 import pytest
+from click import Context
+from click.testing import CliRunner
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
 from gpuslice.adapters.web.scrape import Page, parse
 from gpuslice.apps.load.fields import WORKS
 from gpuslice.apps.load.judge import Who, judge_memory, judge_refusal, judge_traffic, judge_work
 from gpuslice.apps.load.kernels import kernel_for, ptx
-from gpuslice.apps.load.main import size_bytes
+from gpuslice.apps.load.main import command
+from gpuslice.apps.load.order import order_of, size_bytes
 from tests.tools import find
 
 CARD = "GPU-a"
@@ -42,9 +45,32 @@ def test_sizes(text: str, expected: int) -> None:
     assert size_bytes(text) == expected
 
 
-def test_a_size_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize("text", ["many", "-4GiB", "0", "4XB", "inf", "nan"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="4GiB"):
-        size_bytes("many")
+        size_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["-t", "1099"], 'field id is "1099", wants one of 1001 to 1012, or all'),
+        (["-t", "1004", "--level", "200"], "level is 200.0, wants 0 to 100"),
+        (["-t", "1001", "-r", "0"], "0.0 is not in the range x>=0.1"),
+        (["-t", "1001", "-d", "-5"], "-5.0 is not in the range x>=0."),
+        (["-i", "0,0"], 'cards are "0,0"'),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused_before_it_begins(arguments: list[str], sentence: str) -> None:
+    outcome = CliRunner().invoke(command, arguments)
+    assert outcome.exit_code == 2
+    assert sentence in outcome.output
+
+
+@pytest.mark.parametrize(("cards", "count"), [("0", 10), ("0,1", 12)])
+def test_all_fields_have_copies_between_cards_where_two_are_named(cards: str, count: int) -> None:
+    given = {parameter.name: parameter.get_default(Context(command)) for parameter in command.params}
+    assert len(order_of({**given, "fields": "all", "cards": cards}).works) == count
 
 
 def test_memory_agrees_only_when_all_that_is_held_is_shown() -> None:

@@ -21,6 +21,8 @@ class Work:
 _PCIE, _NVLINK = "gpuslice_gpu_pcie_bytes_total", "gpuslice_gpu_nvlink_bytes_total"
 MOVING = frozenset({"to_host", "to_device", "to_peer", "from_peer"})
 """Kinds of work that are counted in bytes."""
+BETWEEN_CARDS = frozenset({"to_peer", "from_peer"})
+"""Those that need a second card."""
 
 WORKS = {
     work.number: work

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +14,7 @@ from gpuslice.adapters.gpu import cuda
 from gpuslice.adapters.gpu.cuda import Cuda, CudaError, CudaMissingError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.load.engine import CannotGenerateError, Engine, Interval
-from gpuslice.apps.load.fields import MOVING, WORKS, Work
+from gpuslice.apps.load.fields import BETWEEN_CARDS, MOVING, Work
 from gpuslice.apps.load.judge import (
     MIB,
     Verdict,
@@ -26,6 +24,7 @@ from gpuslice.apps.load.judge import (
     judge_traffic,
     judge_work,
 )
+from gpuslice.apps.load.order import LENGTH, STEP, Order, order_of
 
 _ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": cuda.MAX_THREADS,
@@ -36,7 +35,6 @@ _ATTRIBUTES = {
     "GLOBAL_MEMORY_BUS_WIDTH": cuda.BUS_WIDTH,
     "MEMORY_CLOCK_RATE": cuda.MEMORY_CLOCK,
 }
-_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 STOPPED = 130  # as shells say it of a program that Ctrl-C ended
 SETTLE_S = 3.0
 """How long an exporter that samples once a second may need to show a change."""
@@ -60,31 +58,19 @@ class Report:
         return all(verdict.agrees for verdict in self.verdicts)
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the command line asks for."""
-
-    works: tuple[Work, ...]
-    cards: tuple[int, ...]
-    duration_s: float
-    report_s: float
-    level: float
-    hold_bytes: int
-    grow_bytes: int
-    url: str
-    who: Who
-    tolerance: float
-    as_json: bool
-
-    def say(self, line: str = "") -> None:
-        if not self.as_json:
-            click.echo(line)
-
-
 @click.command("load")
-@click.option("-t", "--fieldId", "fields", default="", metavar="IDS", help="Field ids, e.g. 1004, or all.")
-@click.option("-d", "--duration", default=30.0, show_default=True, help="Seconds for each field.")
-@click.option("-r", "--report", default=1.0, show_default=True, help="Seconds between two lines.")
+@click.option(
+    "-t",
+    "--fieldId",
+    "fields",
+    default="",
+    metavar="IDS",
+    help="Field ids, e.g. 1004, or all: copies between cards (1011, 1012) only where -i names two.",
+)
+@click.option(
+    "-d", "--duration", type=LENGTH, default=30.0, show_default=True, help="Seconds for each field."
+)
+@click.option("-r", "--report", type=STEP, default=1.0, show_default=True, help="Seconds between two lines.")
 @click.option(
     "-i",
     "--gpuIds",
@@ -120,9 +106,9 @@ def command(**given: Any) -> None:
     Ends with 1 when the exporter says something else than was done, with 130 after Ctrl-C.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a pod that is deleted: as Ctrl-C
-    order, report = _order(given), Report()
+    order, report = order_of(given), Report()
     try:
-        _run(order, Cuda(order.cards[0]), report)
+        _run(order, _card(order.cards[0]), report)
     except (CudaError, CudaMissingError, CannotGenerateError, ScrapeError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:  # what is held, the driver takes back when we end
@@ -141,7 +127,7 @@ def _run(order: Order, card: Cuda, report: Report) -> None:
     who = Who(card.uuid, order.who.namespace, order.who.pod, order.who.container)
     _greet(order, card)
     if order.hold_bytes:
-        card.fill(card.allocate(order.hold_bytes), order.hold_bytes)
+        _hold(card, order.hold_bytes)
         report.held_bytes = order.hold_bytes
         order.say(f"Holding {order.hold_bytes / MIB:.0f} MiB")
     if order.grow_bytes:
@@ -159,8 +145,15 @@ def _run(order: Order, card: Cuda, report: Report) -> None:
         _add_verdicts(order, report, found)
 
 
+def _hold(card: Cuda, size_bytes: int) -> None:
+    try:
+        card.fill(card.allocate(size_bytes), size_bytes)
+    except CudaError as error:
+        raise CannotGenerateError(f"{size_bytes / MIB:.0f} MiB cannot be held: {error}") from error
+
+
 def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) -> None:
-    engine = Engine(card, work, _peer(order, card) if work.kind in {"to_peer", "from_peer"} else None)
+    engine = Engine(card, work, _peer(order, card) if work.kind in BETWEEN_CARDS else None)
     before = fetch(order.url) if order.url and work.kind in MOVING else None
     began, busy, moved_bytes = time.monotonic(), 0.0, 0
     while (passed := time.monotonic() - began) < order.duration_s:
@@ -190,9 +183,16 @@ def _peer(order: Order, card: Cuda) -> Cuda | None:
     return next((other for other in others if card.reaches(other)), others[0] if others else None)
 
 
-def _beside(card: Cuda, ordinal: int) -> Cuda:
+def _card(ordinal: int) -> Cuda:
     try:
         return Cuda(ordinal)
+    except CudaError as error:
+        raise CannotGenerateError(f"card {ordinal}: {error}") from error
+
+
+def _beside(card: Cuda, ordinal: int) -> Cuda:
+    try:
+        return _card(ordinal)
     finally:
         card.make_current()
 
@@ -248,62 +248,3 @@ def _greet(order: Order, card: Cuda) -> None:
     order.say("CudaInit completed successfully.")
     order.say()
     order.say("Skipping WatchFields() since DCGM validation is disabled")
-
-
-def _order(given: dict[str, Any]) -> Order:
-    environ = os.environ
-    if not 0 <= given["level"] <= 100:
-        raise click.BadParameter(f"level is {given['level']}, wants 0 to 100")
-    who = Who(
-        "",
-        given["namespace"] or environ.get("POD_NAMESPACE", ""),
-        given["pod"] or environ.get("POD_NAME", ""),
-        given["container"],
-    )
-    works = tuple(_works(given["fields"].strip()))
-    if not works and not given["hold"] and not given["grow"]:
-        works = (WORKS[1001],)
-    return Order(
-        works=works,
-        cards=_cards(given["cards"]),
-        duration_s=given["duration"],
-        report_s=given["report"],
-        level=1.0 if given["target_max_value"] else given["level"] / 100,
-        hold_bytes=size_bytes(given["hold"]),
-        grow_bytes=size_bytes(given["grow"]),
-        url=given["url"],
-        who=who,
-        tolerance=given["tolerance"] / 100,
-        as_json=given["output"] == "json",
-    )
-
-
-def _cards(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) != len(parts) or len(parts) > 2:
-        raise click.BadParameter(f'cards are "{text}", wants one number, or two for copies between cards')
-    return tuple(int(part) for part in parts)
-
-
-def _works(text: str) -> Iterator[Work]:
-    if text == "all":
-        yield from (work for work in WORKS.values() if work.kind not in {"to_peer", "from_peer"})
-        return
-    for part in filter(None, (each.strip() for each in text.split(","))):
-        if not part.isdecimal() or int(part) not in WORKS:
-            raise click.BadParameter(
-                f'field id is "{part}", wants one of {min(WORKS)} to {max(WORKS)}, or all'
-            )
-        yield WORKS[int(part)]
-
-
-def size_bytes(text: str) -> int:
-    """``4GiB``, ``512M`` or plain bytes; 0 for nothing."""
-    if not text:
-        return 0
-    number = text.rstrip("iBKMGb ")
-    unit = text[len(number) :].strip().upper().removesuffix("B").removesuffix("I")
-    try:
-        return int(float(number) * _UNITS[unit])
-    except (ValueError, KeyError):
-        raise click.BadParameter(f'size is "{text}", wants e.g. 4GiB or 512MiB') from None

@@ -1,0 +1,101 @@
+"""What a command line of ``gpuslice load`` asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from gpuslice.apps.load.fields import BETWEEN_CARDS, WORKS, Work
+from gpuslice.apps.load.judge import Who
+
+LENGTH, STEP = click.FloatRange(min=0), click.FloatRange(min=0.1)
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the command line asks for."""
+
+    works: tuple[Work, ...]
+    cards: tuple[int, ...]
+    duration_s: float
+    report_s: float
+    level: float
+    hold_bytes: int
+    grow_bytes: int
+    url: str
+    who: Who
+    tolerance: float
+    as_json: bool
+
+    def say(self, line: str = "") -> None:
+        if not self.as_json:
+            click.echo(line)
+
+
+def order_of(given: dict[str, Any]) -> Order:
+    """The command line's words as values. Raises `click.BadParameter`."""
+    environ = os.environ
+    if not 0 <= given["level"] <= 100:
+        raise click.BadParameter(f"level is {given['level']}, wants 0 to 100")
+    who = Who(
+        "",
+        given["namespace"] or environ.get("POD_NAMESPACE", ""),
+        given["pod"] or environ.get("POD_NAME", ""),
+        given["container"],
+    )
+    cards = _cards(given["cards"])
+    works = tuple(_works(given["fields"].strip(), between_cards=len(cards) > 1))
+    if not works and not given["hold"] and not given["grow"]:
+        works = (WORKS[1001],)
+    return Order(
+        works=works,
+        cards=cards,
+        duration_s=given["duration"],
+        report_s=given["report"],
+        level=1.0 if given["target_max_value"] else given["level"] / 100,
+        hold_bytes=size_bytes(given["hold"]),
+        grow_bytes=size_bytes(given["grow"]),
+        url=given["url"],
+        who=who,
+        tolerance=given["tolerance"] / 100,
+        as_json=given["output"] == "json",
+    )
+
+
+def _cards(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) != len(parts) or len(parts) > 2:
+        raise click.BadParameter(f'cards are "{text}", wants one number, or two for copies between cards')
+    return tuple(int(part) for part in parts)
+
+
+def _works(text: str, *, between_cards: bool) -> Iterator[Work]:
+    if text == "all":
+        yield from (work for work in WORKS.values() if between_cards or work.kind not in BETWEEN_CARDS)
+        return
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        if not part.isdecimal() or int(part) not in WORKS:
+            raise click.BadParameter(
+                f'field id is "{part}", wants one of {min(WORKS)} to {max(WORKS)}, or all'
+            )
+        yield WORKS[int(part)]
+
+
+def size_bytes(text: str) -> int:
+    """``4GiB``, ``512M`` or plain bytes; 0 for nothing."""
+    if not text:
+        return 0
+    number = text.rstrip("iBKMGb ")
+    unit = text[len(number) :].strip().upper().removesuffix("B").removesuffix("I")
+    try:
+        found = int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        found = 0
+    if found <= 0:
+        raise click.BadParameter(f'size is "{text}", wants e.g. 4GiB or 512MiB')
+    return found
