@@ -108,6 +108,31 @@ def test_an_id_that_means_nothing_is_a_problem_and_not_a_crash() -> None:
     assert "nonsense" in book.problems[0]
 
 
+def test_only_claims_of_whole_cards_become_shares_of_one() -> None:
+    """A MIG device that two containers use stays what it is, and so does who has the card another way."""
+    devices = {("n1", "part"): "MIG-3"}
+    both = [claimed("part"), claimed("part", "side")]
+    assert {each.mode for each in book_of({}, both, devices).promises["MIG-3"].values()} == {ShareMode.MIG}
+    whole = Holding("default", "other", "main", frozenset({"nvidia0"}))
+    mixed = book_of({"nvidia.com/gpu": [whole]}, [claimed("gpu-0")]).promises["nvidia0"]
+    modes = {key.pod: promise.mode for key, promise in mixed.items()}
+    assert modes == {"other": ShareMode.EXCLUSIVE, "app-0": ShareMode.SHARE}
+
+
+def test_a_book_knows_the_containers_of_each_pod() -> None:
+    beside = Holding("default", "app-0", "side", frozenset({"GPU-a-_-1"}))
+    other = Holding("team", "app-0", "main", frozenset({"GPU-b-_-0"}))
+    found = book_of({"aliyun.com/gpu-mem": [holding("GPU-a-_-0"), beside, other]})
+    assert found.containers == {"default/app-0": ("main", "side"), "team/app-0": ("main",)}
+
+
+def test_a_card_smaller_than_a_unit_has_no_memory_to_promise() -> None:
+    promise = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 1)
+    assert allocated_bytes(promise, 1023 * MIB, "GiB") is None
+    assert allocated_bytes(promise, None, "GiB") is None
+    assert allocated_bytes(promise, 1024 * MIB, "GiB") == 1024 * MIB
+
+
 def test_units_are_the_documented_bytes() -> None:
     promise = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
     assert allocated_bytes(promise, 16130 * MIB, "GiB") == 4301 * MIB
