@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import yaml
@@ -14,10 +15,12 @@ from gpuslice.apps.exporter.main import command
 from tests import tools
 from tests.contract.test_chart import render
 
+LOGIN = "scheme=https,basicAuth.username.name=scraper,basicAuth.username.key=name"
+AT_ENDPOINT = ",".join(f"monitoring.serviceMonitor.endpoint.{each}" for each in LOGIN.split(","))
 ALL = (
     "exporter.enabled=true,exporter.ackMetrics=true,exporter.legacyPort=9445,exporter.counters=x\\,gauge\\,y,"
     "exporter.webConfigSecret=web,monitoring.serviceMonitor.enabled=true,monitoring.alerts.enabled=true,"
-    "monitoring.dashboards.enabled=true,monitoring.labels.release=stack"
+    f"monitoring.dashboards.enabled=true,monitoring.labels.release=stack,{AT_ENDPOINT}"
 )
 
 
@@ -49,9 +52,32 @@ def test_the_exporters_arguments_are_its_settings(helm: str) -> None:
 def test_the_applications_labels_survive_the_scrape(helm: str) -> None:
     monitor = render(helm, "--set", ALL)["ServiceMonitor", "gpuslice-exporter"]
     assert monitor["metadata"]["labels"]["release"] == "stack"
-    (endpoint,) = monitor["spec"]["endpoints"]
-    assert endpoint["honorLabels"] is True
-    assert any(rule.get("action") == "labeldrop" for rule in endpoint["relabelings"])
+    for endpoint in monitor["spec"]["endpoints"]:
+        assert endpoint["honorLabels"] is True
+        assert any(rule.get("action") == "labeldrop" for rule in endpoint["relabelings"])
+
+
+def test_each_port_is_scraped_in_the_way_its_protection_asks_for(helm: str) -> None:
+    objects = render(helm, "--set", ALL)
+    endpoints = objects["ServiceMonitor", "gpuslice-exporter"]["spec"]["endpoints"]
+    ports = {each["name"] for each in objects["Service", "gpuslice-exporter"]["spec"]["ports"]}
+    assert {each["port"] for each in endpoints} == ports
+    assert {each["scheme"] for each in endpoints} == {"https"}
+    jobs = {
+        rule["replacement"] for each in endpoints for rule in each["relabelings"] if "replacement" in rule
+    }
+    assert jobs == {"gpuslice-exporter", "gpuslice-exporter-legacy"}
+    unprotected = render(helm, "--set", "exporter.enabled=true,monitoring.serviceMonitor.enabled=true")
+    (endpoint,) = unprotected["ServiceMonitor", "gpuslice-exporter"]["spec"]["endpoints"]
+    assert endpoint["port"] == "metrics"
+    assert "scheme" not in endpoint
+
+
+def test_a_protected_page_that_nobody_could_scrape_is_refused(helm: str) -> None:
+    asked = "exporter.enabled=true,exporter.webConfigSecret=web,monitoring.serviceMonitor.enabled=true"
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render(helm, "--set", asked)
+    assert "monitoring.serviceMonitor.endpoint must say" in refused.value.stderr
 
 
 def test_the_rules_and_dashboards_are_those_of_the_repository(helm: str) -> None:
