@@ -23,7 +23,7 @@ from gpuslice.core.contract import GPU_CORE, GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import make_policy
-from gpuslice.core.views import container_specs, pod_of
+from gpuslice.core.views import pod_of, wants_of
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
 
 Options = dict[str, str]
@@ -155,8 +155,7 @@ def _pod(document: dict[str, object]) -> Pod:
         phase="Pending",
         terminating=False,
         version="",
-        specs=container_specs(wire.spec),
-        labels=wire.metadata.labels,
+        wants=wants_of(wire.spec, wire.metadata.labels),
         annotations=None,
     )
 

@@ -307,6 +307,26 @@ def test_a_second_assumption_replaces_the_first_and_a_failed_one_leaves_it() -> 
     assert left(ledger) == (15, 11)
 
 
+def test_news_that_change_no_amount_are_written_down_all_the_same() -> None:
+    ledger = ledger_of(make_pod(node="n1", card=1, memory=4, version=1))
+    clock = ledger.flush().clock
+    ledger.apply_pod(make_pod(node="n1", card=1, memory=4, version=2, assigned=True))
+    holding = ledger.holding("uid-p")
+    assert holding is not None
+    assert (holding.pod.version, holding.pod.assigned, ledger.flush().clock) == (2, True, clock)
+
+
+def test_what_is_assumed_is_known_until_it_is_seen_bound_or_forgotten() -> None:
+    ledger = ledger_of(make_pod("a", memory=4), make_pod("b", memory=4))
+    for name in "ab":
+        assert ledger.assume(ledger.pods[f"uid-{name}"], make_placement("n1", 4, 0)) is None
+    ledger.apply_pod(make_pod("b", memory=4, card=0, version=9))  # the annotations are seen, not the binding
+    assert [holding.pod.name for holding in ledger.assumed()] == ["a", "b"]
+    ledger.apply_pod(make_pod("b", memory=4, card=0, node="n1", version=10))
+    ledger.forget("uid-a")
+    assert ledger.assumed() == []
+
+
 class Diary:
     """Hears what a policy hears."""
 

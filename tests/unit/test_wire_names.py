@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from itertools import product
+
 import msgspec
 import numpy as np
 import pytest
@@ -34,6 +37,37 @@ def test_thousands_of_names_that_differ_in_a_digit_are_told_apart() -> None:
     table = NameTable(row_of)
     asked = [*names[5000:], "ip-10-100-1.eu-west-1.compute.internal", *names[:5000]]
     assert table.rows(msgspec.json.encode(asked)).tolist() == plain(row_of, asked)
+
+
+def test_names_that_differ_eight_letters_apart_are_told_apart() -> None:
+    names = [f"gpu-r{a}{b}-{c}-node{d}{e}" for a, b, c, d, e in product("0123456789", repeat=5)][:20_000]
+    row_of = {name: row for row, name in enumerate(names)}
+    table = NameTable(row_of)
+    assert table.rows(msgspec.json.encode(names)).tolist() == list(range(len(names)))
+    assert set(table.rows(msgspec.json.encode([f"{name}x" for name in names])).tolist()) == {UNKNOWN}
+
+
+@given(st.integers(1, 20), st.data())
+def test_names_of_one_length_are_read_like_any(length: int, data: st.DataObject) -> None:
+    name = st.text("ab-\u00e4", min_size=length, max_size=length)
+    names = data.draw(st.lists(name, min_size=1, max_size=20))
+    row_of = {each: row for row, each in enumerate(dict.fromkeys(names[::2])) if each.isascii()}
+    assert NameTable(row_of).rows(msgspec.json.encode(names)).tolist() == plain(row_of, names)
+
+
+@given(st.binary(max_size=40), st.integers(0, 30), st.integers(0, 5))
+def test_what_is_no_list_is_an_error_or_names_nobody(junk: bytes, at: int, cut: int) -> None:
+    """Where bytes in place of others make it no JSON, no node may be taken for one that was asked about."""
+    whole = b'["node-a","node-b","node-c"]'
+    raw = whole[:at] + junk + whole[at + cut :]
+    table = NameTable({"node-a": 0, "node-b": 1, "node-c": 2})
+    try:
+        expected = plain({"node-a": 0, "node-b": 1, "node-c": 2}, msgspec.json.decode(raw, type=list[str]))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        with contextlib.suppress(MalformedError):
+            assert UNKNOWN in table.rows(raw).tolist()
+    else:
+        assert table.rows(raw).tolist() == expected
 
 
 @pytest.mark.parametrize(

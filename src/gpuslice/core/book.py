@@ -27,6 +27,15 @@ class Holding:
             return 0
         return self.pod.request.units
 
+    def takes_as_much_as(self, other: Holding) -> bool:
+        """Whether the node has the same left with one in place of the other."""
+        return (
+            self.node == other.node
+            and self.placement == other.placement
+            and self.unplaced_units == other.unplaced_units
+            and self.pod.feed == other.pod.feed
+        )
+
 
 @dataclass(slots=True)
 class NodeBook:

@@ -66,6 +66,7 @@ class Ledger:
         self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
         self._books: dict[str, NodeBook] = {}
         self._where: dict[str, str] = {}  # uid → node name of its holding
+        self._assumed: dict[str, None] = {}  # uids of holdings that are assumed, in order
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._stale: dict[str, None] = {}  # nodes whose row is not what their book says, in order of change
@@ -145,8 +146,7 @@ class Ledger:
 
     def assumed(self) -> list[Holding]:
         """Placements that the API server has not shown bound yet, oldest first."""
-        waiting = (self._books[name].holdings[uid] for uid, name in self._where.items())
-        return [holding for holding in waiting if holding.assumed]
+        return [self._books[self._where[uid]].holdings[uid] for uid in self._assumed]
 
     # -- what is asked -----------------------------------------------------------------------------------
 
@@ -226,6 +226,9 @@ class Ledger:
         after = _holding_of(pod, before)
         if after == before:
             return
+        if before is not None and after is not None and before.takes_as_much_as(after):
+            self._write_down(after)  # the row of its node stays as it is
+            return
         self._drop_holding(pod.uid)
         if after is not None:
             self._hold(after)
@@ -255,19 +258,27 @@ class Ledger:
             self.witness.departed(shape_of(pod.request))
 
     def _hold(self, holding: Holding) -> None:
-        uid, book = holding.pod.uid, self._book(holding.node)
-        book.holdings[uid] = holding
-        book.changed()
-        self.nominations.drop(uid)
-        self._feed(uid, holding.node, holding.pod.feed)
-        self._where[uid] = holding.node
+        self._write_down(holding)
+        self._book(holding.node).changed()
+        self._feed(holding.pod.uid, holding.node, holding.pod.feed)
+        self._where[holding.pod.uid] = holding.node
         self._stale[holding.node] = None
+
+    def _write_down(self, holding: Holding) -> None:
+        uid = holding.pod.uid
+        self._book(holding.node).holdings[uid] = holding
+        self.nominations.drop(uid)
+        if holding.assumed:
+            self._assumed[uid] = None
+        else:
+            self._assumed.pop(uid, None)
 
     def _drop_holding(self, uid: str) -> bool:
         name = self._where.pop(uid, None)
         if name is None:
             return False
         self._feed(uid, "", NO_FEED)
+        self._assumed.pop(uid, None)
         book = self._books[name]
         del book.holdings[uid]
         book.changed()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import lru_cache
+from typing import NamedTuple, Protocol
 
 from gpuslice.core.annotations import decode_assume_time, decode_gpus, decode_placement
 from gpuslice.core.contract import (
@@ -17,11 +18,11 @@ from gpuslice.core.contract import (
     NODE_GPUS,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
-from gpuslice.core.feed import NO_FEED, Feed, node_feed
+from gpuslice.core.feed import Feed, node_feed, pod_feed
 from gpuslice.core.mode import CORE_MEM
 from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, asks_for_gpu, pod_request
+from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 _NOTHING: Mapping[str, str] = {}
@@ -30,6 +31,8 @@ _NOTHING: Mapping[str, str] = {}
 class ResourcesLike(Protocol):
     @property
     def limits(self) -> Mapping[str, object] | None: ...
+    @property
+    def requests(self) -> Mapping[str, str | int | float] | None: ...
 
 
 class ContainerLike(Protocol):
@@ -50,27 +53,56 @@ class PodSpecLike(Protocol):
     def init_containers(self) -> Sequence[ContainerLike] | None: ...
 
 
-def container_specs(spec: PodSpecLike) -> list[ContainerSpec]:
-    """All containers in the order they start; empty when none names one of our resources, as in most pods."""
-    inits = spec.init_containers or ()
-    if not any(each.resources and asks_for_gpu(each.resources.limits) for each in (*inits, *spec.containers)):
-        return []
-    return [*_init_specs(inits), *_app_specs(spec.containers)]
+class Wants(NamedTuple):
+    """What a pod asks for: cards, if any, and CPU and memory. `problem`: why it can never be given."""
+
+    request: Request | None
+    feed: Feed
+    problem: str = ""
 
 
-def _init_specs(containers: Sequence[ContainerLike]) -> Iterator[ContainerSpec]:
-    for index, each in enumerate(containers):
-        kind = ContainerKind.SIDECAR if each.restart_policy == "Always" else ContainerKind.INIT
-        yield ContainerSpec(each.name, index, _limits(each), kind)
+def wants_of(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: bool = False) -> Wants:
+    """What the containers ask for. A pod that is `bound` holds its amount even if the rest makes no sense."""
+    feed = pod_feed(spec)
+    inits, apps = _limits(spec.init_containers or ()), _limits(spec.containers)
+    if not any(limits for *_, limits in (*inits, *apps)):  # as most pods of most clusters
+        return Wants(None, feed)
+    return _wants(inits, apps, labels.get(GPU_COUNT) if labels else None, feed, bound)
 
 
-def _app_specs(containers: Sequence[ContainerLike]) -> Iterator[ContainerSpec]:
-    for index, each in enumerate(containers):
-        yield ContainerSpec(each.name, index, _limits(each))
+Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
+"""Name and restart policy of a container, and those of its limits that are ours."""
 
 
-def _limits(container: ContainerLike) -> Mapping[str, object]:
-    return (container.resources.limits if container.resources else None) or {}
+def _limits(containers: Sequence[ContainerLike]) -> tuple[Limits, ...]:
+    return tuple([(each.name, each.restart_policy, _ours(each.resources)) for each in containers])
+
+
+def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
+    limits = resources.limits if resources is not None else None
+    if not limits:
+        return ()
+    return tuple([(name, limits[name]) for name in (GPU_MEM, GPU_CORE) if name in limits])
+
+
+@lru_cache(maxsize=4096)  # the pods of a cluster are much alike, and share what was worked out once
+def _wants(
+    inits: tuple[Limits, ...], apps: tuple[Limits, ...], count: str | None, feed: Feed, bound: bool
+) -> Wants:
+    specs = [*_init_specs(inits), *_app_specs(apps)]
+    request, problem = _request(specs, {} if count is None else {GPU_COUNT: count}, bound)
+    return Wants(None if request is None else replace(request, feed=feed), feed, problem)
+
+
+def _init_specs(containers: Sequence[Limits]) -> Iterator[ContainerSpec]:
+    for index, (name, restart_policy, limits) in enumerate(containers):
+        kind = ContainerKind.SIDECAR if restart_policy == "Always" else ContainerKind.INIT
+        yield ContainerSpec(name, index, dict(limits), kind)
+
+
+def _app_specs(containers: Sequence[Limits]) -> Iterator[ContainerSpec]:
+    for index, (name, _, limits) in enumerate(containers):
+        yield ContainerSpec(name, index, dict(limits))
 
 
 def pod_of(
@@ -84,32 +116,27 @@ def pod_of(
     version: str,
     priority: int | None = None,
     nominated: str = "",
-    feed: Feed = NO_FEED,
-    specs: Sequence[ContainerSpec],
-    labels: Mapping[str, str] | None,
+    wants: Wants,
     annotations: Mapping[str, str] | None,
 ) -> Pod:
     """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody."""
-    labels, annotations = labels or _NOTHING, annotations or _NOTHING
-    request, problem = _request(specs, labels, bound=bool(node))
-    if request is not None and feed:
-        request = replace(request, feed=feed)
-    placement, misread = _placement(annotations, node, request)
+    annotations = annotations or _NOTHING
+    placement, misread = _placement(annotations, node, wants.request)
     return Pod(
         uid=uid,
         namespace=namespace,
         name=name,
         node=node,
-        request=request,
+        request=wants.request,
         placement=placement,
         assigned=annotations.get(ANN_ASSIGNED) == "true",
         assume_time_ns=decode_assume_time(annotations),
         finished=phase in FINISHED_PHASES,
         terminating=terminating,
-        problem=problem or misread,
+        problem=wants.problem or misread,
         priority=priority or 0,
         nominated=nominated,
-        feed=feed,
+        feed=wants.feed,
         version=version_number(version),
     )
 

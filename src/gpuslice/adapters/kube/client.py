@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuslice.adapters.kube import requests
-from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError, KubeError
+from gpuslice.adapters.kube.errors import (
+    UNREADABLE,
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    KubeError,
+)
 from gpuslice.adapters.kube.http import Request
 from gpuslice.adapters.kube.requests import Listing, ListMetadata
 from gpuslice.adapters.kube.resources import Resource
@@ -85,7 +91,7 @@ class KubeClient:
             async for line in open_lines:
                 try:
                     yield read.decode(line)
-                except msgspec.DecodeError as error:
+                except UNREADABLE as error:
                     raise InvalidError(f"watch of {resource.plural}: a line is not JSON: {error}") from error
 
     # -- writing --------------------------------------------------------------------------------------

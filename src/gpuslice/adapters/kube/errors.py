@@ -9,6 +9,9 @@ import msgspec
 
 from gpuslice.core.errors import GpusliceError
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are not what they should be; strings that are no UTF-8 are apart."""
+
 
 class StatusCause(msgspec.Struct, gc=False):
     reason: str = ""
@@ -121,7 +124,7 @@ def decode_status(body: bytes) -> Status:
     """The Status in `body`; whatever else a proxy or webhook put there becomes its message."""
     try:
         return _STATUS.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNREADABLE:
         return Status(message=body[:500].decode(errors="replace").strip())
 
 

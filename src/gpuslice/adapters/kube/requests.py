@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from gpuslice.adapters.kube.errors import ConflictError, InvalidError, KubeError, error_of
+from gpuslice.adapters.kube.errors import UNREADABLE, ConflictError, InvalidError, KubeError, error_of
 from gpuslice.adapters.kube.http import Request, Response
 from gpuslice.adapters.kube.resources import PODS, Resource
 
@@ -48,7 +48,7 @@ def decode(kind: type[T], response: Response, request: Request) -> T:
     expect_success(response, request)
     try:
         return cast(T, decoder(cast(Hashable, kind)).decode(response.body))
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise InvalidError(f"{request}: the answer is not what the API promises: {error}") from error
 
 

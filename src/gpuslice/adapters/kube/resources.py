@@ -7,12 +7,14 @@ A kind needs one line here only if several modules speak of it; any other is ``R
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from gpuslice.adapters.kube import objects
 
 T = TypeVar("T")
+_quoted = lru_cache(maxsize=1024)(quote)  # a pod is written to twice when it is bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,9 @@ class Resource(Generic[T]):
         root = "/api/" if "/" not in self.api_version else "/apis/"
         parts = [root + self.api_version]
         if self.namespaced and namespace:
-            parts += ["namespaces", quote(namespace, safe="")]
+            parts += ["namespaces", _quoted(namespace, "")]
         parts.append(self.plural)
-        parts += [quote(part, safe="/") for part in (name, subresource) if part]
+        parts += [_quoted(part, "/") for part in (name, subresource) if part]
         return "/".join(parts)
 
     def as_dict(self) -> Resource[dict[str, Any]]:

@@ -11,6 +11,7 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlencode
 
@@ -173,12 +174,13 @@ class HttpTransport:
         if self._same is None or self._same[0] != secret:
             same = {**self._route.head(), **self._connection.headers, **authorization(secret)}
             self._same = (secret, _header_lines(same))
-        query = f"?{urlencode(request.query)}" if request.query else ""
+        query = _query(tuple(request.query.items()))
+        own = _own_header_lines(tuple(request.headers.items()))
         writes = request.method in ("POST", "PUT", "PATCH")
         length = f"Content-Length: {len(request.body)}\r\n" if request.body or writes else ""
         return (
             f"{request.method} {self._route.target(request.path)}{query} HTTP/1.1\r\n"
-            f"{self._same[1]}{_header_lines(request.headers)}{length}\r\n"
+            f"{self._same[1]}{own}{length}\r\n"
         ).encode("latin-1")
 
     # -- lines -----------------------------------------------------------------------------------------------
@@ -244,6 +246,19 @@ class _Sent:
 
     begun: bool = False
     reused: bool = False
+
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@lru_cache(maxsize=64)  # nearly every request has one of a few
+def _query(pairs: Pairs) -> str:
+    return f"?{urlencode(pairs)}" if pairs else ""
+
+
+@lru_cache(maxsize=64)
+def _own_header_lines(pairs: Pairs) -> str:
+    return _header_lines(dict(pairs))
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:

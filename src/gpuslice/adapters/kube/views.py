@@ -6,9 +6,8 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.slim import SlimNode, SlimPod
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.core.feed import pod_feed
 from gpuslice.core.model import Node, Pod
-from gpuslice.core.views import container_specs, node_of, pod_of
+from gpuslice.core.views import node_of, pod_of, wants_of
 
 
 def pod_view(pod: objects.Pod | SlimPod) -> Pod:
@@ -24,9 +23,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         version=meta.resource_version,
         priority=spec.priority,
         nominated=pod.status.nominated_node_name,
-        feed=pod_feed(spec),
-        specs=container_specs(spec),
-        labels=meta.labels,
+        wants=wants_of(spec, meta.labels, bound=bool(spec.node_name)),
         annotations=meta.annotations,
     )
 

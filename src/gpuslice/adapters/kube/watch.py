@@ -21,7 +21,9 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient, WatchLine
 from gpuslice.adapters.kube.errors import (
+    UNREADABLE,
     GoneError,
+    InvalidError,
     KubeError,
     UnavailableError,
     decode_status,
@@ -170,7 +172,11 @@ class Reflector(Generic[T]):
 
     def _decode(self, line: WatchLine) -> T:
         kind: Any = self._resource.type
-        item: T = decoder(kind).decode(line.object)
+        try:
+            item: T = decoder(kind).decode(line.object)
+        except UNREADABLE as error:
+            what = f"watch of {self._resource.plural}"
+            raise InvalidError(f"{what}: an object is not what the API promises: {error}") from error
         return item
 
     # -- changes --------------------------------------------------------------------------------------

@@ -61,15 +61,14 @@ def text_answer(text: str, status: int = 200) -> Answer:
 
 def head_of(answer: Answer, last: bool) -> bytes:
     """The bytes before the body; `last`: nothing follows on this connection."""
-    lines = [
-        _status_line(answer.status),
-        f"Content-Type: {answer.content_type}\r\n",
-        f"Content-Length: {len(answer.body)}\r\nDate: {_date(int(time.time()))}\r\n",
-        *(f"{name}: {value}\r\n" for name, value in answer.headers.items()),
-        # said always: a client that speaks HTTP/1.0 keeps its connection only when told to
-        "Connection: close\r\n\r\n" if last else "Connection: keep-alive\r\n\r\n",
-    ]
-    return "".join(lines).encode("latin-1")
+    own = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
+    # said always: a client that speaks HTTP/1.0 keeps its connection only when told to
+    connection = "close" if last else "keep-alive"
+    return (
+        f"{_status_line(answer.status)}Content-Type: {answer.content_type}\r\n"
+        f"Content-Length: {len(answer.body)}\r\nDate: {_date(int(time.time()))}\r\n"
+        f"{own}Connection: {connection}\r\n\r\n"
+    ).encode("latin-1")
 
 
 @lru_cache(maxsize=100)

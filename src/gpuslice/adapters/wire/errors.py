@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from gpuslice.core.errors import GpusliceError
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are not what they should be; strings that are no UTF-8 are apart."""
 
 
 class MalformedError(GpusliceError):

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 
 _NULL = msgspec.Raw(b"null")
+_NAMES_KEY = b'"NodeNames":'
 
 
 class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
@@ -204,8 +205,17 @@ _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_args(body: bytes) -> ExtenderArgs:
-    """The body of filter or prioritize. Raises `MalformedError`."""
-    args = _decode(_ARGS, body)
+    """The body of filter or prioritize. Raises `MalformedError`.
+
+    The list of names is nearly all of the body and is read by `names` anyway: where it stands at the end, as
+    kube-scheduler writes it, it is cut off here unread, and may still turn out to be no list of strings.
+    """
+    names_at = body.rfind(b"[")
+    if body.startswith(_NAMES_KEY, names_at - len(_NAMES_KEY)) and body.endswith(b'"]}'):
+        args = _decode(_ARGS, body[:names_at] + b"null}")
+        args.node_names = msgspec.Raw(body[names_at:-1])
+    else:
+        args = _decode(_ARGS, body)
     if args.pod is None or (args.nodes is None and args.node_names == _NULL):
         return _in_any_case(_ARGS, body)
     return args
@@ -237,7 +247,7 @@ def _go_name(name: str) -> str:
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise MalformedError(f"the request body cannot be read: {error}") from error
 
 

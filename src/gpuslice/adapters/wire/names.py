@@ -4,6 +4,9 @@ kube-scheduler sends every name of the cluster with every question, in an order 
 that is 55 KB, and to make 5,000 strings, hash them and look them up costs more than to decide. Here the
 names stay bytes. Each is hashed as 64-bit words straight from the body, all at once, and found in a table;
 answers are put together from rows of ready-made JSON, padded with blanks to one width.
+
+A hash stands for its name: every step of it can be undone, so names that differ in one word never share one,
+and of names that differ in several about one pair in 2⁶⁴ does.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -22,7 +25,10 @@ Words = npt.NDArray[np.uint64]
 
 UNKNOWN = -1
 _WORD = 8
-_QUOTE = ord('"')
+_SHIFT = np.uint64(29)
+_SPARE_BITS = 2  # a table has four to eight places for each name
+_QUOTE, _COMMA = ord('"'), ord(",")
+_EDGES = np.frombuffer(b'"",', dtype=np.uint8)
 _NUMBERS = np.array([list(b"%2d" % number) for number in range(20)], dtype=np.uint8)
 _KEPT_TEXTS = 8
 _TAIL = np.array([(1 << (8 * count)) - 1 for count in range(_WORD)] + [(1 << 64) - 1], dtype=np.uint64)
@@ -36,12 +42,13 @@ class NameTable:
         self._row_of = dict(row_of)
         size = max(row_of.values(), default=-1) + 1
         self._quoted = _matrix(self._row_of, size)
+        self._lines: dict[tuple[bytes, bytes], Bytes] = {}
         longest = self._quoted.shape[1] // _WORD + 2
         self._factors = _odd_numbers(longest, seed)
-        self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)
-        self._levels: list[tuple[int, Rows]] = []
-        self._lines: dict[tuple[bytes, bytes], Bytes] = {}
-        self._build()
+        self._hash_of_row = np.zeros(
+            size + 1, dtype=np.uint64
+        )  # an empty place in a table points to the last
+        self._fill_table()
 
     def rows(self, raw: bytes) -> Rows:
         """The row of each name in a JSON list of strings, `UNKNOWN` for names that are none of ours.
@@ -82,88 +89,96 @@ class NameTable:
 
     # -- hashing ---------------------------------------------------------------------------------------------
 
-    def _hashes(self, raw: bytes, starts: Rows, lengths: Rows) -> Words:
-        """One 64-bit number for each name: the sum of its words, each times an odd number of its own."""
-        hashes: Words = lengths.astype(np.uint64) * self._factors[-1]
-        if not len(lengths):
-            return hashes
-        shortest, longest = int(lengths.min()), min(int(lengths.max()), (len(self._factors) - 1) * _WORD)
-        padded = raw + bytes(longest + _WORD)
-        words = np.ndarray((len(padded) - _WORD + 1,), dtype="<u8", buffer=padded, strides=(1,))
-        for number, offset in enumerate(range(0, longest, _WORD)):
-            word = words[starts + offset]
-            if shortest < offset + _WORD:
-                word &= _TAIL.take(lengths - offset, mode="clip")
-            word *= self._factors[number]
-            hashes += word
+    def _hashes(self, raw: bytes, starts: Rows | slice, lengths: Rows) -> Words:
+        """One 64-bit number for each name: its length, then one word after the other stirred in."""
+        *factors, length_factor = self._factors
+        hashes: Words = lengths.astype(np.uint64) * length_factor
+        words, shortest = _words(raw, starts, len(factors)), int(lengths.min())
+        for number, factor in enumerate(factors):
+            word, end = words[:, number], (number + 1) * _WORD
+            if shortest < end:
+                word = word & _TAIL.take(lengths - end + _WORD, mode="clip")
+            hashes ^= word
+            hashes *= factor
+            hashes ^= hashes >> _SHIFT
         return hashes
 
     def _look_up(self, hashes: Words) -> Rows:
-        if not self._levels:
-            return np.full(len(hashes), UNKNOWN, dtype=np.int64)
-        rows = self._candidates(0, hashes)
-        for level in range(1, len(self._levels)):
-            waiting = np.flatnonzero(rows == UNKNOWN)
-            if len(waiting):
-                rows[waiting] = self._candidates(level, hashes[waiting])
+        rows = self._table.take(hashes >> self._shift).astype(np.int64)
+        missed = np.flatnonzero(self._hash_of_row.take(rows) != hashes)
+        if len(missed):
+            places = np.searchsorted(self._crowded[:-1], hashes[missed])
+            found = self._crowded[places] == hashes[missed]
+            rows[missed] = np.where(found, self._crowded_rows[places], UNKNOWN)
         return rows
 
-    def _candidates(self, level: int, hashes: Words) -> Rows:
-        shift, table = self._levels[level]
-        rows: Rows = table.take(_slots(hashes, shift))
-        rows[self._hash_of_row.take(rows) != hashes] = (
-            UNKNOWN  # an empty slot points to the hash 0 at the end
-        )
-        return rows
-
-    def _build(self) -> None:
-        """Tables of which each holds what the one before had no place for."""
-        names, rows = list(self._row_of), np.array(list(self._row_of.values()), dtype=np.int64)
-        if not names:
-            return
+    def _fill_table(self) -> None:
+        """A table by the first bits of a hash, and in order those for which it has no place."""
+        names, rows = list(self._row_of), np.array(list(self._row_of.values()), dtype=np.int32)
+        bits = max(4, len(names).bit_length() + _SPARE_BITS)
+        self._shift = np.uint64(64 - bits)
+        self._table = np.full(1 << bits, UNKNOWN, dtype=np.int32)
         raw = msgspec.json.encode(names)
         bounds = _bounds(raw)
-        assert bounds is not None, "node names are DNS labels"
-        hashes = self._hashes(raw, *bounds)
-        assert len(np.unique(hashes)) == len(names), "two node names with one 64-bit hash"
+        assert bounds is not None or not names, "node names are DNS labels"
+        hashes = self._hashes(raw, *bounds) if bounds is not None else np.zeros(0, dtype=np.uint64)
         self._hash_of_row[rows] = hashes
-        while len(rows):
-            bits = max(4, len(rows).bit_length() + 3)
-            table = np.full(1 << bits, UNKNOWN, dtype=np.int64)
-            slots = _slots(hashes, 64 - bits)
-            table[slots] = rows
-            self._levels.append((64 - bits, table))
-            left = table[slots] != rows
-            rows, hashes = rows[left], hashes[left]
+        self._table[hashes >> self._shift] = rows
+        left = np.flatnonzero(self._table.take(hashes >> self._shift) != rows)
+        left = left[np.argsort(hashes[left])]
+        self._crowded = np.append(hashes[left], np.uint64(0))  # one more, for what is larger than all
+        self._crowded_rows = np.append(rows[left], np.int32(UNKNOWN))
 
 
 def name_list(raw: bytes) -> list[str]:
     """The names themselves. Raises `MalformedError`."""
     try:
         return msgspec.json.decode(raw, type=list[str])
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise MalformedError(f"the request body cannot be read: node names: {error}") from error
 
 
-def _slots(hashes: Words, shift: int) -> npt.NDArray[np.uint64]:
-    """Fibonacci hashing; another number for each table size, so that levels do not repeat collisions."""
-    factor = np.uint64((0x9E3779B97F4A7C15 * (2 * shift + 1)) & (2**64 - 1))
-    return (hashes * factor) >> np.uint64(shift)
-
-
-def _bounds(raw: bytes) -> tuple[Rows, Rows] | None:
+def _bounds(raw: bytes) -> tuple[Rows | slice, Rows] | None:
     """Where each name starts and how long it is; None when the list is not plain and compact.
 
-    `raw` is known to be JSON: with one byte between each closing and the next opening quote, brackets around
-    and no escapes it can only be a list of strings.
+    With brackets around, a quote before and after each comma, no other quotes than these and no escapes it
+    can only be a list of strings. They are not looked at here: what no JSON may hold is no node's name.
     """
     if b"\\" in raw or not (raw.startswith(b'["') and raw.endswith(b'"]')):
         return None
-    quotes = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == _QUOTE)
-    opening, closing = quotes[::2], quotes[1::2]
-    if len(opening) != len(closing) or not (opening[1:] - closing[:-1] == 2).all():
+    text = np.frombuffer(raw, dtype=np.uint8)
+    return _even_bounds(text, raw.find(b",")) or _uneven_bounds(text)
+
+
+def _even_bounds(text: Bytes, width: int) -> tuple[slice, Rows] | None:
+    """Where all names have one length, as in many clusters, they need not be looked for."""
+    count, rest = divmod(len(text) - 1, width)
+    if width < 3 or rest:
         return None
-    return opening + 1, closing - opening - 1
+    cells = text[1:].reshape(count, width)
+    edges = (
+        (cells[:, 0] == _QUOTE).all() and (cells[:, -2] == _QUOTE).all() and (cells[:-1, -1] == _COMMA).all()
+    )
+    if not edges or np.count_nonzero(text == _QUOTE) != 2 * count:
+        return None
+    return slice(2, len(text), width), np.full(count, width - 3)
+
+
+def _uneven_bounds(text: Bytes) -> tuple[Rows, Rows] | None:
+    commas = np.flatnonzero(text == _COMMA)
+    quoted = (text.take(commas - 1) == _QUOTE).all() and (text.take(commas + 1) == _QUOTE).all()
+    if not quoted or np.count_nonzero(text == _QUOTE) != 2 * len(commas) + 2:
+        return None
+    starts = np.append(2, commas + 2)
+    return starts, np.append(commas, len(text) - 1) - starts - 1
+
+
+def _words(raw: bytes, starts: Rows | slice, count: int) -> Words:
+    """[name, number] The first `count` 64-bit words from each of `starts` on."""
+    size = count * _WORD
+    everywhere = np.ndarray((len(raw),), dtype=f"V{size}", buffer=raw + bytes(size), strides=(1,))
+    found = np.ascontiguousarray(everywhere[starts])
+    return found.view("<u8").reshape(-1, count)
 
 
 def _framed(quoted: Bytes, before: bytes, after: bytes) -> Bytes:

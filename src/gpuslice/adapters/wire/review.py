@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 from gpuslice.core.form import ContainerForm, Operation, PodForm
 
 API_VERSION = "admission.k8s.io/v1"
@@ -99,7 +99,7 @@ def decode_review(body: bytes) -> AdmissionRequest:
     """The request of an AdmissionReview. Raises `MalformedError`."""
     try:
         review = _REVIEW.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise MalformedError(f"the AdmissionReview cannot be read: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION or review.request is None:
         given = f"{review.kind or 'no kind'} of {review.api_version or 'no apiVersion'}"
@@ -111,7 +111,7 @@ def pod_form(raw: msgspec.Raw) -> PodForm:
     """A pod of a review. Raises `MalformedError`."""
     try:
         pod = _POD.decode(raw)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise MalformedError(f"the pod cannot be read: {error}") from error
     meta, spec = pod.metadata, pod.spec
     return PodForm(

@@ -45,6 +45,10 @@ class Asked:
         """Those of `which` that are no strangers."""
         return which[self.rows.take(which) != UNKNOWN] if len(self.strangers) else which
 
+    def all_names(self) -> msgspec.Raw:
+        """What was asked about, as JSON. Raises `MalformedError` when it was none."""
+        return msgspec.Raw(msgspec.json.encode(name_list(self.raw)))
+
     def names(self, which: Places) -> list[str]:
         """The names as strings: only for few, or where each gets words of its own."""
         names = name_list(self.raw)

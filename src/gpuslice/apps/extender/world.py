@@ -16,11 +16,10 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Node, Pod, Request
+from gpuslice.core.model import Node, Pod
 
 _log = logging.getLogger(__name__)
 
-DIFFERENT_REQUESTS = 10_000  # kept to be shared; a cluster has a few dozen
 CALM_GC = (20_000, 50, 100)  # young garbage only, and seldom: requests make little of it
 
 Told = Callable[[Pod], None]
@@ -40,7 +39,6 @@ class World:
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
         self._told: set[str] = set()
-        self._requests: dict[Request, Request] = {}
 
     @property
     def synced(self) -> bool:
@@ -77,18 +75,10 @@ class World:
             self.ledger.remove_pod(change.object.metadata.uid)
             self._told.discard(change.object.metadata.uid)
             return
-        pod = self._shared(pod_view(change.object))
+        pod = pod_view(change.object)
         strip(change.object)  # the ledger has it now; the reflector needs no more than its version
         self.ledger.apply_pod(pod)
         self._tell(pod)
-
-    def _shared(self, pod: Pod) -> Pod:
-        """With a request that all pods of its kind share: most of a cluster's pods are alike."""
-        if pod.request is None:
-            return pod
-        if len(self._requests) > DIFFERENT_REQUESTS:
-            self._requests.clear()
-        return replace(pod, request=self._requests.setdefault(pod.request, pod.request))
 
     def _tell(self, pod: Pod) -> None:
         if not pod.problem or pod.finished:

@@ -112,11 +112,7 @@ class Fleet:
         if row is None:
             row = self._new_row(node.name)
         self._put_cards(row, node)
-        left, core = np.zeros((2, self.left.shape[1]), dtype=np.int32)
-        usable = np.asarray(node.size, dtype=np.int32) > 0
-        left[: len(node.left)] = np.where(usable, node.left, 0)
-        core[: len(node.core_left)] = node.core_left
-        self._put_free(row, left, core, node.cpu_left, node.memory_left)
+        self._put_free(row, node)
         return row
 
     def drop(self, name: str) -> None:
@@ -163,32 +159,34 @@ class Fleet:
         self.touch(row)
 
     def _put_cards(self, row: int, node: FleetNode) -> None:
-        size = np.zeros(self.size.shape[1], dtype=np.int32)
-        size[: len(node.size)] = node.size
-        model = self._model_code(node.model)
+        size, model = self._padded(node.size), self._model_code(node.model)
         facts = (model, node.cpu_milli, node.memory_mib)
         same = facts == (self.model[row], self.cpu_milli[row], self.memory_mib[row])
-        if same and np.array_equal(size, self.size[row]):
+        if same and size == self.size[row].tolist():
             return
         self.size[row] = size
         self.model[row], self.cpu_milli[row], self.memory_mib[row] = facts
-        self.cards[row] = np.count_nonzero(size)
+        self.cards[row] = np.count_nonzero(self.size[row])
         self.cards_version += 1
         self.touch(row)
 
-    def _put_free(
-        self, row: int, left: npt.NDArray[np.int32], core: npt.NDArray[np.int32], cpu: float, memory: float
-    ) -> None:
+    def _put_free(self, row: int, node: FleetNode) -> None:
+        usable = [left if size > 0 else 0 for left, size in zip(node.left, node.size, strict=True)]
+        left, core = self._padded(usable), self._padded(node.core_left)
         if (
-            np.array_equal(left, self.left[row])
-            and np.array_equal(core, self.core_left[row])
-            and cpu == self.cpu_left[row]
-            and memory == self.memory_left[row]
+            left == self.left[row].tolist()
+            and core == self.core_left[row].tolist()
+            and node.cpu_left == self.cpu_left[row]
+            and node.memory_left == self.memory_left[row]
         ):
             return
         self.left[row], self.core_left[row] = left, core
-        self.cpu_left[row], self.memory_left[row] = cpu, memory
+        self.cpu_left[row], self.memory_left[row] = node.cpu_left, node.memory_left
         self.touch(row)
+
+    def _padded(self, amounts: Sequence[int]) -> list[int]:
+        """One for each slot of a row, as a list: an array costs more than a handful of numbers is worth."""
+        return [*amounts, *(0,) * (self.left.shape[1] - len(amounts))]
 
     def _model_code(self, model: str) -> int:
         if model not in self.models:

@@ -1,0 +1,26 @@
+"""Of the nodes that fit the best are let pass, however many and however alike they are."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.apps.extender.decisions import best_of
+from gpuslice.core.policy.ranking import keys_of
+
+
+@given(st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 200), st.randoms())
+def test_those_that_pass_are_the_best_and_the_others_follow_in_order(
+    nodes: int, count: int, costs: int, dice: object
+) -> None:
+    rng = np.random.default_rng(dice.getrandbits(32))  # type: ignore[attr-defined]
+    keys = keys_of(rng.integers(0, costs, nodes), rng.permutation(nodes))
+    fitting = np.flatnonzero(rng.random(nodes) < 0.8)
+    count = min(count, len(fitting))
+    if not count:
+        return
+    best, others = best_of(keys, fitting, count)
+    assert sorted(keys[best]) == sorted(keys[fitting])[:count]
+    assert best.tolist() == sorted(best)
+    assert others.tolist() == sorted(set(fitting.tolist()) - set(best.tolist()))

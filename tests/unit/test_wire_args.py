@@ -1,0 +1,59 @@
+"""Whatever comes in place of kube-scheduler's question is read as JSON would be, or refused in words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpuslice.adapters.wire.errors import MalformedError
+from gpuslice.adapters.wire.extender import ExtenderArgs, decode_args
+from gpuslice.adapters.wire.names import name_list
+
+NAMES = st.lists(st.text(max_size=12), max_size=6)
+POD = {"metadata": {"name": "a", "labels": {"x": '"NodeNames":["y"]'}}, "spec": {"containers": []}}
+WHOLE = json.dumps({"Pod": POD, "Nodes": None, "NodeNames": ["n1", "n2"]}, separators=(",", ":")).encode()
+
+
+def names_of(args: ExtenderArgs) -> list[str] | None:
+    """Raises `MalformedError`."""
+    raw = args.names_json()
+    return None if raw is None else name_list(raw)
+
+
+@given(st.permutations(["Pod", "Nodes", "NodeNames"]), NAMES, st.sampled_from([(",", ":"), (", ", ": ")]))
+def test_the_names_are_found_wherever_they_stand(keys: list[str], names: list[str], marks: Any) -> None:
+    whole: dict[str, Any] = {"Pod": POD, "Nodes": None, "NodeNames": names}
+    body = json.dumps({key: whole[key] for key in keys}, separators=marks).encode()
+    args = decode_args(body)
+    assert args.pod is not None
+    assert (args.pod.metadata.name, names_of(args)) == ("a", names)
+
+
+@pytest.mark.parametrize("change", [str.lower, str.upper])
+def test_outer_keys_are_known_in_any_case(change: Any) -> None:
+    body = json.dumps({change(key): value for key, value in json.loads(WHOLE).items()}).encode()
+    args = decode_args(body)
+    assert args.pod is not None
+    assert names_of(args) == ["n1", "n2"]
+
+
+@given(st.binary(max_size=30), st.integers(0, len(WHOLE)), st.integers(0, 20))
+@example(b'"NodeNames":[', len(WHOLE) - 12, 0)
+@example(b"[", len(WHOLE) - 4, 0)
+def test_a_damaged_question_is_refused_or_means_what_it_says(junk: bytes, at: int, cut: int) -> None:
+    body = WHOLE[:at] + junk + WHOLE[at + cut :]
+    try:
+        args = decode_args(body)
+        pod, names = args.pod, names_of(args)
+    except MalformedError:
+        return
+    said = {
+        key.lower(): value for key, value in json.loads(body.decode(errors="replace"), strict=False).items()
+    }
+    assert (pod is None) == (said.get("pod") is None)
+    if said.get("nodenames") is not None:
+        assert names == said["nodenames"]
