@@ -171,6 +171,15 @@ def test_what_cannot_be_is_said(tmp_path: Path, arguments: tuple[str, ...], code
     assert "Traceback" not in done.stderr
 
 
+def test_a_program_that_the_library_cannot_enter_is_started_with_a_word(tmp_path: Path) -> None:
+    desk = Workstation(tmp_path)
+    done = desk.run("--mem", "4", str(BUILD / "tests/hostile_static"), "plain", str(8192 * MIB))
+    assert (done.returncode, done.stdout) == (0, "taken\n")
+    assert 'hostile_static" is linked statically: only programs that it starts are held' in done.stderr
+    held = desk.run("--mem", "4", str(BUILD / "tests/hostile"), "plain", str(8192 * MIB))
+    assert (held.returncode, held.stdout, held.stderr) == (1, "error 2\n", "")
+
+
 def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     desk = Workstation(tmp_path)
     desk.environment = {name: value for name, value in desk.environment.items() if name != "LD_LIBRARY_PATH"}

@@ -20,6 +20,7 @@ from gpuslice.adapters.region.budget import Budget, BudgetError, Budgets, Member
 from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.living import start_time_of
+from gpuslice.apps.cli.executable import why_not_held
 from gpuslice.apps.cli.machine import chosen_cards, machine_cards, memory_bytes, named_cards
 from gpuslice.apps.cli.ps import base_flag
 from gpuslice.core.units import MIB
@@ -128,6 +129,7 @@ def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Bud
     if re.search(r"[\s:]", str(preload)):
         raise BudgetError(f'the path "{preload}" has a blank or a colon, and the loader splits there')
     environment = program_environment(limits, preload)
+    warn(program[0])
     sys.stdout.flush()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
@@ -135,6 +137,14 @@ def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Bud
         os.execvpe(program[0], list(program), environment)
     except OSError as error:
         raise CannotStartError(f'"{program[0]}" cannot be started: {error.strerror}') from error
+
+
+def warn(name: str) -> None:
+    """It starts all the same: launchers are linked so, and what they start is held."""
+    found = shutil.which(name)
+    why = why_not_held(Path(found)) if found else ""
+    if why:
+        click.echo(f'gpuslice run: "{name}" is {why}: only programs that it starts are held', err=True)
 
 
 def check(wish: Wish, program: Sequence[str]) -> None:
