@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
-from monitoring.rules import ALERTS
+from monitoring.rules import (
+    ALERTS,
+    BARE_PODS,
+    EXTENDER_READY,
+    FORGOTTEN,
+    REFUSALS,
+    REGISTERED,
+    SAMPLED,
+)
 
 Series = dict[str, str]  # selector → values a minute
 
@@ -30,6 +38,7 @@ _DCGM = '{gpu="0",hostname="n1"}'
 _UP = 'up{job="monitoring/gpuslice-exporter",instance="n1"}'
 _COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
 _AT_NODE = '{node="n1"}'
+_NO_ROOM = '{node="n1",reason="no room"}'
 _LATE = "_x175 10500x5"  # a fault at 2 h 55 min, seen at 3 h
 _EARLY = "60x180"
 
@@ -103,6 +112,24 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuMemoryOfNobody": (
         _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="host"'), "600000000"),
         _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="driver"'), "600000000"),
+    ),
+    "GpuAgentNotRegistered": (
+        _always(REGISTERED + _AT_NODE, "0"),
+        {REGISTERED + _AT_NODE: "1x171 0x3 1x6"},  # an update
+    ),
+    "GpuPodsWithoutDevices": (_always(BARE_PODS + _AT_NODE, "2"), _always(BARE_PODS + _AT_NODE, "0")),
+    "GpuContainersForgotten": (_always(FORGOTTEN + _AT_NODE, "1"), _always(FORGOTTEN + _AT_NODE, "0")),
+    "GpuGrantsRefused": (
+        {REFUSALS + _NO_ROOM: "0+1x180"},
+        {REFUSALS + _NO_ROOM: "0x175 1x5"},
+    ),
+    "GpuExtenderSilent": (
+        _always(EXTENDER_READY + '{pod="a"}', "0") | _always(EXTENDER_READY + '{pod="b"}', "0"),
+        _always(EXTENDER_READY + '{pod="a"}', "1") | _always(EXTENDER_READY + '{pod="b"}', "0"),
+    ),
+    "GpuExtenderSampled": (
+        {SAMPLED + '{pod="a"}': "0+1x180"},
+        _always(SAMPLED + '{pod="a"}', "7"),
     ),
 }
 

@@ -9,6 +9,15 @@ from gpuslice.apps.exporter import catalogue as c
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
 _USED, _LIMIT = c.MEMORY_USED.name, c.MEMORY_LIMIT.name
+REGISTERED = "gpuslice_agent_registered"
+BARE_PODS = "gpuslice_agent_pods_without_devices"
+FORGOTTEN = "gpuslice_agent_forgotten_containers"
+REFUSALS = "gpuslice_agent_refusals_total"
+EXTENDER_READY = "gpuslice_extender_ready"
+SAMPLED = "gpuslice_extender_sampled_pods_total"
+OF_OTHERS = frozenset({REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, EXTENDER_READY, SAMPLED})
+"""Metrics of the agent and the extender; the rest is the exporter's catalogue."""
+RUNBOOK = "docs/operate/alerts.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +37,13 @@ class Alert:
             "expr": self.expression,
             "for": self.lasting,
             "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "action": self.action},
+            "annotations": {"summary": self.summary, "action": self.action, "runbook_url": self.runbook},
         }
+
+    @property
+    def runbook(self) -> str:
+        """Its section of the page for whoever is called; the chart puts an address before it."""
+        return f"{RUNBOOK}#{self.name.lower()}"
 
 
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
@@ -203,6 +217,52 @@ ALERTS = (
         f"Memory of {_CARD} is held by processes outside any allocation.",
         "gpuslice_unattributed_memory_bytes says of what kind they are.",
         "15m",
+    ),
+    Alert(
+        "GpuAgentNotRegistered",
+        f"{REGISTERED} == 0",
+        "critical",
+        "kubelet of {{ $labels.node }} does not know the agent: the node gives out no GPU memory.",
+        "The agent's /readyz says what it waits for.",
+        "10m",
+    ),
+    Alert(
+        "GpuPodsWithoutDevices",
+        f"{BARE_PODS} > 0",
+        "critical",
+        "{{ $value }} pods of {{ $labels.node }} run without the devices and limits they ask for.",
+        "Event RunsWithoutDevices names them: delete them, so that they are made anew.",
+        "1m",
+    ),
+    Alert(
+        "GpuContainersForgotten",
+        f"{FORGOTTEN} > 0",
+        "warning",
+        "kubelet of {{ $labels.node }} has forgotten {{ $value }} containers that run on its cards.",
+        "They cannot be started again in their pods: delete these when it suits.",
+        "10m",
+    ),
+    Alert(
+        "GpuGrantsRefused",
+        f"sum by (node, reason) (increase({REFUSALS}[15m])) > 3",
+        "warning",
+        "The agent of {{ $labels.node }} keeps refusing what kubelet asks for: {{ $labels.reason }}.",
+        "gpuslice doctor, and the agent's log: each refusal is a pod that failed.",
+    ),
+    Alert(
+        "GpuExtenderSilent",
+        f"max({EXTENDER_READY}) == 0",
+        "critical",
+        "No extender answers: pods that ask for a part of a card wait.",
+        "Look at the extenders' /readyz and log.",
+        "2m",
+    ),
+    Alert(
+        "GpuExtenderSampled",
+        f"sum(increase({SAMPLED}[1h])) > 0",
+        "warning",
+        "Pods wait although a node that kube-scheduler did not ask about would hold them.",
+        "Set percentageOfNodesToScore: 100 in the profile that schedules them.",
     ),
 )
 

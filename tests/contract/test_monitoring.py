@@ -12,7 +12,7 @@ from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES, files
 from monitoring.cases import CASES
 from monitoring.panels import WIDTH, document
-from monitoring.rules import ALERTS, RECORDED
+from monitoring.rules import ALERTS, OF_OTHERS, RECORDED, RUNBOOK
 from monitoring.scaling import adapter_values, autoscaler
 
 from gpuslice.apps.exporter.catalogue import METRICS, groups
@@ -49,8 +49,19 @@ def test_every_metric_is_documented_once() -> None:
 
 @pytest.mark.parametrize(("where", "expression"), expressions(), ids=lambda value: str(value)[:40])
 def test_rules_and_panels_name_only_metrics_that_exist(where: str, expression: str) -> None:
-    known = {metric.name for metric in METRICS}
+    known = {metric.name for metric in METRICS} | OF_OTHERS
     assert set(_OURS.findall(expression)) - {"gpuslice_memory_balance"} <= known, where
+
+
+def test_what_alerts_ask_of_agent_and_extender_is_what_those_document() -> None:
+    pages = [(ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in ("agent", "extender")]
+    assert {name for name in OF_OTHERS if not any(f"`{name}" in page for page in pages)} == set()
+
+
+def test_each_alert_leads_to_its_section_of_the_page_for_whoever_is_called() -> None:
+    sections = re.findall(r"^## (Gpu\w+)$", (ROOT / RUNBOOK).read_text(), re.MULTILINE)
+    assert sorted(sections) == sorted(alert.name for alert in ALERTS)
+    assert all(alert.runbook == f"{RUNBOOK}#{alert.name.lower()}" for alert in ALERTS)
 
 
 @pytest.mark.parametrize("name", dashboards())
@@ -91,6 +102,16 @@ def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
     assert told.returncode == 0, told.stdout + told.stderr
 
 
+def test_each_alert_says_what_to_do() -> None:
+    rules = [rule for group in rule_groups()["groups"] for rule in group["rules"] if "alert" in rule]
+    assert len(rules) == len(ALERTS)
+    for rule in rules:
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+        assert all(rule["annotations"][word].endswith(".") for word in ("summary", "description")), rule[
+            "alert"
+        ]
+
+
 def test_promtool_accepts_the_rules() -> None:
     told = subprocess.run(
         [find("promtool"), "check", "rules", ROOT / RULES], capture_output=True, text=True, check=False
@@ -116,6 +137,8 @@ PANELS = {"gauge", "stat", "table", "timeseries"}
 def test_a_dashboard_is_what_grafana_imports(name: str) -> None:
     board = json.loads((ROOT / "monitoring" / "dashboards" / f"{name}.json").read_text())
     assert board["schemaVersion"] >= 36  # data sources are named by type and uid since
+    assert [link["tags"] for link in board["links"]] == [["gpuslice"]]  # from one to the others
+    assert "gpuslice" in board["tags"]
     variables = {each["name"]: each for each in board["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     asked = {*map(str, re.findall(r"\$\{?(\w+)", json.dumps(board)))}
@@ -123,6 +146,11 @@ def test_a_dashboard_is_what_grafana_imports(name: str) -> None:
     for panel in board["panels"]:
         assert panel["type"] in PANELS
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
+        first, *above = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        assert first["value"] is None  # else Grafana's own: red from 80, whatever of
+        assert [each["value"] for each in above] == sorted(each["value"] for each in above)
+        if panel["type"] == "timeseries":
+            assert all("{{" in each["legendFormat"] for each in panel["targets"]) or name == "gpu-sharing"
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters) > 0
         for where in (panel, *panel["targets"]):
