@@ -47,8 +47,15 @@ def app() -> Dashboard:
         (
             stat("GPU memory used", "bytes", f"sum({used})"),
             stat("GPU memory limit", "bytes", f"sum({limit})"),
-            stat("Used of limit", "percentunit", f"sum({used} and {limit}) / sum({limit})", highest=1),
-            stat("Refused allocations", "short", f"sum({_of_app(c.MEMORY_REFUSED)})"),
+            stat(
+                "Used of limit",
+                "percentunit",
+                f"sum({used} and {limit}) / sum({limit})",
+                highest=1,
+                warns_at=0.9,
+                bad_at=0.98,
+            ),
+            stat("Refused allocations", "short", f"sum({_of_app(c.MEMORY_REFUSED)})", bad_at=1),
             series(
                 "GPU memory by application",
                 "bytes",
@@ -103,7 +110,13 @@ def node() -> Dashboard:
                 "percentunit",
                 Query(f"rate({_of_card(c.GPU_THROTTLED)}[5m])", _WHERE + " {{reason}}"),
             ),
-            series("Xid faults", "short", Query(f"{_of_card(c.XID_ERRORS)} > 0 or {_of_card(c.GPU_UP)} * 0")),
+            series(
+                "Xid faults",
+                "short",
+                Query(f"sum by (node, gpu) ({_of_card(c.XID_ERRORS)})", f"{_WHERE} all"),
+                Query(f"{_of_card(c.XID_ERRORS)} > 0", _WHERE + " Xid {{xid}}"),
+                about="Since the exporter started, by code as far as there were any.",
+            ),
             series("Memory by container", "bytes", Query(of_app, f"{_WHERE} {_WHO}")),
             series(
                 "Memory of nobody",
@@ -189,7 +202,14 @@ def dcgm() -> Dashboard:
         ),
         (
             card("GPU Temperature", "DCGM_FI_DEV_GPU_TEMP", "celsius", width=18),
-            gauge("GPU Avg. Temp", "celsius", f"avg(DCGM_FI_DEV_GPU_TEMP{_DCGM})", highest=100),
+            gauge(
+                "GPU Avg. Temp",
+                "celsius",
+                f"avg(DCGM_FI_DEV_GPU_TEMP{_DCGM})",
+                highest=100,
+                warns_at=80,
+                bad_at=90,
+            ),
             card("GPU Power Usage", "DCGM_FI_DEV_POWER_USAGE", "watt", width=18),
             gauge("GPU Power Total", "watt", f"sum(DCGM_FI_DEV_POWER_USAGE{_DCGM})"),
             card("GPU SM Clocks", "DCGM_FI_DEV_SM_CLOCK", "hertz", " * 1e6"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH = 24
+TAG = "gpuslice"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -30,6 +31,8 @@ class Panel:
     height: int = 8
     about: str = ""
     highest: float | None = None
+    warns_at: float | None = None  # and from here to `bad_at` it is orange, then red
+    bad_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def document(dashboard: Dashboard) -> dict[str, Any]:
         "uid": dashboard.uid,
         "title": dashboard.title,
         "description": dashboard.about,
-        "tags": ["gpu", "gpuslice"],
+        "tags": ["gpu", TAG],
         "schemaVersion": 39,
         "version": 1,
         "editable": True,
@@ -77,7 +80,7 @@ def document(dashboard: Dashboard) -> dict[str, Any]:
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
         "annotations": {"list": []},
-        "links": [],
+        "links": [_others()],
         "templating": {"list": [_source(), *map(_variable, dashboard.variables)]},
         "panels": list(_placed(dashboard.panels)),
     }
@@ -95,7 +98,7 @@ def _placed(panels: Sequence[Panel]) -> Iterable[dict[str, Any]]:
 
 
 def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0}
+    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "thresholds": _thresholds(panel)}
     if panel.highest is not None:
         defaults["max"] = panel.highest
     return {
@@ -108,6 +111,28 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": _options(panel.kind),
         "targets": [_target(chr(65 + n), query, panel.kind) for n, query in enumerate(panel.queries)],
+    }
+
+
+def _thresholds(panel: Panel) -> dict[str, Any]:
+    """Written out: where there are none, Grafana takes 80 for too much, whatever the unit."""
+    steps: list[dict[str, Any]] = [{"color": "blue" if panel.bad_at is None else "green", "value": None}]
+    for color, value in (("orange", panel.warns_at), ("red", panel.bad_at)):
+        if value is not None:
+            steps.append({"color": color, "value": value})
+    return {"mode": "absolute", "steps": steps}
+
+
+def _others() -> dict[str, Any]:
+    """A drop-down of our other dashboards, which takes the time and what was chosen along."""
+    return {
+        "type": "dashboards",
+        "title": "GPU",
+        "tags": [TAG],
+        "asDropdown": True,
+        "includeVars": True,
+        "keepTime": True,
+        "icon": "external link",
     }
 
 

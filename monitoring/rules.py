@@ -37,7 +37,11 @@ class Alert:
             "expr": self.expression,
             "for": self.lasting,
             "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "action": self.action, "runbook_url": self.runbook},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.action,
+                "runbook_url": self.runbook,
+            },
         }
 
     @property

@@ -12,7 +12,7 @@ from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES, files
 from monitoring.cases import CASES
 from monitoring.panels import WIDTH, document
-from monitoring.rules import ALERTS, OF_OTHERS, RECORDED, RUNBOOK
+from monitoring.rules import ALERTS, OF_OTHERS, RECORDED, RUNBOOK, rule_groups
 from monitoring.scaling import adapter_values, autoscaler
 
 from gpuslice.apps.exporter.catalogue import METRICS, groups
