@@ -102,3 +102,31 @@ def test_the_exporter_may_read_the_config_map_it_is_told_of_and_no_other(helm: s
     flags = command.make_context("exporter", pod["containers"][0]["args"][1:]).params
     assert flags["configmap_data"] == "monitoring:counters"
     assert flags["kubernetes_virtual_gpus"] is True
+
+
+def test_the_programs_themselves_are_watched_where_they_answer(helm: str) -> None:
+    objects = render(helm, "--set", "webhook.enabled=true,monitoring.componentMonitors.enabled=true")
+    service = objects["Service", "gpuslice-agents"]["spec"]
+    agents = objects["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["template"]
+    assert service["selector"].items() <= agents["metadata"]["labels"].items()
+    probe = agents["spec"]["containers"][0]["readinessProbe"]["httpGet"]
+    assert service["ports"][0]["targetPort"] == probe["port"]
+    wanted = objects["ServiceMonitor", "gpuslice-agents"]["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= objects["Service", "gpuslice-agents"]["metadata"]["labels"].items()
+    for name in ("gpushare-schd-extender", "gpuslice-webhook"):
+        monitor = objects["PodMonitor", name]["spec"]
+        pod = objects["Deployment", name]["spec"]["template"]
+        assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        ports = {port["name"] for each in pod["spec"]["containers"] for port in each["ports"]}
+        assert {each["port"] for each in monitor["podMetricsEndpoints"]} <= ports
+
+
+def test_each_alert_may_lead_to_a_page_on_the_web(helm: str) -> None:
+    url = "https://git.example/gpuslice/"
+    objects = render(helm, "--set", f"monitoring.alerts.enabled=true,monitoring.alerts.runbookUrl={url}")
+    rules = [
+        rule for group in objects["PrometheusRule", "gpuslice"]["spec"]["groups"] for rule in group["rules"]
+    ]
+    pages = {rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule}
+    assert f"{url}docs/operate/alerts.md#gpulost" in pages
+    assert all(page.startswith(f"{url}docs/") for page in pages)

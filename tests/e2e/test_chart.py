@@ -34,11 +34,12 @@ NODE = "gpu-1"
 EVERYTHING = (
     "webhook.enabled=true,webhook.hami.enabled=true,exporter.enabled=true,extender.replicas=3,"
     "exporter.legacyPort=9445,monitoring.serviceMonitor.enabled=true,monitoring.alerts.enabled=true,"
-    "monitoring.dashboards.enabled=true,scheduler.replicas=2,networkPolicy.enabled=true"
+    "monitoring.dashboards.enabled=true,scheduler.replicas=2,networkPolicy.enabled=true,"
+    "monitoring.componentMonitors.enabled=true,monitoring.alerts.runbookUrl=https://git.example/gpuslice"
 )
 CUSTOM = {
     "cert-manager.io/v1": ("Certificate", "Issuer"),
-    "monitoring.coreos.com/v1": ("ServiceMonitor", "PrometheusRule"),
+    "monitoring.coreos.com/v1": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
 }
 
 
