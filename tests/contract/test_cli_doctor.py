@@ -309,3 +309,21 @@ def test_the_end_of_a_certificate_is_read(end: datetime) -> None:
 @pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", b"x"])
 def test_what_is_no_certificate_has_no_end(text: bytes) -> None:
     assert ends(text) is None
+
+
+async def test_cards_out_of_use_are_told_with_whoever_took_them_out(shell: Shell) -> None:
+    await healthy(shell)
+    await shell.has([node("n1", 8, 8, 8)])
+    data = {"gpus": "0,2,x", "agent": "2", "reasons": "2: Xid 79"}
+    gone = {"metadata": {"name": "unhealthy-gpu-gone"}, "data": {"gpus": "0"}}
+    await put(
+        shell,
+        (CONFIG_MAPS, {"metadata": {"name": "unhealthy-gpu-n1"}, "data": data}),
+        (CONFIG_MAPS, gone),
+    )
+    told = await shell("gpuslice", "doctor", "-o", "json")
+    found = [(each["level"], each["what"]) for each in json.loads(told.out)["findings"]]
+    assert ("warning", "card 2 of n1 is out of use: 2: Xid 79") in found
+    assert ("note", "card 0 of n1 was taken out of use by hand") in found
+    assert any(level == "warning" and '"x", wants card indices' in what for level, what in found)
+    assert len(found) == 3

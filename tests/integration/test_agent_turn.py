@@ -11,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.kube.resources import EVENTS
+from gpuslice.adapters.web.app import Router
+from gpuslice.adapters.web.serve import Listen
 from gpuslice.apps.agent.main import Agent
+from gpuslice.apps.agent.turn import Turn, serving_in_turn
+from gpuslice.apps.settings import SettingsError
 from tests.integration.agent_bench import NODE, Bench, eventually
 
 SMALLER_MIB = 15079
@@ -118,6 +123,18 @@ async def test_a_folder_that_cannot_be_locked_stops_nobody(tmp_path: Path) -> No
     async with bench.running() as node:
         assert node.kubelet.healthy() == 15
         assert (await node.node_object())["metadata"]["name"] == NODE
+
+
+async def test_a_port_of_another_program_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        listen = Listen(int(other.getsockname()[1]), "127.0.0.1")
+        turn = Turn(Path("/"))
+        turn.mine.set()
+        with pytest.raises(SettingsError, match=f"port {listen.port} is used by another program"):
+            async with serving_in_turn(Router([]), listen, turn, patience_s=0.1):
+                pass
 
 
 async def _is(coming: Any, wanted: Any) -> bool:

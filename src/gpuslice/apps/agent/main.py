@@ -281,7 +281,7 @@ async def _main(settings: AgentSettings) -> None:
         try:
             await agent.run(until_stopped())
         except ExceptionGroup as group:
-            if refused := group.subgroup(TooManyUnitsError):
+            if refused := group.subgroup((TooManyUnitsError, SettingsError)):
                 raise SettingsError(str(refused.exceptions[0])) from group
             raise
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.apps.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 
@@ -59,10 +60,12 @@ class Turn:
 
 
 @contextlib.asynccontextmanager
-async def serving_in_turn(app: App, listen: Listen, turn: Turn) -> AsyncIterator[int]:
+async def serving_in_turn(
+    app: App, listen: Listen, turn: Turn, patience_s: float = PORT_S
+) -> AsyncIterator[int]:
     """As `serving`, once the agent before this one has let go of the port; it answers probes until then.
 
-    Raises `OSError` when somebody else has the port, `PORT_S` after it became our turn.
+    Raises `SettingsError` when somebody else has the port, `patience_s` after it became our turn.
     """
     async with contextlib.AsyncExitStack() as stack:
         waited_s = 0.0
@@ -71,8 +74,11 @@ async def serving_in_turn(app: App, listen: Listen, turn: Turn) -> AsyncIterator
                 port = await stack.enter_async_context(serving(app, listen))
                 break
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or waited_s > PORT_S:
+                if error.errno != errno.EADDRINUSE:
                     raise
+                if waited_s > patience_s:
+                    taken = f"port {listen.port} is used by another program; choose another with --port"
+                    raise SettingsError(taken) from error
             waited_s += POLL_S if turn.mine.is_set() else 0.0
             await asyncio.sleep(POLL_S)
         yield port

@@ -59,6 +59,7 @@ def examine(facts: Facts) -> list[Finding]:
         doctor_nodes.pods_and_cards,
         doctor_nodes.running_without_devices,
         doctor_nodes.promised_twice,
+        doctor_nodes.cards_out_of_use,
         doctor_services.extender,
         doctor_services.scheduler_configuration,
         doctor_services.webhook,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level
+from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
     ANN_INDEX,
@@ -17,6 +18,8 @@ from gpuslice.core.contract import (
     LABEL_SCHEDULE,
     LABEL_SHARED,
     NODE_GPUS,
+    SYSTEM_NAMESPACE,
+    UNHEALTHY_CONFIGMAP_PREFIX,
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import SCHEDULES, rules_of
@@ -231,6 +234,34 @@ def promised_twice(facts: Facts) -> Iterator[Finding]:
             f"{promised} units are promised of {units}, to {', '.join(holders)}",
             "delete one of the pods; one scheduler only, with one extender, may place pods that share cards",
         )
+
+
+def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
+    """Cards that the agent or an operator keeps from being given out, and entries that keep none."""
+    known = {node.metadata.name for node in facts.nodes}
+    for each in facts.config_maps:
+        prefix, _, name = each.metadata.name.partition(UNHEALTHY_CONFIGMAP_PREFIX)
+        if prefix or name not in known or each.metadata.namespace != SYSTEM_NAMESPACE:
+            continue
+        where = f"ConfigMap {SYSTEM_NAMESPACE}/{each.metadata.name}"
+        data = each.data or {}
+        cards, problem = decode_unhealthy(data)
+        if problem:
+            yield Finding(Level.WARNING, where, problem, "correct data.gpus")
+        by_agent, _ = decode_unhealthy({"gpus": data.get("agent", "")})
+        if found := cards & by_agent:
+            what = (
+                f"card {_listed(found)} of {name} is out of use: {data.get('reasons') or 'nobody says why'}"
+            )
+            fix = f"see the kernel log of {name}; the agent gives the card out again when it is well"
+            yield Finding(Level.WARNING, where, what, fix)
+        if by_hand := cards - by_agent:
+            what = f"card {_listed(by_hand)} of {name} was taken out of use by hand"
+            yield Finding(Level.NOTE, where, what, "take it out of data.gpus to give it out again")
+
+
+def _listed(cards: Iterable[int]) -> str:
+    return ", ".join(str(card) for card in sorted(cards))
 
 
 def _holders(ledger: Ledger, name: str, card: int) -> Iterable[str]:
