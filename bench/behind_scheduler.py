@@ -1,11 +1,10 @@
 """What placement gets out of a cluster when kube-scheduler's own filters come before the policy.
 
-    python bench/behind_scheduler.py --trace default --seeds 42-43 --sees cpu --card fullest
+    python bench/behind_scheduler.py --trace default --seeds 42-43 --sees cpu
 
 kube-scheduler leaves out nodes without the CPU, memory or model that a pod wants, and places pods without GPU
 itself, on the node with the largest part of CPU and memory free. `--sees` is what the extender's policy
-knows: `cards` alone, `cpu` and memory too, or the allowed `models` as well. `--card` says who chooses the
-card on the node: the `fullest` that fits, or the `policy`. Filling unless `--churn LOAD`.
+knows: `cards` alone, `cpu` and memory too, or the allowed `models` as well. Filling unless `--churn LOAD`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from bench.traces import find_pods
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import DEFAULT_POLICY, Fleet, FleetNode, Shape, fitting_rows, make_policy
 from gpuslice.core.policy.fleet import Rows
-from gpuslice.core.policy.ranking import card_fits
 from gpuslice.core.policy.replay import (
     FULL_DEMAND,
     Cluster,
@@ -48,7 +46,6 @@ class Scheduled(Cluster):
 
     truth: Fleet = None  # type: ignore[assignment]
     sees: str = "cpu"
-    card: str = "fullest"
 
     def offer(self, shape: Shape) -> tuple[int, tuple[int, ...]] | None:
         """One pod arrives: kube-scheduler's filters first, then the policy where it wants a card."""
@@ -64,7 +61,7 @@ class Scheduled(Cluster):
             return self._take(self._emptiest(shape, rows), (), shape)
         row = self.policy.choose(seen, rows)
         assert row is not None, "what the policy sees is never less than there is"
-        slots = self._fullest(shape, row) if self.card == "fullest" else self.policy.slots(seen, row)
+        slots = self.policy.slots(seen, row)
         self.policy.placed(seen)
         self.allocated_units += shape.total_units
         return self._take(row, slots, shape)
@@ -93,16 +90,11 @@ class Scheduled(Cluster):
         memory = (truth.memory_left[rows] - shape.memory_mib) / np.maximum(truth.memory_mib[rows], 1)
         return int(rows[(cpu + memory).argmax()])
 
-    def _fullest(self, shape: Shape, row: int) -> tuple[int, ...]:
-        fits = np.flatnonzero(card_fits(self.truth, shape, np.array([row]))[0])
-        order = np.argsort(self.truth.left[row, fits], kind="stable")
-        return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
 
-
-def made(nodes: list[FleetNode], sees: str, card: str) -> Scheduled:
+def made(nodes: list[FleetNode], sees: str) -> Scheduled:
     """An empty cluster with the default policy."""
     seen = fleet_of([_without_feed(node) for node in nodes] if sees == "cards" else nodes)
-    return Scheduled(seen, make_policy(DEFAULT_POLICY, seen), truth=fleet_of(nodes), sees=sees, card=card)
+    return Scheduled(seen, make_policy(DEFAULT_POLICY, seen), truth=fleet_of(nodes), sees=sees)
 
 
 def _without_feed(node: FleetNode) -> FleetNode:
@@ -117,21 +109,20 @@ def main() -> None:
     parser.add_argument("--seeds", default="42-43")
     parser.add_argument("--churn", type=float, default=0.0, metavar="LOAD")
     parser.add_argument("--sees", choices=["cards", "cpu", "models"], default="cpu")
-    parser.add_argument("--card", choices=["fullest", "policy"], default="fullest")
     options = parser.parse_args()
     pods = find_pods(options.trace, Path(options.data))
     trace, nodes = load_pods(pods), load_nodes(find_nodes(pods, None, Path(options.data)))
     capacity = sum(sum(node.size) for node in nodes)
     results = []
     for seed in seeds_of(options.seeds):
-        cluster = made(shuffled_nodes(nodes, seed), options.sees, options.card)
+        cluster = made(shuffled_nodes(nodes, seed), options.sees)
         if options.churn:
             offered = churn_arrivals(trace.shapes, capacity, options.churn, seed)
             results.append(churn(cluster, offered, capacity).allocation_pct)
         else:
             fill(cluster, filling_arrivals(trace.shapes, capacity, seed, FULL_DEMAND), capacity)
             results.append(100 * cluster.allocated_units / capacity)
-    print(f"{options.trace}, sees {options.sees}, {options.card} card: {mean(results):.2f} % allocated")
+    print(f"{options.trace}, sees {options.sees}: {mean(results):.2f} % allocated")
 
 
 if __name__ == "__main__":

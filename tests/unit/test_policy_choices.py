@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpuslice.core.policy import BestFit, Binpack, Fgd, Fleet, OpportunityCost, Shape, Spread, fitting_rows
+from gpuslice.core.policy import (
+    BestFit,
+    Binpack,
+    Fgd,
+    Fleet,
+    FleetNode,
+    OpportunityCost,
+    Shape,
+    Spread,
+    fitting_rows,
+    make_policy,
+)
 from gpuslice.core.policy.fgd import typical_pods
 from gpuslice.core.policy.mix import LearnedMix, prior
 from gpuslice.core.policy.opportunity import SlotPrice
@@ -72,6 +86,36 @@ def test_opportunity_cost_packs_shares_so_that_cards_stay_whole() -> None:
     policy = OpportunityCost(fleet, {Shape(10): 50.0, Shape(5): 50.0})
     first, second = place(fleet, policy, Shape(5)), place(fleet, policy, Shape(5))
     assert first == second
+
+
+@pytest.mark.parametrize("units", [2, 3, 4, 5, 6])
+def test_before_anything_is_known_of_the_mix_shares_fill_the_card_in_use(units: int) -> None:
+    fleet = make_fleet((15, 15, 15, 15), (15, 15, 15, 15))
+    policy = OpportunityCost(fleet)
+    chosen = []
+    for _ in range(2):
+        policy.arrived(Shape(units))
+        chosen.append(place(fleet, policy, Shape(units)))
+    assert chosen[0] == chosen[1]
+
+
+@pytest.mark.parametrize("name", ["bestfit", "opportunity-cost"])
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=8),
+    st.integers(1, 15),
+)
+def test_on_the_chosen_node_the_fullest_card_that_fits_is_taken(
+    name: str, left: list[int], units: int
+) -> None:
+    """What the vendor documents; the extender and the replays of traces take the card from here."""
+    fleet = Fleet()
+    fleet.put(FleetNode("n", (15,) * len(left), left))
+    fitting = [(free, slot) for slot, free in enumerate(left) if free >= units]
+    policy = make_policy(name, fleet)
+    if policy.choose(Shape(units)) is None:
+        assert not fitting
+    else:
+        assert policy.slots(Shape(units), 0) == (min(fitting)[1],)
 
 
 def test_opportunity_cost_leaves_parts_that_the_mix_can_fill() -> None:

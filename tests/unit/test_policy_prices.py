@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from gpuslice.core.policy.fleet import Floats, Shape
 from gpuslice.core.policy.prices import CuttingStock, best_pattern, worth_of_space
 from gpuslice.core.policy.trace import fleet_of
-from gpuslice.core.policy.worth import card_values, layout_of
+from gpuslice.core.policy.worth import card_values, demand_of, layout_of
 from tests.unit.fleets import make_fleet_node
 
 demands = st.dictionaries(st.integers(1, 100), st.floats(0.001, 1000), min_size=1, max_size=25)
@@ -76,20 +76,20 @@ def test_a_half_is_worth_half_a_card_where_all_ask_for_halves() -> None:
 )
 def test_more_free_space_is_never_worth_less(size: int, asked: list[tuple[int, int]]) -> None:
     counts = {Shape(min(units, size)): float(count) for units, count in asked}
-    values = card_values(layout_of(fleet_of([make_fleet_node(cards=(size,))])), counts, {})
+    values = card_values(layout_of(fleet_of([make_fleet_node(cards=(size,))])), demand_of(counts), {})
     assert values[0] == 0
     assert values[-1] == pytest.approx(1)
     assert (np.diff(values) >= -1e-9).all()
 
 
 def test_without_shares_in_the_mix_only_a_whole_free_card_is_worth_something() -> None:
-    values = card_values(layout_of(fleet_of([make_fleet_node(cards=(15,))])), {Shape(15): 3.0}, {})
+    values = card_values(layout_of(fleet_of([make_fleet_node(cards=(15,))])), demand_of({Shape(15): 3.0}), {})
     assert values.tolist() == [0.0] * 15 + [1.0]
 
 
 def test_cards_are_valued_by_their_size() -> None:
     layout = layout_of(fleet_of([make_fleet_node("a", (10,)), make_fleet_node("b", (30,))]))
-    values = card_values(layout, {}, {})
+    values = card_values(layout, demand_of({}), {})
     small, large = layout.classes
     assert values[small.start + small.parts] == pytest.approx(0.5)
     assert values[large.start + large.parts] == pytest.approx(1.5)

@@ -51,12 +51,6 @@ from gpuslice.core.views import Wants, wants_of
 TOP_SCORE = 10  # MaxExtenderPriority
 REMEMBERED_REFUSED = 10_000
 SAMPLE_EVERY = 16
-FULLEST_CARD = frozenset({"opportunity-cost"})
-"""Policies that choose the node only: on it the fullest card that fits is filled first.
-
-That is the documented default of the vendor, and the value of a card's rest, by which opportunity-cost would
-choose, gained nothing measurable over it: see docs/results/placement.md, "Behind kube-scheduler".
-"""
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
 NOT_THE_BEST = "Other nodes fit better"  # short: it goes over the wire once for nearly every node
@@ -259,8 +253,7 @@ class Decisions:
         taken = self.ledger.nominations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
         if taken:
             return place(open_to(book, taken), request)
-        by_node = self.policy.name in FULLEST_CARD
-        return place(state, request, None if by_node else self.policy.slots(shape, row))
+        return place(state, request, self.policy.slots(shape, row))
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
         """Choose cards for `pod` and hold them from now on."""

@@ -36,6 +36,12 @@ class LearnedMix:
         """At the start, and after as many arrivals again as 10 % of those seen, within 50 and 500."""
         return self._seen >= self._next
 
+    @property
+    def seen_part(self) -> float:
+        """How much of the mix was seen; the rest is the prior."""
+        seen = sum(self._counts.values())
+        return seen / (seen + self._prior_pods)
+
     def arrived(self, shape: Shape) -> None:
         """Count one pod."""
         self._counts[shape] = self._counts.get(shape, 0.0) + 1.0

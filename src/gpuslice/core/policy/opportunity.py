@@ -15,6 +15,7 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.mix import LearnedMix
+from gpuslice.core.policy.packing import fullest_card
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
 from gpuslice.core.policy.worth import Market, States, Stock, Worth, demand_of, layout_of, market_of
 
@@ -83,16 +84,6 @@ class _Nodes:
     left: Ints
     worth: Floats  # of each card's free part
     free: Flags  # wholly free cards
-
-
-@dataclass(frozen=True, slots=True)
-class _Ways:
-    """Ways to place a pod: on which line, on which slot (one-card pods), and the node's state afterwards."""
-
-    line: Rows
-    slot: Ints
-    states: States
-    tie: Floats
 
 
 class OpportunityCost(Policy):
@@ -177,7 +168,8 @@ class OpportunityCost(Policy):
 
     def _new_market(self, before: Market | None) -> Market:
         learned = self._mix.renew(self.fleet)
-        demand = demand_of(learned if self._known is None else self._known)
+        known = self._known
+        demand = demand_of(learned, self._mix.seen_part) if known is None else demand_of(known)
         same_cards = before is not None and not self._cards_changed(before)
         layout = before.layout if before and same_cards else layout_of(self.fleet)
         return market_of(layout, demand, self._stock, self.slot_price.turnover)
@@ -216,13 +208,14 @@ class Pricing:
 
     def _cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         nodes = self._look(rows)
-        ways = self._ways(shape, nodes)
+        slots = self._slots(shape, nodes)
         stale = np.flatnonzero(self.fleet.stamp[rows] > self._before_at[rows])
-        worth = self.worth.of(nodes.states.part(stale).followed_by(ways.states))
+        after = self._after(shape, nodes, slots)
+        worth = self.worth.of(nodes.states.part(stale).followed_by(after))
         self._before[rows[stale]] = worth[: len(stale)]
         self._before_at[rows[stale]] = self.fleet.clock
-        loss = self._before[rows][ways.line] - worth[len(stale) :]
-        return _cheapest(len(rows), ways, loss + ways.tie)
+        cost = self._before[rows] - worth[len(stale) :] + self._tie(shape, nodes, slots)
+        return cost, slots[:, 0] if shape.cards == 1 else np.full(len(rows), NO_SLOT)
 
     def _distinct(self, rows: Rows) -> tuple[Rows, Rows]:
         """Some of `rows`, each in a state of its own, and for every row which of these is in the same."""
@@ -252,67 +245,39 @@ class Pricing:
         )
         return _Nodes(states, left.sum(axis=1) / layout.mean_units, left, values, free)
 
-    def _ways(self, shape: Shape, nodes: _Nodes) -> _Ways:
+    def _slots(self, shape: Shape, nodes: _Nodes) -> Ints:
+        """The cards to take, [line, card]: the fullest that fit, the lowest numbers first among equals."""
         if shape.cards == 0:
-            return self._without_cards(shape, nodes)
+            return np.zeros((len(nodes.total), 0), dtype=np.int64)
         fits = card_fits(self.fleet, shape, nodes.states.rows)
         if shape.cards == 1:
-            return self._on_one_card(shape, nodes, fits)
-        return self._on_several_cards(shape, nodes, fits)
+            return fullest_card(nodes.left, fits)[:, None]
+        left = np.where(fits, nodes.left, LARGEST)
+        return np.argsort(left, axis=1, kind="stable")[:, : shape.cards]
 
-    def _without_cards(self, shape: Shape, nodes: _Nodes) -> _Ways:
-        lines = np.arange(len(nodes.total))
-        slots = np.zeros((len(lines), 0), dtype=np.int64)
-        return self._taking(shape, nodes, lines, slots)
-
-    def _on_one_card(self, shape: Shape, nodes: _Nodes, fits: Flags) -> _Ways:
-        """The used card whose free part loses least, and the first wholly free card."""
-        used, unused = fits & ~nodes.free, fits & nodes.free
-        lines = np.flatnonzero(used.any(axis=1))
-        free_lines = np.flatnonzero(unused.any(axis=1))
-        slots = self._least_loss(shape, nodes, used, lines)
-        slots = np.concatenate([slots, unused[free_lines].argmax(axis=1)])
-        return self._taking(shape, nodes, np.concatenate([lines, free_lines]), slots[:, None])
-
-    def _least_loss(self, shape: Shape, nodes: _Nodes, used: Flags, lines: Rows) -> Ints:
-        """Among the used cards that fit: least loss of value, then least left, then the lowest index."""
-        if not len(lines):
-            return np.zeros(0, dtype=np.int64)
-        left, rows = nodes.left[lines], nodes.states.rows[lines]
-        after = np.maximum(left - shape.units, 0)
-        place = self.worth.layout.place(rows, after)
-        loss = np.round(nodes.worth[lines] - self.worth.values[place], 9)
-        loss = np.where(used[lines], loss, np.inf)
-        ties = loss == loss.min(axis=1, keepdims=True)
-        fullest: Ints = np.where(ties, left, LARGEST).argmin(axis=1)
-        return fullest
-
-    def _on_several_cards(self, shape: Shape, nodes: _Nodes, fits: Flags) -> _Ways:
-        """The fullest cards that fit, the lowest numbers first: see `several_cards`."""
-        order = np.argsort(np.where(fits, nodes.left, LARGEST), axis=1, kind="stable")[:, : shape.cards]
-        return self._taking(shape, nodes, np.arange(len(order)), order)
-
-    def _taking(self, shape: Shape, nodes: _Nodes, lines: Rows, slots: Ints) -> _Ways:
-        """Take what the shape asks from `slots` [way, card] of `lines`."""
+    def _after(self, shape: Shape, nodes: _Nodes, slots: Ints) -> States:
+        """The nodes when they have given the shape what it asks of the cards at `slots` [line, card]."""
         layout, before = self.worth.layout, nodes.states
-        rows, column = before.rows[lines], lines[:, None]
-        at = (rows[:, None], slots)
-        after = nodes.left[column, slots] - shape.units
-        lost = nodes.worth[column, slots] - self.worth.values[layout.place(at, after)]
-        free = nodes.free[column, slots]
-        states = States(
-            rows=rows,
-            value=before.value[lines] - lost.sum(axis=1),
-            whole=before.whole[lines] - (free * layout.weight[at]).sum(axis=1),
-            whole_cards=before.whole_cards[lines] - free.sum(axis=1),
-            cpu_milli=before.cpu_milli[lines] - shape.cpu_milli,
-            memory_mib=before.memory_mib[lines] - shape.memory_mib,
+        line, at = np.arange(len(slots))[:, None], (before.rows[:, None], slots)
+        place = layout.place(at, nodes.left[line, slots] - shape.units)
+        free = nodes.free[line, slots]
+        return States(
+            rows=before.rows,
+            value=before.value - (nodes.worth[line, slots] - self.worth.values[place]).sum(axis=1),
+            whole=before.whole - (free * layout.weight[at]).sum(axis=1),
+            whole_cards=before.whole_cards - free.sum(axis=1),
+            cpu_milli=before.cpu_milli - shape.cpu_milli,
+            memory_mib=before.memory_mib - shape.memory_mib,
         )
-        tie = TIE_FREE_NODE * (nodes.total[lines] - shape.total_units / layout.mean_units)
+
+    def _tie(self, shape: Shape, nodes: _Nodes, slots: Ints) -> Floats:
+        """What parts placements that are worth the same: less is left on the node, and on the pod's card."""
+        mean_units = self.worth.layout.mean_units
+        tie = TIE_FREE_NODE * (nodes.total - shape.total_units / mean_units)
         if shape.cards == 1:
-            tie += TIE_FREE_CARD / layout.mean_units * after[:, 0]
-        slot = slots[:, 0] if shape.cards == 1 else np.full(len(lines), NO_SLOT)
-        return _Ways(lines, slot, states, tie)
+            left = nodes.left[np.arange(len(slots)), slots[:, 0]]
+            tie += TIE_FREE_CARD / mean_units * (left - shape.units)
+        return tie
 
 
 def _hash(table: Ints) -> Ints:
@@ -320,12 +285,3 @@ def _hash(table: Ints) -> Ints:
     factors = HASH_FACTOR ** np.arange(1, table.shape[1] + 1, dtype=np.int64)
     numbers: Ints = (table * factors).sum(axis=1)
     return numbers
-
-
-def _cheapest(count: int, ways: _Ways, cost: Floats) -> tuple[Floats, Ints]:
-    """Of the ways on each line the cheapest, the earlier one among equals."""
-    best, slot = np.full(count, np.inf), np.full(count, -1)
-    order = np.lexsort((-np.arange(len(cost)), -cost))  # the cheapest last, so that it is what stays
-    best[ways.line[order]] = cost[order]
-    slot[ways.line[order]] = ways.slot[order]
-    return best, slot

@@ -237,13 +237,17 @@ def _fed(states: States, columns: Columns) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The mix as demand: shapes that cover most of it, largest first, with their part q of all GPU."""
+    """The mix as demand: shapes that cover most of it, largest first, with their part q of all GPU.
+
+    `seen`: part of the pods that are not the prior's.
+    """
 
     counts: Mapping[Shape, float]
     kept: tuple[tuple[Shape, float], ...]
+    seen: float = 1.0
 
 
-def demand_of(counts: Mapping[Shape, float]) -> Demand:
+def demand_of(counts: Mapping[Shape, float], seen: float = 1.0) -> Demand:
     """Leave out pods without GPU, keep the shapes of largest demand until 98 % are covered."""
     wanted = {shape: count for shape, count in counts.items() if shape.cards and count > 0}
     total = sum(count * shape.total_units for shape, count in wanted.items())
@@ -256,7 +260,7 @@ def demand_of(counts: Mapping[Shape, float]) -> Demand:
             break
         kept.append((shape, part))
         covered += part
-    return Demand(wanted, tuple(kept))
+    return Demand(wanted, tuple(kept), seen)
 
 
 def _by_part(item: tuple[Shape, float]) -> tuple[float, int, int, int, int]:
@@ -268,38 +272,40 @@ class PackedWorth:
     """What free parts of one class of cards are worth when packed well, under a mix that keeps changing.
 
     Prices jump from one corner of a linear program to another when the mix changes a little; pods packed
-    by the old prices stay. So new prices are taken up bit by bit.
+    by the old prices stay. So new prices are taken up bit by bit, at first as far as pods were seen. Before
+    that every part is worth what it is of a card: of the prior's optimal prices those that favour no size.
     """
 
     def __init__(self, parts: int) -> None:
         self._cutter = CuttingStock(parts)
         self._worth: Floats | None = None
 
-    def renew(self, pieces: Floats) -> Floats:
-        """Worth of 0 … parts, as part of a card; `pieces[size]` are asked for."""
+    def renew(self, pieces: Floats, seen: float) -> Floats:
+        """Worth of 0 … parts, as part of a card; `pieces[size]` are asked for, a part of them `seen`."""
         prices = self._cutter.prices({int(size): float(pieces[size]) for size in np.flatnonzero(pieces)})
         worth = np.minimum(1.0, worth_of_space(self._cutter.length, prices))
-        if self._worth is not None:
-            worth = NEWS_PART * worth + (1.0 - NEWS_PART) * self._worth
-        self._worth = worth
-        return worth
+        before, news = self._worth, NEWS_PART
+        if before is None:
+            before, news = np.arange(len(pieces)) / (len(pieces) - 1), seen
+        self._worth = news * worth + (1.0 - news) * before
+        return self._worth
 
 
 Stock = dict[int, PackedWorth]
 
 
-def card_values(layout: Layout, counts: Mapping[Shape, float], stock: Stock) -> Floats:
+def card_values(layout: Layout, demand: Demand, stock: Stock) -> Floats:
     """The table of what free parts of cards are worth, in mean cards, one stretch for each class."""
     tables = []
     for card in layout.classes:
-        share = {shape: count for shape, count in counts.items() if 0 < shape.units < card.size}
         packed = stock.setdefault(card.size, PackedWorth(card.parts))
-        tables.append(_values(card, share, packed) * (card.size / layout.mean_units))
+        tables.append(_values(card, demand, packed) * (card.size / layout.mean_units))
     return np.concatenate(tables)
 
 
-def _values(card: CardClass, share: Mapping[Shape, float], packed: PackedWorth) -> Floats:
+def _values(card: CardClass, demand: Demand, packed: PackedWorth) -> Floats:
     """v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of it."""
+    share = {shape: count for shape, count in demand.counts.items() if 0 < shape.units < card.size}
     pieces = np.zeros(card.parts + 1)
     for shape, count in share.items():
         pieces[card.pieces(shape.units)] += count * shape.cards
@@ -307,7 +313,8 @@ def _values(card: CardClass, share: Mapping[Shape, float], packed: PackedWorth) 
     if share:
         served = np.cumsum(pieces) / pieces.sum()
         values = (
-            PACKED_PART * packed.renew(pieces) + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
+            PACKED_PART * packed.renew(pieces, demand.seen)
+            + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
         )
     values[0], values[-1] = 0.0, 1.0
     return values
@@ -351,7 +358,7 @@ def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> 
             weight[:, column] = np.array(usable) * (part / (cards / everything) ** power)
         whole[:, column] = [shape.units >= card.size for card, _, _ in layout.kinds]
     several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
-    values = card_values(layout, demand.counts, stock)
+    values = card_values(layout, demand, stock)
     parts = _columns(shapes, weight * ~(whole & several), whole, layout.mean_units)
     slots = _columns(shapes, weight * (whole & several), whole, layout.mean_units)
     return Market(layout, values, parts, slots, float(slots.weight.max(axis=0, initial=0.0).sum()), turnover)
