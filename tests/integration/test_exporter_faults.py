@@ -166,6 +166,17 @@ async def test_counters_are_taken_up_when_their_config_map_changes(tmp_path: Pat
         assert page.all("DCGM_FI_DEV_POWER_USAGE")  # the counters before stay in force
 
 
+async def test_hardware_counters_are_taken_up_too_and_those_there_stay(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", ["H100-80GB-HBM3"])
+    volume = ConfigMapVolume(tmp_path / "config")
+    volume.write("DCGM_FI_PROF_GR_ENGINE_ACTIVE, gauge, engine\n")
+    async with running_exporter(state, "-f", str(volume.file), kubernetes="false") as exporter:
+        await exporter.page_when(lambda page: page.all("DCGM_FI_PROF_GR_ENGINE_ACTIVE"))
+        volume.write("DCGM_FI_PROF_GR_ENGINE_ACTIVE, gauge, engine\nDCGM_FI_PROF_SM_ACTIVE, gauge, SMs\n")
+        page = await exporter.page_when(lambda page: page.all("DCGM_FI_PROF_SM_ACTIVE"))
+        assert page.all("DCGM_FI_PROF_GR_ENGINE_ACTIVE")
+
+
 class ConfigMapVolume:
     """A mounted ConfigMap, changed as kubelet changes it: by renaming the link ..data."""
 

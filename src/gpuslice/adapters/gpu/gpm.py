@@ -7,7 +7,7 @@ metrics of a card. Source of the ids: nvml.h, ``nvmlGpmMetricId_t``; of the pair
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
@@ -47,6 +47,10 @@ _GPM: dict[int, tuple[int, float]] = {
 }
 
 PROFILING_FIELDS = frozenset(_GPM)
+_FIRST_METRICS = 98
+RECENT_FIELDS = frozenset(field for field, (metric, _) in _GPM.items() if metric >= _FIRST_METRICS)
+"""Metrics that the first drivers with GPM do not know: asked apart, in case those refuse the question whole.
+They are the card's, never an instance's."""
 _METRIC = Struct("@Iid24x")  # number, verdict and value of each in the request: c_nvmlGpmMetric_t
 
 
@@ -64,17 +68,15 @@ class GpmReader:
     Raises NVMLError when the counters may not be read.
     """
 
-    def __init__(self, card: Any, fields: Iterable[int], gpu_instance: int | None = None) -> None:
+    def __init__(self, card: Any, gpu_instance: int | None = None) -> None:
         self._card = card
         self._gpu_instance = gpu_instance
-        self._fields = [field for field in fields if field in _GPM]
-        self._request = _request_for(self._fields)
-        start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
-        self._metrics = slice(start, start + _METRIC.size * len(self._fields))
         self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
         self._first = True
+        self._fields: list[int] = []
+        self._request: Any = None  # for these fields
 
-    def read(self) -> dict[int, float]:
+    def read(self, fields: list[int]) -> dict[int, float]:
         """DCGM field id → value since the last call; empty at the first."""
         self._older, self._newer = self._newer, self._older
         if self._gpu_instance is None:
@@ -84,6 +86,8 @@ class GpmReader:
         if self._first:
             self._first = False
             return {}
+        if fields != self._fields:
+            self._fields, self._request = list(fields), _request_for(fields)
         return self._between()
 
     def close(self) -> None:
@@ -94,7 +98,9 @@ class GpmReader:
         request = self._request
         request.sample1, request.sample2 = self._older, self._newer
         pynvml.nvmlGpmMetricsGet(request)
-        metrics = _METRIC.iter_unpack(memoryview(request).cast("B")[self._metrics])
+        start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
+        room = slice(start, start + _METRIC.size * len(self._fields))
+        metrics = _METRIC.iter_unpack(memoryview(request).cast("B")[room])
         return {
             field: value * _GPM[field][1]
             for field, (_, verdict, value) in zip(self._fields, metrics, strict=True)

@@ -53,7 +53,6 @@ class MigReader:
         self._devices: list[_Device] = []
         self._look_due_s = 0.0
         self._counters: dict[int, gpm.GpmReader] = {}  # by GPU instance
-        self._counters_for: list[int] = []
         self.refused = ""  # why hardware counters of instances cannot be read; "" while they can
         self.enabled = False
 
@@ -64,7 +63,7 @@ class MigReader:
             self._look_due_s = now_s + LOOK_EVERY_S
         if not self._devices:
             return ()
-        counted = self._count(sorted({*counters, *BUSY_FIELDS}))
+        counted = self._count(sorted({*counters, *BUSY_FIELDS} - gpm.RECENT_FIELDS))
         return tuple(self._sample(device, counted.get(device.gpu_instance, {})) for device in self._devices)
 
     def _look(self) -> None:
@@ -89,25 +88,22 @@ class MigReader:
 
     def _count(self, counters: list[int]) -> dict[int, dict[int, float]]:
         """GPU instance → field → value; nothing where this card has no such counters."""
-        if counters != self._counters_for:
-            self._forget_counters()
-            self._counters_for = list(counters)
         if not counters or self.refused:
             return {}
         try:
             if not self._counters:
-                self._open(counters)
-            return {instance: reader.read() for instance, reader in self._counters.items()}
+                self._open()
+            return {instance: reader.read(counters) for instance, reader in self._counters.items()}
         except (pynvml.NVMLError, AttributeError) as error:
             self._forget_counters()
             self.refused = f"hardware counters: {error}"
             return {}
 
-    def _open(self, counters: list[int]) -> None:
+    def _open(self) -> None:
         if not gpm.supported(self._card):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         for instance in sorted({device.gpu_instance for device in self._devices}):
-            self._counters[instance] = gpm.GpmReader(self._card, counters, instance)
+            self._counters[instance] = gpm.GpmReader(self._card, instance)
 
     def _forget_counters(self) -> None:
         for reader in self._counters.values():

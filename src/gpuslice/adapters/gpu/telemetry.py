@@ -204,7 +204,7 @@ class _Card:
         self._bus = _optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(self._handle).busId), "")
         self._processes = ProcessReader(self._handle, self._uuid)
         self._unsupported: dict[int, tuple[str, float]] = {}  # field → reason, when to ask again
-        self._gpm: gpm.GpmReader | None = None
+        self._gpm: dict[str, gpm.GpmReader] = {}
         self._mig = MigReader(self._handle)
         self._links = LinkRates(self._handle)
         self._values = FieldValues(self._handle)
@@ -341,17 +341,22 @@ class _Card:
         return found
 
     def _by_counters(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
+        recent = [number for number in numbers if number in gpm.RECENT_FIELDS]
+        first = [number for number in numbers if number not in gpm.RECENT_FIELDS]
+        return self._counters_of("first", first, now_s) | self._counters_of("recent", recent, now_s)
+
+    def _counters_of(self, kind: str, numbers: list[int], now_s: float) -> dict[int, Reading]:
         if not numbers:
             return {}
         try:
-            if self._gpm is None:
+            if kind not in self._gpm:
                 if not gpm.supported(self._handle):
                     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-                self._gpm = gpm.GpmReader(self._handle, numbers)
-            return dict(self._gpm.read())
+                self._gpm[kind] = gpm.GpmReader(self._handle)
+            return dict(self._gpm[kind].read(numbers))
         except (pynvml.NVMLError, AttributeError) as error:
             _raise_if_lost(error)
-            self._gpm = None
+            self._gpm.pop(kind, None)
             for number in numbers:
                 self._refuse(number, f"hardware counters: {error}", now_s)
             return {}

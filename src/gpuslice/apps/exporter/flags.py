@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.apps.exporter import upstreamfile
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.settings import describe
 
@@ -86,9 +87,6 @@ IDLE: Mapping[str, Idle] = {
         "DCGM_EXPORTER_ENABLE_EXPORTER_METRICS",
         "no metrics of a Go runtime; gpuslice_exporter_* are shown always",
         switch=True,
-    ),
-    "config-file": Idle(
-        "DCGM_EXPORTER_CONFIG_FILE", "its YAML is not read: use --collectors and --collect-interval"
     ),
     "web-read-timeout": Idle("DCGM_EXPORTER_WEB_READ_TIMEOUT", "scrapes are answered from memory at once"),
     "web-write-timeout": Idle("DCGM_EXPORTER_WEB_WRITE_TIMEOUT", "scrapes are answered from memory at once"),
@@ -177,6 +175,16 @@ def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if is_true(environ.get(KUBERNETES, "")) and not environ.get(POD_LABELS):
         found[POD_LABELS] = "exclusive"
     return found
+
+
+def with_upstream_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment over what dcgm-exporter's own settings file says, where one is named."""
+    path = flags.get("config_file") or environ.get("DCGM_EXPORTER_CONFIG_FILE")
+    if not path:
+        return dict(environ)
+    found = upstreamfile.read(path)
+    upstreamfile.tell(path, found)
+    return {**found.environment, **environ}
 
 
 def _switch(name: str, *, is_on: bool) -> str:

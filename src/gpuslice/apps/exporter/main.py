@@ -28,6 +28,7 @@ from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, Pod
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import until_stopped, work_until
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
+from gpuslice.apps.exporter import upstreamfile
 from gpuslice.apps.exporter.book import Book, book_of, is_ours
 from gpuslice.apps.exporter.clocks import ClockWindows
 from gpuslice.apps.exporter.config import CounterConfig
@@ -35,7 +36,7 @@ from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.extra import EXTRA_FIELDS, OWN_FIELDS
 from gpuslice.apps.exporter.fields import load as load_fields
-from gpuslice.apps.exporter.flags import DcgmCommand, translated_environment
+from gpuslice.apps.exporter.flags import DcgmCommand, translated_environment, with_upstream_file
 from gpuslice.apps.exporter.health import READ as HEALTH_FIELDS
 from gpuslice.apps.exporter.health import Rises
 from gpuslice.apps.exporter.jobs import Jobs
@@ -81,6 +82,8 @@ class Exporter:
         self.jobs = Jobs(settings.hpc_job_mapping_dir)
         self._fields = load_fields()
         self.config = CounterConfig(settings.collectors, self._fields)
+        if counters := upstreamfile.counters_for(settings.config_file, settings.collectors):
+            self.config.use(counters, settings.config_file)
         self.owners = Owners(self.directory, Path(settings.proc))
         self._hidden = hidden_processes(settings.proc)
         self.sampler = Sampler(
@@ -306,7 +309,8 @@ def _check(settings: ExporterSettings) -> None:
 def command(**flags: Any) -> None:
     """Run the metrics exporter of a node; takes dcgm-exporter's flags and counter files."""
     try:
-        settings = load(ExporterSettings, flags, translated_environment(os.environ))
+        environ = with_upstream_file(flags, translated_environment(os.environ))
+        settings = load(ExporterSettings, flags, environ)
         configure_logs("debug" if settings.debug else "info")
         _check(settings)
         share_one_arena()

@@ -23,6 +23,13 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
             env=("DCGM_EXPORTER_COLLECTORS",),
         ),
     ] = ""
+    config_file: Annotated[
+        str,
+        about(
+            "dcgm-exporter's YAML file, version 1: counters and how often they are read; flags come before.",
+            env=("DCGM_EXPORTER_CONFIG_FILE",),
+        ),
+    ] = ""
     address: Annotated[
         str, about("Where to listen; port 0 lets the system choose.", env=("DCGM_EXPORTER_LISTEN",))
     ] = ":9400"

@@ -1,0 +1,79 @@
+"""Figures that we unpack ourselves are those that NVIDIA's own binding reads, on the simulated driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuslice.sim import gpu
+from tests.integration.exporter_rig import have_native
+from tests.integration.sim_node import NATIVE
+
+pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
+
+VALUES = """
+import json, pynvml as N
+from gpuslice.adapters.gpu.values import FieldValues, field_id
+N.nvmlInit()
+card = N.nvmlDeviceGetHandleByIndex(0)
+ids = [field_id(name) for name in sorted(vars(N)) if name.startswith("NVML_FI_DEV_")]
+ids += [field_id("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", 0xFFFFFFFF), (999999, 0)]
+members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+reader, found = FieldValues(card), []
+def theirs(asked):
+    return [
+        (one.nvmlReturn, 0.0 if one.nvmlReturn else float(getattr(one.value, members[one.valueType])))
+        for one in N.nvmlDeviceGetFieldValues(card, asked)
+    ]
+for asked in (ids, ids[:3], ids):
+    before, ours, after = theirs(asked), reader.read(asked), theirs(asked)  # counters go on meanwhile
+    verdicts = [[verdict for verdict, _ in each] for each in (before, ours, after)]
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    wrong = [one for one in zip(asked, before, ours, after) if not one[1] <= one[2] <= one[3]]
+    found.append([wrong, len(ours), sum(not verdict for verdict, _ in ours)])
+print(json.dumps(found))
+"""
+COUNTERS = """
+import json, time, pynvml as N
+from gpuslice.adapters.gpu.gpm import PROFILING_FIELDS, GpmReader
+N.nvmlInit()
+card = N.nvmlDeviceGetHandleByIndex(0)
+reader = GpmReader(card)
+found = []
+for fields in ([1001], [1001], sorted(PROFILING_FIELDS), [1009]):
+    found.append(reader.read(fields))
+    time.sleep(0.05)
+print(json.dumps(found))
+"""
+
+
+def on_card(body: str, state: Path) -> Any:
+    environment = {**os.environ, **gpu.environment(state, NATIVE)}
+    told = subprocess.run(
+        [sys.executable, "-c", body], env=environment, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    return json.loads(told.stdout)
+
+
+def test_field_values_are_those_of_nvidias_binding(tmp_path: Path) -> None:
+    whole, few, again = on_card(VALUES, gpu.create(tmp_path / "state", ["H100-80GB-HBM3"]))
+    assert [wrong for wrong, *_ in (whole, few, again)] == [[]] * 3
+    assert whole[1] > 200
+    assert whole[2] > 20  # that the card gives
+
+
+def test_counters_are_read_between_two_samples(tmp_path: Path) -> None:
+    first, one, all_of_them, another = on_card(COUNTERS, gpu.create(tmp_path / "state", ["H100-80GB-HBM3"]))
+    assert first == {}
+    assert one.keys() == {"1001"}
+    ratios = ("1001", "1002", "1003", "1004", "1005")
+    assert {*ratios, "1009", "1010"} <= all_of_them.keys()  # at once when they are asked for
+    assert all(0 <= all_of_them[field] <= 1 for field in ratios)
+    assert another.keys() == {"1009"}
