@@ -184,6 +184,26 @@ def test_the_next_agent_starts_beside_the_one_that_serves(helm: str) -> None:
     assert by_hand["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["updateStrategy"] == {"type": "OnDelete"}
 
 
+def test_nodes_of_other_makes_are_provided_for(helm: str) -> None:
+    """kubelet's folder of device plugins does not follow its root; some /etc cannot be written."""
+    values = (
+        "devicePlugin.kubeletDir=/var/lib/k0s/kubelet,devicePlugin.fencingDir=,devicePlugin.seLinuxType=spc_t"
+    )
+    found = pods(render(helm, "--set", f"{EVERYTHING},{values}"))
+    agent = found["gpushare-device-plugin-ds"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in agent["volumes"]}
+    assert paths == {
+        "device-plugins": "/var/lib/kubelet/device-plugins",
+        "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
+        "host-files": "/var/lib/gpuslice",
+    }
+    assert {each["name"] for each in agent["containers"][0]["volumeMounts"]} == set(paths)
+    for name, spec in found.items():
+        uses_host = any("hostPath" in volume for volume in spec.get("volumes", []))
+        context = spec["containers"][0]["securityContext"]
+        assert context.get("seLinuxOptions") == ({"type": "spc_t"} if uses_host else None), name
+
+
 def test_every_image_may_come_from_one_registry(helm: str) -> None:
     login = "imagePullSecrets[0].name=login,image.digest=sha256:" + "0" * 64
     found = pods(render(helm, "--set", f"imageRegistry=r.example/mirror,{EVERYTHING},{login}"))

@@ -139,6 +139,9 @@ SWITCHES = {
         "exporter.enabled=true,exporter.webConfigSecret=web,networkPolicy.enabled=true",
         "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.team=monitoring",
     ],
+    "nodes of other makes": [
+        "devicePlugin.kubeletDir=/var/lib/k0s/kubelet,devicePlugin.fencingDir=,devicePlugin.seLinuxType=spc_t"
+    ],
     "no second scheduler": ["scheduler.enabled=false,extender.hostNetwork=true,wholeCards.enabled=false"],
 }
 
