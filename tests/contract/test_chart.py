@@ -266,6 +266,14 @@ def test_an_update_of_several_extenders_ends(helm: str) -> None:
     assert selector.items() - labels.items() == {(LABEL_LEADER, "true")}
 
 
+@pytest.mark.parametrize("name", ["extender", "webhook"])
+def test_on_the_hosts_network_the_old_pod_leaves_its_port_first(helm: str, name: str) -> None:
+    objects = render(helm, "--set", f"webhook.enabled=true,{name}.hostNetwork=true")
+    deployment = "gpushare-schd-extender" if name == "extender" else "gpuslice-webhook"
+    strategy = objects["Deployment", deployment]["spec"]["strategy"]
+    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
 def test_the_arguments_of_the_agent_are_its_settings(helm: str) -> None:
     spec = pods(render(helm, "--set", "nodeLabel=gpushare,devicePlugin.port=1234"))
     (container,) = spec["gpushare-device-plugin-ds"]["containers"]

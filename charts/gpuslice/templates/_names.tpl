@@ -62,6 +62,12 @@ http://gpushare-schd-extender.{{ .Release.Namespace }}.svc:{{ .Values.extender.p
 {{ .Values.scheduler.tag | default (printf "v%s.%s.0" .Capabilities.KubeVersion.Major (.Capabilities.KubeVersion.Minor | trimSuffix "+")) }}
 {{- end }}
 
+{{- /* How a Deployment is replaced: on the hosts' network the next pod finds its port taken until this one ends. */}}
+{{- define "gpuslice.replaced" -}}
+type: RollingUpdate
+rollingUpdate: {{ if . }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
+{{- end }}
+
 {{- define "gpuslice.webhookNames" -}}
 {{- $names := list "aliyun.com/gpu-mem" "aliyun.com/gpu-core.percentage" }}
 {{- if .Values.webhook.hami.enabled }}
