@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("here", deadline=None)  # what else the machine does must not fail a test
+settings.load_profile("here")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from gpuslice.sim.kubelet.rootfs import Rootfs
 NOT_FOUND_EXIT = 127
 NOT_EXECUTABLE_EXIT = 126
 _PR_SET_PDEATHSIG = 1
-_DRAIN_S = 0.5  # how long the output of a dead container's orphans is waited for
+_DRAIN_ROUNDS, _DRAIN_ROUND_S = 10, 0.05  # how long the output of a dead container's orphans is waited for
 
 
 class StartError(Exception):
@@ -132,9 +132,12 @@ class Runtime:
         try:
             status = await process.wait()
             container.signal(signal.SIGKILL)  # nothing of a container outlives its first process
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_S):
-                    await copies
+            for _ in range(
+                _DRAIN_ROUNDS
+            ):  # not one timeout: while this loop stands still, output still waits
+                if copies.done():
+                    break
+                await asyncio.wait({copies}, timeout=_DRAIN_ROUND_S)
         finally:
             copies.cancel()
             log.close()
