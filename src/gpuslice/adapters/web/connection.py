@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         if without_body:
             self._transport.write(head)
         else:
-            self._transport.writelines((head, answer.body))
+            self._transport.writelines((head, answer.body, *answer.more))
         self._since = self._loop.time()
 
     # -- refusing --------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
@@ -42,12 +42,17 @@ class Request:
 
 @dataclass(slots=True)
 class Answer:
-    """One answer."""
+    """One answer. `more`: what follows `body`; to put large pieces together would be to copy them."""
 
     body: bytes = b""
     status: int = 200
     content_type: str = TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
+    more: Sequence[bytes | memoryview] = ()
+
+    @property
+    def length_bytes(self) -> int:
+        return len(self.body) + sum(map(len, self.more))
 
 
 def json_answer(value: Any, status: int = 200) -> Answer:
@@ -66,7 +71,7 @@ def head_of(answer: Answer, last: bool) -> bytes:
     connection = "close" if last else "keep-alive"
     return (
         f"{_status_line(answer.status)}Content-Type: {answer.content_type}\r\n"
-        f"Content-Length: {len(answer.body)}\r\nDate: {_date(int(time.time()))}\r\n"
+        f"Content-Length: {answer.length_bytes}\r\nDate: {_date(int(time.time()))}\r\n"
         f"{own}Connection: {connection}\r\n\r\n"
     ).encode("latin-1")
 

@@ -120,22 +120,20 @@ class FilterResult(msgspec.Struct, rename="pascal"):
     failed_and_unresolvable_nodes: msgspec.Raw = _NULL
     error: str = ""
 
-    def encoded(self) -> bytes:
+    def pieces(self) -> tuple[bytes | memoryview, ...]:
         """As JSON. By hand: the lists are JSON already, and large enough that each copy of them counts."""
-        return b"".join(
-            (
-                b'{"Nodes":',
-                msgspec.json.encode(self.nodes),
-                b',"NodeNames":',
-                self.node_names,
-                b',"FailedNodes":',
-                self.failed_nodes,
-                b',"FailedAndUnresolvableNodes":',
-                self.failed_and_unresolvable_nodes,
-                b',"Error":',
-                msgspec.json.encode(self.error),
-                b"}",
-            )
+        return (
+            b'{"Nodes":',
+            msgspec.json.encode(self.nodes),
+            b',"NodeNames":',
+            memoryview(self.node_names),
+            b',"FailedNodes":',
+            memoryview(self.failed_nodes),
+            b',"FailedAndUnresolvableNodes":',
+            memoryview(self.failed_and_unresolvable_nodes),
+            b',"Error":',
+            msgspec.json.encode(self.error),
+            b"}",
         )
 
 

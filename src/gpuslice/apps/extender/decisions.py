@@ -53,7 +53,7 @@ REMEMBERED_REFUSED = 10_000
 SAMPLE_EVERY = 16
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
-NOT_THE_BEST = "Other nodes fit better"  # short: it goes over the wire once for nearly every node
+NOT_THE_BEST = "Others fit better"  # short: it goes over the wire once for nearly every node
 KEPT = "The free cards are kept for a pod that others were evicted for"
 
 
@@ -117,10 +117,10 @@ class Decisions:
         self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
     ) -> FilterResult:
         keys = self._keys(shape_of(request), asked, request)
-        refused = _reasons(fleet, asked, np.flatnonzero(keys == NEVER), request)
+        refused = _reasons(fleet, asked, (keys == NEVER).nonzero()[0], request)
         kept = self._kept_for_others(asked, keys, pod, request)
         keys[kept] = NEVER
-        passing = np.flatnonzero(keys != NEVER)
+        passing = (keys != NEVER).nonzero()[0]
         others: list[Reason] = [(kept, KEPT)]
         if 0 < self._filter_best < len(passing) and not pod.spec.prefers:
             passing, worse = best_of(keys, passing, self._filter_best)
@@ -334,7 +334,8 @@ def _reasons(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> l
     cards = 1 if request.core_percent else request.gpu_count
     roomy = _with_cards(fleet.left, asked.rows.take(known), request.units_per_gpu, cards)
     text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
-    return [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
+    reasons = [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
+    return [reason for reason in reasons if len(reason[0])]
 
 
 def _never(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> Places:

@@ -51,7 +51,7 @@ class Verbs:
     def filter(self, request: Request) -> Answer:
         began = time.perf_counter()
         result = self._filter(request.body)
-        answer = Answer(result.encoded(), content_type=JSON)
+        answer = Answer(content_type=JSON, more=result.pieces())
         self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
         return answer
 
