@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuslice.sim import gpu
-from tests.integration.exporter_rig import gpu_node, have_native, running_exporter
+from tests.integration.exporter_rig import Page, gpu_node, have_native, running_exporter
 from tests.integration.sim_node import NATIVE
 from tests.integration.test_exporter_story import app, running
 
@@ -106,16 +106,25 @@ async def test_pods_that_are_not_known_are_said_to_be_and_not_shown_as_idle(tmp_
             assert parts == used
 
 
-async def test_a_kubelet_that_goes_away_leaves_the_last_book_and_a_failed_collector(tmp_path: Path) -> None:
+async def test_a_kubelet_that_goes_away_leaves_the_last_book_until_it_is_back(tmp_path: Path) -> None:
+    held = "gpuslice_gpu_memory_allocated_bytes"
+
+    def book_is(success: int) -> Callable[[Page], bool]:
+        name = "gpuslice_exporter_collector_success"
+        return lambda page: page.value(name, collector="pod_resources") == success
+
     async with gpu_node(tmp_path) as host, host.exporter() as exporter:
-        await exporter.page_when(
-            lambda page: page.value("gpuslice_exporter_collector_success", collector="pod_resources") == 1
-        )
+        await host.node.create(app("app-0", 4))
+        await running(host, "app-0")
+        page = await exporter.page_when(lambda page: page.value(held))
+        given_bytes = page.one(held)
         await host.node.crash()
-        page = await exporter.page_when(
-            lambda page: page.value("gpuslice_exporter_collector_success", collector="pod_resources") == 0
-        )
+        page = await exporter.page_when(book_is(0))
         assert page.one("gpuslice_gpu_up") == 1
+        assert page.one(held) == given_bytes
+        await host.node.start()
+        page = await exporter.page_when(book_is(1))
+        assert page.one(held) == given_bytes
 
 
 async def test_a_hung_driver_does_not_hang_the_page_and_its_old_values_end(tmp_path: Path) -> None:

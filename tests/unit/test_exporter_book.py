@@ -251,3 +251,27 @@ def test_a_pod_that_becomes_known_gets_its_processes(tmp_path: Path) -> None:
     assert owners.of([1], {}) == {1: Stranger.UNKNOWN_CONTAINER}
     pods.put(KnownPod("default", "app-0", UID, ("main",), {FULL: "main"}))
     assert owners.of([1], {}) == {1: APP}
+
+
+def test_a_process_that_is_moved_into_its_container_is_found_there(tmp_path: Path) -> None:
+    proc = Proc(tmp_path)
+    proc.add(7, "/user.slice")
+    owners = Owners(directory(), tmp_path)
+    assert owners.of([7], {}) == {7: Stranger.HOST}
+    proc.add(7, IN_POD)
+    assert owners.of([7], {}) == {7: APP}
+
+
+def test_one_that_stays_outside_is_looked_at_from_time_to_time(tmp_path: Path) -> None:
+    proc = Proc(tmp_path)
+    proc.add(7, "/user.slice")
+    owners = Owners(directory(), tmp_path)
+    for _ in range(2 * CHECK_EVERY):
+        assert owners.of([7], {}) == {7: Stranger.HOST}
+    proc.add(7, IN_POD)
+    seen = [owners.of([7], {})[7] for _ in range(CHECK_EVERY)]
+    assert seen[-1] == APP
+    proc.add(8, "/user.slice")
+    assert owners.of([8], {}) == {8: Stranger.HOST}  # and 7 is forgotten
+    proc.add(7, "/user.slice", started=2)
+    assert owners.of([7, 8], {}) == {7: Stranger.HOST, 8: Stranger.HOST}

@@ -12,12 +12,15 @@ from gpuslice.core.attribution import Owner, Stranger
 
 CHECK_EVERY = 20
 """A pid is held against its start time once in so many samples: pids are used again, but not at once."""
+YOUNG = 3
+"""So often the cgroup of a process of nobody is read at once: it may be on its way into its container."""
 
 
 @dataclass(slots=True)
 class _Known:
     started: str
     ref: ContainerRef | None
+    looks: int = 1
 
 
 class Owners:
@@ -40,13 +43,13 @@ class Owners:
         if self._version != self._directory.version:
             self._version, self._resolved = self._directory.version, {}
         for pid in wanted:
-            resolved = self._resolved.get(pid, Stranger.UNKNOWN_CONTAINER)
-            # one of nobody is asked for again each time: its pod may become known, its cgroup may change
-            if isinstance(resolved, Stranger):
-                self._known.pop(pid, None)
-                self._look(pid, holding)
-            elif (pid + self._turn) % CHECK_EVERY == 0:
-                self._look(pid, holding)
+            known, resolved = self._known.get(pid), self._resolved.get(pid, Stranger.UNKNOWN_CONTAINER)
+            of_nobody = isinstance(resolved, Stranger)
+            due = (pid + self._turn) % CHECK_EVERY == 0
+            if known is None or due or (of_nobody and known.looks < YOUNG):
+                self._look(pid, holding, anew=of_nobody)
+            elif of_nobody:  # its pod may have become known
+                self._resolved[pid] = self._owner(known.ref, holding)
         return dict(self._resolved)
 
     def program(self, pid: int) -> str:
@@ -57,23 +60,25 @@ class Owners:
         except OSError:
             return ""
 
-    def _look(self, pid: int, holding: Mapping[str, tuple[str, ...]]) -> None:
+    def _look(self, pid: int, holding: Mapping[str, tuple[str, ...]], *, anew: bool) -> None:
         self._resolved.pop(pid, None)
         try:
-            known = self._read(pid)
+            known = self._read(pid, anew=anew)
         except (FileNotFoundError, ProcessLookupError):
             self._known.pop(pid, None)
             return
         self._resolved[pid] = self._owner(known.ref, holding)
 
-    def _read(self, pid: int) -> _Known:
+    def _read(self, pid: int, *, anew: bool) -> _Known:
         with open(f"{self._proc}/{pid}/stat", "rb") as file:
             # the second field is a file name in parentheses and may hold anything; the 22nd is the start
             started = file.read().rpartition(b")")[2].split()[19].decode()
         known = self._known.get(pid)
-        if known is None or known.started != started:
+        same = known is not None and known.started == started
+        if known is None or not same or anew:
+            looks = known.looks + 1 if known is not None and same else 1
             with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-                known = _Known(started, parse_cgroup(file.read()))
+                known = _Known(started, parse_cgroup(file.read()), looks)
             self._known[pid] = known
         return known
 
