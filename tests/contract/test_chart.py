@@ -12,13 +12,11 @@ import pytest
 import yaml
 from cryptography import x509
 
-from gpuslice.apps.agent.main import command as agent_command
 from gpuslice.apps.agent.switch import command as switch_command
-from gpuslice.apps.extender.main import command as extender_command
 from gpuslice.apps.webhook.main import command as webhook_command
-from gpuslice.core.contract import LABEL_LEADER
 from tests import tools
 
+KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
 CHART = Path(__file__).resolve().parents[2] / "charts" / "gpuslice"
 
 
@@ -103,6 +101,17 @@ def test_the_second_scheduler_calls_the_extender_for_every_node(helm: str) -> No
     assert config["percentageOfNodesToScore"] == 100
 
 
+def test_what_your_own_scheduler_is_told_is_what_the_second_one_has(helm: str) -> None:
+    command = [helm, "install", "cgpu", str(CHART), "--dry-run=client", "--set", "scheduler.enabled=false"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    section = printed[printed.index("     extenders:") :].partition("\n\n")[0]
+    (told,) = yaml.safe_load(section)["extenders"]
+    (ours,) = yaml.safe_load(render(helm)["ConfigMap", KUBE_SCHEDULER]["data"]["config.yaml"])["extenders"]
+    assert told.pop("urlPrefix") == "http://127.0.0.1:32766/gpushare-scheduler"
+    ours.pop("urlPrefix")
+    assert told == ours
+
+
 def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
     names = {name for _, name in render(helm, "--set", "scheduler.enabled=false")}
     switches = {"device-plugin-evict-ds", "device-plugin-recover-ds"}
@@ -129,105 +138,6 @@ def test_whole_cards_may_be_left_to_somebody_else(helm: str) -> None:
     assert kinds == {"gpushare-device-plugin-ds"}
 
 
-def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    kinds = ("DaemonSet", "Deployment")
-    return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind in kinds}
-
-
-EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2,scheduler.replicas=2"
-KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
-READY = {KUBE_SCHEDULER: "/healthz", "gpushare-schd-extender": "/prepared"}
-
-
-def test_every_container_is_held_short_and_looked_after(helm: str) -> None:
-    found = pods(render(helm, "--set", EVERYTHING))
-    assert len(found) == 7
-    for name, spec in found.items():
-        assert spec["priorityClassName"] in ("system-node-critical", "system-cluster-critical"), name
-        for container in spec["containers"]:
-            context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False, name
-            assert context["readOnlyRootFilesystem"] is True, name
-            assert context["capabilities"] == {"drop": ["ALL"]}, name
-            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
-            assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
-            assert container["readinessProbe"]["httpGet"]["path"] == READY.get(name, "/readyz"), name
-            assert "memory" in container["resources"]["requests"], name
-            assert name == KUBE_SCHEDULER or "memory" in container["resources"]["limits"], name
-
-
-def test_a_slow_start_is_no_reason_to_start_again(helm: str) -> None:
-    for name, spec in pods(render(helm, "--set", EVERYTHING)).items():
-        for container in spec["containers"]:
-            probe = container["startupProbe"]
-            assert probe["periodSeconds"] * probe["failureThreshold"] >= 120, name
-            assert probe["httpGet"] == container["livenessProbe"]["httpGet"], name
-            assert container["livenessProbe"]["timeoutSeconds"] > 1, name
-
-
-def test_probes_of_an_exporter_with_passwords_need_none(helm: str) -> None:
-    objects = render(helm, "--set", "exporter.enabled=true,exporter.webConfigSecret=web")
-    (container,) = pods(objects)["gpuslice-exporter"]["containers"]
-    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[kind]["tcpSocket"] == {"port": "metrics"}
-
-
-def test_the_next_agent_starts_beside_the_one_that_serves(helm: str) -> None:
-    """Ports of the host would keep it off the node, and the update would stand still."""
-    daemon_set = render(helm)["DaemonSet", "gpushare-device-plugin-ds"]["spec"]
-    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}
-    assert daemon_set["updateStrategy"] == strategy
-    pod = daemon_set["template"]["spec"]
-    assert pod["hostNetwork"] is True
-    assert "ports" not in pod["containers"][0]
-    by_hand = render(helm, "--set", "devicePlugin.updateStrategy=OnDelete")
-    assert by_hand["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["updateStrategy"] == {"type": "OnDelete"}
-
-
-def test_nodes_of_other_makes_are_provided_for(helm: str) -> None:
-    """kubelet's folder of device plugins does not follow its root; some /etc cannot be written."""
-    values = (
-        "devicePlugin.kubeletDir=/var/lib/k0s/kubelet,devicePlugin.fencingDir=,devicePlugin.seLinuxType=spc_t"
-    )
-    found = pods(render(helm, "--set", f"{EVERYTHING},{values}"))
-    agent = found["gpushare-device-plugin-ds"]
-    paths = {volume["name"]: volume["hostPath"]["path"] for volume in agent["volumes"]}
-    assert paths == {
-        "device-plugins": "/var/lib/kubelet/device-plugins",
-        "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
-        "host-files": "/var/lib/gpuslice",
-    }
-    assert {each["name"] for each in agent["containers"][0]["volumeMounts"]} == set(paths)
-    for name, spec in found.items():
-        uses_host = any("hostPath" in volume for volume in spec.get("volumes", []))
-        context = spec["containers"][0]["securityContext"]
-        assert context.get("seLinuxOptions") == ({"type": "spc_t"} if uses_host else None), name
-
-
-def test_every_image_may_come_from_one_registry(helm: str) -> None:
-    login = "imagePullSecrets[0].name=login,image.digest=sha256:" + "0" * 64
-    found = pods(render(helm, "--set", f"imageRegistry=r.example/mirror,{EVERYTHING},{login}"))
-    for name, spec in found.items():
-        (container,) = spec["containers"]
-        assert container["image"].startswith("r.example/mirror/"), name
-        assert container["image"].count("/") == (2 if name == KUBE_SCHEDULER else 3), name
-        assert name == KUBE_SCHEDULER or "gpuslice/gpuslice@sha256:000" in container["image"], name
-        assert spec["imagePullSecrets"] == [{"name": "login"}], name
-
-
-def test_a_network_policy_leaves_each_pod_its_one_port(helm: str) -> None:
-    assert "NetworkPolicy" not in {kind for kind, _ in render(helm, "--set", EVERYTHING)}
-    objects = render(helm, "--set", f"{EVERYTHING},networkPolicy.enabled=true")
-    doors = {name: each["spec"] for (kind, name), each in objects.items() if kind == "NetworkPolicy"}
-    assert set(doors) == {"gpushare-schd-extender", "gpuslice-webhook", KUBE_SCHEDULER, "gpuslice-exporter"}
-    for name, spec in doors.items():
-        kind = "DaemonSet" if name == "gpuslice-exporter" else "Deployment"
-        labels = objects[kind, name]["spec"]["template"]["metadata"]["labels"]
-        assert spec["podSelector"]["matchLabels"].items() <= labels.items()
-    assert doors["gpuslice-webhook"]["policyTypes"] == ["Ingress", "Egress"]
-    assert "egress" not in doors["gpuslice-webhook"]
-
-
 def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> None:
     objects = render(helm, "--namespace", "gpu-system")
     for (kind, name), each in objects.items():
@@ -236,50 +146,6 @@ def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> No
             assert not resources & {"configmaps", "secrets", "leases"}, name
         elif "configmaps" in resources:
             assert each["metadata"]["namespace"] == "kube-system", name
-
-
-def test_the_hosts_own_preload_file_is_out_of_reach(helm: str) -> None:
-    """A wrong line in it would break every program of the host; ours lies in a folder of our own."""
-    for name, spec in pods(render(helm, "--set", EVERYTHING)).items():
-        for volume in spec.get("volumes", []):
-            path = (volume.get("hostPath") or {}).get("path", "/nowhere")
-            assert path not in ("/", "/etc", "/usr", "/usr/lib", "/lib"), name
-            assert "ld.so" not in path, name
-
-
-def test_extenders_that_stand_by_may_not_all_be_drained_at_once(helm: str) -> None:
-    budget = ("PodDisruptionBudget", "gpushare-schd-extender")
-    assert budget not in render(helm)
-    assert render(helm, "--set", "extender.replicas=2")[budget]["spec"]["maxUnavailable"] == 1
-
-
-def test_an_update_of_several_extenders_ends(helm: str) -> None:
-    """Who stands by is ready; the Service finds the one that answers by a label that is its own doing."""
-    objects = render(helm, "--set", "extender.replicas=3")
-    deployment = objects["Deployment", "gpushare-schd-extender"]["spec"]
-    assert deployment["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
-    (container,) = deployment["template"]["spec"]["containers"]
-    parsed = extender_command.make_context("extender", [*container["args"][1:], "--lease-identity=p"]).params
-    assert parsed["leader_elect"] is parsed["label_leader"] is True
-    selector = objects["Service", "gpushare-schd-extender"]["spec"]["selector"]
-    labels = deployment["template"]["metadata"]["labels"]
-    assert selector.items() - labels.items() == {(LABEL_LEADER, "true")}
-
-
-@pytest.mark.parametrize("name", ["extender", "webhook"])
-def test_on_the_hosts_network_the_old_pod_leaves_its_port_first(helm: str, name: str) -> None:
-    objects = render(helm, "--set", f"webhook.enabled=true,{name}.hostNetwork=true")
-    deployment = "gpushare-schd-extender" if name == "extender" else "gpuslice-webhook"
-    strategy = objects["Deployment", deployment]["spec"]["strategy"]
-    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-
-
-def test_the_arguments_of_the_agent_are_its_settings(helm: str) -> None:
-    spec = pods(render(helm, "--set", "nodeLabel=gpushare,devicePlugin.port=1234"))
-    (container,) = spec["gpushare-device-plugin-ds"]["containers"]
-    parsed = agent_command.make_context("agent", [*container["args"][1:], "--node-name=n"]).params
-    assert parsed["node_label"] == "gpushare"
-    assert int(parsed["port"]) == container["livenessProbe"]["httpGet"]["port"] == 1234
 
 
 WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
