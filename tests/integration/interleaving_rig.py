@@ -17,7 +17,8 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.adapters.wire.extender import BindingArgs, decode_args
+from gpuslice.apps.extender.guiding import GuideLimits
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.ledger import Ledger
@@ -65,7 +66,8 @@ class World:
     def start_extender(self) -> None:
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
-        self.extender = Extender(ExtenderSettings(policy="binpack"), client)
+        limits = GuideLimits(room=0, spare=0, at_once=2)
+        self.extender = Extender(ExtenderSettings(policy="binpack"), client, guide_limits=limits)
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
 
@@ -74,6 +76,19 @@ class World:
         self.process.kill()
         self.network.forget(self.process)
         self.extender = None
+
+    def search(self, pod: Object, *names: str) -> None:
+        """kube-scheduler asks where the pod fits, on all nodes or on the one that it is nominated to."""
+        if self.extender is None or self.process is None or self.extender.not_ready():
+            return
+        decisions = self.extender.decisions
+        args = {"Pod": pod, "NodeNames": list(names or self.nodes)}
+
+        async def ask() -> None:
+            decisions.filter(decode_args(msgspec.json.encode(args)))
+
+        self.process.start(ask(), "filter call")
+        self.loop.settle()
 
     def bind(self, pod: Object, node: str) -> asyncio.Task[Any] | None:
         """kube-scheduler's bind call; it does not wait for the answer here."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gpuslice.core.contract import ENV_CONTAINER_UNITS, ENV_INDEX, ENV_VISIBLE
-from tests.integration.interleaving_node import CARDS, NodeInMemory, uuid_of
+from tests.integration.interleaving_node import CARDS, NodeInMemory, Object, uuid_of
 from tests.integration.interleaving_rig import World
 from tests.integration.virtual import Message
 
@@ -58,6 +57,9 @@ class Interleavings(RuleBasedStateMachine):
 
     # -- kube-scheduler --------------------------------------------------------------------------------------
 
+    def waiting(self) -> list[Object]:
+        return [pod for pod in self.world.pods() if "nodeName" not in pod["spec"]]
+
     @rule(pick=picks, node=nodes)
     def bind(self, pick: int, node: str) -> None:
         """Any pod, bound or not, to any node, also while another bind of it is under way."""
@@ -69,16 +71,54 @@ class Interleavings(RuleBasedStateMachine):
     def bind_through_a_bad_network(self, pick: int, node: str, fates: list[str]) -> None:
         """What the extender sends for one bind call, each message with a fate of its own."""
         self.bind(pick, node)
+        self.meet_fates(fates)
+
+    def meet_fates(self, fates: list[str]) -> None:
         network = self.world.network
         for fate in fates:
             if sent := [one for one in network.messages if one.sender is self.world.process]:
                 getattr(network, fate)(sent[-1])
 
+    @rule(pick=picks)
+    def search(self, pick: int) -> None:
+        """It looks at all nodes for one pod, and the extender nominates nodes for the others."""
+        if waiting := self.waiting():
+            self.world.search(waiting[pick % len(waiting)])
+
+    @rule(pick=picks, asks=st.booleans(), fates=st.lists(st.sampled_from(FATES), max_size=4))
+    def bind_as_nominated(self, pick: int, asks: bool, fates: list[str]) -> None:
+        """Where the pod's status says, with or without asking before."""
+        if nominated := [pod for pod in self.waiting() if pod["status"].get("nominatedNodeName")]:
+            pod = nominated[pick % len(nominated)]
+            node = pod["status"]["nominatedNodeName"]
+            if asks:
+                self.world.search(pod, node)
+            self.world.bind(pod, node)
+            self.meet_fates(fates)
+
+    @rule(
+        names=st.sets(st.sampled_from(NAMES), min_size=2),
+        units=st.sampled_from([1, 2, 3]),
+        pick=picks,
+        fates=st.lists(st.sampled_from(FATES), max_size=3),
+        dies=st.booleans(),
+    )
+    def queue_up(self, names: set[str], units: int, pick: int, fates: list[str], dies: bool) -> None:
+        """Pods that come together, of which one is looked at: the others are nominated, and one is bound."""
+        self.everybody_lives()
+        self.world.rest(0.5)
+        self.create(names, units)
+        self.world.network.calm()
+        self.search(pick)
+        self.world.network.calm()
+        self.bind_as_nominated(pick, True, fates)
+        if dies:
+            self.extender_dies(False)
+
     @rule(wishes=each_pods_node)
     def bind_all(self, wishes: list[str]) -> None:
         """All that have no node, at once."""
-        pods = [pod for pod in self.world.pods() if "nodeName" not in pod["spec"]]
-        for pod, node in zip(pods, wishes, strict=False):
+        for pod, node in zip(self.waiting(), wishes, strict=False):
             self.world.bind(pod, node)
 
     @rule(wishes=each_pods_node, seconds=st.sampled_from([0.0, 6.0]))
@@ -309,64 +349,3 @@ Interleavings.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )
 TestInterleavings = Interleavings.TestCase
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.close()
-
-
-def test_two_equal_pods_started_in_the_opposite_order_keep_to_their_cards(world: World) -> None:
-    """The race that the amount alone cannot decide: annotations, kubelet and environment still agree."""
-    first, second = world.create("app-0", 3), world.create("app-1", 3)
-    for pod in (first, second):
-        world.bind(pod, "n1")
-        world.rest()
-    node = world.nodes["n1"]
-    for pod in reversed(world.waiting("n1")):
-        world.play(node, node.admit(pod))
-        world.rest()
-    for uid in list(node.admitted):
-        world.play(node, node.start(uid))
-        world.rest()
-    assert len(node.running) == 2
-    for view in world.views():
-        assert view.placement is not None
-        (share,) = view.placement.shares
-        assert node.running[view.uid].environment[ENV_INDEX] == str(share.gpu)
-        assert node.cards_of(view.uid) == {uuid_of("n1", share.gpu): 3}
-
-
-def through(world: World, *fates: str) -> None:
-    """Let the extender's messages meet their fates, one after another."""
-    for fate in fates:
-        sent = [one for one in world.network.messages if one.sender is world.process]
-        getattr(world.network, fate)(sent[-1])
-
-
-def test_a_binding_whose_answer_was_lost_keeps_its_card(world: World) -> None:
-    first, second = world.create("app-0", 3), world.create("app-1", 3)
-    world.network.calm()
-    world.bind(first, "n2")
-    through(world, "deliver", "lose_answer")
-    world.bind(second, "n2")  # the watch has not shown the first one yet
-    while world.network.messages:
-        world.network.deliver(world.network.messages[0])
-    assert list(world.rebuilt().overcommitted()) == []
-    assert sum(bool(pod.node) for pod in world.views()) == 1
-
-
-def test_a_binding_that_arrives_when_it_was_given_up_does_nothing(world: World) -> None:
-    first, second = world.create("app-0", 3), world.create("app-1", 3)
-    world.network.calm()
-    world.bind(first, "n2")
-    through(world, "deliver", "delay")
-    (late,) = [one for one in world.network.messages if one.request.path.endswith("/binding")]
-    through(world, "deliver", "deliver")  # it reads the pod and takes the annotations back
-    world.bind(second, "n2")
-    through(world, "deliver", "deliver")
-    world.network.deliver(late)
-    assert list(world.rebuilt().overcommitted()) == []
-    assert [pod.name for pod in world.views() if pod.node] == ["app-1"]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.extender.decisions import best_of
+from gpuslice.apps.extender.ranked import best_of
 from gpuslice.core.policy.ranking import keys_of
 
 

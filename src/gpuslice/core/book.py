@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
+from gpuslice.core.feed import Feed
 from gpuslice.core.model import Node, Placement, Pod, Share
 from gpuslice.core.placement import NodeState
+from gpuslice.core.policy.fleet import UNLIMITED, FleetNode
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
     """A pod in the book. `placement` is None when it is not known where on its node it sits.
 
-    `assumed`: we decided so and the API server has not shown it yet.
+    `assumed`: we decided so and the API server has not shown it yet. `planned`: we decided so, and
+    kube-scheduler has not agreed yet: nothing is bound that way, and whoever comes first takes the room.
     """
 
     pod: Pod
     node: str
     placement: Placement | None
     assumed: bool = False
+    planned: bool = False
 
     @property
     def unplaced_units(self) -> int:
@@ -35,6 +39,17 @@ class Holding:
             and self.unplaced_units == other.unplaced_units
             and self.pod.feed == other.pod.feed
         )
+
+
+def holding_of(pod: Pod, before: Holding | None) -> Holding | None:
+    """What `pod` holds by its own words; before it is bound only an assumption counts."""
+    if not pod.node:
+        return replace(before, pod=pod) if before is not None and before.assumed else None
+    if pod.placement is not None:
+        return Holding(pod, pod.node, pod.placement)
+    if before is not None and before.assumed and not before.planned and before.node == pod.node:
+        return replace(before, pod=pod)  # bound as we said; the annotations are still on their way
+    return Holding(pod, pod.node, None) if pod.request is not None else None
 
 
 @dataclass(slots=True)
@@ -62,11 +77,42 @@ class NodeBook:
     def unplaced_units(self) -> int:
         return sum(holding.unplaced_units for holding in self.holdings.values())
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a card is promised beyond its units."""
+        used = self.used()
+        return any(used.get(gpu.index, 0) > gpu.units for gpu in (self.node.gpus if self.node else ()))
+
     def state(self) -> NodeState:
         """What is free now; never less than nothing, whatever the book says."""
         if self._state is None:
             self._state = self._work_out()
         return self._state
+
+    def state_without(self, uids: Collection[str]) -> NodeState:
+        """What would be free if these pods held nothing."""
+        others = {uid: holding for uid, holding in self.holdings.items() if uid not in uids}
+        return NodeBook(self.name, self.node, others).state()
+
+    def row(self, eaten: Feed) -> FleetNode:
+        """The node for a `Fleet`, when pods eat so much of its CPU and memory."""
+        state = self.state()
+        node = state.node
+        cpu, memory = node.feed.cpu_milli or UNLIMITED, node.feed.memory_mib or UNLIMITED
+        usable = [gpu.units if gpu.index not in node.unhealthy else 0 for gpu in node.gpus]
+        models = {gpu.model for gpu in node.gpus}
+        model = models.pop() if len(models) == 1 else ""
+        return FleetNode(
+            node.name,
+            usable,
+            state.left,
+            state.core_left,
+            model,
+            cpu,
+            memory,
+            max(0.0, cpu - eaten.cpu_milli),
+            max(0.0, memory - eaten.memory_mib),
+        )
 
     def _work_out(self) -> NodeState:
         node = self.node or Node(self.name, ())

@@ -9,6 +9,8 @@ What is counted against a card:
 * a bound pod's placement as its annotations say, until the pod is finished or gone; also while it terminates,
   because its containers still run;
 * an assumed placement until the API server shows the pod bound, or says no (`forget`);
+* a planned placement, of a pod that waits with its node nominated, until it is assumed, given up, or makes
+  way for a pod that finds no other room (`make_way`): a plan is no promise;
 * a bound pod that no annotation places (nodeName set by hand, another scheduler, a corrupt value) counts
   against **every** card of its node: it may sit on any of them, and to promise the same memory twice is worse
   than to leave some idle until the agent has written where it sits.
@@ -21,15 +23,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Protocol
 
-from gpuslice.core.book import Holding, NodeBook
+from gpuslice.core.book import Holding, NodeBook, holding_of
 from gpuslice.core.feed import NO_FEED, Fed, Feed
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
-from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Shape
+from gpuslice.core.policy.fleet import Fleet, Shape
 
 REMEMBERED_GONE = 10_000  # uids of pods that ended: a late event must not bring one back
 
@@ -62,11 +63,13 @@ class Ledger:
         self.witness = witness
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.core_required: set[str] = set()  # nodes that take only pods that ask for compute
+        self.avoided: set[str] = set()  # nodes that a taint keeps for those who have no other
         self.nominations = Nominations()
         self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
         self._books: dict[str, NodeBook] = {}
         self._where: dict[str, str] = {}  # uid → node name of its holding
         self._assumed: dict[str, None] = {}  # uids of holdings that are assumed, in order
+        self._planned: dict[str, None] = {}  # and of those that are only planned
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._stale: dict[str, None] = {}  # nodes whose row is not what their book says, in order of change
@@ -102,6 +105,7 @@ class Ledger:
         book.node = node
         book.changed()
         (self.core_required.add if node.core_required else self.core_required.discard)(node.name)
+        (self.avoided.add if node.avoided else self.avoided.discard)(node.name)
         self._stale[node.name] = None
 
     def remove_node(self, name: str) -> None:
@@ -112,6 +116,7 @@ class Ledger:
         book.node = None
         book.changed()
         self.core_required.discard(name)
+        self.avoided.discard(name)
         self._stale[name] = None
         self._close_if_empty(book)
 
@@ -125,18 +130,46 @@ class Ledger:
         if pod.uid in self._gone:
             return Refusal("The pod is finished or gone", never=True)
         before = self.holding(pod.uid)
-        self._drop_holding(pod.uid)
-        refusal = self._no_room(pod, placement)
-        if refusal is not None:
-            if before is not None:
-                self._hold(before)
-            return refusal
-        if pod.uid not in self.pods:
-            self._remember(pod)
-        self._hold(Holding(pod, placement.node, placement, assumed=True))
-        if before is None:
+        refusal = self._replace(before, Holding(pod, placement.node, placement, assumed=True))
+        if refusal is None and (before is None or before.planned):
             self._tell_placed(pod)
-        return None
+        return refusal
+
+    def plan(self, pod: Pod, placement: Placement) -> Refusal | None:
+        """Hold `placement` for a waiting pod that holds nothing, for the time being."""
+        if pod.uid in self._gone or self.holding(pod.uid) is not None:
+            return Refusal("The pod is gone, or has its cards already")
+        return self._replace(None, Holding(pod, placement.node, placement, assumed=True, planned=True))
+
+    def planned(self, uid: str) -> Placement | None:
+        """What is planned for a pod."""
+        holding = self.holding(uid) if uid in self._planned else None
+        return holding.placement if holding is not None else None
+
+    @property
+    def plans(self) -> int:
+        """How many pods have a plan."""
+        return len(self._planned)
+
+    def make_way(self, request: Request, priority: int, only_on: str = "") -> bool:
+        """Give up plans where `request` then fits, of pods that are not more important than `priority`.
+
+        On any node, or on one. False when no plan is in its way.
+        """
+        in_the_way: dict[str, list[str]] = {}
+        for uid in self._planned:
+            name = self._where[uid]
+            if only_on in ("", name) and self._books[name].holdings[uid].pod.priority <= priority:
+                in_the_way.setdefault(name, []).append(uid)
+        made = [
+            name
+            for name, uids in in_the_way.items()
+            if not isinstance(place(self._books[name].state_without(uids), request), Refusal)
+        ]
+        for name in made:
+            for uid in in_the_way[name]:
+                self._drop_holding(uid)
+        return bool(made)
 
     def forget(self, uid: str) -> None:
         """The API server has said no to an assumed placement. What is bound is not touched."""
@@ -223,17 +256,17 @@ class Ledger:
     def _keep(self, pod: Pod) -> None:
         self._remember(pod)
         before = self.holding(pod.uid)
-        after = _holding_of(pod, before)
+        after = holding_of(pod, before)
         if after == before:
             return
         if before is not None and after is not None and before.takes_as_much_as(after):
             self._write_down(after)  # the row of its node stays as it is
-            return
-        self._drop_holding(pod.uid)
-        if after is not None:
-            self._hold(after)
-            if before is None:
-                self._tell_placed(pod)
+        else:
+            self._drop_holding(pod.uid)
+            if after is not None:
+                self._hold(after)
+        if after is not None and not after.planned and (before is None or before.planned):
+            self._tell_placed(pod)
 
     def _remember(self, pod: Pod) -> None:
         if pod.uid not in self.pods and self.witness is not None and pod.request is not None:
@@ -246,7 +279,8 @@ class Ledger:
             self.nominated.pop(pod.uid, None)
 
     def _let_go(self, uid: str) -> None:
-        held = self._drop_holding(uid)
+        planned = uid in self._planned
+        held = self._drop_holding(uid) and not planned
         self.nominations.drop(uid)
         self.nominated.pop(uid, None)
         pod = self.pods.pop(uid, None)
@@ -263,15 +297,23 @@ class Ledger:
         self._feed(holding.pod.uid, holding.node, holding.pod.feed)
         self._where[holding.pod.uid] = holding.node
         self._stale[holding.node] = None
+        if self._planned and not holding.assumed:
+            self._crowd_out(self._books[holding.node])
 
     def _write_down(self, holding: Holding) -> None:
         uid = holding.pod.uid
         self._book(holding.node).holdings[uid] = holding
         self.nominations.drop(uid)
+        self._planned.pop(uid, None)
+        self._assumed.pop(uid, None)
         if holding.assumed:
-            self._assumed[uid] = None
-        else:
-            self._assumed.pop(uid, None)
+            (self._planned if holding.planned else self._assumed)[uid] = None
+
+    def _crowd_out(self, book: NodeBook) -> None:
+        """Give up a node's plans where a pod that we did not expect took the room."""
+        if book.crowded:
+            for uid in [uid for uid, holding in book.holdings.items() if holding.planned]:
+                self._drop_holding(uid)
 
     def _drop_holding(self, uid: str) -> bool:
         name = self._where.pop(uid, None)
@@ -279,6 +321,7 @@ class Ledger:
             return False
         self._feed(uid, "", NO_FEED)
         self._assumed.pop(uid, None)
+        self._planned.pop(uid, None)
         book = self._books[name]
         del book.holdings[uid]
         book.changed()
@@ -308,6 +351,21 @@ class Ledger:
 
     # -- room --------------------------------------------------------------------------------------------
 
+    def _replace(self, before: Holding | None, after: Holding) -> Refusal | None:
+        """Hold `after` instead of `before` if there is room for it without that."""
+        pod, placement = after.pod, after.placement
+        assert placement is not None
+        self._drop_holding(pod.uid)
+        refusal = self._no_room(pod, placement)
+        if refusal is not None:
+            if before is not None:
+                self._hold(before)
+            return refusal
+        if pod.uid not in self.pods:
+            self._remember(pod)
+        self._hold(after)
+        return None
+
     def _no_room(self, pod: Pod, placement: Placement) -> Refusal | None:
         state = self.state(placement.node)
         if state is None or pod.request is None:
@@ -324,22 +382,11 @@ class Ledger:
         if book is None or book.node is None or not book.node.gpus:
             self.fleet.drop(name)
             return
-        self.fleet.put(_row(book.state(), self._fed.used(name)))
+        self.fleet.put(book.row(self._fed.used(name)))
 
 
 def _concerns_us(pod: Pod) -> bool:
     return pod.request is not None or pod.placement is not None or bool(pod.problem)
-
-
-def _holding_of(pod: Pod, before: Holding | None) -> Holding | None:
-    """What `pod` holds by its own words; before it is bound only an assumption counts."""
-    if not pod.node:
-        return replace(before, pod=pod) if before is not None and before.assumed else None
-    if pod.placement is not None:
-        return Holding(pod, pod.node, pod.placement)
-    if before is not None and before.assumed and before.node == pod.node:
-        return replace(before, pod=pod)  # bound as we said; the annotations are still on their way
-    return Holding(pod, pod.node, None) if pod.request is not None else None
 
 
 def _refusal(state: NodeState, request: Request) -> Refusal:
@@ -348,22 +395,3 @@ def _refusal(state: NodeState, request: Request) -> Refusal:
         return answer
     cards = ", ".join(str(share.gpu) for share in answer.shares)
     return Refusal("The chosen card was taken meanwhile", detail=f"card {cards} would still fit")
-
-
-def _row(state: NodeState, eaten: Feed) -> FleetNode:
-    node = state.node
-    cpu, memory = node.feed.cpu_milli or UNLIMITED, node.feed.memory_mib or UNLIMITED
-    usable = [gpu.units if gpu.index not in node.unhealthy else 0 for gpu in node.gpus]
-    models = {gpu.model for gpu in node.gpus}
-    model = models.pop() if len(models) == 1 else ""
-    return FleetNode(
-        node.name,
-        usable,
-        state.left,
-        state.core_left,
-        model,
-        cpu,
-        memory,
-        max(0.0, cpu - eaten.cpu_milli),
-        max(0.0, memory - eaten.memory_mib),
-    )

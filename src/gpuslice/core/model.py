@@ -46,6 +46,7 @@ class Node:
     placement: str = ""  # binpack or spread where the node's label says so, else the policy decides
     core_percent: int = 0  # of each card; 0 where the node does not divide compute
     core_required: bool = False  # every pod here has to ask for compute as well as memory
+    avoided: bool = False  # a taint asks pods to go elsewhere if they can
     feed: Feed = NO_FEED  # CPU and memory that it has to give
     problem: str = ""
 
@@ -144,7 +145,7 @@ class Pod:
     problem: str = ""
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
     feed: Feed = NO_FEED  # CPU and memory that it asks for, also of a pod that wants no card
-    nominated: str = ""  # the node on which room is being made for it (status.nominatedNodeName)
+    nominated: str = ""  # the node that its scheduler tries first (status.nominatedNodeName)
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
 
     @property

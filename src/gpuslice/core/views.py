@@ -149,6 +149,7 @@ def node_of(
     capacity: Mapping[str, object] | None,
     allocatable: Mapping[str, str] | None = None,
     unhealthy: frozenset[int] = frozenset(),
+    avoided: bool = False,
 ) -> Node:
     """A node of the API: no cards when it shares none (capacity without ``aliyun.com/gpu-mem``)."""
     labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
@@ -160,6 +161,7 @@ def node_of(
         placement=labels.get(LABEL_PLACEMENT, ""),
         core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
         core_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
+        avoided=avoided,
         feed=node_feed(allocatable),
         problem=problem,
     )

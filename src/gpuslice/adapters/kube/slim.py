@@ -6,6 +6,8 @@ names and version only.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gpuslice.adapters.kube.resources import Resource
@@ -13,6 +15,11 @@ from gpuslice.adapters.kube.resources import Resource
 
 class _Slim(msgspec.Struct, gc=False, rename="camel", kw_only=True):
     pass
+
+
+class SlimOwner(_Slim):
+    kind: str = ""
+    controller: bool = False
 
 
 class SlimMetadata(_Slim):
@@ -23,6 +30,7 @@ class SlimMetadata(_Slim):
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    owner_references: list[SlimOwner] | None = None
 
 
 class SlimResources(_Slim):
@@ -36,11 +44,39 @@ class SlimContainer(_Slim):
     restart_policy: str | None = None
 
 
+class SlimToleration(msgspec.Struct, gc=False, frozen=True):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class SlimNodeAffinity(_Slim):
+    required: dict[str, Any] | None = msgspec.field(
+        default=None, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    preferred: list[Any] | None = msgspec.field(
+        default=None, name="preferredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class SlimAffinity(_Slim):
+    node_affinity: SlimNodeAffinity | None = None
+    pod_affinity: dict[str, Any] | None = None
+    pod_anti_affinity: dict[str, Any] | None = None
+
+
 class SlimPodSpec(_Slim):
     node_name: str = ""
+    scheduler_name: str = ""
     containers: list[SlimContainer] = []
     init_containers: list[SlimContainer] | None = None
     priority: int | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: SlimAffinity | None = None
+    tolerations: list[SlimToleration] | None = None
+    topology_spread_constraints: list[Any] | None = None
+    scheduling_gates: list[Any] | None = None
 
 
 class SlimPodStatus(_Slim):
@@ -54,6 +90,14 @@ class SlimPod(_Slim):
     status: SlimPodStatus = msgspec.field(default_factory=SlimPodStatus)
 
 
+class SlimTaint(_Slim):
+    effect: str = ""
+
+
+class SlimNodeSpec(_Slim):
+    taints: list[SlimTaint] | None = None
+
+
 class SlimNodeStatus(_Slim):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
@@ -61,19 +105,21 @@ class SlimNodeStatus(_Slim):
 
 class SlimNode(_Slim):
     metadata: SlimMetadata = msgspec.field(default_factory=SlimMetadata)
+    spec: SlimNodeSpec = msgspec.field(default_factory=SlimNodeSpec)
     status: SlimNodeStatus = msgspec.field(default_factory=SlimNodeStatus)
 
 
 SLIM_PODS = Resource("v1", "pods", "Pod", SlimPod)
 SLIM_NODES = Resource("v1", "nodes", "Node", SlimNode, namespaced=False)
 
-_NO_SPEC, _NO_POD_STATUS, _NO_NODE_STATUS = SlimPodSpec(), SlimPodStatus(), SlimNodeStatus()
+_NO_SPEC, _NO_POD_STATUS = SlimPodSpec(), SlimPodStatus()
+_NO_NODE_SPEC, _NO_NODE_STATUS = SlimNodeSpec(), SlimNodeStatus()
 
 
 def strip(item: SlimPod | SlimNode) -> None:
     """Leave only what tells which object of which version this is, once its view has been taken."""
-    item.metadata.labels = item.metadata.annotations = None
+    item.metadata.labels = item.metadata.annotations = item.metadata.owner_references = None
     if isinstance(item, SlimPod):
         item.spec, item.status = _NO_SPEC, _NO_POD_STATUS
     else:
-        item.status = _NO_NODE_STATUS
+        item.spec, item.status = _NO_NODE_SPEC, _NO_NODE_STATUS

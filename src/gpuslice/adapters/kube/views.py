@@ -9,6 +9,8 @@ from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.model import Node, Pod
 from gpuslice.core.views import node_of, pod_of, wants_of
 
+PREFER_NO_SCHEDULE = "PreferNoSchedule"
+
 
 def pod_view(pod: objects.Pod | SlimPod) -> Pod:
     """A pod as core sees it; `request` is None when it asks for nothing of ours."""
@@ -38,6 +40,7 @@ def node_view(node: objects.Node | SlimNode, unhealthy: frozenset[int] = frozens
         capacity=node.status.capacity,
         allocatable=node.status.allocatable,
         unhealthy=unhealthy,
+        avoided=any(taint.effect == PREFER_NO_SCHEDULE for taint in node.spec.taints or ()),
     )
 
 

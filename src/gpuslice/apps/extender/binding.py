@@ -45,6 +45,7 @@ class Binder:
         decisions: Decisions,
         *,
         leading: Callable[[], bool] = lambda: True,
+        written: Callable[[str], Awaitable[None]] | None = None,
         timeout_s: float = 4.0,
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -53,6 +54,7 @@ class Binder:
         self._decisions = decisions
         self._ledger = decisions.ledger
         self._leading = leading
+        self._written = written
         self._timeout_s = timeout_s
         self._now_ns = now_ns
         self._sleep = sleep
@@ -115,6 +117,8 @@ class Binder:
 
     async def _bind(self, args: BindingArgs) -> None:
         self._expect_leading()
+        if self._written is not None:
+            await self._written(args.pod_uid)
         pod = await self._find(args)
         try:
             await self._try_to_bind(args, pod)
@@ -149,13 +153,16 @@ class Binder:
             raise NotBoundError(f"node {placement.node} is gone")
         annotations = placement_annotations(placement, request, state.node, self._now_ns())
         self._expect_leading()
+        if pod.placement is not None:  # nominated: who takes over finds these annotations as well as new ones
+            return await self._post_binding(pod, str(pod.version), placement, annotations)
         try:
             patched = await self._annotate(pod, annotations)
         except ConflictError:
             return False
         except KubeError as error:  # without a Binding it is not bound, whatever became of the PATCH
             raise self._as_reason(error, pod) from error
-        return await self._post_binding(pod, patched, placement, annotations)
+        version = patched.metadata.resource_version
+        return await self._post_binding(pod, version, placement, annotations)
 
     async def _annotate(self, pod: Pod, annotations: dict[str, str]) -> SlimPod:
         version = str(pod.version) if pod.version else ""
@@ -165,7 +172,7 @@ class Binder:
         )
 
     async def _post_binding(
-        self, pod: Pod, patched: SlimPod, placement: Placement, annotations: dict[str, str]
+        self, pod: Pod, version: str, placement: Placement, annotations: dict[str, str]
     ) -> bool:
         """The Binding. Whatever is not a yes is settled by reading the pod."""
         try:
@@ -175,7 +182,7 @@ class Binder:
                 pod.name,
                 placement.node,
                 uid=pod.uid,
-                resource_version=patched.metadata.resource_version,
+                resource_version=version,
                 annotations=annotations,
             )
         except (KubeError, NotBoundError) as error:
@@ -254,9 +261,9 @@ class Binder:
         if known is None or known.uid != args.pod_uid:
             return await self._read(args)
         holding = self._ledger.holding(known.uid)
-        if holding is not None and holding.assumed:  # bound by an earlier call; the watch is behind
-            return await self._read(args)
-        return known
+        if holding is None or holding.planned or not holding.assumed:
+            return known
+        return await self._read(args)  # bound by an earlier call; the watch is behind
 
     async def _read(self, args: BindingArgs) -> Pod:
         try:

@@ -12,12 +12,11 @@ Everything here is synchronous and looks at the ledger as it is now: no decision
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from gpuslice.adapters.wire.extender import (
     ExtenderArgs,
@@ -31,26 +30,22 @@ from gpuslice.adapters.wire.extender import (
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
+from gpuslice.apps.extender.ranked import best_of, impossible, reasons, scores
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import open_to
 from gpuslice.core.placement import (
-    CORE_REQUIRED,
-    NO_CORE,
-    NO_ROOM,
-    NO_ROOM_IN_SEVERAL,
     not_shared,
     place,
     refuse,
 )
 from gpuslice.core.policy import NEVER, Policy
-from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Shape
+from gpuslice.core.policy.fleet import Fleet, Ints, Shape
 from gpuslice.core.preemption import NOTHING_TAKEN, victims
 from gpuslice.core.views import Wants, wants_of
 
-TOP_SCORE = 10  # MaxExtenderPriority
+HIGHEST = 1 << 31  # above every priority
 REMEMBERED_REFUSED = 10_000
-SAMPLE_EVERY = 16
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
 NOT_THE_BEST = "Others fit better"  # short: it goes over the wire once for nearly every node
@@ -80,6 +75,7 @@ class Decisions:
         filter_best: int = 0,
         explain: bool = False,
         on_refused: Callable[[Refused], None] = lambda _: None,
+        on_asked: Callable[[str, Asked], None] = lambda *_: None,
     ) -> None:
         self.ledger = ledger
         self.policy = policy
@@ -87,6 +83,7 @@ class Decisions:
         self._filter_best = filter_best
         self._explain = explain
         self._on_refused = on_refused
+        self._on_asked = on_asked
         self._refused: OrderedDict[str, None] = OrderedDict()
         self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
 
@@ -102,8 +99,12 @@ class Decisions:
         raw = args.names_json()
         if raw is None:
             return FilterResult(error=NO_NAMES)
-        fleet = self.ledger.flush()
+        self.ledger.flush()
         asked = self._names.asked(raw)
+        self._on_asked(args.pod.metadata.uid, asked)
+        if self._is_planned(args.pod.metadata.uid, asked):
+            return _answer(args, asked.all_names(), asked.everyone, _NOBODY, _NOBODY)
+        fleet = self.ledger.flush()  # what was planned for the pod may have been given up
         wants = _wants(args.pod)
         if wants.problem:
             self._on_refused(Refused(args.pod, wants.problem))
@@ -117,10 +118,12 @@ class Decisions:
         self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
     ) -> FilterResult:
         keys = self._keys(shape_of(request), asked, request)
-        refused = _reasons(fleet, asked, (keys == NEVER).nonzero()[0], request)
+        refused = reasons(fleet, asked, (keys == NEVER).nonzero()[0], request)
         kept = self._kept_for_others(asked, keys, pod, request)
         keys[kept] = NEVER
         passing = (keys != NEVER).nonzero()[0]
+        if not len(passing) and self.ledger.make_way(request, pod.spec.priority or 0):
+            return self._filter(args, pod, asked, self.ledger.flush(), request)
         others: list[Reason] = [(kept, KEPT)]
         if 0 < self._filter_best < len(passing) and not pod.spec.prefers:
             passing, worse = best_of(keys, passing, self._filter_best)
@@ -134,7 +137,7 @@ class Decisions:
             self._note_refused(pod, asked, request)
         if len(passing) == len(asked.rows):
             return _answer(args, names, passing, _NOBODY, _NOBODY)
-        never = [(_never(fleet, asked, which, request), text) for which, text in refused]
+        never = [(impossible(fleet, asked, which, request), text) for which, text in refused]
         return _answer(
             args,
             names,
@@ -142,6 +145,11 @@ class Decisions:
             self._reasons_json(asked, [*refused, *others], request),
             self._reasons_json(asked, never, request),
         )
+
+    def _is_planned(self, uid: str, asked: Asked) -> bool:
+        """Whether this is the one node whose cards are held for the pod already."""
+        placement = self.ledger.planned(uid) if len(asked.rows) == 1 else None
+        return placement is not None and self.ledger.fleet.row_of.get(placement.node) == asked.rows[0]
 
     def _reasons_json(self, asked: Asked, reasons: list[Reason], request: Request) -> msgspec.Raw:
         """The texts of `reasons`; nodes that share nothing are told so by name."""
@@ -209,7 +217,7 @@ class Decisions:
             return asked.scores_json(np.zeros(len(asked.rows), dtype=np.int64))
         keys = self._keys(shape_of(request), asked, request)
         keys[self._kept_for_others(asked, keys, args.pod, request)] = NEVER
-        return asked.scores_json(_scores(keys))
+        return asked.scores_json(scores(keys))
 
     # -- preempt -------------------------------------------------------------------------------------------
 
@@ -256,8 +264,13 @@ class Decisions:
         return place(state, request, self.policy.slots(shape, row))
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
-        """Choose cards for `pod` and hold them from now on."""
+        """Choose cards for `pod` and hold them from now on: its planned ones, else before others' plans."""
+        planned = self.ledger.planned(pod.uid)
+        if planned is not None and planned.node == node_name:
+            return self.ledger.assume(pod, planned) or planned
         chosen = self.choose(node_name, request, pod)
+        if isinstance(chosen, Refusal) and self.ledger.make_way(request, HIGHEST, node_name):
+            chosen = self.choose(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
         return self.ledger.assume(pod, chosen) or chosen
@@ -278,10 +291,21 @@ class Decisions:
             return np.full(len(asked.rows), NEVER)
         keys: Ints = ranks.take(asked.rows)
         keys[asked.strangers] = NEVER
-        if self.ledger.core_required and not request.core_percent:
-            row_of = self.ledger.fleet.row_of
-            barred = [row_of[name] for name in self.ledger.core_required if name in row_of]
+        if barred := self._barred(request):
             keys[np.isin(asked.rows, barred)] = NEVER
+        return keys
+
+    def _barred(self, request: Request) -> list[int]:
+        """Rows of nodes that take no pod of this kind, whatever is free there."""
+        if not self.ledger.core_required or request.core_percent:
+            return []
+        return rows_of(self.ledger.core_required, self.ledger.fleet)
+
+    def ranks(self, request: Request) -> Ints:
+        """The policy's rank of every row of the fleet, to keep; NEVER where the request does not fit now."""
+        self.ledger.flush()
+        keys = self.policy.keys(shape_of(request)).copy()
+        keys[self._barred(request)] = NEVER
         return keys
 
     def _kept_for_others(self, asked: Asked, keys: Ints, pod: WirePod, request: Request) -> Places:
@@ -317,6 +341,11 @@ def is_sample(asked: int, nodes: int) -> bool:
     return asked == max(100, nodes * percent // 100)
 
 
+def rows_of(names: Iterable[str], fleet: Fleet) -> list[int]:
+    """The rows of these nodes, without those that share nothing."""
+    return [fleet.row_of[name] for name in names if name in fleet.row_of]
+
+
 def request_of(pod: WirePod) -> Request | None:
     """What the pod asks for, None for nothing and for what can never be given."""
     return _wants(pod).request
@@ -324,64 +353,6 @@ def request_of(pod: WirePod) -> Request | None:
 
 def _wants(pod: WirePod) -> Wants:
     return wants_of(pod.spec, pod.metadata.labels)
-
-
-def _reasons(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> list[Reason]:
-    """Why the known ones of the `refused` were refused."""
-    known = asked.known(refused)
-    if not len(known):
-        return []
-    cards = 1 if request.core_percent else request.gpu_count
-    roomy = _with_cards(fleet.left, asked.rows.take(known), request.units_per_gpu, cards)
-    text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
-    reasons = [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
-    return [reason for reason in reasons if len(reason[0])]
-
-
-def _never(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> Places:
-    """Which of the `refused` could not hold the request if nobody else were there."""
-    large = _with_cards(fleet.size, asked.rows.take(refused), request.units_per_gpu, request.gpu_count)
-    return refused[~large]
-
-
-def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, units: int, cards: int) -> Flags:
-    """Which of `rows` have at least `cards` cards with at least `units` of `amounts`."""
-    enough: Flags = (amounts.take(rows, axis=0) >= units).sum(axis=1) >= cards
-    return enough
-
-
-def best_of(keys: Ints, fitting: Places, count: int) -> tuple[Places, Places]:
-    """The `count` best of the `fitting`, and the others; each in order."""
-    fit = keys.take(fitting)
-    few = _some_best(fit, count)
-    chosen = np.zeros(len(fitting), dtype=np.bool_)
-    chosen[few[np.argpartition(fit.take(few), count - 1)[:count]]] = True
-    return fitting[chosen], fitting[~chosen]
-
-
-def _some_best(keys: Ints, count: int) -> Places:
-    """Where the `count` best are, with few others: a sample tells, since to part all costs ten times that."""
-    sample = keys[::SAMPLE_EVERY]
-    rank = 3 * count // SAMPLE_EVERY  # so that three times as many as wanted are to be expected
-    if rank < len(sample):
-        few = np.flatnonzero(keys <= np.partition(sample, rank)[rank])
-        if len(few) >= count:
-            return few
-    return np.arange(len(keys))
-
-
-def _scores(keys: Ints) -> Ints:
-    """Best key 10, the others by their cost between 9 and 0, what does not fit 0."""
-    scores = np.zeros(len(keys), dtype=np.int64)
-    fits = keys != NEVER
-    if not fits.any():
-        return scores
-    costs = (keys >> 32).astype(np.float64)  # the policy's own cost, without the fixed order among equals
-    least, most = costs[fits].min(), costs[fits].max()
-    spread = (most - least) or 1.0
-    scores[fits] = np.round((TOP_SCORE - 1) * (most - costs[fits]) / spread).astype(np.int64)
-    scores[int(keys.argmin())] = TOP_SCORE
-    return scores
 
 
 def _answer(

@@ -123,6 +123,7 @@ def _debug_pod(holding: Holding) -> dict[str, Any]:
         "uid": pod.uid,
         "name": pod.key,
         "assumed": holding.assumed,
+        "planned": holding.planned,
         "assigned": pod.assigned,
         "terminating": pod.terminating,
         "units": pod.request.units if pod.request else None,
@@ -152,6 +153,7 @@ class Metrics:
         sampled: int = 0,
         preemptions: Mapping[str, int] = NO_COUNTS,
         preempted: int = 0,
+        guided: Mapping[str, int] = NO_COUNTS,
     ) -> bytes:
         """The body of a scrape. `sampled`: pods refused because not all nodes were asked about."""
         seen = Family(
@@ -160,8 +162,8 @@ class Metrics:
             "Pods refused on the sample of nodes that kube-scheduler showed, though another node would do.",
         )
         seen.add(sampled)
-        evictions = _preemption(preemptions, preempted)
-        return render([*self._requests(), seen, *evictions, *self._cluster(), *_flags(ready, leading)])
+        others = [*_preemption(preemptions, preempted), _guided(guided)]
+        return render([*self._requests(), seen, *others, *self._cluster(), *_flags(ready, leading)])
 
     def _requests(self) -> list[Family]:
         calls = Family("gpuslice_extender_requests_total", MetricKind.COUNTER, "Calls by verb and result.")
@@ -214,6 +216,17 @@ def _preemption(results: Mapping[str, int], preempted: int) -> list[Family]:
     evicted = Family("gpuslice_extender_preempted_pods_total", MetricKind.COUNTER, "Pods evicted for others.")
     evicted.add(preempted)
     return [tried, evicted]
+
+
+def _guided(results: Mapping[str, int]) -> Family:
+    family = Family(
+        "gpuslice_extender_guided_pods_total",
+        MetricKind.COUNTER,
+        "Waiting pods for which the best node was nominated, by what came of it.",
+    )
+    for result in ("guided", "late", "missed", "taken back"):
+        family.add(results.get(result, 0), labels({"result": result.replace(" ", "_")}))
+    return family
 
 
 def _flags(ready: bool, leading: bool) -> list[Family]:

@@ -40,6 +40,10 @@ class Keeping:
         self._ledger.nominations.keep(Nomination(uid, priority, placement))
         self._until_s[uid] = self._clock() + KEPT_S
 
+    def disown(self, uid: str, node: str) -> None:
+        """This pod's nomination of this node keeps no cards, though its status may show it a while longer."""
+        self._lapsed[uid] = node
+
     def renew(self) -> None:
         """Take up what the pods' status says now, end what has come to nothing."""
         for uid, node in tuple(self._ledger.nominated.items()):

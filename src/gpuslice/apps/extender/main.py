@@ -28,8 +28,10 @@ from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.asked import Asked
 from gpuslice.apps.extender.binding import Binder
 from gpuslice.apps.extender.decisions import Decisions, Refused
+from gpuslice.apps.extender.guiding import LIMITS, Guide, GuideLimits
 from gpuslice.apps.extender.inspect import Metrics
 from gpuslice.apps.extender.leadership import LeaderLabel, OwnPod
 from gpuslice.apps.extender.preemptor import Preemptor
@@ -50,6 +52,7 @@ COMPONENT = "gpushare-schd-extender"
 FIRST_LEASE_S = 1.0  # how long the start waits for the lease, so that the first list is already the leader's
 SETTLE_EVERY_S = 15.0
 TEND_EVERY_S = 0.05
+CONNECTIONS = 40  # to the API server: a burst of binds beside the nominations that must not wait for them
 
 
 @dataclass(slots=True)
@@ -79,7 +82,12 @@ class Extender:
     """Everything of one extender around a Kubernetes client."""
 
     def __init__(
-        self, settings: ExtenderSettings, client: KubeClient, api_times: ApiTimes | None = None
+        self,
+        settings: ExtenderSettings,
+        client: KubeClient,
+        api_times: ApiTimes | None = None,
+        *,
+        guide_limits: GuideLimits = LIMITS,
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
@@ -94,6 +102,7 @@ class Extender:
             filter_best=settings.filter_best,
             explain=settings.explain_refusals,
             on_refused=self._tell_refused,
+            on_asked=self._note_asked,
         )
         self.leadership = Leadership()
         if settings.leader_elect:
@@ -102,6 +111,7 @@ class Extender:
             client,
             self.decisions,
             leading=lambda: self.leadership.may_bind,
+            written=self._nominated,
             timeout_s=settings.bind_timeout_s,
         )
         self.preemptor = Preemptor(
@@ -111,6 +121,15 @@ class Extender:
             tell=self._tell_preempted,
             enabled=settings.preemption,
         )
+        self.guide = Guide(
+            client,
+            self.decisions,
+            self.preemptor.keeping,
+            leading=lambda: self.leadership.may_bind,
+            enabled=settings.guide,
+            limits=guide_limits,
+        )
+        self.world.onlooker = self.guide
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self._label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
@@ -133,6 +152,7 @@ class Extender:
             not_ready=self.not_ready,
             on_bind_failed=self._tell_bind_failed,
             settings=lambda: shown(self.settings),
+            keep_pace=self.guide.keep_pace,
             bind_errors_as_500=self.settings.bind_errors_as_500,
         )
         probes = Probes(gpuslice.__version__, self.not_ready, self._render_metrics)
@@ -162,6 +182,7 @@ class Extender:
             tasks.create_task(self._settle(), name="settle")
             tasks.create_task(self._tend(), name="tend policy")
             tasks.create_task(self.preemptor.run(), name="preempt")
+            tasks.create_task(self.guide.run(), name="guide")
             if self.settings.label_leader:
                 tasks.create_task(self._label.run(), name="label of the leader")
 
@@ -214,7 +235,14 @@ class Extender:
     def _lease_changed(self, leading: bool) -> None:
         if not leading:
             self.leadership.cleared = False
+            self.guide.retire()
         self.leadership.changed.set()
+
+    def _note_asked(self, uid: str, asked: Asked) -> None:
+        self.guide.asked(uid, asked)
+
+    async def _nominated(self, uid: str) -> None:
+        await self.guide.written(uid)
 
     def _render_metrics(self) -> bytes:
         return self.metrics.render(
@@ -223,6 +251,7 @@ class Extender:
             sampled=self.decisions.sampled,
             preemptions=self.preemptor.results,
             preempted=self.preemptor.evictor.evicted,
+            guided=self.guide.results,
         )
 
     # -- what owners are told ------------------------------------------------------------------------------
@@ -266,7 +295,9 @@ def listen_of(settings: ExtenderSettings) -> Listen:
 async def serve(settings: ExtenderSettings) -> None:
     """Run the extender against the cluster that the settings name."""
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
-    async with HttpTransport(connection, timeout_s=settings.api_timeout_s) as transport:
+    async with HttpTransport(
+        connection, timeout_s=settings.api_timeout_s, connections=CONNECTIONS
+    ) as transport:
         times = ApiTimes()
         client = KubeClient(TimedTransport(transport, times), manager=COMPONENT)
         await Extender(settings, client, times).run(until_stopped())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,17 @@ class Verbs:
     not_ready: Callable[[], str]
     on_bind_failed: Callable[[BindingArgs, str], None]
     settings: Callable[[], dict[str, Any]]
+    keep_pace: Callable[[], Awaitable[None]]
     bind_errors_as_500: bool = False
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
-    def filter(self, request: Request) -> Answer:
+    async def filter(self, request: Request) -> Answer:
         began = time.perf_counter()
         result = self._filter(request.body)
         answer = Answer(content_type=JSON, more=result.pieces())
         self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
+        await self.keep_pace()
         return answer
 
     def _filter(self, body: bytes) -> FilterResult:

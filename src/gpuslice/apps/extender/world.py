@@ -7,11 +7,13 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod, strip
+from gpuslice.adapters.kube.terms import Terms, terms_of
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.core.contract import SYSTEM_NAMESPACE
@@ -25,11 +27,19 @@ CALM_GC = (20_000, 50, 100)  # young garbage only, and seldom: requests make lit
 Told = Callable[[Pod], None]
 
 
+class Onlooker(Protocol):
+    """Hears of pods that wait, with what they say about where they may run, and when they wait no more."""
+
+    def waits(self, pod: Pod, terms: Terms | None) -> None: ...
+    def left(self, uid: str) -> None: ...
+
+
 class World:
     """Three reflectors and what they feed. `problem` hears of a pod whose annotations cannot be read."""
 
     def __init__(self, client: KubeClient, ledger: Ledger, *, problem: Told = lambda _: None) -> None:
         self.ledger = ledger
+        self.onlooker: Onlooker | None = None
         self._client = client
         self._problem = problem
         self._unhealthy: dict[str, frozenset[int]] = {}
@@ -73,12 +83,23 @@ class World:
             return
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_pod(change.object.metadata.uid)
+            self._tell_left(change.object.metadata.uid)
             self._told.discard(change.object.metadata.uid)
             return
         pod = pod_view(change.object)
+        waits = not pod.node and pod.request is not None and self.onlooker is not None
+        terms = terms_of(change.object) if waits else None
         strip(change.object)  # the ledger has it now; the reflector needs no more than its version
         self.ledger.apply_pod(pod)
+        if waits and self.onlooker is not None:
+            self.onlooker.waits(pod, terms)
+        else:
+            self._tell_left(pod.uid)
         self._tell(pod)
+
+    def _tell_left(self, uid: str) -> None:
+        if self.onlooker is not None:
+            self.onlooker.left(uid)
 
     def _tell(self, pod: Pod) -> None:
         if not pod.problem or pod.finished:

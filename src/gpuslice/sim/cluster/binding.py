@@ -60,6 +60,7 @@ def _check(entry: Entry, name: str, metadata: Object) -> None:
 def _bound(cluster: Cluster, entry: Entry, node: str, metadata: Object) -> Object:
     pod = entry.copy()
     pod["spec"]["nodeName"] = node
+    pod["status"].pop("nominatedNodeName", None)  # ClearingNominatedNodeNameAfterBinding, on since 1.35
     for part in ("annotations", "labels"):
         if metadata.get(part):
             pod["metadata"][part] = (pod["metadata"].get(part) or {}) | metadata[part]

@@ -38,6 +38,9 @@ class Decider:
 
     async def choose(self, pod: Object) -> str:
         """The node for the pod. Raises FitError, or ExtenderError when a needed extender failed."""
+        nominated = await self._nominated(pod)
+        if nominated is not None:
+            return nominated
         failures: dict[str, Failure] = {}
         feasible = self._filter(pod, failures)
         in_tree = len(failures)
@@ -49,16 +52,38 @@ class Decider:
             return feasible[0].name
         return self._best(await self._score(pod, feasible))
 
+    async def _nominated(self, pod: Object) -> str | None:
+        """The pod's nominated node if all filters let it pass: it is tried first, alone and unscored."""
+        node = self.cache.get(pod.get("status", {}).get("nominatedNodeName", ""))
+        if node is None or self._check(pod, node, self._ignored()) is not None:
+            return None
+        try:
+            kept = await self._filter_by_extenders(pod, [node], {})
+        except ExtenderError:
+            return None  # all nodes are looked at then, and the extender is asked again
+        return node.name if kept else None
+
+    def _ignored(self) -> frozenset[str]:
+        return frozenset(name for one in self.extenders for name in one.config.ignored_by_scheduler)
+
+    def _check(self, pod: Object, node: NodeInfo, ignored: frozenset[str]) -> Failure | None:
+        """In-tree filters, without and with the pods that are nominated to the node and come first."""
+        failure = filters.check(pod, node, ignored)
+        first = self.cache.nominated_before(pod, node.name)
+        if failure is None and first:
+            failure = filters.check(pod, node.with_pods(first), ignored)
+        return failure
+
     def _filter(self, pod: Object, failures: dict[str, Failure]) -> list[NodeInfo]:
         """In-tree filters over nodes in rotating order until enough of them do."""
         nodes = list(self.cache)
         wanted = nodes_to_find(len(nodes), self.percentage_of_nodes)
-        ignored = frozenset(name for one in self.extenders for name in one.config.ignored_by_scheduler)
+        ignored = self._ignored()
         feasible: list[NodeInfo] = []
         looked = 0
         for looked in range(1, len(nodes) + 1):
             node = nodes[(self._start + looked - 1) % len(nodes)]
-            failure = filters.check(pod, node, ignored)
+            failure = self._check(pod, node, ignored)
             if failure is not None:
                 failures[node.name] = failure
                 continue

@@ -92,6 +92,7 @@ class Scheduler:
             self._cache.set_pod(pod)
             self._wake(pod.get("status", {}).get("phase") in FINISHED)
         elif self._is_ours(pod):
+            self._cache.nominate(pod)
             self._queue.add(pod, self._clock())
             self._stirred.set()
         else:
@@ -174,7 +175,7 @@ class Scheduler:
     # -- failures --------------------------------------------------------------------------------
 
     async def _failed(self, waiting: Waiting, message: str, *, unschedulable: bool) -> None:
-        """Back into the queue; the pod's condition and an event say why."""
+        """Back into the queue; the pod's condition and an event say why, its nomination came to nothing."""
         self._queue.requeue(waiting, self._clock(), unschedulable=unschedulable)
         self._stirred.set()
         await self._event(waiting.pod, "Warning", "FailedScheduling", message)
@@ -183,9 +184,15 @@ class Scheduler:
         )
 
     async def _set_condition(self, pod: Object, reason: str, message: str) -> None:
-        known = {one["type"]: one for one in pod.get("status", {}).get("conditions") or ()}
+        status = pod.get("status", {})
+        known = {one["type"]: one for one in status.get("conditions") or ()}
         old = known.get("PodScheduled", {})
-        if (old.get("status"), old.get("reason"), old.get("message")) == ("False", reason, message):
+        over = {"nominatedNodeName": None} if self._is_in_vain(pod) else {}
+        if not over and (old.get("status"), old.get("reason"), old.get("message")) == (
+            "False",
+            reason,
+            message,
+        ):
             return
         condition = {
             "type": "PodScheduled",
@@ -200,7 +207,7 @@ class Scheduler:
             await self._client.patch_status(
                 PODS.as_dict(),
                 metadata["name"],
-                {"phase": "Pending", "conditions": [*others, condition]},
+                {"phase": "Pending", "conditions": [*others, condition], **over},
                 metadata["namespace"],
                 uid=metadata["uid"],
             )
@@ -208,6 +215,10 @@ class Scheduler:
             pass  # deleted meanwhile
         except KubeError as error:
             _log.warning("condition not written", extra={"pod": metadata["name"], "error": str(error)})
+
+    def _is_in_vain(self, pod: Object) -> bool:
+        """Whether the pod's nomination led nowhere, and nobody is leaving for it."""
+        return bool(pod.get("status", {}).get("nominatedNodeName")) and not self._cache.leaves_for(pod)
 
     async def _event(self, pod: Object, kind: str, reason: str, message: str) -> None:
         metadata = pod["metadata"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,14 @@ class NodeInfo:
     def unschedulable(self) -> bool:
         return bool(self.node.get("spec", {}).get("unschedulable"))
 
+    def with_pods(self, more: Sequence[Object]) -> NodeInfo:
+        """The node as if these ran there as well."""
+        used = self.used
+        for pod in more:
+            used = add(used, pod_requests(pod))
+        pods = {**self.pods, **{pod["metadata"]["uid"]: pod for pod in more}}
+        return NodeInfo(self.name, self.node, self.allocatable, used, pods)
+
     def ports(self) -> set[tuple[str, int]]:
         return {port for pod in self.pods.values() for port in host_ports(pod)}
 
@@ -45,6 +53,7 @@ class NodeCache:
         self._pods: dict[str, dict[str, Object]] = {}  # node name → pod uid → pod
         self._node_of: dict[str, str] = {}
         self._assumed: set[str] = set()
+        self._nominated: dict[str, Object] = {}  # pod uid → waiting pod that names a node
 
     def __iter__(self) -> Iterator[NodeInfo]:
         return iter(self._nodes.values())
@@ -63,9 +72,34 @@ class NodeCache:
     def remove_node(self, name: str) -> None:
         self._nodes.pop(name, None)
 
+    def nominate(self, pod: Object) -> None:
+        """Remember which node a waiting pod has in its status, if any."""
+        self._nominated.pop(pod["metadata"]["uid"], None)
+        if pod.get("status", {}).get("nominatedNodeName"):
+            self._nominated[pod["metadata"]["uid"]] = pod
+
+    def nominated_before(self, pod: Object, name: str) -> list[Object]:
+        """Other pods nominated to a node whose priority is not lower: their amounts are kept for them."""
+        return [
+            other
+            for uid, other in self._nominated.items()
+            if other["status"]["nominatedNodeName"] == name
+            and uid != pod["metadata"]["uid"]
+            and priority_of(other) >= priority_of(pod)
+        ]
+
+    def leaves_for(self, pod: Object) -> bool:
+        """Whether a pod of lower priority is just leaving the node that this one is nominated to."""
+        node = self._nodes.get(pod.get("status", {}).get("nominatedNodeName", ""))
+        return node is not None and any(
+            each["metadata"].get("deletionTimestamp") and priority_of(each) < priority_of(pod)
+            for each in node.pods.values()
+        )
+
     def assume(self, pod: Object, node_name: str) -> None:
         """Count the pod on the node from now on, before its binding is written."""
         placed: dict[str, Any] = {**pod, "spec": {**pod["spec"], "nodeName": node_name}}
+        self._nominated.pop(pod["metadata"]["uid"], None)
         self._put(placed)
         self._assumed.add(pod["metadata"]["uid"])
 
@@ -80,6 +114,7 @@ class NodeCache:
     def set_pod(self, pod: Object) -> None:
         """What the API server says about a pod with a node; a finished one uses nothing."""
         uid = pod["metadata"]["uid"]
+        self._nominated.pop(uid, None)
         if pod.get("status", {}).get("phase") in FINISHED:
             self.remove_pod(uid)
         else:
@@ -88,6 +123,7 @@ class NodeCache:
 
     def remove_pod(self, uid: str) -> None:
         self._assumed.discard(uid)
+        self._nominated.pop(uid, None)
         name = self._node_of.pop(uid, None)
         if name is not None:
             self._pods.get(name, {}).pop(uid, None)
@@ -110,6 +146,11 @@ class NodeCache:
         for pod in info.pods.values():
             used = add(used, pod_requests(pod))
         info.used = used
+
+
+def priority_of(pod: Object) -> int:
+    priority: int = pod["spec"].get("priority") or 0
+    return priority
 
 
 def host_ports(pod: Object) -> set[tuple[str, int]]:

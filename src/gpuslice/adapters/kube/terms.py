@@ -1,0 +1,46 @@
+"""What a pod says about where it may run, beside amounts: pods with equal terms may run on the same nodes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from gpuslice.adapters.kube.slim import SlimAffinity, SlimNodeAffinity, SlimPod, SlimToleration
+
+SPREAD_BY_DEFAULT = frozenset({"ReplicaSet", "StatefulSet", "ReplicationController"})
+"""Owners whose pods kube-scheduler spreads over nodes and zones unless told otherwise (system defaults)."""
+
+
+class Terms(NamedTuple):
+    """All that kube-scheduler's filters read of a pod to say yes or no to a node, without amounts."""
+
+    scheduler: str
+    node_selector: frozenset[tuple[str, str]]
+    node_affinity: bytes
+    tolerations: frozenset[SlimToleration]
+
+
+def terms_of(pod: SlimPod) -> Terms | None:
+    """None where a pod prefers some nodes, where others run matters to it, or it may not run yet."""
+    spec = pod.spec
+    affinity = spec.affinity or _NO_AFFINITY
+    by_node = affinity.node_affinity or _NO_NODE_AFFINITY
+    if spec.topology_spread_constraints or spec.scheduling_gates or by_node.preferred:
+        return None
+    if affinity.pod_affinity or affinity.pod_anti_affinity or _is_spread(pod):
+        return None
+    return Terms(
+        spec.scheduler_name,
+        frozenset((spec.node_selector or {}).items()),
+        msgspec.json.encode(by_node.required) if by_node.required else b"",
+        frozenset(spec.tolerations or ()),
+    )
+
+
+def _is_spread(pod: SlimPod) -> bool:
+    owners = pod.metadata.owner_references or ()
+    return any(owner.controller and owner.kind in SPREAD_BY_DEFAULT for owner in owners)
+
+
+_NO_AFFINITY, _NO_NODE_AFFINITY = SlimAffinity(), SlimNodeAffinity()

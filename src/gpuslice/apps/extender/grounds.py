@@ -1,0 +1,65 @@
+"""Where kube-scheduler's own filters let a pod go, learned from what it asks.
+
+Taints, selectors, cordons, volumes: kube-scheduler asks an extender about the nodes that its own filters let
+pass. What it asked for one pod holds, for a while, for others with the same terms; CPU and memory aside, of
+which the ledger knows. What is wrong costs one look at one node: then kube-scheduler asks about all again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Flags, Fleet, Ints
+
+LASTS_S = 10.0
+"""Nodes come to suit and stop suiting; a question in ten seconds keeps up with that and costs nothing."""
+MISSES, OF_LAST = 8, 64
+PAUSE_S = 60.0  # when so many nominations were in vain: something is in the way that is not seen here
+
+
+@dataclass(slots=True)
+class Ground:
+    """The rows on which pods of some terms may run."""
+
+    fleet: Fleet
+    open: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    _version: tuple[int, int] = (-1, -1)
+    _since_s: float = -LASTS_S
+    _paused_until_s: float = 0.0
+    _tried: int = 0
+    _missed: int = 0
+
+    def shown(self, rows: Ints, now_s: float) -> None:
+        """kube-scheduler asked about these rows; those below 0 are none of ours."""
+        version = self._fleet_version()
+        if version != self._version or now_s >= self._since_s + LASTS_S:
+            self.open = np.zeros(self.fleet.rows, dtype=np.bool_)
+            self._version, self._since_s = version, now_s
+        self.open[rows[rows >= 0]] = True
+
+    def is_known(self, now_s: float) -> bool:
+        """Whether what was shown still holds, and is worth something."""
+        fresh = self._version == self._fleet_version() and now_s < self._since_s + LASTS_S
+        return fresh and now_s >= self._paused_until_s
+
+    def tried(self) -> None:
+        """A pod is sent to one of these nodes."""
+        self._tried += 1
+        if self._tried > OF_LAST:
+            self._tried = self._missed = 0
+
+    def missed(self, row: int, now_s: float) -> bool:
+        """It was sent to this row in vain, which is below 0 when the node is gone; True begins a pause."""
+        if 0 <= row < len(self.open):
+            self.open[row] = False
+        self._missed += 1
+        if self._missed < MISSES:
+            return False
+        self._paused_until_s = now_s + PAUSE_S
+        self._tried = self._missed = 0
+        return True
+
+    def _fleet_version(self) -> tuple[int, int]:
+        return self.fleet.cards_version, len(self.fleet.row_of)

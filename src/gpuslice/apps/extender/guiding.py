@@ -1,0 +1,396 @@
+"""Names the node ahead for pods that wait in a queue, so that kube-scheduler need not look at all nodes.
+
+kube-scheduler tries a pod's ``status.nominatedNodeName`` first and alone: its own filters and ours for one
+node. Where both say yes it takes that node without scoring any; else it goes on with all nodes as ever. For a
+pod that prefers no node, it would find the one that the policy ranks first: only the search is saved.
+
+    a question about all nodes ──► those suit pods with the same terms (`grounds`)
+        ──► the next such pod of the queue: choose node and cards as bind would, beside all plans made before
+        ──► hold them (`Ledger.plan`), PATCH annotations and nomination in one write
+        ──► kube-scheduler asks about that node alone: yes ──► bind, which finds the pod annotated already
+
+So a guided pod costs as many writes as another. A plan is no promise: it makes way for whoever finds no other
+room, and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce, since a
+nomination counts in kube-scheduler's sums for pods that come later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.slim import SLIM_PODS
+from gpuslice.adapters.kube.terms import Terms
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.adapters.wire.names import UNKNOWN
+from gpuslice.apps.extender.asked import Asked
+from gpuslice.apps.extender.decisions import Decisions, rows_of
+from gpuslice.apps.extender.grounds import Ground
+from gpuslice.apps.extender.keeping import Keeping, loop_time
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
+from gpuslice.core.model import Placement, Pod
+from gpuslice.core.policy import NEVER
+
+_log = logging.getLogger(__name__)
+
+TRIES = 4  # nodes, where the cards of the best are kept for somebody else
+READY, PATIENCE_S = 4, 0.1  # nominations written before kube-scheduler goes on; less than a search takes
+SWEEP_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GuideLimits:
+    """How much is nominated. `room` nodes must fit the pod, and `spare` times as many as there are plans."""
+
+    ahead: int = 128  # plans: more than kube-scheduler takes up while one request is under way
+    at_once: int = 16  # requests
+    room: int = 100
+    spare: int = 2
+    over_s: float = 5.0  # after a search: by then the pod is bound, or will not be soon
+    kept_s: float = 30.0  # kube-scheduler has not asked: it does not want the pod at present
+
+
+LIMITS = GuideLimits()
+
+
+@dataclass(slots=True)
+class _Known:
+    """A pod that waits. `node`: planned or nominated for it, since when, and since when it is written."""
+
+    terms: Terms
+    waiting: bool = True
+    node: str = ""
+    since_s: float = 0.0
+    written_s: float = inf
+    over: bool = False
+
+
+class Guide:
+    """Nominates for one cluster. `leading` is asked before each write."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        decisions: Decisions,
+        keeping: Keeping,
+        *,
+        leading: Callable[[], bool] = lambda: True,
+        enabled: bool = True,
+        limits: GuideLimits = LIMITS,
+        clock: Callable[[], float] = loop_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.results: Counter[str] = Counter()
+        self._client = client
+        self._decisions = decisions
+        self._ledger = decisions.ledger
+        self._keeping = keeping
+        self._leading = leading
+        self._enabled = enabled
+        self._limits = limits
+        self._clock = clock
+        self._sleep = sleep
+        self._now_ns = now_ns
+        self._known: dict[str, _Known] = {}  # by uid
+        self._queues: dict[Terms, list[tuple[int, int, str]]] = {}  # heaps: priority, version, uid
+        self._grounds: dict[Terms, Ground] = {}
+        self._writes: dict[str, asyncio.Future[None]] = {}  # by uid
+        self._searched: tuple[str, Asked] | None = None
+        self._ready: set[str] = set()  # nominated, and not taken up yet
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._names: list[str] = []
+        self._names_version = (-1, -1)
+
+    # -- what is heard -------------------------------------------------------------------------------------
+
+    def waits(self, pod: Pod, terms: Terms | None) -> None:
+        """A pod without a node, as the API server showed it; `terms` None when it is not to be guided."""
+        now = self._ledger.pods.get(pod.uid)
+        if not self._enabled or now is None or now.version > pod.version:
+            return
+        known = self._known.get(pod.uid)
+        if terms is None or pod.terminating or pod.request is None:
+            self.left(pod.uid)
+        elif known is None:
+            self._queue(pod, terms)
+        elif not pod.nominated and known.written_s < inf:
+            self._end(pod.uid, known)  # kube-scheduler took the nomination back
+
+    def left(self, uid: str) -> None:
+        """A pod has a node, or is gone."""
+        known = self._known.pop(uid, None)
+        self._ready.discard(uid)
+        if known is not None and known.node and self._ledger.planned(uid):
+            self._ledger.forget(uid)
+
+    def asked(self, uid: str, asked: Asked) -> None:
+        """kube-scheduler asks where the pod fits: on its nominated node, or on all that would do."""
+        if not self._enabled:
+            return
+        if len(asked.rows) > 1:
+            self._note_search(uid, asked)
+        elif self._ledger.planned(uid):
+            self.results["guided"] += 1
+        self._ready.discard(uid)
+        self._wake.set()
+
+    def retire(self) -> None:
+        """We are not the leader any more: nothing is planned by us."""
+        for uid, known in self._known.items():
+            if known.node:
+                self._end(uid, known)
+                known.node = ""
+
+    async def keep_pace(self) -> None:
+        """Until the next pods are nominated, for a moment: kube-scheduler takes one up after our answer."""
+        if len(self._ready) >= READY or not (self._queues or self._writes):
+            return
+        await asyncio.sleep(0)  # `run` begins what was asked for just now
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                while self._writes and len(self._ready) < READY:
+                    self._progress.clear()
+                    await self._progress.wait()
+
+    async def written(self, uid: str) -> None:
+        """Until no request of ours for this pod is under way."""
+        while (write := self._writes.get(uid)) is not None:
+            await asyncio.wait([write])
+
+    def _queue(self, pod: Pod, terms: Terms) -> None:
+        if pod.nominated or pod.placement is not None:
+            return
+        self._known[pod.uid] = _Known(terms)
+        heapq.heappush(self._queues.setdefault(terms, []), (-pod.priority, pod.version, pod.uid))
+        self._wake.set()
+
+    def _note_search(self, uid: str, asked: Asked) -> None:
+        known = self._known.get(uid)
+        if known is None:
+            return
+        now = self._clock()
+        ground = self._ground(known.terms)
+        ground.shown(asked.rows, now)
+        known.waiting = False
+        if known.node and not known.over:
+            self._note_search_in_vain(known, ground, asked, now)
+            self._end(uid, known)
+        self._searched = uid, asked
+
+    def _note_search_in_vain(self, known: _Known, ground: Ground, asked: Asked, now: float) -> None:
+        """Where kube-scheduler would take the node, it had taken up the pod before it saw the nomination."""
+        row = self._ledger.fleet.row_of.get(known.node, UNKNOWN)
+        if row in asked.rows:
+            self.results["late"] += 1
+            return
+        self.results["missed"] += 1
+        if ground.missed(row, now):
+            _log.info("nominations paused", extra={"node": known.node, "results": dict(self.results)})
+
+    def _end(self, uid: str, known: _Known) -> None:
+        """What was planned for the pod is no more; its status may still name the node."""
+        if self._ledger.planned(uid):
+            self._ledger.forget(uid)
+        self._keeping.disown(uid, known.node)
+        self._ready.discard(uid)
+        known.over = True
+
+    def _ground(self, terms: Terms) -> Ground:
+        return self._grounds.setdefault(terms, Ground(self._ledger.fleet))
+
+    # -- what is done --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Nominate for those next in the queue whenever something was asked, until cancelled."""
+        if not self._enabled:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep_for_ever(), name="sweep nominations")
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self._hold_for_searched()
+                while len(self._writes) < self._limits.at_once and (chosen := self._choose()):
+                    pod, placement = chosen
+                    self._writes[pod.uid] = asyncio.get_running_loop().create_future()
+                    tasks.create_task(self._nominate(pod, placement), name=f"nominate {pod.key}")
+
+    def _hold_for_searched(self) -> None:
+        """Plan for the pod that kube-scheduler looks at all nodes for: it will take the best."""
+        if self._searched is None or not self._leading():
+            return
+        (uid, asked), self._searched = self._searched, None
+        known, pod = self._known.get(uid), self._ledger.pods.get(uid)
+        if known is None or pod is None or pod.node or self._next_terms() is None:
+            return
+        placement = self._best(pod, self._ground(known.terms)) if len(asked.rows) > 1 else None
+        if placement is not None and self._ledger.plan(pod, placement) is None:
+            known.node, known.since_s, known.over = placement.node, self._clock(), False
+
+    def _choose(self) -> tuple[Pod, Placement] | None:
+        """The next pod of the queue, with node and cards that are held for it from now on."""
+        if not self._leading() or self._ledger.plans >= self._limits.ahead:
+            return None
+        while (terms := self._next_terms()) is not None:
+            queue = self._queues[terms]
+            uid = queue[0][-1]
+            pod = self._ledger.pods.get(uid)
+            if pod is None or pod.node or pod.nominated or self._ledger.holding(uid) is not None:
+                heapq.heappop(queue)
+                continue
+            placement = self._best(pod, self._grounds[terms])
+            if placement is None or self._ledger.plan(pod, placement) is not None:
+                return None  # kube-scheduler searches for this one, and then the next is looked at
+            heapq.heappop(queue)
+            known = self._known[uid]
+            known.waiting, known.node, known.since_s = False, placement.node, self._clock()
+            self._grounds[terms].tried()
+            return pod, placement
+        return None
+
+    def _next_terms(self) -> Terms | None:
+        """Of the queues for which it is known where their pods may go, the one with the very next pod."""
+        now, best = self._clock(), None
+        for terms in tuple(self._queues):
+            queue = self._queues[terms]
+            while queue and not self._is_waiting(queue[0][-1]):
+                heapq.heappop(queue)
+            if not queue:
+                del self._queues[terms]
+            elif self._is_open(terms, now) and (best is None or queue[0] < self._queues[best][0]):
+                best = terms
+        return best
+
+    def _is_open(self, terms: Terms, now: float) -> bool:
+        ground = self._grounds.get(terms)
+        return ground is not None and ground.is_known(now)
+
+    def _is_waiting(self, uid: str) -> bool:
+        known = self._known.get(uid)
+        return known is not None and known.waiting
+
+    def _best(self, pod: Pod, ground: Ground) -> Placement | None:
+        """The policy's choice among the nodes that would do; None where those are few."""
+        request, fleet = pod.request, self._ledger.fleet
+        assert request is not None
+        keys = self._decisions.ranks(request)
+        keys[~ground.open] = NEVER
+        keys[fleet.cpu_left < request.feed.cpu_milli] = NEVER
+        keys[fleet.memory_left < request.feed.memory_mib] = NEVER
+        keys[rows_of(self._ledger.avoided, fleet)] = NEVER
+        if np.count_nonzero(keys != NEVER) < max(
+            self._limits.room, self._limits.spare * self._ledger.plans, 1
+        ):
+            return None
+        for _ in range(TRIES):
+            row = int(keys.argmin())
+            placement = self._decisions.choose(self._name(row), request, pod)
+            if isinstance(placement, Placement):
+                return placement
+            keys[row] = NEVER
+        return None
+
+    def _name(self, row: int) -> str:
+        fleet = self._ledger.fleet
+        version = (fleet.cards_version, len(fleet.row_of))
+        if version != self._names_version:
+            self._names = [""] * fleet.rows
+            for name, each in fleet.row_of.items():
+                self._names[each] = name
+            self._names_version = version
+        return self._names[row]
+
+    # -- writing -------------------------------------------------------------------------------------------
+
+    async def _nominate(self, pod: Pod, placement: Placement) -> None:
+        known = self._known[pod.uid]
+        try:
+            if await self._patch(pod, self._annotations(pod, placement), placement.node):
+                known.written_s = self._clock()
+                if not known.over:
+                    self._ready.add(pod.uid)
+            else:
+                self._end(pod.uid, known)
+        finally:
+            self._writes.pop(pod.uid).set_result(None)
+            self._progress.set()
+            self._wake.set()
+
+    def _annotations(self, pod: Pod, placement: Placement) -> dict[str, str]:
+        state = self._ledger.state(placement.node)
+        assert state is not None
+        assert pod.request is not None
+        return placement_annotations(placement, pod.request, state.node, self._now_ns())
+
+    async def _patch(self, pod: Pod, annotations: dict[str, Any], node: str | None) -> bool:
+        """Both in one write, on the version that is known; False when it was not made, or perhaps not.
+
+        The annotations mark the pod for a leader after us: a Binding is only ever sent on a version that has
+        them, and taking them away makes a new version (see `binding`).
+        """
+        if not self._leading():
+            return False
+        patch = {"metadata": {"annotations": annotations}, "status": {"nominatedNodeName": node}}
+        version = str(pod.version) if pod.version else ""
+        try:
+            seen = await self._client.merge_patch(
+                SLIM_PODS,
+                pod.name,
+                patch,
+                pod.namespace,
+                uid=pod.uid,
+                resource_version=version,
+                subresource="status",
+            )
+        except NotFoundError:
+            return False
+        except KubeError as error:
+            _log.info("not nominated", extra={"pod": pod.key, "error": str(error)})
+            return False
+        self._ledger.apply_pod(pod_view(seen))
+        return True
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self._sleep(SWEEP_EVERY_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Take back what came to nothing."""
+        for uid, known in tuple(self._known.items()):
+            if known.node and self._is_stale(known):
+                await self._take_back(uid, known)
+        self._forget_unused()
+
+    def _is_stale(self, known: _Known) -> bool:
+        age_s = self._clock() - known.since_s
+        return age_s > (self._limits.over_s if known.over else self._limits.kept_s)
+
+    async def _take_back(self, uid: str, known: _Known) -> None:
+        node, pod, holding = known.node, self._ledger.pods.get(uid), self._ledger.holding(uid)
+        if holding is not None and not holding.planned:
+            return  # it is being bound
+        self._end(uid, known)
+        known.node, known.written_s = "", inf
+        if pod is not None and not pod.node and pod.placement is not None and uid not in self._writes:
+            self.results["taken back"] += 1
+            nominated = pod.nominated if pod.nominated != node else None
+            await self._patch(pod, dict.fromkeys(PLACEMENT_ANNOTATIONS), nominated or None)
+
+    def _forget_unused(self) -> None:
+        used = {known.terms for known in self._known.values()}
+        self._grounds = {terms: ground for terms, ground in self._grounds.items() if terms in used}

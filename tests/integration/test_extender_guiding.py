@@ -1,0 +1,308 @@
+"""Nodes named ahead: kube-scheduler is spared the search, and all else is as without."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from gpuslice.apps.extender.grounds import LASTS_S, MISSES, PAUSE_S
+from gpuslice.apps.extender.guiding import GuideLimits
+from tests.integration.guiding_rig import Queue
+
+Make = Callable[..., Queue]
+FEW = [f"p{number}" for number in range(4)]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Queue] = []
+
+    def one(**fields: Any) -> Queue:
+        for each in made:
+            each.close()
+        made[:] = [Queue(**fields)]
+        return made[0]
+
+    yield one
+    made[0].close()
+
+
+def test_those_behind_the_pod_looked_at_are_nominated_and_cost_no_write_more(make: Make) -> None:
+    queue = make()
+    queue.add(*FEW)
+    queue.search("p0")
+    assert [bool(queue.nominated(name)) for name in FEW] == [False, True, True, True]
+    node = queue.nominated("p1")
+    assert queue.marked("p1")
+    assert not queue.api.bound_to("p1")
+    queue.take("p1")
+    assert queue.where("p1")[0] == node
+    assert queue.nominated("p1") == ""  # the API server clears it with the binding
+    assert queue.writes("p1") == [("PATCH", "status"), ("POST", "binding")]
+    queue.bind("p0", node)  # the searched one as ever: annotations, then the binding
+    assert queue.writes("p0") == [("PATCH", ""), ("POST", "binding")]
+    assert queue.results == {"guided": 1}
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread", "opportunity-cost"])
+def test_pods_go_where_they_would_have_gone(make: Make, policy: str) -> None:
+    dice = random.Random(policy)
+    sizes = [dice.choice([1, 3, 4, 7, 8, 15]) for _ in range(40)]
+    ended = []
+    for guide in (False, True):
+        queue = make(policy=policy, filter_best=1, guide=guide, limits=GuideLimits(room=10))
+        for number, units in enumerate(sizes):
+            queue.add(f"p{number:02}", units=units)
+        for number in range(len(sizes)):
+            queue.take(f"p{number:02}")
+        ended.append([queue.where(f"p{number:02}") for number in range(len(sizes))])
+    assert queue.results == {"guided": len(sizes) - 1}
+    assert ended[0] == ended[1]
+
+
+def test_the_more_important_and_then_the_earlier_are_next(make: Make) -> None:
+    queue = make(limits=GuideLimits(ahead=3))
+    path, head = "/apis/scheduling.k8s.io/v1/priorityclasses", {"apiVersion": "scheduling.k8s.io/v1"}
+    queue.api.call("POST", path, {**head, "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9})
+    queue.add("first", "b", "a")
+    queue.add("important", priorityClassName="high")
+    queue.search("first")
+    assert [name for name in ("a", "b", "important") if queue.nominated(name)] == ["b", "important"]
+
+
+CHOOSY: dict[str, Any] = {
+    "preferred nodes": {
+        "affinity": {
+            "nodeAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "preference": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}}
+                ]
+            }
+        }
+    },
+    "other pods": {
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]
+            }
+        }
+    },
+    "spreading": {
+        "topologySpreadConstraints": [
+            {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+        ]
+    },
+    "gated": {"schedulingGates": [{"name": "wait"}]},
+    "another scheduler": {"schedulerName": "other"},
+    "another selector": {"nodeSelector": {"zone": "b"}},
+    "another tolerance": {"tolerations": [{"key": "gpu", "operator": "Exists"}]},
+}
+
+
+@pytest.mark.parametrize("spec", CHOOSY.values(), ids=CHOOSY.keys())
+def test_a_pod_of_which_nothing_is_known_or_that_is_choosy_is_left_alone(make: Make, spec: Any) -> None:
+    queue = make()
+    queue.add("p0")
+    queue.add("choosy", **spec)
+    queue.add("p1")
+    queue.search("p0")
+    assert queue.nominated("p1")
+    assert queue.writes("choosy") == []
+
+
+def test_replicas_are_left_to_be_spread(make: Make) -> None:
+    queue = make()
+    queue.add("p0", "replica", "p1")
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
+    queue.api.patch("/api/v1/namespaces/default/pods/replica", {"metadata": {"ownerReferences": [owner]}})
+    queue.calm()
+    queue.search("p0")
+    assert queue.nominated("p1")
+    assert not queue.nominated("replica")
+
+
+def test_no_pod_is_sent_where_kube_schedulers_own_filters_let_none_go(make: Make) -> None:
+    queue = make(limits=GuideLimits(room=1))
+    allowed = queue.nodes[50:60]
+    queue.add(*FEW)
+    queue.search("p0", *allowed)
+    assert {queue.nominated(name) for name in FEW[1:]} <= set(allowed)
+
+
+def test_a_node_that_a_taint_asks_to_avoid_is_avoided(make: Make) -> None:
+    queue = make(limits=GuideLimits(room=1, spare=0))
+    taint = {"key": "old", "effect": "PreferNoSchedule"}
+    for name in queue.nodes[:-1]:
+        queue.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
+    queue.add(*FEW)
+    queue.search("p0")
+    assert queue.nominated("p1") == queue.nodes[-1]
+
+
+def test_a_node_without_cpu_for_it_is_not_named(make: Make) -> None:
+    queue = make(limits=GuideLimits(room=1, spare=0))
+    container = {"name": "main", "image": "app", "resources": {"requests": {"cpu": "63"}}}
+    for name in queue.nodes[:-1]:
+        queue.api.add_pod(f"guest-{name}", None, containers=[container], node=name)
+    limits = {"aliyun.com/gpu-mem": "4", "cpu": "2"}
+    asking = {"name": "main", "image": "app", "resources": {"limits": limits, "requests": limits}}
+    queue.add(*FEW, containers=[asking])
+    queue.search("p0")
+    assert queue.nominated("p1") == queue.nodes[-1]
+
+
+def test_where_few_nodes_fit_nobody_is_nominated(make: Make) -> None:
+    queue = make(nodes=99)
+    queue.add(*FEW)
+    queue.search("p0")
+    assert not any(queue.marked(name) for name in FEW)
+
+
+def test_it_can_be_turned_off(make: Make) -> None:
+    queue = make(guide=False)
+    queue.add(*FEW)
+    queue.search("p0")
+    assert not any(queue.marked(name) for name in FEW)
+
+
+def test_a_nomination_that_is_there_already_stays(make: Make) -> None:
+    queue = make()
+    queue.add(*FEW)
+    queue.api.patch(
+        "/api/v1/namespaces/default/pods/p1/status", {"status": {"nominatedNodeName": queue.nodes[7]}}
+    )
+    queue.calm()
+    queue.search("p0")
+    assert queue.nominated("p1") == queue.nodes[7]
+    assert queue.writes("p1") == []
+    assert queue.nominated("p2")
+
+
+def test_held_cards_make_way_for_a_pod_that_finds_no_others(make: Make) -> None:
+    queue = make(nodes=3, limits=GuideLimits(room=1, spare=0))
+    queue.add("p0", *[f"whole{number}" for number in range(5)], units=15)
+    queue.add("choosy", units=15, nodeSelector={})
+    queue.search("p0")
+    assert sum(bool(queue.nominated(f"whole{number}")) for number in range(5)) == 5  # all of the six cards
+    queue.add("asks", units=15, schedulingGates=None)
+    assert queue.search("asks")
+    queue.bind("asks", queue.nodes[0])
+    assert list(queue.extender.ledger.overcommitted()) == []
+
+
+def test_held_cards_stay_where_giving_them_up_would_not_help(make: Make) -> None:
+    queue = make(limits=GuideLimits(room=1))
+    queue.add(*FEW)
+    queue.search("p0")
+    queue.add("huge", units=16)
+    assert queue.search("huge") == []
+    assert queue.extender.ledger.plans == len(FEW)
+
+
+def test_a_bind_comes_before_any_plan(make: Make) -> None:
+    queue = make(limits=GuideLimits(room=1))
+    queue.add("p0", "p1", units=15)
+    queue.search("p0")
+    node = queue.nominated("p1")
+    queue.add("other", "more", units=15)
+    for name in ("other", "more"):
+        queue.bind(name, node)
+    assert queue.where("other")[0] == queue.where("more")[0] == node
+    assert queue.take("p1") != node or queue.results["guided"]
+    assert list(queue.extender.ledger.overcommitted()) == []
+
+
+def test_what_came_to_nothing_is_taken_back(make: Make) -> None:
+    queue = make()
+    queue.add(*FEW)
+    queue.search("p0")
+    assert queue.marked("p1")
+    queue.search("p1", *queue.nodes[60:])  # the node is not among those that its filters let pass
+    assert queue.results["missed"] == 1
+    queue.calm(12)
+    assert not queue.marked("p1")
+    assert not queue.nominated("p1")
+    assert queue.marked("p2")  # its turn may come
+    queue.calm(40)
+    assert not any(queue.marked(name) or queue.nominated(name) for name in FEW)
+    assert queue.extender.ledger.plans == 0
+
+
+def test_a_node_that_was_refused_is_not_named_again(make: Make) -> None:
+    queue = make()
+    queue.add(*FEW)
+    queue.search("p0")
+    bad = queue.nominated("p1")
+    queue.search("p1", *[name for name in queue.nodes if name != bad])
+    queue.add("p4", "p5")
+    queue.search("p4", *[name for name in queue.nodes if name != bad])
+    assert queue.nominated("p5") not in ("", bad)
+
+
+def test_many_in_vain_end_it_for_a_while(make: Make) -> None:
+    queue = make()
+    names = [f"p{number:02}" for number in range(MISSES + 1)]
+    queue.add(*names)
+    queue.search("p00")
+    for name in names[1:]:
+        queue.search(name, *[each for each in queue.nodes if each != queue.nominated(name)])
+    assert queue.results["missed"] == MISSES
+    queue.add("q0", "q1")
+    queue.search("q0")
+    assert not queue.nominated("q1")
+    queue.calm(PAUSE_S)
+    queue.add("q2", "q3")
+    queue.search("q2")
+    assert queue.nominated("q3")
+
+
+def test_one_taken_up_before_it_was_nominated_is_no_miss(make: Make) -> None:
+    queue = make()
+    queue.add("p0", "p1")
+    queue.search("p0")
+    queue.search("p1")
+    assert queue.results == {"late": 1}
+
+
+def test_what_was_learned_of_the_nodes_is_forgotten_soon(make: Make) -> None:
+    queue = make()
+    queue.add("p0")
+    queue.search("p0")
+    queue.calm(LASTS_S + 1)
+    queue.add("p1", "p2")
+    assert not queue.nominated("p2")
+    queue.search("p1")
+    assert queue.nominated("p2")
+
+
+def test_who_takes_over_finds_and_removes_the_marks(make: Make) -> None:
+    queue = make()
+    queue.add(*FEW)
+    queue.search("p0")
+    marked = [name for name in FEW if queue.marked(name)]
+    assert marked == FEW[1:]
+    queue.kill()
+    queue.start()
+    assert not any(queue.marked(name) for name in FEW)
+    assert queue.nominated("p1")  # a hint as good as before
+    queue.take("p1")
+    assert queue.where("p1")[0]
+
+
+def test_a_conflict_ends_the_plan_and_the_pod_is_bound_all_the_same(make: Make) -> None:
+    queue = make()
+    queue.api.add_pod("p0")
+    queue.api.add_pod("p1")
+    queue.calm()
+    queue._ask("p0", queue.nodes)  # the nomination of p1 is on its way
+    queue.loop.settle()
+    queue.api.patch("/api/v1/namespaces/default/pods/p1", {"metadata": {"labels": {"a": "b"}}})
+    queue.calm()
+    assert not queue.nominated("p1")
+    queue.take("p1")
+    assert queue.where("p1")[0]
+    queue.calm(40)
+    assert queue.extender.ledger.plans == 0
