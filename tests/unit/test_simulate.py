@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -128,14 +129,16 @@ def simulate(*words: str) -> Result:
 def test_a_table_tells_what_fits_what_not_and_what_it_takes() -> None:
     told = simulate("--policy", "opportunity-cost,binpack")
     assert told.exit_code == 0, told.output
-    assert told.stdout.startswith("POLICY            ALLOCATED  PODS PLACED  FREE CARDS  FREE NODES")
-    assert "Does not fit with opportunity-cost:" in told.stdout
+    question, _, head, *_ = told.stdout.splitlines()
+    assert re.fullmatch(r"\d+ pods for [\d.]+ cards, [\d.]+ % of the \d+ on \d+ nodes\.", question)
+    assert head == "POLICY            ALLOCATED  PODS PLACED  FREE CARDS  FREE NODES  CARDS NEEDED"
+    assert re.search(r"\nDoes not fit with opportunity-cost: \d+ pods for [\d.]+ cards\n", told.stdout)
     assert "on one card" in told.stdout
 
 
 def test_documents_have_the_documented_keys() -> None:
     found = json.loads(simulate("-o", "json", "--growth", "0.1").stdout)
-    assert list(found) == ["nodes", "cards", "pods", "policies"]
+    assert list(found) == ["nodes", "cards", "pods", "askedPercent", "policies"]
     (policy,) = found["policies"]
     assert policy["policy"] == "opportunity-cost"
     assert policy["placed"] + sum(each["pods"] for each in policy["unplaced"]) == found["pods"]
@@ -171,10 +174,12 @@ def test_the_picture_is_svg_with_a_line_for_each_policy(tmp_path: Path) -> None:
     assert simulate("--no-needed", "--policy", "fgd,bestfit", "--plot", str(path)).exit_code == 0
     root = ElementTree.parse(path).getroot()
     names = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))) == 2
-    assert "arrived demand, % of the cluster" in names
-    assert any(re.fullmatch(r"bestfit: \d+\.\d %", name or "") for name in names)
-    assert {"0", "50", "100"} <= set(names)  # round numbers on the axes
+    lines = list(root.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert len([line for line in lines if line.get("stroke-dasharray") is None]) == 2
+    assert "GPU asked for so far, % of the cluster" in names
+    assert names.index("fgd") < names.index("bestfit")  # the best first
+    assert any(re.fullmatch(r"\d+\.\d %, \d+ pods left over", name or "") for name in names)
+    assert "100" in names  # round numbers on the axes
 
 
 def test_a_chart_quotes_what_it_is_given() -> None:
@@ -198,10 +203,23 @@ def test_axes_are_divided_by_round_numbers(most: float, step: float) -> None:
         (["--add", "four"], '--add is "four", wants NODESxCARDS'),
         (["--drop", "*"], "there are no nodes with shared cards"),
         (["--from-cluster"], "wants either --from-cluster or --trace FILE"),
-        (["--nodes", str(PODS)], 'openb_pod_list_small.csv:2 gpu is "None", wants a whole number'),
+        (["--drop", "nodes-*"], '--drop is "nodes-*", wants the name of a node'),
+        (["--add", "0x8"], '--add is "0x8", wants NODESxCARDS'),
+        (["--plot", "missing/out.svg"], '--plot is "missing/out.svg", wants a file in a folder that exists'),
+        (["--nodes", str(PODS)], "openb_pod_list_small.csv columns is"),
+        (["--nodes", sys.executable], "wants a CSV file in UTF-8"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(words: list[str], message: str) -> None:
     told = simulate(*words)
     assert told.exit_code != 0
     assert message in told.output + str(told.exception)
+
+
+@pytest.mark.parametrize("milli", ["inf", "nan", "", "half", "-1", "1500"])
+def test_a_share_that_is_none_is_told_with_its_line(tmp_path: Path, milli: str) -> None:
+    pods = tmp_path / "pods.csv"
+    pods.write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1,1,1,500\nb,1,1,1,{milli}\n")
+    told = CliRunner().invoke(command, ["simulate", "--trace", str(pods), "--nodes", str(NODES)])
+    assert told.exit_code != 0
+    assert "pods.csv:3 gpu_milli" in told.output + str(told.exception)

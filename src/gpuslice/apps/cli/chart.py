@@ -2,66 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
-WIDTH, HEIGHT = 800, 460
-LEFT, RIGHT, TOP, BOTTOM = 64, 220, 40, 52
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by the colour-blind, too
+WIDTH, HEIGHT = 860, 480
+LEFT, RIGHT, TOP, BOTTOM = 64, 230, 66, 56
+AREA = (LEFT, TOP, WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
+STYLE = (
+    "text{fill:#222}.soft{fill:#666}.grid{stroke:#888;stroke-opacity:.3}.axis{stroke:#888}"
+    "@media (prefers-color-scheme:dark){text{fill:#eee}.soft{fill:#aaa}}"
+)
 TICKS = 5  # at least so many steps, if round numbers allow
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round ones, in each power of ten
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart."""
+    """One line of a chart, and what the legend says of it."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    color: str = "#0072b2"
+    note: str = ""
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn; both axes start at 0."""
+    """What is drawn; both axes begin at `start`."""
 
     title: str
     across: str
     up: str
     lines: Sequence[Line]
+    note: str = ""
+    start: float = 0.0
 
 
 def svg(chart: Chart) -> str:
     """The chart as an SVG document."""
     scale = _Scale(
-        max((x for line in chart.lines for x, _ in line.points), default=1.0) or 1.0,
-        round_up(max((y for line in chart.lines for _, y in line.points), default=1.0) or 1.0),
+        chart.start,
+        _end((x for line in chart.lines for x, _ in line.points), chart.start),
+        _end((y for line in chart.lines for _, y in line.points), chart.start),
     )
+    middle = TOP + AREA[3] / 2
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{_quoted(chart.title)}" font-family="sans-serif" font-size="13" fill="#777">',
-        _text(LEFT, 22, chart.title, size=16),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, chart.across, anchor="middle"),
-        f'<g transform="rotate(-90 16 {HEIGHT / 2})">{_text(16, HEIGHT / 2, chart.up, anchor="middle")}</g>',
+        f'aria-label="{_quoted(chart.title)}" font-family="sans-serif" font-size="13">',
+        f"<style>{STYLE}</style>",
+        f'<clipPath id="area"><rect {_box(AREA)}/></clipPath>',
+        _text(LEFT, 24, chart.title, size=17),
+        _text(LEFT, 45, chart.note, soft=True),
+        _text(LEFT + AREA[2] / 2, HEIGHT - 12, chart.across, anchor="middle"),
+        f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, chart.up, anchor="middle")}</g>',
         *_grid(scale),
-        *(_line(line, COLORS[number % len(COLORS)], scale) for number, line in enumerate(chart.lines)),
+        *(_line(line, scale) for line in reversed(chart.lines)),  # the first on top
         *(_legend(line, number) for number, line in enumerate(chart.lines)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
+def _end(values: Iterable[float], start: float) -> float:
+    """The end of an axis, never its start."""
+    most = max(values, default=start)
+    return round_up(most - start) + start if most > start else start + 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class _Scale:
+    start: float
     most_x: float
     most_y: float
 
     def x(self, value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * value / self.most_x
+        return LEFT + AREA[2] * (value - self.start) / (self.most_x - self.start)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / self.most_y
+        return HEIGHT - BOTTOM - AREA[3] * (value - self.start) / (self.most_y - self.start)
 
 
 def round_step(most: float) -> float:
@@ -78,39 +99,55 @@ def round_up(most: float) -> float:
 
 def _grid(scale: _Scale) -> list[str]:
     parts = []
-    for x in _ticks(scale.most_x):
-        parts.append(f'<path d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}" {_stroke(x)}/>')
+    for x in _ticks(scale.start, scale.most_x):
+        parts.append(f'<path d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}" {_kind(x, scale)}/>')
         parts.append(_text(scale.x(x), HEIGHT - BOTTOM + 18, f"{x:g}", anchor="middle"))
-    for y in _ticks(scale.most_y):
-        parts.append(f'<path d="M{LEFT} {scale.y(y):.1f}H{WIDTH - RIGHT}" {_stroke(y)}/>')
+    for y in _ticks(scale.start, scale.most_y):
+        parts.append(f'<path d="M{LEFT} {scale.y(y):.1f}H{WIDTH - RIGHT}" {_kind(y, scale)}/>')
         parts.append(_text(LEFT - 8, scale.y(y) + 4, f"{y:g}", anchor="end"))
     return parts
 
 
-def _ticks(most: float) -> list[float]:
-    step = round_step(most)
-    return [number * step for number in range(int(most / step + 1e-9) + 1)]
+def _ticks(start: float, most: float) -> list[float]:
+    step = round_step(most - start)
+    return [start + number * step for number in range(int((most - start) / step + 1e-9) + 1)]
 
 
-def _stroke(value: float) -> str:
+def _kind(value: float, scale: _Scale) -> str:
     """The axes themselves are drawn stronger than the grid."""
-    return 'stroke="#999" stroke-opacity="' + ("0.35" if value else "1") + '"'
+    return f'class="{"axis" if value == scale.start else "grid"}"'
 
 
-def _line(line: Line, color: str, scale: _Scale) -> str:
+def _line(line: Line, scale: _Scale) -> str:
     points = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
-    return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>'
+    return (
+        f'<polyline points="{points}" fill="none" stroke="{line.color}" {_width(line)} '
+        'stroke-linejoin="round" clip-path="url(#area)"/>'
+    )
+
+
+def _width(line: Line) -> str:
+    return 'stroke-width="1.5" stroke-dasharray="5 4"' if line.dashed else 'stroke-width="2.5"'
 
 
 def _legend(line: Line, number: int) -> str:
-    y, color = TOP + 14 + 22 * number, COLORS[number % len(COLORS)]
-    start = WIDTH - RIGHT + 14
-    bar = f'<path d="M{start} {y - 4}h18" stroke="{color}" stroke-width="3"/>'
-    return bar + _text(start + 24, y, line.name)
+    y, start = TOP + 12 + 42 * number, WIDTH - RIGHT + 18
+    bar = f'<path d="M{start} {y - 4}h20" stroke="{line.color}" {_width(line)}/>'
+    return bar + _text(start + 28, y, line.name) + _text(start + 28, y + 17, line.note, soft=True)
 
 
-def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 13) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
+def _box(area: tuple[float, float, float, float]) -> str:
+    return 'x="{}" y="{}" width="{}" height="{}"'.format(*area)
+
+
+def _text(
+    x: float, y: float, words: str, *, anchor: str = "start", size: int = 13, soft: bool = False
+) -> str:
+    if not words:
+        return ""
+    kind = ' class="soft"' if soft else ""
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
+    return f"<text {where}{kind}>{escape(words)}</text>"
 
 
 def _quoted(words: str) -> str:

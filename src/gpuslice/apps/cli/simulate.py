@@ -14,11 +14,14 @@ from gpuslice.apps.cli.output import output_flag, print_document
 if TYPE_CHECKING:
     from gpuslice.apps.cli.simulation import Simulation
 
+PARTS = 100  # of each replay, in the progress bar
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 @click.command("simulate")
 @click.option("--from-cluster", is_flag=True, help="Take nodes and pods from the cluster.")
-@click.option("--trace", type=click.Path(exists=True, path_type=Path), help="Take pods from a CSV file.")
-@click.option("--nodes", type=click.Path(exists=True, path_type=Path), help="Take nodes from a CSV file.")
+@click.option("--trace", type=FILE, help="Take pods from a CSV file.")
+@click.option("--nodes", type=FILE, help="Take nodes from a CSV file.")
 @click.option("--add", multiple=True, metavar="NxCARDS[xUNITS][:MODEL]", help="Add nodes, such as 4x8x80.")
 @click.option("--drop", multiple=True, metavar="NAME", help="Leave out nodes; * stands for anything.")
 @click.option("--growth", type=click.FloatRange(0, min_open=True), default=1.0, help="Demand, times today's.")
@@ -42,8 +45,10 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
       gpuslice simulate --from-cluster --drop 'old-*' --growth 1.2
       gpuslice simulate --trace pods.csv --nodes nodes.csv --plot filling.svg
     """
-    from gpuslice.apps.cli.simulation import document, table
+    from gpuslice.apps.cli.simulation_text import document, table
 
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise click.UsageError(f'--plot is "{plot}", wants a file in a folder that exists')
     simulation = _simulate(context, asked)
     if plot is not None:
         _draw(simulation, plot)
@@ -76,20 +81,12 @@ def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
     except (ValueError, OSError) as error:
         raise GpusliceError(str(error)) from error
     steps, unseen = simulation.steps(plan), not sys.stderr.isatty()
-    with click.progressbar(range(steps), label="placing", file=sys.stderr, hidden=unseen) as bar:
-        return simulation.run(plan, lambda: bar.update(1))
+    with click.progressbar(length=PARTS * steps, label="placing", file=sys.stderr, hidden=unseen) as bar:
+        return simulation.run(plan, lambda done: bar.update(int(PARTS * min(done, steps)) - bar.pos))
 
 
 def _draw(simulation: Simulation, path: Path) -> None:
-    from gpuslice.apps.cli.chart import Chart, Line, svg
+    from gpuslice.apps.cli.chart import svg
+    from gpuslice.apps.cli.simulation_chart import chart
 
-    lines = [
-        Line(
-            f"{name}: {each.outcome.allocation_pct:.1f} %",
-            [(0.0, 0.0), *((float(at), pct) for at, pct in each.outcome.allocation_pct_at.items())],
-        )
-        for name, each in simulation.policies.items()
-    ]
-    title = f"{simulation.plan.pods_name} on {simulation.cards} cards"
-    chart = Chart(title, "arrived demand, % of the cluster", "allocated, % of the cluster", lines)
-    path.write_text(svg(chart), encoding="utf-8")
+    path.write_text(svg(chart(simulation)), encoding="utf-8")

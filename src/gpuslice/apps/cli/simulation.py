@@ -1,34 +1,22 @@
 """What ``gpuslice simulate`` does: gather nodes and pods, change them as wished, place, tell.
 
 Imports NumPy, therefore it is imported only when the command is called.
-
-`document` is the shape of ``-o json``::
-
-    nodes, cards, pods                      what was simulated
-    now {…}                                 with --from-cluster: the cluster as it is, without changes
-    policies[]  policy, allocatedPercent, placed, pods, freeCards, freeNodes
-                needed {nodes, cards, added}        absent when not asked for or not found
-                unplaced[]  pods, cards, unitsPerCard, corePercent, cpuMilli, memoryMiB, models, reason, never
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import log2
 from pathlib import Path
-from typing import Any
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
-from gpuslice.apps.cli.output import counted
-from gpuslice.apps.cli.table import aligned, row
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger, shape_of
@@ -36,7 +24,6 @@ from gpuslice.core.policy import POLICIES, UNLIMITED, FleetNode, Shape
 from gpuslice.core.policy.capacity import (
     Needed,
     Outcome,
-    Unplaced,
     cards_needed,
     like,
     most_frequent,
@@ -45,8 +32,7 @@ from gpuslice.core.policy.capacity import (
 )
 from gpuslice.core.policy.replay import filling_arrivals
 
-MOST_LINES = 10  # of what does not fit, in a table
-_ADDED = re.compile(r"(\d+)x(\d+)(?:x(\d+))?(?::(.+))?")
+_ADDED = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?(?::(.+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +87,20 @@ class Simulation:
     @property
     def cards(self) -> int:
         return sum(units > 0 for node in self.plan.nodes for units in node.size)
+
+    @property
+    def card_units(self) -> float:
+        """Of a card of mean size."""
+        return sum(sum(node.size) for node in self.plan.nodes) / max(self.cards, 1)
+
+    @property
+    def asked_units(self) -> int:
+        return sum(shape.total_units for shape in self.plan.pods)
+
+    @property
+    def best(self) -> str:
+        """The policy that places most, of equal ones the first."""
+        return max(self.policies, key=lambda name: self.policies[name].outcome.allocated_units)
 
 
 def policy_names(text: str) -> list[str]:
@@ -163,6 +163,9 @@ def _read_ledger(client: SyncClient) -> Ledger:
 
 def plan(start: Start, wish: Wish) -> Plan:
     """The changed nodes and the pods in the order of the seed; ValueError when nothing is left."""
+    for name in wish.drop:
+        if not any(fnmatchcase(node.name, name) for node in start.nodes):
+            raise ValueError(f'--drop is "{name}", wants the name of a node; * stands for anything')
     nodes = [node for node in start.nodes if not any(fnmatchcase(node.name, name) for name in wish.drop)]
     for text in wish.add:
         nodes += _added(text, start.nodes)
@@ -198,127 +201,22 @@ def steps(chosen: Plan) -> int:
     return len(chosen.policies) * (1 + tries)
 
 
-def run(chosen: Plan, done: Callable[[], None]) -> Simulation:
-    """Place everything with each policy; `done` hears of every replay."""
-    results = {}
+def run(chosen: Plan, told: Callable[[float], None]) -> Simulation:
+    """Place everything with each policy; `told` hears how many replays are done, parts of one too."""
+    results, done = {}, 0
+
+    def tried() -> None:
+        nonlocal done
+        done += 1
+        told(done)
+
     for name in chosen.policies:
-        outcome = place_all(chosen.nodes, chosen.pods, name)
-        done()
-        needed = cards_needed(chosen.nodes, chosen.pods, name, done) if chosen.needed else None
+        outcome = place_all(chosen.nodes, chosen.pods, name, _after(done, told))
+        tried()
+        needed = cards_needed(chosen.nodes, chosen.pods, name, tried) if chosen.needed else None
         results[name] = Result(outcome, needed)
     return Simulation(chosen, results)
 
 
-# -- how it is told ----------------------------------------------------------------------------------------
-
-
-def document(simulation: Simulation) -> dict[str, Any]:
-    """For programs; see the head of this file."""
-    chosen = simulation.plan
-    head: dict[str, Any] = {
-        "nodes": len(chosen.nodes),
-        "cards": simulation.cards,
-        "pods": len(chosen.pods),
-    }
-    if chosen.now is not None:
-        head["now"] = _outcome(chosen.now)
-    return head | {"policies": [_policy(name, result) for name, result in simulation.policies.items()]}
-
-
-def _policy(name: str, result: Result) -> dict[str, Any]:
-    told = {"policy": name, **_outcome(result.outcome)}
-    if result.needed is not None:
-        needed = result.needed
-        told["needed"] = {"nodes": needed.nodes, "cards": needed.cards, "added": needed.added}
-    return told
-
-
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "allocatedPercent": round(outcome.allocation_pct, 2),
-        "pods": outcome.pods,
-        "placed": outcome.placed,
-        "freeCards": outcome.free_cards,
-        "freeNodes": outcome.free_nodes,
-        "unplaced": [_unplaced(each) for each in outcome.unplaced],
-    }
-
-
-def _unplaced(each: Unplaced) -> dict[str, Any]:
-    shape = each.shape
-    told = {
-        "pods": each.pods,
-        "cards": shape.cards,
-        "unitsPerCard": shape.units or None,
-        "corePercent": shape.core_percent or None,
-        "cpuMilli": shape.cpu_milli or None,
-        "memoryMiB": shape.memory_mib or None,
-        "models": sorted(shape.models) or None,
-        "reason": each.reason,
-        "never": each.never,
-    }
-    return {key: value for key, value in told.items() if value is not None}
-
-
-def table(simulation: Simulation) -> str:
-    """For people: a line for each policy, then what does not fit with the first of them."""
-    text = row("POLICY", "ALLOCATED", "PODS PLACED", "FREE CARDS", "FREE NODES", "CARDS NEEDED")
-    if simulation.plan.now is not None:
-        text += _line("(now)", simulation.plan.now, "")
-    for name, result in simulation.policies.items():
-        text += _line(name, result.outcome, _needed(result.needed) if simulation.plan.needed else "")
-    first, result = next(iter(simulation.policies.items()))
-    return aligned(text) + _freed(simulation) + _not_fitting(first, result.outcome.unplaced)
-
-
-def _line(name: str, outcome: Outcome, needed: str) -> str:
-    placed = f"{outcome.placed} of {outcome.pods}"
-    return row(
-        name, f"{outcome.allocation_pct:.1f} %", placed, outcome.free_cards, outcome.free_nodes, needed
-    )
-
-
-def _needed(needed: Needed | None) -> str:
-    if needed is None:
-        return "not found"
-    more = f", {needed.added} more" if needed.added else ""
-    return f"{needed.cards} ({counted(needed.nodes, 'node')}{more})"
-
-
-def _freed(simulation: Simulation) -> str:
-    """What placing all anew with each policy would free, against the cluster as it is."""
-    now = simulation.plan.now
-    if now is None:
-        return ""
-    text = "\n"
-    for name, result in simulation.policies.items():
-        cards = result.outcome.free_cards - now.free_cards
-        nodes = result.outcome.free_nodes - now.free_nodes
-        text += f"{name} in place of how it is now: {cards:+d} wholly free cards, {nodes:+d} free nodes\n"
-    return text
-
-
-def _not_fitting(name: str, unplaced: Sequence[Unplaced]) -> str:
-    if not unplaced:
-        return f"\nEverything fits with {name}.\n"
-    lines: Counter[tuple[str, str]] = Counter()
-    for each in unplaced:
-        lines[asked(each.shape), each.reason] += each.pods
-    text = row("PODS", "ASKS FOR", "WHY NOT")
-    for (words, reason), pods in lines.most_common(MOST_LINES):
-        text += row(pods, words, reason)
-    more = sum(pods for _, pods in lines.most_common()[MOST_LINES:])
-    rest = f"… and {more} more pods; -o json lists all\n" if more > 0 else ""
-    return f"\nDoes not fit with {name}:\n" + aligned(text) + rest
-
-
-def asked(shape: Shape) -> str:
-    """What a shape wants of the cards, in words; of a pod without GPU, what else it wants."""
-    if not shape.cards:
-        return f"{shape.cpu_milli} milli CPU, {shape.memory_mib} MiB"
-    words = [f"{shape.units} units" + (f" on each of {shape.cards} cards" if shape.cards > 1 else "")]
-    if shape.core_percent:
-        words.append(f"{shape.core_percent} % compute")
-    if shape.models:
-        words.append("|".join(sorted(shape.models)))
-    return ", ".join(words)
+def _after(done: int, told: Callable[[float], None]) -> Callable[[float], None]:
+    return lambda part: told(done + part)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
+from gpuslice.core.errors import ContractError
 from gpuslice.core.policy.fleet import FleetNode
 from gpuslice.core.policy.trace import Trace, read_nodes, read_pods
 
@@ -12,14 +17,23 @@ NODES_FILE = "openb_node_list_gpu_node.csv"
 
 def load_pods(path: Path) -> Trace:
     """Read a list of pods."""
-    with path.open(encoding="utf-8", newline="") as lines:
+    with _opened(path) as lines:
         return read_pods(lines, path.name)
 
 
 def load_nodes(path: Path) -> list[FleetNode]:
     """Read a list of nodes."""
-    with path.open(encoding="utf-8", newline="") as lines:
+    with _opened(path) as lines:
         return read_nodes(lines, path.name)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    with path.open(encoding="utf-8", newline="") as lines:
+        try:
+            yield lines
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ContractError(path.name, str(error), "a CSV file in UTF-8") from None
 
 
 def find_nodes(pods: Path, nodes: Path | None, *more: Path) -> Path:

@@ -254,4 +254,7 @@ def _no_feed(fleet: Fleet, shape: Shape, rows: Rows) -> str:
         return f"at most {int(cpu.max())} milli CPU are free {where}"
     if (memory < shape.memory_mib).all():
         return f"at most {int(memory.max())} MiB of memory are free {where}"
+    few_cpu, few_memory = int((cpu < shape.cpu_milli).sum()), int((memory < shape.memory_mib).sum())
+    if shape.cards and few_cpu and few_memory:
+        return f"of {len(rows)} nodes where such cards are free {few_cpu} lack CPU, {few_memory} lack memory"
     return f"CPU and memory are not free together {where}"

@@ -76,10 +76,13 @@ def fleet_of(nodes: Sequence[FleetNode]) -> Fleet:
 
 
 def _whole(row: dict[str, str], field: str, where: str) -> int:
-    value = row.get(field)
+    if field not in row:
+        columns = ", ".join(map(str, row))
+        raise ContractError(f"{where.rpartition(':')[0]} columns", columns, f"one named {field}")
+    value = row[field]
     try:
         number = int(float(value or ""))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ContractError(f"{where} {field}", value, "a whole number") from None
     if number < 0:
         raise ContractError(f"{where} {field}", value, "a number that is not negative")

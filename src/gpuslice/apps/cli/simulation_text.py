@@ -1,0 +1,164 @@
+"""How ``gpuslice simulate`` tells what came of it.
+
+`document` is the shape of ``-o json``::
+
+    nodes, cards, pods, askedPercent        what was simulated; of the cluster
+    now {…}                                 with --from-cluster: the cluster as it is, without changes
+    policies[]  policy, allocatedPercent, placed, pods, freeCards, freeNodes
+                needed {nodes, cards, added}        absent when not asked for or not found
+                unplaced[]  pods, cards, unitsPerCard, corePercent, cpuMilli, memoryMiB, models, reason, never
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from gpuslice.apps.cli.output import counted
+from gpuslice.apps.cli.simulation import Result, Simulation
+from gpuslice.apps.cli.table import aligned, row
+from gpuslice.core.policy import Shape
+from gpuslice.core.policy.capacity import Needed, Outcome, Unplaced
+
+MOST_LINES = 10  # of what does not fit, in a table
+
+
+def document(simulation: Simulation) -> dict[str, Any]:
+    """For programs; see the head of this file."""
+    chosen = simulation.plan
+    head: dict[str, Any] = {
+        "nodes": len(chosen.nodes),
+        "cards": simulation.cards,
+        "pods": len(chosen.pods),
+        "askedPercent": round(asked_percent(simulation), 2),
+    }
+    if chosen.now is not None:
+        head["now"] = _outcome(chosen.now)
+    return head | {"policies": [_policy(name, result) for name, result in simulation.policies.items()]}
+
+
+def _policy(name: str, result: Result) -> dict[str, Any]:
+    told = {"policy": name, **_outcome(result.outcome)}
+    if result.needed is not None:
+        needed = result.needed
+        told["needed"] = {"nodes": needed.nodes, "cards": needed.cards, "added": needed.added}
+    return told
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "allocatedPercent": round(outcome.allocation_pct, 2),
+        "pods": outcome.pods,
+        "placed": outcome.placed,
+        "freeCards": outcome.free_cards,
+        "freeNodes": outcome.free_nodes,
+        "unplaced": [_unplaced(each) for each in outcome.unplaced],
+    }
+
+
+def _unplaced(each: Unplaced) -> dict[str, Any]:
+    shape = each.shape
+    told = {
+        "pods": each.pods,
+        "cards": shape.cards,
+        "unitsPerCard": shape.units or None,
+        "corePercent": shape.core_percent or None,
+        "cpuMilli": shape.cpu_milli or None,
+        "memoryMiB": shape.memory_mib or None,
+        "models": sorted(shape.models) or None,
+        "reason": each.reason,
+        "never": each.never,
+    }
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def table(simulation: Simulation) -> str:
+    """For people: what is asked, a line for each policy, then what does not fit with the best of them."""
+    wanted = ("CARDS NEEDED",) if simulation.plan.needed else ()
+    text = row("POLICY", "ALLOCATED", "PODS PLACED", "FREE CARDS", "FREE NODES", *wanted)
+    if simulation.plan.now is not None:
+        text += _line("(now)", simulation.plan.now, *("" for _ in wanted))
+    for name, result in simulation.policies.items():
+        text += _line(name, result.outcome, *(_needed(result.needed) for _ in wanted))
+    return _question(simulation) + aligned(text) + _freed(simulation) + _not_fitting(simulation)
+
+
+def question(simulation: Simulation) -> str:
+    """What is asked for, and of how much."""
+    chosen = simulation.plan
+    return (
+        f"{counted(len(chosen.pods), 'pod')} for {_cards(simulation, simulation.asked_units)} cards, "
+        f"{asked_percent(simulation):.1f} % of the {simulation.cards} "
+        f"on {counted(len(chosen.nodes), 'node')}"
+    )
+
+
+def _question(simulation: Simulation) -> str:
+    return f"{question(simulation)}.\n\n"
+
+
+def asked_percent(simulation: Simulation) -> float:
+    """GPU that all pods ask for together, in % of the cluster."""
+    return 100 * simulation.asked_units / (simulation.cards * simulation.card_units)
+
+
+def _cards(simulation: Simulation, units: int) -> str:
+    """Units in cards of mean size."""
+    return f"{units / simulation.card_units:.1f}"
+
+
+def _line(name: str, outcome: Outcome, *needed: str) -> str:
+    placed = f"{outcome.placed} of {outcome.pods}"
+    allocated = f"{outcome.allocation_pct:.1f} %"
+    return row(name, allocated, placed, outcome.free_cards, outcome.free_nodes, *needed)
+
+
+def _needed(needed: Needed | None) -> str:
+    if needed is None:
+        return "not found"
+    more = f", {needed.added} more" if needed.added else ""
+    return f"{needed.cards} ({counted(needed.nodes, 'node')}{more})"
+
+
+def _freed(simulation: Simulation) -> str:
+    """What placing all anew with each policy would free, against the cluster as it is."""
+    now = simulation.plan.now
+    if now is None:
+        return ""
+    text = "\n"
+    for name, result in simulation.policies.items():
+        cards = result.outcome.free_cards - now.free_cards
+        nodes = result.outcome.free_nodes - now.free_nodes
+        text += f"{name} in place of how it is now: {cards:+d} wholly free cards, {nodes:+d} free nodes\n"
+    return text
+
+
+def _not_fitting(simulation: Simulation) -> str:
+    name = simulation.best
+    unplaced = simulation.policies[name].outcome.unplaced
+    if not unplaced:
+        return f"\nEverything fits with {name}.\n"
+    lines: Counter[tuple[str, str]] = Counter()
+    for each in unplaced:
+        lines[asked(each.shape), each.reason] += each.pods
+    text = row("PODS", "ASKS FOR", "WHY NOT")
+    for (words, reason), pods in lines.most_common(MOST_LINES):
+        text += row(pods, words, reason)
+    more = sum(pods for _, pods in lines.most_common()[MOST_LINES:])
+    rest = f"… and {more} more pods; -o json lists all\n" if more > 0 else ""
+    pods = sum(each.pods for each in unplaced)
+    units = sum(each.pods * each.shape.total_units for each in unplaced)
+    what = f"{counted(pods, 'pod')} for {_cards(simulation, units)} cards"
+    return f"\nDoes not fit with {name}: {what}\n" + aligned(text) + rest
+
+
+def asked(shape: Shape) -> str:
+    """What a shape wants of the cards, in words; of a pod without GPU, what else it wants."""
+    if not shape.cards:
+        return f"{shape.cpu_milli} milli CPU, {shape.memory_mib} MiB"
+    words = [f"{shape.units} units" + (f" on each of {shape.cards} cards" if shape.cards > 1 else "")]
+    if shape.core_percent:
+        words.append(f"{shape.core_percent} % compute")
+    if shape.models:
+        words.append("|".join(sorted(shape.models)))
+    return ", ".join(words)
