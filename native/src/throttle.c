@@ -31,6 +31,7 @@
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 #define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
 #define STALLED_NS (UINT64_C(2) * SECOND_NS)
+#define FIRST_GUESS_NS 1000000u /* of work of which none has finished yet */
 enum { CAPTURE_RELAXED = 2, CUDA_ERROR_NOT_READY = 600 };
 
 /* Launches timed together: from before the first to behind the last. */
@@ -201,7 +202,7 @@ static void look(uint64_t now_ns)
     looked_ns = now_ns;
     while (count && finish(&batches[oldest])) {
         oldest = (oldest + 1) % BATCHES;
-        count--;
+        __atomic_store_n(&count, count - 1, __ATOMIC_RELAXED);
     }
 }
 
@@ -236,7 +237,7 @@ static struct batch *open_batch(const struct gs_work *work, uint64_t now_ns)
     *batch = (struct batch){.context = batch->context, .start = batch->start, .end = batch->end,
                             .stream = work->stream, .card = work->place.card, .kind = work->kind,
                             .own_stream = work->own_stream};
-    count++;
+    __atomic_store_n(&count, count + 1, __ATOMIC_RELAXED);
     return batch;
 }
 
@@ -332,6 +333,8 @@ static void look_locked(uint64_t now_ns, uint64_t every_ns)
 
 static uint64_t wait_ns(const struct gs_card *card, int64_t headroom)
 {
+    if (headroom > 0)
+        return LEAST_WAIT_NS;
     uint64_t missing = (uint64_t)(1 - headroom) * 100 / card->share_percent;
     return missing < LEAST_WAIT_NS ? LEAST_WAIT_NS : missing > MOST_WAIT_NS ? MOST_WAIT_NS : missing;
 }
@@ -342,13 +345,16 @@ static bool is_stalled(const struct gs_card *card, uint64_t waited_ns, uint64_t 
     return waited_ns > STALLED_NS && atomic_load(&entry_of(card)->charged_ns) == charged_before_ns;
 }
 
+/* What is under way and not timed would be free: so much of it at most that all can be timed. */
+static bool may_launch(int64_t headroom) { return headroom > 0 && __atomic_load_n(&count, __ATOMIC_RELAXED) < BATCHES; }
+
 static void wait_for_credit(const struct gs_card *card)
 {
     uint64_t began = gs_monotonic_ns(), now = began, charged = atomic_load(&entry_of(card)->charged_ns);
     uint64_t swept = began;
     int64_t headroom;
     look_locked(now, LOOK_EVERY_NS);
-    while ((headroom = headroom_ns(card, now)) <= 0 && !is_stalled(card, now - began, charged)) {
+    while (!may_launch(headroom = headroom_ns(card, now)) && !is_stalled(card, now - began, charged)) {
         gs_sleep_ns(wait_ns(card, headroom));
         uint64_t woken = gs_monotonic_ns();
         atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);
@@ -381,7 +387,7 @@ static void note_launch(struct gs_work *work)
     gs_lock(&lock);
     struct batch *batch = open_batch(work, now);
     if (batch) {
-        uint64_t estimate = average_ns[work->place.card->index][work->kind];
+        uint64_t known = average_ns[work->place.card->index][work->kind], estimate = known ? known : FIRST_GUESS_NS;
         batch->open = true;
         batch->fresh = false;
         batch->launches++;

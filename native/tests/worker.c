@@ -619,6 +619,17 @@ static CUgraphExec one_kernel_graph(CUfunction work)
     return made;
 }
 
+/* One of four, in turn. */
+static CUstream next_stream(void)
+{
+    static CUstream streams[4];
+    static unsigned next;
+    CUstream *stream = &streams[next++ % 4];
+    if (!*stream)
+        PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", stream, 1);
+    return *stream;
+}
+
 static int launch_once(const char *how, CUfunction work, CUgraphExec graph)
 {
     CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1, .blockDimZ = 1};
@@ -628,6 +639,8 @@ static int launch_once(const char *how, CUfunction work, CUgraphExec graph)
         return CALL(cuLaunchCooperativeKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL);
     if (is(how, "ex"))
         return CALL(cuLaunchKernelEx, &config, work, NULL, NULL);
+    if (is(how, "streams"))
+        return CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, next_stream(), NULL, NULL);
     return CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
 }
 

@@ -11,7 +11,14 @@ import pytest
 
 from gpuslice.adapters.region import layout
 from gpuslice.sim import gpu
-from tests.integration.isolation_rig import Machine, Worker, container, make_container, make_machine
+from tests.integration.isolation_rig import (
+    Container,
+    Machine,
+    Worker,
+    container,
+    make_container,
+    make_machine,
+)
 
 WARM_UP_MS = 400
 MEASURED_MS = 1500
@@ -94,6 +101,24 @@ def test_every_way_to_launch_is_held(tmp_path: Path, how: str) -> None:
         worker.ok("start 0")
         assert_reaches(lambda: share_of_card(box.machine, worker, 1, how=how), 25, 35)
         assert box.card().throttled_ns > 0
+
+
+def test_a_flood_of_work_on_several_streams_is_held_from_its_first_moment(tmp_path: Path) -> None:
+    """Before anything has finished nobody knows how long it takes; and more is wanted than can be timed."""
+    with container(tmp_path, share=30, kernel_us=2000) as box, box.worker() as worker:
+        worker.ok("start 0")
+        before = busy_ns(box.machine)
+        burn(worker, 2000, 0, how="streams")
+        worker.heard()
+        share = 100 * (busy_ns(box.machine) - before) / 2e9
+        assert share <= 30 + 5 + 3  # with what credit there was to begin with
+        assert_charged(box)
+
+
+def assert_charged(box: Container) -> None:
+    """Nothing runs for free: all that was done stands in the accounts, but for what has just ended."""
+    head = layout.Head.from_buffer_copy(box.region_path.read_bytes())
+    assert head.cards[0].charged_ns >= 0.8 * busy_ns(box.machine)
 
 
 def test_two_containers_get_their_shares(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 7u
+#define SIM_LAYOUT_VERSION 8u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -21,7 +21,7 @@
 #define SIM_GHOSTS 32u
 #define SIM_SAMPLES 32u
 #define SIM_SAMPLE_PROCESSES 30u
-#define SIM_MARKS 64u
+#define SIM_MARKS 256u
 #define SIM_STRIPES 16u
 #define SIM_SAMPLE_PERIOD_NS UINT64_C(166666667) /* a sixth of a second, as the driver samples */
 #define SIM_ABSENT UINT32_MAX                     /* the card has no such gauge */

@@ -167,6 +167,13 @@ class Machine:
                 )
         return 0, 0, 0
 
+    def worked_ns(self, pid: int) -> int:
+        """Device time that a process has used, on all cards; as of the last look that anybody took."""
+        for process in self._state.processes[: self._state.process_high]:
+            if process.live and process.pid == pid:
+                return sum(process.done_ns)
+        return 0
+
     def _consistent_records(self) -> list[tuple[layout.Record, int]]:
         """Live records with their process's pid, read while no process changed them."""
         for _ in range(1000):

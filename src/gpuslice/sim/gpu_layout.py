@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 7
+LAYOUT_VERSION: Final = 8
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -15,7 +15,7 @@ EVENTS: Final = 256
 GHOSTS: Final = 32
 SAMPLES: Final = 32
 SAMPLE_PROCESSES: Final = 30
-MARKS: Final = 64
+MARKS: Final = 256
 STRIPES: Final = 16
 SAMPLE_PERIOD_NS: Final = 166_666_667
 ABSENT: Final = 0xFFFFFFFF
