@@ -25,39 +25,8 @@ from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.switch import SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
-from gpuslice.core.mode import Rules, rules_of
-from gpuslice.core.model import NodeMode
+from gpuslice.core.mode import Rules
 from tests.builders import make_node
-
-SHARED, EXCLUSIVE = NodeMode.SHARED, NodeMode.EXCLUSIVE
-WITHOUT = NodeMode.SHARED_WITHOUT_ISOLATION
-
-
-# -- labels ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("labels", "mode"),
-    [
-        ({}, SHARED),
-        ({"cgpu": "true"}, SHARED),
-        ({"cgpu": "true", "cgpu.disable.isolation": "true"}, WITHOUT),
-        ({"cgpu": "true", "cgpu.disable.isolation": "false"}, SHARED),
-        ({"cgpu": "true", "cgpu.disable.isolation": "yes"}, SHARED),
-        ({"ack.node.gpu.schedule": "cgpu"}, SHARED),
-        ({"ack.node.gpu.schedule": "share"}, WITHOUT),
-        ({"ack.node.gpu.schedule": "share", "cgpu.disable.isolation": "false"}, SHARED),
-        ({"ack.node.gpu.schedule": "cgpu", "cgpu.disable.isolation": "true"}, WITHOUT),
-        ({"ack.node.gpu.schedule": "core_mem"}, SHARED),
-        ({"ack.node.gpu.schedule": "default"}, EXCLUSIVE),
-        ({"cgpu": "false"}, EXCLUSIVE),
-        ({"cgpu": "true", "gpuslice.io/mode": "shared-without-isolation"}, WITHOUT),
-        ({"cgpu.disable.isolation": "true", "gpuslice.io/mode": "shared"}, SHARED),
-        ({"cgpu": "true", "gpuslice.io/mode": "exclusive"}, EXCLUSIVE),
-        ({"cgpu": "true", "gpuslice.io/mode": "typo"}, SHARED),
-    ],
-)
-def test_labels_say_how_cards_are_given_out(labels: dict[str, str], mode: NodeMode) -> None:
-    assert rules_of(labels).mode is mode
-    assert rules_of(labels).divides_compute == (labels.get("ack.node.gpu.schedule") == "core_mem")
 
 
 # -- units -----------------------------------------------------------------------------------------------

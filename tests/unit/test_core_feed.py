@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from gpuslice.adapters.kube import objects
-from gpuslice.core.feed import NO_FEED, Feed, node_feed, pod_feed
+from gpuslice.core.feed import NO_FEED, Fed, Feed, node_feed, pod_feed
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod
 from gpuslice.core.policy import NEVER, UNLIMITED, make_policy
+from gpuslice.core.quantity import scaled
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod, make_request
 
 BUSY = Feed(4000, 8192)
@@ -34,11 +35,30 @@ def decoded(**spec: object) -> objects.PodSpec:
         ({"cpu": "2", "memory": "1500M"}, Feed(2000, 1430)),
         ({"cpu": "0.1", "memory": "128974848"}, Feed(100, 123)),
         ({"cpu": "none", "memory": "1Gi"}, Feed(0, 1024)),
+        ({"cpu": "1", "memory": "much"}, Feed(1000, 0)),
+        ({"cpu": 2, "memory": 3145728.0}, Feed(2000, 3)),
+        ({"memory": "1Mi"}, Feed(0, 1)),
+        ({"cpu": "1"}, Feed(1000, 0)),
+        ({}, NO_FEED),
         (None, NO_FEED),
     ],
 )
-def test_amounts_are_read_as_kubernetes_writes_them(amounts: dict[str, str] | None, feed: Feed) -> None:
+def test_amounts_are_read_as_kubernetes_writes_them(
+    amounts: dict[str, str | int | float] | None, feed: Feed
+) -> None:
     assert node_feed(amounts) == feed
+
+
+@pytest.mark.parametrize(
+    ("value", "amount"), [("2", 20), (2, 20), (1.55, 15), (True, None), ([], None), ("x", None)]
+)
+def test_a_quantity_is_scaled_and_what_is_none_is_not(value: object, amount: int | None) -> None:
+    assert scaled(value, 10) == amount
+
+
+@pytest.mark.parametrize(("feed", "eats"), [(NO_FEED, False), (Feed(1, 0), True), (Feed(0, 1), True)])
+def test_either_amount_is_something_to_eat(feed: Feed, eats: bool) -> None:
+    assert bool(feed) is eats
 
 
 def test_a_pod_asks_for_its_peak() -> None:
@@ -46,6 +66,31 @@ def test_a_pod_asks_for_its_peak() -> None:
     inits = [container("200m", "1Gi", restartPolicy="Always"), container("3", "1Gi")]
     assert pod_feed(decoded(containers=apps)) == Feed(1500, 3072)
     assert pod_feed(decoded(containers=apps, initContainers=inits)) == Feed(3200, 4096)
+
+
+def test_who_asks_for_one_of_both_or_for_nothing_asks_for_no_more() -> None:
+    bare, quiet = {"name": "bare"}, {"name": "quiet", "resources": {}}
+    cpu = {"name": "cpu", "resources": {"requests": {"cpu": "1"}}}
+    memory = {"name": "memory", "resources": {"requests": {"memory": "5Mi"}}}
+    assert pod_feed(decoded(containers=[bare, quiet])) == NO_FEED
+    assert pod_feed(decoded(containers=[bare, cpu, memory])) == Feed(1000, 5)
+    assert pod_feed(decoded(containers=[bare], initContainers=[memory])) == Feed(0, 5)
+    assert pod_feed(decoded(containers=[cpu], initContainers=[quiet, memory])) == Feed(1000, 5)
+
+
+def test_a_pod_eats_of_one_node_and_is_told_where_that_changes() -> None:
+    fed = Fed()
+    assert fed.used("n1") == NO_FEED
+    assert fed.put("a", "n1", Feed(0, 5)) == {"n1"}
+    assert fed.put("b", "n1", Feed(2, 5)) == {"n1"}
+    assert fed.put("b", "n1", Feed(2, 5)) == set()
+    assert fed.used("n1") == Feed(2, 10)
+    assert fed.put("b", "n2", Feed(2, 5)) == {"n1", "n2"}
+    assert (fed.used("n1"), fed.used("n2")) == (Feed(0, 5), Feed(2, 5))
+    assert fed.put("b", "n2", NO_FEED) == {"n2"}
+    assert fed.put("a", "", Feed(0, 5)) == {"n1"}
+    assert fed.put("a", "", Feed(0, 5)) == set()
+    assert (fed.used("n1"), fed.used("n2")) == (NO_FEED, NO_FEED)
 
 
 def ledger() -> Ledger:
