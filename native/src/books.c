@@ -16,7 +16,13 @@
 #include "attach.h"
 #include "slots.h"
 
-#define CONTENDED_ROUNDS 4096
+/* Who has bytes pending needs no time worth speaking of, unless it is stopped just then, or never was: the tenant can
+ * write here. */
+#ifndef GS_CONTENDED_NS
+#define GS_CONTENDED_NS UINT64_C(1000000000)
+#endif
+#define YIELDS 256u
+#define NAP_NS UINT64_C(50000)
 
 /* ---- what we hold: in the slot, then in our own word ---- */
 
@@ -119,9 +125,20 @@ void gs_books_forget(struct gs_books *books)
     gs_attach_forget(books);
 }
 
+static void step_back(struct gs_books *books, uint32_t round)
+{
+    if (round % 64 == 63) /* perhaps for a process that died while it had bytes pending */
+        gs_books_sweep(books);
+    if (round < YIELDS)
+        gs_yield();
+    else
+        gs_sleep_ns(NAP_NS);
+}
+
 static bool reserve_against_others(struct gs_books *books, uint32_t card, uint64_t bytes, uint64_t limit)
 {
-    for (uint32_t round = 0; round < CONTENDED_ROUNDS; round++) {
+    uint64_t until = gs_monotonic_ns() + GS_CONTENDED_NS;
+    for (uint32_t round = 0; round == 0 || gs_monotonic_ns() < until; round++) {
         struct gs_attachment *at = gs_attach_with_slot(books);
         switch (at ? try_reserve(books, at, card, bytes, limit, 64) : FULL) {
         case GRANTED:
@@ -131,10 +148,7 @@ static bool reserve_against_others(struct gs_books *books, uint32_t card, uint64
                 return false;
             break;
         case CONTENDED:
-            /* Perhaps with a process that died while it had bytes pending. */
-            if (round % 64 == 63)
-                gs_books_sweep(books);
-            gs_yield();
+            step_back(books, round);
         }
     }
     return false;

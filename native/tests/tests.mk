@@ -52,6 +52,8 @@ $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/reg
 FUZZ_SECONDS ?= 20
 FUZZED_limits := src/limits.c src/os.c
 FUZZED_region := $(STRESSED)
+# A script may have nonsense wait for at each of its steps.
+FUZZ_CFLAGS := -DGS_CONTENDED_NS=1000000
 FUZZ_FLAGS_limits := -max_len=9000 -dict=tests/limits.dict
 FUZZ_FLAGS_region := -max_len=1024 -timeout=10
 FUZZERS := limits region
@@ -60,12 +62,12 @@ tests: $(FUZZERS:%=$(TEST_BUILD)/fuzz_%)
 .SECONDEXPANSION:
 $(FUZZERS:%=$(TEST_BUILD)/fuzz_%): $(TEST_BUILD)/fuzz_%: tests/fuzz_%.c $$(FUZZED_$$*) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
-	@$(CC) $(TEST_CFLAGS) -DSTANDALONE $(LDFLAGS) -o $@ $(filter %.c,$^)
+	@$(CC) $(TEST_CFLAGS) $(FUZZ_CFLAGS) -DSTANDALONE $(LDFLAGS) -o $@ $(filter %.c,$^)
 
 $(FUZZERS:%=$(TEST_BUILD)/fuzz_%_clang): $(TEST_BUILD)/fuzz_%_clang: tests/fuzz_%.c $$(FUZZED_$$*) $(wildcard src/*.h) \
   include/region.h
 	@mkdir -p $(@D)
-	@clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Iinclude -o $@ \
+	@clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Iinclude $(FUZZ_CFLAGS) -o $@ \
 	  $(filter %.c,$^)
 
 fuzz: $(FUZZERS:%=fuzz-%)

@@ -3,6 +3,7 @@ write again what they hold, and the limit holds for all of them together once ea
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -127,6 +128,19 @@ def test_a_process_alone_knows_its_own_whatever_the_file_says(tmp_path: Path) ->
         worker.ok("free 0")
         worker.ok(f"alloc 1 plain {400 * MIB}")
         assert_counted(box)
+
+
+def test_bytes_that_stay_pending_hold_others_up_for_a_moment_only(tmp_path: Path) -> None:
+    """Of a process stopped just then, or written by a tenant: what might not fit is refused after a second."""
+    pending = ctypes.sizeof(layout.Head) + layout.Slot.usage.offset + layout.Usage.pending_bytes.offset
+    with container(tmp_path, memory_mib=LIMIT_MIB) as box, box.worker() as one, box.worker() as two:
+        for worker in (one, two):
+            worker.ok("start 0")
+        for amount, answer in ((LIMIT_MIB * MIB, OUT_OF_MEMORY), (0, "ok")):
+            with box.region_path.open("r+b") as region:
+                region.seek(pending)
+                region.write(amount.to_bytes(8, "little"))
+            assert two.ask(f"alloc 0 plain {300 * MIB}") == answer
 
 
 @pytest.mark.parametrize("damage", ["zeros", "nonsense", "replaced", "removed"])
