@@ -131,7 +131,7 @@ def test_a_process_alone_knows_its_own_whatever_the_file_says(tmp_path: Path) ->
 
 
 def test_bytes_that_stay_pending_hold_others_up_for_a_moment_only(tmp_path: Path) -> None:
-    """Of a process stopped just then, or written by a tenant: what might not fit is refused after a second."""
+    """Of a process stopped just then, or written by a tenant: what might not fit is refused in a second."""
     pending = ctypes.sizeof(layout.Head) + layout.Slot.usage.offset + layout.Usage.pending_bytes.offset
     with container(tmp_path, memory_mib=LIMIT_MIB) as box, box.worker() as one, box.worker() as two:
         for worker in (one, two):
