@@ -197,6 +197,7 @@ def extender(api_port: int, folder: Path, policy: str) -> Iterator[tuple[int, in
     port = free_port()
     code = "from gpuslice.apps.extender.main import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
+    arguments.append("--no-guide")  # the kube-scheduler played here looks at all nodes for every pod
     with running(arguments, KUBECONFIG=str(kubeconfig), LOG_LEVEL="warn") as process:
         yield port, process.pid
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.apps.extender.grounds import LASTS_S, MISSES, PAUSE_S
+from gpuslice.apps.extender.grounds import LASTS_S, LATE, MISSES, PAUSE_S
 from gpuslice.apps.extender.guiding import GuideLimits
 from tests.integration.guiding_rig import Queue
 
@@ -265,6 +265,34 @@ def test_one_taken_up_before_it_was_nominated_is_no_miss(make: Make) -> None:
     queue.search("p0")
     queue.search("p1")
     assert queue.results == {"late": 1}
+
+
+def test_a_scheduler_that_never_looks_at_the_nominated_node_is_not_told_for_ever(make: Make) -> None:
+    queue = make()
+    names = [f"p{number:02}" for number in range(LATE + 1)]
+    queue.add(*names)
+    for name in names:
+        queue.search(name)
+    assert queue.results == {"late": LATE}
+    queue.add("q0", "q1")
+    queue.search("q0")
+    assert not queue.nominated("q1")
+
+
+def test_a_scheduler_that_has_just_started_takes_them_by_name(make: Make) -> None:
+    queue = make(limits=GuideLimits(ahead=4, room=1, at_once=4, kept_s=1.0, over_s=1.0))
+    names = [f"p{number:02}" for number in range(40)]
+    queue.add(*reversed(names))
+    for name in names[:2]:  # the last to come are looked at first
+        queue.search(name)
+        queue.calm(12)
+    queue.search("p02")
+    assert [name for name in names if queue.nominated(name)] == ["p03", "p04", "p05"]
+    queue.add("a-later-one")
+    for name in names[3:]:
+        queue.take(name)
+    assert queue.results["guided"] > 30
+    assert queue.nominated("a-later-one")
 
 
 def test_what_was_learned_of_the_nodes_is_forgotten_soon(make: Make) -> None:

@@ -16,6 +16,7 @@ from gpuslice.core.policy.fleet import Flags, Fleet, Ints
 LASTS_S = 10.0
 """Nodes come to suit and stop suiting; a question in ten seconds keeps up with that and costs nothing."""
 MISSES, OF_LAST = 8, 64
+LATE = 32  # in a row
 PAUSE_S = 60.0  # when so many nominations were in vain: something is in the way that is not seen here
 
 
@@ -30,6 +31,7 @@ class Ground:
     _paused_until_s: float = 0.0
     _tried: int = 0
     _missed: int = 0
+    _late: int = 0
 
     def shown(self, rows: Ints, now_s: float) -> None:
         """kube-scheduler asked about these rows; those below 0 are none of ours."""
@@ -49,6 +51,16 @@ class Ground:
         self._tried += 1
         if self._tried > OF_LAST:
             self._tried = self._missed = 0
+
+    def reached(self) -> None:
+        """A pod was taken to the node that it was sent to."""
+        self._late = 0
+
+    def late(self, now_s: float) -> None:
+        """It was sent when kube-scheduler looked at all nodes already; if always, there is no use in it."""
+        self._late += 1
+        if self._late >= LATE:
+            self._paused_until_s, self._late = now_s + PAUSE_S, 0
 
     def missed(self, row: int, now_s: float) -> bool:
         """It was sent to this row in vain, which is below 0 when the node is gone; True begins a pause."""

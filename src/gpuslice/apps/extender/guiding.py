@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
 import logging
 import time
 from collections import Counter
@@ -39,6 +38,7 @@ from gpuslice.apps.extender.asked import Asked
 from gpuslice.apps.extender.decisions import Decisions, rows_of
 from gpuslice.apps.extender.grounds import Ground
 from gpuslice.apps.extender.keeping import Keeping, loop_time
+from gpuslice.apps.extender.line import Line
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import NEVER
@@ -70,7 +70,6 @@ class _Known:
     """A pod that waits. `node`: planned or nominated for it, since when, and since when it is written."""
 
     terms: Terms
-    waiting: bool = True
     node: str = ""
     since_s: float = 0.0
     written_s: float = inf
@@ -105,7 +104,7 @@ class Guide:
         self._sleep = sleep
         self._now_ns = now_ns
         self._known: dict[str, _Known] = {}  # by uid
-        self._queues: dict[Terms, list[tuple[int, int, str]]] = {}  # heaps: priority, version, uid
+        self._line = Line(limits.ahead)
         self._grounds: dict[Terms, Ground] = {}
         self._writes: dict[str, asyncio.Future[None]] = {}  # by uid
         self._searched: tuple[str, Asked] | None = None
@@ -133,6 +132,7 @@ class Guide:
     def left(self, uid: str) -> None:
         """A pod has a node, or is gone."""
         known = self._known.pop(uid, None)
+        self._line.drop(uid)
         self._ready.discard(uid)
         if known is not None and known.node and self._ledger.planned(uid):
             self._ledger.forget(uid)
@@ -144,7 +144,7 @@ class Guide:
         if len(asked.rows) > 1:
             self._note_search(uid, asked)
         elif self._ledger.planned(uid):
-            self.results["guided"] += 1
+            self._note_guided(uid)
         self._ready.discard(uid)
         self._wake.set()
 
@@ -157,7 +157,7 @@ class Guide:
 
     async def keep_pace(self) -> None:
         """Until the next pods are nominated, for a moment: kube-scheduler takes one up after our answer."""
-        if len(self._ready) >= READY or not (self._queues or self._writes):
+        if len(self._ready) >= READY or not (self._line or self._writes):
             return
         await asyncio.sleep(0)  # `run` begins what was asked for just now
         with contextlib.suppress(TimeoutError):
@@ -175,8 +175,13 @@ class Guide:
         if pod.nominated or pod.placement is not None:
             return
         self._known[pod.uid] = _Known(terms)
-        heapq.heappush(self._queues.setdefault(terms, []), (-pod.priority, pod.version, pod.uid))
+        self._line.put(pod, terms)
         self._wake.set()
+
+    def _note_guided(self, uid: str) -> None:
+        self.results["guided"] += 1
+        if (known := self._known.get(uid)) is not None:
+            self._ground(known.terms).reached()
 
     def _note_search(self, uid: str, asked: Asked) -> None:
         known = self._known.get(uid)
@@ -185,7 +190,7 @@ class Guide:
         now = self._clock()
         ground = self._ground(known.terms)
         ground.shown(asked.rows, now)
-        known.waiting = False
+        self._line.take(uid)
         if known.node and not known.over:
             self._note_search_in_vain(known, ground, asked, now)
             self._end(uid, known)
@@ -196,6 +201,7 @@ class Guide:
         row = self._ledger.fleet.row_of.get(known.node, UNKNOWN)
         if row in asked.rows:
             self.results["late"] += 1
+            ground.late(now)
             return
         self.results["missed"] += 1
         if ground.missed(row, now):
@@ -235,7 +241,7 @@ class Guide:
             return
         (uid, asked), self._searched = self._searched, None
         known, pod = self._known.get(uid), self._ledger.pods.get(uid)
-        if known is None or pod is None or pod.node or self._next_terms() is None:
+        if known is None or pod is None or pod.node or self._next() is None:
             return
         placement = self._best(pod, self._ground(known.terms)) if len(asked.rows) > 1 else None
         if placement is not None and self._ledger.plan(pod, placement) is None:
@@ -245,43 +251,32 @@ class Guide:
         """The next pod of the queue, with node and cards that are held for it from now on."""
         if not self._leading() or self._ledger.plans >= self._limits.ahead:
             return None
-        while (terms := self._next_terms()) is not None:
-            queue = self._queues[terms]
-            uid = queue[0][-1]
+        while (first := self._next()) is not None:
+            uid, terms = first
             pod = self._ledger.pods.get(uid)
             if pod is None or pod.node or pod.nominated or self._ledger.holding(uid) is not None:
-                heapq.heappop(queue)
+                self._line.drop(uid)
                 continue
             placement = self._best(pod, self._grounds[terms])
             if placement is None or self._ledger.plan(pod, placement) is not None:
                 return None  # kube-scheduler searches for this one, and then the next is looked at
-            heapq.heappop(queue)
+            self._line.drop(uid)
             known = self._known[uid]
-            known.waiting, known.node, known.since_s = False, placement.node, self._clock()
+            known.node, known.since_s = placement.node, self._clock()
             self._grounds[terms].tried()
             return pod, placement
         return None
 
-    def _next_terms(self) -> Terms | None:
-        """Of the queues for which it is known where their pods may go, the one with the very next pod."""
-        now, best = self._clock(), None
-        for terms in tuple(self._queues):
-            queue = self._queues[terms]
-            while queue and not self._is_waiting(queue[0][-1]):
-                heapq.heappop(queue)
-            if not queue:
-                del self._queues[terms]
-            elif self._is_open(terms, now) and (best is None or queue[0] < self._queues[best][0]):
-                best = terms
-        return best
+    def _next(self) -> tuple[str, Terms] | None:
+        """The very next pod of those for which it is known where they may go."""
+        now = self._clock()
+        firsts = (each for each in self._line.firsts() if self._is_open(each[-1], now))
+        first = min(firsts, default=None, key=lambda each: each[:2])
+        return first[1:] if first is not None else None
 
     def _is_open(self, terms: Terms, now: float) -> bool:
         ground = self._grounds.get(terms)
         return ground is not None and ground.is_known(now)
-
-    def _is_waiting(self, uid: str) -> bool:
-        known = self._known.get(uid)
-        return known is not None and known.waiting
 
     def _best(self, pod: Pod, ground: Ground) -> Placement | None:
         """The policy's choice among the nodes that would do; None where those are few."""
