@@ -65,7 +65,7 @@ def eviction(
     """
     if _barred(book, request):
         return None
-    cards = _cards(book, priority, lambda holding: holding.pod.terminating, taken)
+    cards = _cards(book, priority, _leaves, taken)
     return _cheapest(book.name, cards, _Rules(request, _importance, budgets))
 
 
@@ -80,7 +80,8 @@ def victims(
 
     `proposed` is kube-scheduler's own choice. It stands if it helps on the cards too, and among equal choices
     its pods go first. Where it holds pods that have no share of a card, they are in the way of something else
-    than GPU memory: then all of it is kept, and what the cards need comes on top.
+    than GPU memory: then all of it is kept, and what the cards need comes on top. Pods of it that are leaving
+    count as gone; others that are leaving do not, as kube-scheduler left them out.
     """
     if _barred(book, request):
         return None
@@ -88,7 +89,7 @@ def victims(
     settled = _cards(book, None, lambda holding: holding.pod.uid in going, taken)
     if sum(card.room(request) is not None for card in settled) >= request.gpu_count:
         return going
-    kept = going if going - book.holdings.keys() else set()
+    kept = going if going - book.holdings.keys() else {uid for uid in going if _leaves(book.holdings[uid])}
     cards = _cards(book, priority, lambda holding: holding.pod.uid in kept, taken)
 
     def by_proposal(holding: Holding) -> tuple[object, ...]:
@@ -153,6 +154,10 @@ def _cards(
         card.units -= units + everywhere
         card.core -= core
     return [card for card in cards.values() if card.index not in node.unhealthy]
+
+
+def _leaves(holding: Holding) -> bool:
+    return holding.pod.terminating
 
 
 def _may_go(holding: Holding, priority: int) -> bool:
