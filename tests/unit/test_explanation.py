@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,9 @@ from gpuslice.core.explanation import (
     obstacle,
     room_by_eviction,
     room_in_the_making,
+    why_there,
 )
+from gpuslice.core.feed import Feed
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
 from gpuslice.core.placement import place
@@ -113,3 +117,46 @@ def test_a_nominated_pod_is_told_whom_it_waits_for() -> None:
     (hint,) = room_in_the_making(ledger, high)
     assert hint.startswith("a, card 0 is kept for it")
     assert not list(room_in_the_making(ledger, make_pod("plain", 10)))
+
+
+def test_cpu_and_memory_that_are_missing_are_told_where_cards_are_free() -> None:
+    ledger = Ledger()
+    ledger.apply_node(make_node("a", (15,), feed=Feed(8000, 1000)))
+    ledger.apply_node(make_node("b", (15,), feed=Feed(2000, 1000)))
+    ledger.apply_node(make_node("c", (15,), feed=Feed(9000, 10)))
+    ledger.apply_pod(make_pod("web", 0, node="a", request=None, feed=Feed(5000, 1)))
+    wish = Wish(replace(make_request(4), feed=Feed(4000, 100)))
+    told = explain(ledger, map(Place, "abc"), wish)
+    found = {each.reason: (each.nodes, each.never) for each in told.classes}
+    assert found == {"Insufficient cpu": (("a", "b"), False), "Insufficient memory": (("c",), True)}
+    assert told.hints[0].startswith("Cards are free where something else is not: ")
+    assert "milli CPU are wanted" in told.hints[0]
+    assert explain(ledger, map(Place, "abc"), Wish(make_request(4))).fits
+
+
+def test_too_many_cards_for_any_node_are_told_as_such() -> None:
+    (hint,) = explain(
+        ledger_of({"a": (8, 8), "b": (8,)}), map(Place, "ab"), Wish(make_request(12, cards=3))
+    ).hints
+    assert hint.endswith(
+        "4 units on each of 3 cards of one node, and no node has more than 2 that large. Ask for fewer cards."
+    )
+
+
+@pytest.mark.parametrize(
+    ("placement", "card", "which"), [("", 0, "fullest"), ("spread", 1, "emptiest"), ("", 1, "")]
+)
+def test_a_placed_pod_is_told_what_speaks_for_its_card(placement: str, card: int, which: str) -> None:
+    ledger = Ledger()
+    ledger.apply_node(make_node("a", (8, 8), placement=placement))
+    ledger.apply_pod(make_pod("other", 2, node="a", card=0))
+    mine = make_pod("mine", 3, node="a", card=card)
+    ledger.apply_pod(mine)
+    state = ledger.state("a")
+    assert state is not None
+    told = list(why_there(state, mine))
+    assert told == (
+        [f"As things stand it is on the {which} card that has room for it, and would be put there again."]
+        if which
+        else []
+    )

@@ -1,22 +1,24 @@
 """Why a pod waits: every class of nodes with what speaks against it, and the most that would fit there.
 
 The same ledger and the same placement as the extender's, asked by hand. kube-scheduler looks at more than
-cards; of that, what is read here keeps GPU pods out most often: cordons, readiness, taints, node selectors.
+cards; of that, what is read here keeps GPU pods out most often: cordons, readiness, taints, node selectors,
+CPU and memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod, Request
-from gpuslice.core.placement import NO_ROOM, NodeState, place
+from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import eviction
 
 ROOM = "Has room now"
 NOT_SHARED = "Shares no cards"
+STARVED = "Insufficient {}"
 _NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
 LOWEST = -(1 << 31)  # nobody has less priority: only those who leave anyway make room
 _REPELS = ("NoSchedule", "NoExecute")
@@ -130,10 +132,28 @@ def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
     if barrier:
         return _Found(node.name, barrier, state)
     answer = place(state, wish.request)
+    hungry = _hungry(ledger, state, wish.request)
+    if isinstance(answer, Placement) and hungry is not None:
+        return hungry
     if isinstance(answer, Placement):
         cards = ", ".join(str(share.gpu) for share in answer.shares)
         return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
     return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
+
+
+def _hungry(ledger: Ledger, state: NodeState, request: Request) -> _Found | None:
+    """What the node lacks beside cards, in kube-scheduler's words; None where it lacks nothing we know of."""
+    name, has, eaten, asked = state.node.name, state.node.feed, ledger.eaten(state.node.name), request.feed
+    amounts = (
+        ("cpu", "milli CPU", has.cpu_milli, eaten.cpu_milli, asked.cpu_milli),
+        ("memory", "MiB of memory", has.memory_mib, eaten.memory_mib, asked.memory_mib),
+    )
+    for resource, words, all_of_it, used, wanted in amounts:
+        if all_of_it and wanted > all_of_it - used:
+            left = max(0, all_of_it - used)
+            detail = f"{wanted} {words} are wanted, {name} has {left} of {all_of_it} left"
+            return _Found(name, STARVED.format(resource), state, never=wanted > all_of_it, detail=detail)
+    return None
 
 
 def obstacle(node: Place, wish: Wish) -> str:
@@ -215,10 +235,15 @@ def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
     if any(each.fits for each in found):
         yield "There is room: if the pod still waits, look at its scheduler and at the events below."
         return
-    if all(each.never for each in shared):
-        yield _too_large(shared, request)
-        return
-    yield from _pieces(shared, request)
+    refused = [each for each in shared if each.reason.startswith(_NO_MEMORY)]
+    starved = [each for each in shared if each.reason in (STARVED.format("cpu"), STARVED.format("memory"))]
+    if starved:
+        best = max(starved, key=lambda each: each.most)
+        yield f"Cards are free where something else is not: {best.detail}."
+    elif len(refused) == len(shared) and all(each.never for each in refused):
+        yield _too_large(refused, request)
+    else:
+        yield from _pieces(refused, request)
 
 
 def _wanted(request: Request) -> str:
@@ -227,16 +252,38 @@ def _wanted(request: Request) -> str:
 
 
 def _too_large(shared: Sequence[_Found], request: Request) -> str:
-    largest = max(gpu.units for each in shared if each.state for gpu in each.state.node.gpus)
-    cards = f" on each of {request.gpu_count} cards" if request.gpu_count > 1 else ""
+    nodes = [each.state.node for each in shared if each.state is not None]
+    largest = max(gpu.units for node in nodes for gpu in node.gpus)
+    if largest < request.units_per_gpu:
+        cards = f" on each of {request.gpu_count} cards" if request.gpu_count > 1 else ""
+        return (
+            f"It will never fit here: it asks for {request.units_per_gpu} units{cards}, and the largest card "
+            f"of the nodes that share any has {largest}. Ask for less, or spread it over more cards."
+        )
+    most = max(sum(gpu.units >= request.units_per_gpu for gpu in node.gpus) for node in nodes)
     return (
-        f"It will never fit here: it asks for {request.units_per_gpu} units{cards}, and the largest card of "
-        f"the nodes that share any has {largest}. Ask for less, or spread it over more cards."
+        f"It will never fit here: it asks for {request.units_per_gpu} units on each of {request.gpu_count} "
+        f"cards of one node, and no node has more than {most} that large. Ask for fewer cards."
     )
 
 
-def _pieces(shared: Sequence[_Found], request: Request) -> Iterable[str]:
-    refused = [each for each in shared if each.state is not None and each.reason.startswith(_NO_MEMORY)]
+def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
+    """What made a pod's card the one to take, as far as it can still be seen."""
+    if pod.request is None or pod.placement is None or len(state.node.gpus) < 2:
+        return
+    back = {share.gpu: share for share in pod.placement.shares}
+    left, core_left = list(state.left), list(state.core_left)
+    for slot, gpu in enumerate(state.node.gpus):
+        if gpu.index in back:
+            left[slot] += back[gpu.index].units
+            core_left[slot] += back[gpu.index].core_percent
+    if place(replace(state, left=tuple(left), core_left=tuple(core_left)), pod.request) == pod.placement:
+        which = "emptiest" if state.node.placement == SPREAD else "fullest"
+        what = "card that has" if len(back) == 1 else "cards that have"
+        yield f"As things stand it is on the {which} {what} room for it, and would be put there again."
+
+
+def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
     scattered = [(sum(each.state.left), each) for each in refused if each.state is not None]
     enough = [(total, each) for total, each in scattered if total >= request.units]
     if enough:

@@ -201,6 +201,10 @@ class Ledger:
         """A node's book, to be read only."""
         return self._books.get(node_name)
 
+    def eaten(self, node_name: str) -> Feed:
+        """CPU and memory of a node that its pods ask for."""
+        return self._fed.used(node_name)
+
     def eaten_by_guests(self, node_name: str) -> Feed:
         """CPU and memory of a node that pods eat which hold no card."""
         all_of_it, book = self._fed.used(node_name), self._books.get(node_name)

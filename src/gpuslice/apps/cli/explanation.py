@@ -24,6 +24,7 @@ from gpuslice.core.explanation import (
     explain,
     room_by_eviction,
     room_in_the_making,
+    why_there,
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
@@ -76,7 +77,7 @@ def _sitting(told: Told, found: objects.Pod, ledger: Ledger) -> Told:
         told,
         node=state.node if state else None,
         neighbours=_neighbours(ledger, told.pod),
-        hints=tuple(_sit_hints(told.pod, found)),
+        hints=(*_sit_hints(told.pod, found), *(why_there(state, told.pod) if state else ())),
     )
 
 
@@ -167,7 +168,7 @@ def event_time(event: objects.Event) -> str:
 def _wait_hints(found: objects.Pod) -> Sequence[str]:
     hints = []
     said = _said_by_schedulers(found)
-    if "SchedulingGated" in said:
+    if found.spec.scheduling_gates:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
     if found.spec.scheduler_name not in ("", "default-scheduler") and not said:
         hints.append(f"It waits for scheduler {found.spec.scheduler_name}: see that one runs by that name.")
