@@ -37,9 +37,9 @@ def ledger() -> Ledger:
 
 
 def plan(
-    ledger: Ledger, name: str = "p", memory: int = 10, node: str = "n1", card: int = 0, **fields: int
+    ledger: Ledger, name: str = "p", memory: int = 10, node: str = "n1", card: int = 0, priority: int = 0
 ) -> None:
-    pod = make_pod(name, memory, **fields)
+    pod = make_pod(name, memory, priority=priority)
     ledger.apply_pod(pod)
     assert ledger.plan(pod, make_placement(node, memory, card)) is None
 
@@ -88,7 +88,7 @@ def test_a_policy_hears_of_a_placement_only(ledger: Ledger) -> None:
     ledger.assume(make_pod("p", 10), make_placement("n1", 10, 0))
     ledger.apply_pod(make_pod("p", 10, node="n1", card=0))
     assert heard.news == ["arrived", "placed"]
-    plan(ledger, "q")
+    plan(ledger, "q", node="n2")
     ledger.remove_pod("uid-q")
     assert heard.news == ["arrived", "placed", "arrived"]
 
