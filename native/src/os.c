@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "elf.h"
+
 /* Of linux/futex.h, which not every libc brings. */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
@@ -119,11 +121,28 @@ void gs_unmap(void *address, size_t bytes)
     errno = saved;
 }
 
+typedef int (*clock_function)(clockid_t, struct timespec *);
+
+static int ask_kernel(clockid_t clock, struct timespec *now) { return (int)syscall(SYS_clock_gettime, clock, now); }
+
+/* libc's or the vdso's own, which answer without entering the kernel and leave errno alone. By name it would be a symbol
+ * of GLIBC_2.17 on x86-64, and an older loader starts no program with a library that wants one. */
+static clock_function find_clock(void)
+{
+    static clock_function found;
+    clock_function clock = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (clock)
+        return clock;
+    clock = (clock_function)gs_elf_function("clock_gettime");
+    clock = clock ? clock : ask_kernel;
+    __atomic_store_n(&found, clock, __ATOMIC_RELAXED);
+    return clock;
+}
+
 static uint64_t clock_ns(clockid_t clock)
 {
-    /* The vdso answers without entering the kernel and leaves errno alone. In glibc before 2.17 it was librt's. */
     struct timespec now = {0};
-    clock_gettime(clock, &now);
+    find_clock()(clock, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 

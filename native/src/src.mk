@@ -1,4 +1,4 @@
-# libgpuslice.so: what containers preload. No dependency but libc, and nothing of libc that glibc 2.17 lacks.
+# libgpuslice.so: what containers preload. No dependency but libc, and nothing of it that an old glibc or musl lacks.
 SLICE_SOURCES := arrays attach books contexts core driver elf entry graphs holders imports launches limits memory modules os own \
   physical pools slots table throttle told
 SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
@@ -27,8 +27,8 @@ $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def inclu
 	@$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<
 include tests/tests.mk
 
-# Libraries to ship, without debug information: for each architecture that has a compiler at hand. None needs more than
-# glibc 2.17, and each serves musl too. One built by musl-gcc would not serve glibc: there it keeps programs from starting.
+# Libraries to ship, without debug information: for each architecture that has a compiler at hand. Each serves
+# any glibc, and musl too. One built by musl-gcc would not serve glibc: there it keeps programs from starting.
 RELEASE_COMPILERS ?= gcc aarch64-linux-gnu-gcc
 release:
 	@for compiler in $(RELEASE_COMPILERS); do \

@@ -37,11 +37,11 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c table.c books.c attach.c slots.c) $(wildcard src/*.h) include/region.h
+$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c elf.c table.c books.c attach.c slots.c) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 
-STRESSED := $(addprefix src/,books.c attach.c slots.c table.c os.c)
+STRESSED := $(addprefix src/,books.c attach.c slots.c table.c os.c elf.c)
 tests: $(TEST_BUILD)/stress
 $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
@@ -50,7 +50,7 @@ $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/reg
 # With clang and its fuzzer: make fuzz, each target for FUZZ_SECONDS, from the inputs in tests/corpus. Without, a loop of
 # its own over the same targets, and the inputs.
 FUZZ_SECONDS ?= 20
-FUZZED_limits := src/limits.c src/os.c
+FUZZED_limits := src/limits.c src/os.c src/elf.c
 FUZZED_region := $(STRESSED)
 # A script may have nonsense wait for at each of its steps.
 FUZZ_CFLAGS := -DGS_CONTENDED_NS=1000000

@@ -36,6 +36,8 @@ from tests.integration.sim_node import make_pod, state_of
 IMAGE = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples/cuda-malloc:3G"
 USED = "gpuslice_container_memory_used_bytes"
 LIMIT = "gpuslice_container_memory_limit_bytes"
+UTILIZATION = "gpuslice_container_sm_utilization_ratio"
+SHARE = "gpuslice_container_compute_share_ratio"
 
 
 def test_no_variable_of_the_environment_changes_a_limit(tmp_path: Path) -> None:
@@ -165,6 +167,24 @@ async def test_who_holds_more_than_the_limit_without_the_library_stands_on_the_e
         page = await exporter.page_when(lambda page: all(used_of(page, name) > 1 << 30 for name in names))
         past = {name for name in names if page.one(USED, pod=name) > page.one(LIMIT, pod=name)}
         assert past == set(names) - {"honest"}
+
+
+async def test_who_computes_past_a_share_stands_on_the_exporters_page(tmp_path: Path) -> None:
+    async with gpu_node(tmp_path) as host, host.exporter() as exporter:
+        pod = make_pod(
+            "hostile", 1, command=f"tail -f /dev/null | GPUSLICE_SIM_KERNEL_US=1000 {HOSTILE} launch 60000"
+        )
+        pod["spec"]["containers"][0]["image"] = IMAGE
+        await host.node.create(pod)
+        await host.node.wait_pod("hostile", lambda pod: state_of(pod) == "running")
+        (limits,) = (tmp_path / "gpuslice/containers").glob("*/etc/limits")
+        limits.write_text(limits.read_text().replace("share=-", "share=10"))  # as a pod with a share has it
+        page = await exporter.page_when(
+            lambda page: (
+                (page.value(UTILIZATION, pod="hostile") or 0) > 0.2 and page.value(SHARE, pod="hostile")
+            )
+        )
+        assert page.one(UTILIZATION, pod="hostile") > page.one(SHARE, pod="hostile") == 0.1
 
 
 def test_a_region_that_a_tenant_empties_raises_no_limit_of_a_running_process(tmp_path: Path) -> None:
