@@ -37,7 +37,7 @@ def ledger() -> Ledger:
 
 
 def plan(
-    ledger: Ledger, name: str = "p", memory: int = 10, node: str = "n1", card: int = 0, priority: int = 0
+    ledger: Ledger, name: str = "p", memory: int = 10, node: str = "n1", card: int = 0, *, priority: int = 0
 ) -> None:
     pod = make_pod(name, memory, priority=priority)
     ledger.apply_pod(pod)
