@@ -13,6 +13,7 @@ Prometheus would scrape every 15 s, and is all of the process: what the simulate
     waited_ms                      how long the exporter was ready and got no core, each second: the machine
     cpu_pct                        of one core, sampling each second
     rss_mib, rss_mb                resident memory at the end
+    simulated_mib                  how much of it is the simulated driver's machine, which the process maps
     client_p50_ms                  prometheus-client rendering the same series
 """
 
@@ -172,8 +173,8 @@ def scrape(port: int, connection: http.client.HTTPConnection | None = None, codi
     return connection.getresponse().read()
 
 
-def wait_until(port: int, containers: int, processes: int) -> bytes:
-    """The first page that has everybody."""
+def wait_until(port: int, containers: int, processes: int) -> None:
+    """Until a page has everybody."""
     page, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -181,7 +182,7 @@ def wait_until(port: int, containers: int, processes: int) -> bytes:
             held = page.count(b"\ngpuslice_container_memory_used_bytes{")
             busy = page.count(b"\ngpuslice_container_processes{") and page.count(b'container="main"} 1\n')
             if held == containers and busy >= processes:
-                return page
+                return
         time.sleep(0.5)
     raise SystemExit("the exporter does not show everybody: " + page.decode()[-2000:])
 
@@ -195,6 +196,17 @@ def rss_mib(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
+
+
+def mapped_mib(pid: int, file: Path) -> float:
+    """How much of a file is resident in a process."""
+    found, ours = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            ours = line.endswith(f" {file}")
+        elif ours and line.startswith("Rss:"):
+            found += int(line.split()[1])
+    return found / 1024
 
 
 def latencies_ms(port: int, count: int, coding: str) -> list[float]:
@@ -256,18 +268,20 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         busy = tenants[: min(len(tenants), MOST_PROCESSES)]
         with holding(folder, state, busy), exporter(folder, state, options.port) as process:
             found = await asyncio.to_thread(_measure, options, process.pid, len(tenants), len(busy))
+            found["simulated_mib"] = round(mapped_mib(process.pid, state), 1)
         server.close()
         await server.wait_closed()
     return {"gpus": options.gpus, "containers": len(tenants), "processes": len(busy), **found}
 
 
 def _measure(options: argparse.Namespace, pid: int, containers: int, processes: int) -> dict[str, Any]:
-    page = wait_until(options.port, containers, processes)
+    wait_until(options.port, containers, processes)
     began, before = time.monotonic(), cpu_s(pid)
     while time.monotonic() - began < options.cpu_seconds:
         time.sleep(15 if options.cpu_seconds > 15 else options.cpu_seconds)
         scrape(options.port)
     cpu_pct = (cpu_s(pid) - before) / (time.monotonic() - began) * 100
+    page = scrape(options.port, coding="identity")
     waited = waited_s(pid)
     times = latencies_ms(options.port, options.scrapes, "gzip")
     waited_ms = (waited_s(pid) - waited) / options.scrapes * 1000
