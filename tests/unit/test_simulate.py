@@ -223,3 +223,8 @@ def test_a_share_that_is_none_is_told_with_its_line(tmp_path: Path, milli: str) 
     told = CliRunner().invoke(command, ["simulate", "--trace", str(pods), "--nodes", str(NODES)])
     assert told.exit_code != 0
     assert "pods.csv:3 gpu_milli" in told.output + str(told.exception)
+
+
+def test_of_equal_policies_the_default_is_told_of() -> None:
+    told = simulate("--growth", "0.1", "--no-needed", "--policy", "all").stdout
+    assert told.endswith("\nEverything fits with opportunity-cost.\n")

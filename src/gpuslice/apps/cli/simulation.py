@@ -20,7 +20,7 @@ from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger, shape_of
-from gpuslice.core.policy import POLICIES, UNLIMITED, FleetNode, Shape
+from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, UNLIMITED, FleetNode, Shape
 from gpuslice.core.policy.capacity import (
     Needed,
     Outcome,
@@ -99,8 +99,12 @@ class Simulation:
 
     @property
     def best(self) -> str:
-        """The policy that places most, of equal ones the first."""
-        return max(self.policies, key=lambda name: self.policies[name].outcome.allocated_units)
+        """The policy that places most; of equal ones the default, else the first."""
+
+        def rank(name: str) -> tuple[int, bool]:
+            return self.policies[name].outcome.allocated_units, name == DEFAULT_POLICY
+
+        return max(self.policies, key=rank)
 
 
 def policy_names(text: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpuslice.apps.cli.chart import Chart, Line
 from gpuslice.apps.cli.output import counted
 from gpuslice.apps.cli.simulation import Result, Simulation
@@ -24,9 +26,14 @@ def chart(simulation: Simulation) -> Chart:
         note=f"{simulation.plan.pods_name}: {question(simulation)}",
         across="GPU asked for so far, % of the cluster",
         up="GPU allocated, % of the cluster",
-        lines=[*lines, Line("if everything were placed", ((0.0, 0.0), (asked, asked)), "#999", dashed=True)],
+        lines=[*lines, Line("the most there could be", _most(asked), "#999", dashed=True)],
         start=start if asked - lowest > 1.0 and start >= LEAST_START else 0.0,
     )
+
+
+def _most(asked: float) -> Sequence[tuple[float, float]]:
+    full = min(asked, 100.0)
+    return ((0.0, 0.0), (full, full), (asked, full))
 
 
 def _line(name: str, result: Result, asked: float) -> Line:

@@ -125,12 +125,13 @@ def _freed(simulation: Simulation) -> str:
     now = simulation.plan.now
     if now is None:
         return ""
-    text = "\n"
+    text = ""
     for name, result in simulation.policies.items():
         cards = result.outcome.free_cards - now.free_cards
         nodes = result.outcome.free_nodes - now.free_nodes
-        text += f"{name} in place of how it is now: {cards:+d} wholly free cards, {nodes:+d} free nodes\n"
-    return text
+        if cards or nodes:
+            text += f"{name} in place of how it is now: {cards:+d} wholly free cards, {nodes:+d} free nodes\n"
+    return "\n" + (text or "Placed anew, no more and no fewer cards would be wholly free than now.\n")
 
 
 def _not_fitting(simulation: Simulation) -> str:
