@@ -14,6 +14,10 @@ connection; CPU and memory are read from /proc.
     cpu_ms_per_pod   CPU that the extender spends on all of one pod: filter, prioritize, bind, watch events
     rss_mib          resident memory at the end
     start_to_ready_s from the start of the process to /readyz
+
+``--peer PROGRAM`` measures another extender of this protocol instead: started with KUBECONFIG and PORT in its
+environment, ready once it answers, asked to filter and to bind. It is asked for no scores, and what it does
+not tell is absent.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import argparse
 import contextlib
 import http.client
 import json
+import math
 import os
 import random
 import statistics
@@ -65,9 +70,10 @@ class Times:
 class Caller:
     """kube-scheduler's side: one connection that is kept, and a clock around each call."""
 
-    def __init__(self, port: int, pid: int) -> None:
+    def __init__(self, port: int, pid: int, *, is_peer: bool = False) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._pid = pid
+        self.is_peer = is_peer
 
     def post(self, verb: str, body: bytes) -> tuple[bytes, float]:
         """The answer and the milliseconds it took."""
@@ -77,10 +83,14 @@ class Caller:
         return answer, (time.perf_counter() - began) * 1e3
 
     def cpu_s(self) -> float:
-        return int(Path(f"/proc/{self._pid}/schedstat").read_text().split()[0]) / 1e9
+        """Processor time of all threads so far."""
+        threads = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
     def bind_own_s(self) -> float:
         """Seconds in bind calls so far, less those in which the API server was waited for."""
+        if self.is_peer:
+            return float("nan")
         self._connection.request("GET", "/metrics")
         text = self._connection.getresponse().read().decode()
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
@@ -114,9 +124,11 @@ def schedule_one(caller: Caller, pod: dict[str, Any], body: bytes, times: Times)
     if not passing:
         times.refused += 1
         return
-    answer, took_ms = caller.post("prioritize", args_of(pod, passing))
-    times.prioritize.append(took_ms)
-    best = max(msgspec.json.decode(answer), key=lambda each: each["Score"])["Host"]
+    best = passing[0]
+    if not caller.is_peer:
+        answer, took_ms = caller.post("prioritize", args_of(pod, passing))
+        times.prioritize.append(took_ms)
+        best = max(msgspec.json.decode(answer), key=lambda each: each["Score"])["Host"]
     meta = pod["metadata"]
     binding = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": best}
     answer, took_ms = caller.post("bind", msgspec.json.encode(binding))
@@ -153,14 +165,15 @@ def measure(nodes: int, chosen: argparse.Namespace) -> dict[str, Any]:
     size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
     with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with extender(api_port, Path(folder), chosen.policy) as (port, pid):
-            started_s = wait_ready(port) - began
-            caller = Caller(port, pid)
+        with extender(api_port, Path(folder), chosen.policy, chosen.peer) as (port, pid):
+            started_s = wait_ready(port, "/version" if chosen.peer else "/readyz") - began
+            caller = Caller(port, pid, is_peer=bool(chosen.peer))
             names = [f"node-{number:05d}" for number in range(nodes)]
             times = schedule(caller, names, pending_pods(chosen.pods, chosen.seed), chosen.order)
             asked = {name: getattr(chosen, name) for name in ("gpus", "pods", "policy", "order")}
             kept = {"rss_mib": round(caller.rss_mib(), 1), "start_to_ready_s": round(started_s, 2)}
-            return {"nodes": nodes, **asked, **summary(times), **kept}
+            measured = {name: value for name, value in summary(times).items() if not math.isnan(value)}
+            return {"nodes": nodes, **asked, **measured, **kept}
 
 
 def summary(times: Times) -> dict[str, float]:
@@ -178,7 +191,7 @@ def summary(times: Times) -> dict[str, float]:
 
 def percentile(values: list[float], percent: int) -> float:
     if len(values) < 2:
-        return round(values[0], 3) if values else 0.0
+        return round(values[0], 3) if values else float("nan")
     return round(statistics.quantiles(values, n=100, method="inclusive")[percent - 1], 3)
 
 
@@ -191,14 +204,15 @@ def big_api(nodes: int, cards: int, pods: int, seed: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def extender(api_port: int, folder: Path, policy: str) -> Iterator[tuple[int, int]]:
+def extender(api_port: int, folder: Path, policy: str, peer: str = "") -> Iterator[tuple[int, int]]:
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format(port=api_port))
     port = free_port()
     code = "from gpuslice.apps.extender.main import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
     arguments.append("--no-guide")  # the kube-scheduler played here looks at all nodes for every pod
-    with running(arguments, KUBECONFIG=str(kubeconfig), LOG_LEVEL="warn") as process:
+    program = [peer] if peer else arguments
+    with running(program, KUBECONFIG=str(kubeconfig), LOG_LEVEL="error", PORT=str(port)) as process:
         yield port, process.pid
 
 
@@ -212,18 +226,21 @@ def running(
         yield process
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+        process.kill()
+        process.wait()
         if process.stdout is not None:
             process.stdout.close()
 
 
-def wait_ready(port: int, timeout_s: float = 120) -> float:
-    """When /readyz said yes."""
+def wait_ready(port: int, path: str = "/readyz", timeout_s: float = 120) -> float:
+    """When `path` was first answered with a yes."""
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         with contextlib.suppress(OSError):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/readyz")
+            connection.request("GET", path)
             if connection.getresponse().status == 200:
                 return time.perf_counter()
         time.sleep(0.01)
@@ -267,6 +284,9 @@ def main() -> None:
     parser.add_argument("--policy", default="opportunity-cost")
     parser.add_argument(
         "--order", choices=["workers", "stable"], default="workers", help="of the names: see above"
+    )
+    parser.add_argument(
+        "--peer", default="", metavar="PROGRAM", help="measure this extender instead: see above"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one object, or a list for several sizes")

@@ -99,6 +99,14 @@ class Api:
         return [event for event in events if not reason or event["reason"] == reason]
 
 
+def cluster(**nodes: tuple[int, int]) -> Api:
+    """Nodes by name: units in all, cards."""
+    api = Api()
+    for name, (units, cards) in nodes.items():
+        api.add_node(name, units, cards)
+    return api
+
+
 @dataclass(slots=True)
 class Rig:
     """One extender and the API server that it follows."""

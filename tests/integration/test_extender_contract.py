@@ -21,17 +21,9 @@ from gpuslice.core.contract import (
     GPU_MEM,
 )
 from tests.builders import api_container, api_pod
-from tests.integration.extender_rig import PREFIX, Api, rig, until
+from tests.integration.extender_rig import PREFIX, Api, cluster, rig, until
 
 NO_ROOM = "Insufficient GPU Memory in one device"
-
-
-def cluster(**nodes: tuple[int, int]) -> Api:
-    """Nodes by name: units in all, cards."""
-    api = Api()
-    for name, (units, cards) in nodes.items():
-        api.add_node(name, units, cards)
-    return api
 
 
 async def test_version_is_plain_text() -> None:

@@ -12,8 +12,7 @@ from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.faults import Fault
 from tests.builders import api_pod
-from tests.integration.extender_rig import Rig, rig, running_extender, until
-from tests.integration.test_extender_contract import cluster
+from tests.integration.extender_rig import Rig, cluster, rig, running_extender, until
 
 PATCH = {"method": "PATCH", "path": ".*/pods/p"}
 BINDING = {"method": "POST", "path": ".*/binding"}

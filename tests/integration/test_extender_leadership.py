@@ -13,8 +13,7 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingsError
 from gpuslice.core.contract import LABEL_LEADER
 from gpuslice.sim.apiserver.server import ApiServer
-from tests.integration.extender_rig import Api, running_extender, until
-from tests.integration.test_extender_contract import cluster
+from tests.integration.extender_rig import Api, cluster, running_extender, until
 
 
 def labelled(api: Api) -> set[str]:

@@ -6,8 +6,7 @@ import asyncio
 
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 from tests.builders import api_pod
-from tests.integration.extender_rig import Rig, rig, until
-from tests.integration.test_extender_contract import cluster
+from tests.integration.extender_rig import Rig, cluster, rig, until
 
 
 async def test_a_hundred_pods_at_once_on_eight_cards() -> None:
