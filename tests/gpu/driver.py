@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,11 @@ class Card:
     name: str
     memory_mib: int
     driver: str
+
+    @property
+    def divided(self) -> bool:
+        """Not a card but a MIG device: nvidia-smi and much of NVML speak of the card that it is of."""
+        return self.uuid.startswith("MIG-")
 
 
 class _Memory(ctypes.Structure):
@@ -92,9 +98,36 @@ class Nvml:
         self._call("nvmlInit_v2")
 
     def cards(self) -> list[Card]:
+        """Those that a program can be given: of a card that is divided by MIG its instances."""
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        return [self._card(index) for index in range(count.value)]
+        return [self._card(each) for index in range(count.value) for each in self._handles(index)]
+
+    def _handles(self, index: int) -> list[ctypes.c_void_p]:
+        card = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(card))
+        return self._instances(card) if self._is_divided(card) else [card]
+
+    def _is_divided(self, card: ctypes.c_void_p) -> bool:
+        now, later = ctypes.c_uint(), ctypes.c_uint()
+        try:
+            self._call("nvmlDeviceGetMigMode", card, ctypes.byref(now), ctypes.byref(later))
+        except (NoDriverError, AttributeError):  # a card, or a driver, that has no MIG
+            return False
+        return now.value == 1
+
+    def _instances(self, card: ctypes.c_void_p) -> list[ctypes.c_void_p]:
+        most = ctypes.c_uint()
+        self._call("nvmlDeviceGetMaxMigDeviceCount", card, ctypes.byref(most))
+        found = []
+        for index in range(most.value):
+            instance = ctypes.c_void_p()
+            with suppress(NoDriverError):  # no instance of this number
+                self._call(
+                    "nvmlDeviceGetMigDeviceHandleByIndex", card, ctypes.c_uint(index), ctypes.byref(instance)
+                )
+                found.append(instance)
+        return found
 
     def used_bytes(self, uuid: str) -> int:
         """By everybody, and the driver itself."""
@@ -108,9 +141,7 @@ class Nvml:
         self._call(name, self._by_uuid(uuid), ctypes.byref(count), found)
         return {each.pid: None if each.used == _UNKNOWN else each.used for each in found[: count.value]}
 
-    def _card(self, index: int) -> Card:
-        card = ctypes.c_void_p()
-        self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(card))
+    def _card(self, card: ctypes.c_void_p) -> Card:
         return Card(
             uuid=self._text("nvmlDeviceGetUUID", card),
             name=self._text("nvmlDeviceGetName", card),

@@ -35,7 +35,7 @@ def documented_story(stage: Stage) -> Seen:
         worker.ok("start 0")
         assert worker.ok("total 0") == [limit * MIB], "cuDeviceTotalMem is not the limit"
         worker.ok(f"alloc 0 plain {(limit - 1200) * MIB}")
-        used, shown = box.used_mib(), _smi_in(box)
+        used, shown = box.used_mib(), None if stage.card.divided else _smi_in(box)
         if shown is not None:
             assert abs(shown[0] - used) <= 1, f"nvidia-smi shows {shown}, counted {used}"
             assert shown[1] == limit, f"nvidia-smi shows {shown}, the limit is {limit}"
@@ -44,7 +44,7 @@ def documented_story(stage: Stage) -> Seen:
         free, total = worker.ok("info")
         assert total == limit * MIB
         assert free <= (limit - used) * MIB, f"{free} bytes told to be free, {limit - used} MiB are"
-    table = f"{shown[0]}MiB / {shown[1]}MiB" if shown else "(no nvidia-smi here)"
+    table = f"{shown[0]}MiB / {shown[1]}MiB" if shown else "nothing that was looked at"
     return Seen(f"nvidia-smi in the container showed {table}; the next 1200 MiB were refused, 16 MiB granted")
 
 
@@ -188,8 +188,8 @@ def two_processes(stage: Stage) -> Seen:
 
 
 def killed(stage: Stage) -> Seen:
-    """kill -9 returns a process's memory to its container."""
-    box = stage.box("app", 4096)
+    """kill -9 returns a process's memory to its container. 3,500 MiB do not fit, whatever a context takes."""
+    box = stage.box("app", 3400)
     with Worker(box) as survivor:
         survivor.ok("start 0")
         with Worker(box) as victim:

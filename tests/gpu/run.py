@@ -187,11 +187,14 @@ def build() -> str:
     return ""
 
 
-def simulate(folder: Path) -> None:
-    """Everything from here on meets the simulated driver."""
+def simulate(folder: Path, name: str) -> None:
+    """Everything from here on meets the simulated driver; `H200`, or `H200:3g.71gb` for a part."""
     from gpuslice.sim import gpu
+    from gpuslice.sim.gpu_creation import CardSpec
 
-    state = gpu.create(folder / "cards", ["H200"], cuda_version="13.0", seed="test-gpu", kernel_us=5)
+    profile, _, instance = name.partition(":")
+    spec = CardSpec(profile, mig=[instance] if instance else [])
+    state = gpu.create(folder / "cards", [spec], cuda_version="13.0", seed="test-gpu", kernel_us=5)
     os.environ.update(gpu.environment(state, BUILD / "sim", os.environ.get("NVIDIA_VISIBLE_DEVICES")))
 
 
@@ -241,6 +244,9 @@ def arguments_given() -> argparse.Namespace:
     )
     parser.add_argument("--without", action="append", default=[], metavar="WORD", help="none of these")
     parser.add_argument("--simulated", action="store_true", help="on the simulated driver")
+    parser.add_argument(
+        "--card", default="H200", help="which card to simulate, PROFILE or PROFILE:MIG [H200]"
+    )
     parser.add_argument("--within", type=float, default=480, metavar="SECONDS", help="for all of them [480]")
     parser.add_argument("--page", type=Path, help="where the page is written")
     parser.add_argument("--play", nargs=4, help=argparse.SUPPRESS)
@@ -261,7 +267,7 @@ def main() -> int:
     problem = built() if arguments.simulated else build()
     with tempfile.TemporaryDirectory(prefix="test-gpu-") as name:
         if arguments.simulated:
-            simulate(Path(name))
+            simulate(Path(name), arguments.card)
         else:
             make_findable()
         try:

@@ -50,7 +50,7 @@ ENGINE, SM, OCCUPANCY, TENSOR, DRAM = 1001, 1002, 1003, 1004, 1005
 
 def conversions(stage: Stage) -> Seen:
     """Each figure, under load, against nvidia-smi's of the same moment."""
-    _require_binding()
+    _require_binding(stage)
     numbers = _fields()
     with _busy(stage, "driver"):
         ours = _samples(stage, numbers, 2)[-1]
@@ -80,7 +80,7 @@ def conversions(stage: Stage) -> Seen:
 
 def counters(stage: Stage) -> Seen:
     """Hardware counters (GPM): near nothing when idle; busy with matrix products, the tensor pipe is."""
-    _require_binding()
+    _require_binding(stage)
     numbers = dict.fromkeys(range(1001, 1013), "")
     idle = _samples(stage, numbers, 3)[-1]
     if ENGINE not in idle.fields:
@@ -108,7 +108,7 @@ def counters(stage: Stage) -> Seen:
 
 def processes(stage: Stage) -> Seen:
     """The share of the card's time by process, and its memory, where the driver shows processes here."""
-    _require_binding()
+    _require_binding(stage)
     with _busy(stage, "driver") as kind:
         found = _samples(stage, {203: ""}, 3)[-1].processes
     if not found:
@@ -173,7 +173,9 @@ def _metric(text: str, name: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def _require_binding() -> None:
+def _require_binding(stage: Stage) -> None:
+    if stage.card.divided:
+        raise Skip("MIG divides this card: its figures are its card's, which the cases do not have")
     if importlib.util.find_spec("pynvml") is None:
         raise Skip("this Python lacks pynvml (nvidia-ml-py)")
 

@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 
 from gpuslice.sim import gpu
+from gpuslice.sim.gpu_creation import CardSpec
 from tests.integration.isolation_rig import BUILD, MIB, SIM, V100
 
 
 class Workstation:
     """Two cards, and a base folder for budgets."""
 
-    def __init__(self, folder: Path, cards: int = 2) -> None:
-        gpu.create(folder / "cards", [V100] * cards, cuda_version="12.2", seed="desk")
+    def __init__(self, folder: Path, cards: int = 2, spec: CardSpec | str = V100) -> None:
+        gpu.create(folder / "cards", [spec] * cards, cuda_version="12.2", seed="desk")
         self.base = folder / "budgets"
         self.environment = gpu.environment(folder / "cards", SIM)
 
@@ -209,6 +210,17 @@ def test_a_signal_ends_the_program_as_it_would_without_us(tmp_path: Path) -> Non
     broken = desk.run("--mem", "4", "bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}")
     assert broken.stdout == f"y\n{128 + signal.SIGPIPE}\n", "the interpreter's own SIGPIPE was handed on"
     assert broken.stderr == ""
+
+
+def test_of_a_divided_card_its_devices_are_given(tmp_path: Path) -> None:
+    """As nvidia-smi -L names them: the card itself is nothing that a program could use."""
+    desk = Workstation(tmp_path, cards=1, spec=CardSpec("A100-SXM4-40GB", mig=["3g.20gb", "3g.20gb"]))
+    with desk.running("--mem", "4") as first, desk.running("--mem", "8") as second:
+        assert say(first, "total 0") == [f"ok {19968 * 4 // 19 * MIB}"]
+        (small, large) = (budget["cards"][0] for budget in desk.budgets())
+        assert small["gpu"].startswith("MIG-")
+        assert small["gpu"] != large["gpu"]
+        assert say(second, f"alloc 0 plain {9 << 30}") == ["error 2"]
 
 
 def test_several_cards_have_the_memory_each(tmp_path: Path) -> None:

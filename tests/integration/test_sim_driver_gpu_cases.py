@@ -59,6 +59,14 @@ def test_in_a_pid_namespace_the_cards_growth_stands_in_for_the_process_list(tmp_
     assert "NVML lists no process here" in lines["processes by NVML"]["sentence"]
 
 
+def test_a_device_of_a_divided_card_is_played_like_a_card(tmp_path: Path) -> None:
+    words = ("documented", "byte", "every kind", "kill", "gpuslice run", "counters")
+    done, lines = play(tmp_path, "--card", "A100-SXM4-80GB:3g.40gb", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "MIG 3g.40gb, 40192 MiB" in done.stdout
+    assert {title for title, line in lines.items() if line["verdict"] == "skipped"} == {"hardware counters"}
+
+
 def test_a_case_that_fails_leaves_an_account_and_the_others_go_on(tmp_path: Path) -> None:
     """With a library that limits nothing."""
     build = tmp_path / "build"

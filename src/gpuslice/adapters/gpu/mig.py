@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pynvml
 
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.readings import Reading, memory_info, of_memory, text
+from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
 
 BUSY_FIELDS = (1001, 1002)
 """Read in any case: of a divided card, nothing else tells how busy it is."""
@@ -111,6 +112,23 @@ class MigReader:
                 reader.close()
         self._counters = {}
         self.refused = ""
+
+
+def given_out(card: Card) -> tuple[Card, ...]:
+    """What programs can be given of a card: itself, or its MIG devices where it is divided. NVML is open.
+
+    Raises GpuUnavailableError.
+    """
+    try:
+        devices = _devices(pynvml.nvmlDeviceGetHandleByUUID(card.uuid))
+        return (card,) if devices is None else tuple(_as_card(card, device) for device in devices)
+    except pynvml.NVMLError as error:
+        raise GpuUnavailableError(f"card {card.uuid}: {error}") from error
+
+
+def _as_card(card: Card, device: _Device) -> Card:
+    memory_mib = int(memory_info(device.handle).total) >> 20
+    return replace(card, uuid=device.uuid, memory_mib=memory_mib, model=f"{card.model} MIG {device.profile}")
 
 
 def _devices(card: Any) -> list[_Device] | None:

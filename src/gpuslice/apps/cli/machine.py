@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpuslice.adapters.gpu.mig import given_out
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
 from gpuslice.adapters.region.budget import Budget, BudgetError
@@ -17,12 +18,16 @@ MEMORY = re.compile(r"(?P<amount>[1-9][0-9]*)(?P<unit>MiB|GiB|)")
 
 
 def machine_cards() -> tuple[Card, ...]:
-    """With the numbers that nvidia-smi shows. Raises BudgetError where there is no driver, or no card."""
+    """With the numbers that nvidia-smi shows; of a card divided by MIG its devices, numbered like cards.
+
+    Raises BudgetError where there is no driver, or no card.
+    """
 
     async def ask() -> tuple[Card, ...]:
         source = NvmlSource()
         try:
-            return (await source.inventory()).cards
+            cards = numbered((await source.inventory()).cards)
+            return tuple(each for card in cards for each in given_out(card))
         finally:
             await source.close()
 
@@ -32,7 +37,7 @@ def machine_cards() -> tuple[Card, ...]:
         raise BudgetError(f"this machine has no NVIDIA driver that answers: {error}") from error
     if not cards:
         raise BudgetError("the NVIDIA driver of this machine shows no card")
-    return numbered(cards)
+    return tuple(replace(card, index=position) for position, card in enumerate(cards))
 
 
 def numbered(cards: Sequence[Card]) -> tuple[Card, ...]:
