@@ -167,7 +167,8 @@ def test_a_kubelet_restart_disturbs_nobody_and_is_noticed_at_once(cluster: Clust
 def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> None:
     """Pods that run are left alone, and the next one takes over what the first one granted."""
     cluster.create(pod("early", container(4)))
-    before = cluster.running("early")["status"]["containerStatuses"][0]
+    cluster.running("early")
+    before = lives(cluster, "early")
     cluster.next_agent.start()
     until(lambda: "standing by" in cluster.next_agent.log(), "the next agent stands by")
     cluster.create(pod("between", container(4)))
@@ -178,7 +179,7 @@ def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> N
     assert cluster.offers(2 * UNITS)
     cluster.create(pod("late", container(4)))
     cluster.running("late")
-    assert cluster.running("early")["status"]["containerStatuses"][0] == before
+    assert lives(cluster, "early") == before
     assert {_checked(cluster, name, 4) for name in ("early", "between", "late")} <= {"0", "1"}
     cluster.next_agent.stop()
     cluster.agent.start()

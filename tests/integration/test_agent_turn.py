@@ -125,6 +125,22 @@ async def test_a_folder_that_cannot_be_locked_stops_nobody(tmp_path: Path) -> No
         assert (await node.node_object())["metadata"]["name"] == NODE
 
 
+async def test_the_turn_is_given_up_only_when_kubelet_is_served_no_more(tmp_path: Path) -> None:
+    """Some versions of kubelet take the end of the old stream for that of the new one."""
+    turn, following = Turn(tmp_path), Turn(tmp_path)
+    first, second = (asyncio.create_task(each.hold()) for each in (turn, following))
+    await turn.mine.wait()
+    with turn.serving():
+        first.cancel()
+        await asyncio.wait({first}, timeout=0.2)
+        assert not first.done()
+        assert not following.mine.is_set()
+    await asyncio.wait({first})
+    await asyncio.wait_for(following.mine.wait(), 5)
+    second.cancel()
+    await asyncio.wait({second})
+
+
 async def test_a_port_of_another_program_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pool
 from grpclib import GRPCError, Status
 from grpclib.server import Server
 
-from gpuslice.adapters.kubelet.deviceplugin import Patience, PluginAddress, PluginServer
+from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, Patience, PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError, holdings_of
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
@@ -217,6 +217,43 @@ async def test_a_refusal_carries_its_sentence(folder: Path) -> None:
             with pytest.raises(GRPCError) as refused:
                 await DevicePluginClient(channel).allocate(dp.AllocateRequest())
     assert (refused.value.status, refused.value.message) == (Status.FAILED_PRECONDITION, "a sentence")
+
+
+class SlowPlugin(Plugin):
+    """Takes its time over Allocate."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
+        self.asked.set()
+        await self.answer.wait()
+        return dp.AllocateResponse(container_responses=[dp.ContainerAllocateResponse(envs={"A": "B"})])
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_call_under_way_is_finished_at_the_end_if_it_does_not_take_for_ever(
+    folder: Path, answers: bool
+) -> None:
+    kubelet, plugin = Kubelet(folder), SlowPlugin()
+    async with kubelet.serving(), unix_channel(folder / "plugin.sock") as channel:
+        patience = Patience(poll_s=0.02, finish_s=5 if answers else 0.1)
+        serving = asyncio.create_task(
+            PluginServer(plugin, PluginAddress(folder, "plugin.sock", MEM), patience).run()
+        )
+        await kubelet.registered(1)
+        call = asyncio.create_task(DevicePluginClient(channel).allocate(dp.AllocateRequest()))
+        await plugin.asked.wait()
+        serving.cancel()
+        if answers:
+            plugin.answer.set()
+            assert (await call).container_responses[0].envs == {"A": "B"}
+        else:
+            with pytest.raises(CALL_FAILED):
+                await call
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        assert not (folder / "plugin.sock").exists()
 
 
 # -- kubelet's book --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,14 @@ class PluginAddress:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: between looks at the files, for Register, and without a stream before registering again."""
+    """Seconds: between looks at the files, for Register, without a stream before registering again, and at
+    the end for calls that are under way: kubelet fails the pod of a call that is broken off.
+    """
 
     poll_s: float = 0.3
     register_s: float = 15.0
     stream_s: float = 5.0
+    finish_s: float = 3.0
 
 
 class PluginServer:
@@ -120,6 +123,9 @@ class PluginServer:
             self._registered_with = None
             if _identity(path) == identity:
                 path.unlink(missing_ok=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.finish_s):
+                    await self._watched.idle.wait()
             server.close()
             await server.wait_closed()
 
@@ -174,12 +180,29 @@ class PluginServer:
 
 
 class _Watched(DevicePluginService):
-    """The service with its open ListAndWatch streams counted: none for long means that kubelet lost us."""
+    """The service with its open ListAndWatch streams counted: none for long means that kubelet lost us.
+
+    `idle` is set while kubelet waits for no answer.
+    """
 
     def __init__(self, service: DevicePluginService) -> None:
         self.streams = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._calls = 0
         self._service = service
         self._lonely_since = time.monotonic()
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        self._calls += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self.idle.set()
 
     def expect_stream(self) -> None:
         self._lonely_since = time.monotonic()
@@ -203,13 +226,16 @@ class _Watched(DevicePluginService):
     async def get_preferred_allocation(
         self, request: dp.PreferredAllocationRequest
     ) -> dp.PreferredAllocationResponse:
-        return await self._service.get_preferred_allocation(request)
+        with self._answering():
+            return await self._service.get_preferred_allocation(request)
 
     async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
-        return await self._service.allocate(request)
+        with self._answering():
+            return await self._service.allocate(request)
 
     async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
-        return await self._service.pre_start_container(request)
+        with self._answering():
+            return await self._service.pre_start_container(request)
 
 
 def call_error(error: BaseException) -> str:

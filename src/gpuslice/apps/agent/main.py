@@ -177,7 +177,8 @@ class Agent:
         await self.until_servable()
         await self.turn.mine.wait()
         await self.until_servable()  # much may have changed since
-        await self.server.run()
+        with self.turn.serving():
+            await self.server.run()
 
     async def until_servable(self) -> None:
         """Wait until kubelet's questions can be answered rightly."""

@@ -12,7 +12,7 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from gpuslice.adapters.web.connection import App
@@ -22,6 +22,7 @@ from gpuslice.apps.settings import SettingsError
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.05
+LAST_S = 10.0  # how long the end of serving kubelet may take; the container runtime kills us after 30 s
 PORT_S = 60.0
 """How long an agent whose turn it is waits for the port: the one before it may still be answering."""
 
@@ -32,6 +33,21 @@ class Turn:
     def __init__(self, folder: Path) -> None:
         self.mine = asyncio.Event()
         self._folder = folder
+        self._served = asyncio.Event()
+        self._served.set()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """While inside, the turn is not given up.
+
+        Should the next agent register before kubelet has seen this one's stream end, some versions of kubelet
+        drop the connection of the next one.
+        """
+        self._served.clear()
+        try:
+            yield
+        finally:
+            self._served.set()
 
     async def hold(self) -> None:
         """Take the turn as soon as nobody else has it, and keep it until cancelled."""
@@ -44,7 +60,12 @@ class Turn:
             except OSError as error:  # worse than two agents for a moment is none
                 _log.warning("cannot tell whether another agent runs here", extra={"error": str(error)})
             self.mine.set()
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_S):
+                        await self._served.wait()
 
     async def _locked(self, handle: int) -> None:
         """Raises `OSError` where the file system knows no locks."""
