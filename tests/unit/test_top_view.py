@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, ConsoleDimensions
 
+from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.cli.live import CardRow, ContainerRow, Picture, UrlSource
-from gpuslice.apps.cli.live_view import History, view
+from gpuslice.apps.cli.live_view import History, view, watch
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"
@@ -120,3 +121,31 @@ def test_a_page_that_is_none_is_a_reason(line: bytes) -> None:
 def test_an_address_that_is_none_is_a_reason(url: str) -> None:
     with pytest.raises(ScrapeError, match=r"^(http|nowhere)://"):
         fetch(url)
+
+
+class Going:
+    """A cluster that is there, then is not, then is; then the user has seen enough."""
+
+    def __init__(self) -> None:
+        self.looks: Iterator[Picture | BaseException] = iter(
+            [ONE, KubeError("GET /api/v1/pods: Connection refused"), ONE, KeyboardInterrupt()]
+        )
+
+    def read(self) -> Picture:
+        look = next(self.looks)
+        if isinstance(look, BaseException):
+            raise look
+        return look
+
+
+def test_a_lost_api_server_leaves_the_last_picture_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "120", "LINES": "30"}.items():
+        monkeypatch.setenv(name, value)
+    watch(Going(), every_s=0.01)
+    screens = capsys.readouterr().out.split("\x1b[H")
+    lost = [screen for screen in screens if "shown as it was before" in screen]
+    assert lost
+    assert all("app-0" in screen and "Connection refused" in screen for screen in lost)
+    assert "shown as it was before" not in screens[-1]
