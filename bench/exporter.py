@@ -35,13 +35,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpclib.server import Server
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import PodResourcesService
+from gpuslice.adapters.kubelet.rpc import (
+    PodResourcesService,
+    Server,
+)
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.core.contract import GPU_MEM, device_id

@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 from grpclib import GRPCError, Status
-from grpclib.server import Server
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
@@ -19,7 +18,12 @@ from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from gpuslice.adapters.kubelet.rpc import DevicePluginService, RegistrationClient, unix_channel
+from gpuslice.adapters.kubelet.rpc import (
+    DevicePluginService,
+    RegistrationClient,
+    Server,
+    unix_channel,
+)
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
 from gpuslice.sim.kubelet.kubelet import Kubelet

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from grpclib.server import Server
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import PodResourcesService
+from gpuslice.adapters.kubelet.rpc import (
+    PodResourcesService,
+    Server,
+)
 from gpuslice.apps.exporter.fields import load as load_fields
 from gpuslice.sim import gpu
 from tests.integration.exporter_rig import (

@@ -7,11 +7,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from grpclib.server import Server
-
 from gpuslice.adapters.kubelet.podresources import PodResources
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import PodResourcesService
+from gpuslice.adapters.kubelet.rpc import (
+    PodResourcesService,
+    Server,
+)
 from gpuslice.apps.exporter.book import is_ours
 from gpuslice.core.contract import GPU_MEM
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pool
 from grpclib import GRPCError, Status
-from grpclib.server import Server
 
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, Patience, PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError, holdings_of
@@ -21,6 +20,7 @@ from gpuslice.adapters.kubelet.rpc import (
     DevicePluginClient,
     DevicePluginService,
     RegistrationService,
+    Server,
     unix_channel,
 )
 from gpuslice.core.holding import Holding, holder_of

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from grpclib import GRPCError
 from grpclib.exceptions import StreamTerminatedError
-from grpclib.server import Server
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import (
     API_VERSION,
     DevicePluginService,
     RegistrationClient,
+    Server,
     unix_channel,
 )
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpclib.server
 from grpclib import Status
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
@@ -32,6 +34,30 @@ POD_RESOURCES = "/v1.PodResourcesLister"
 
 
 # -- servers -----------------------------------------------------------------------------------------
+class Server(grpclib.server.Server):  # type: ignore[misc]  # grpclib has no types
+    """A server that hangs up when it is closed.
+
+    grpclib leaves that to the clients, and since Python 3.12 ``wait_closed`` of asyncio's servers waits until
+    they have: a plugin would not end before kubelet does.
+    """
+
+    def __init__(self, services: Sequence[Any]) -> None:
+        super().__init__(services)
+        self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def _protocol_factory(self) -> Any:
+        protocol = super()._protocol_factory()
+        self._connected.add(protocol)
+        return protocol
+
+    async def wait_closed(self) -> None:
+        """Until every call has ended and every client is gone."""
+        for protocol in list(self._connected):
+            await protocol.handler.wait_closed()
+            protocol.connection.close()
+        await super().wait_closed()
+
+
 class RegistrationService(ABC):
     """What kubelet serves at ``kubelet.sock``."""
 

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
-from grpclib.server import Server
-
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import (
     API_VERSION,
     HEALTHY,
     DevicePluginService,
     RegistrationClient,
+    Server,
     unix_channel,
 )
 from gpuslice.core.contract import ENV_VISIBLE, EXCLUSIVE_GPU

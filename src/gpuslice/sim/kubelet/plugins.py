@@ -17,10 +17,15 @@ from pathlib import Path
 from grpclib import GRPCError, Status
 from grpclib.client import Channel
 from grpclib.exceptions import StreamTerminatedError
-from grpclib.server import Server
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from gpuslice.adapters.kubelet.rpc import API_VERSION, HEALTHY, DevicePluginClient, RegistrationService
+from gpuslice.adapters.kubelet.rpc import (
+    API_VERSION,
+    HEALTHY,
+    DevicePluginClient,
+    RegistrationService,
+    Server,
+)
 from gpuslice.sim.kubelet.devices import (
     Allocation,
     Answer,

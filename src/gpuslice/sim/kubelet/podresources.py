@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from grpclib import GRPCError, Status
-from grpclib.server import Server
 
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import PodResourcesService
+from gpuslice.adapters.kubelet.rpc import (
+    PodResourcesService,
+    Server,
+)
 from gpuslice.sim.kubelet.devices import DeviceBook
 from gpuslice.sim.scheduler.amounts import Object
 
