@@ -381,22 +381,29 @@ static bool is_throttled(const struct gs_card *card)
     return card && card->index < GPUSLICE_CARDS && gs_books_at(&gs_books).region && card->share_percent && card->share_percent < 100;
 }
 
+static void add_launch(struct batch *batch, struct gs_work *work, uint64_t now_ns, uint64_t estimate_ns)
+{
+    batch->open = true;
+    batch->fresh = false;
+    batch->launches++;
+    batch->begun++;
+    batch->last_ns = now_ns;
+    batch->estimate_ns += estimate_ns;
+    work->batch = batch;
+    change_in_flight(work->place.card, (int64_t)estimate_ns);
+}
+
+/* What cannot be timed, because it goes regardless or there are no events to be had, costs what such work took before. */
 static void note_launch(struct gs_work *work)
 {
     uint64_t now = gs_monotonic_ns();
     gs_lock(&lock);
+    uint64_t known = average_ns[work->place.card->index][work->kind], estimate = known ? known : FIRST_GUESS_NS;
     struct batch *batch = open_batch(work, now);
-    if (batch) {
-        uint64_t known = average_ns[work->place.card->index][work->kind], estimate = known ? known : FIRST_GUESS_NS;
-        batch->open = true;
-        batch->fresh = false;
-        batch->launches++;
-        batch->begun++;
-        work->batch = batch;
-        batch->last_ns = now;
-        batch->estimate_ns += estimate;
-        change_in_flight(work->place.card, (int64_t)estimate);
-    }
+    if (batch)
+        add_launch(batch, work, now, estimate);
+    else
+        change_credit(work->place.card, -(int64_t)estimate);
     gs_unlock(&lock);
 }
 
