@@ -239,6 +239,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
         else:
             self._transport.writelines((head, answer.body, *answer.more))
+            if self._transport.get_write_buffer_size():
+                self._transport.set_write_buffer_limits()  # 3.12 and 3.13 look at them after `write` only
         self._since = self._loop.time()
 
     # -- refusing --------------------------------------------------------------------------------------------
