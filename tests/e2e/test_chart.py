@@ -57,9 +57,9 @@ class Cluster:
     def helm(self, *arguments: str) -> str:
         return _run([self._helm, "--kubeconfig", self._kubeconfig, *arguments])
 
-    def render(self, *values: str) -> str:
+    def render(self, *values: str, namespace: str = "kube-system") -> str:
         sets = [word for value in values for word in ("--set", value)]
-        return self.helm("template", "cgpu", str(CHART), "--namespace", "kube-system", *sets)
+        return self.helm("template", "cgpu", str(CHART), "--namespace", namespace, *sets)
 
     def desired(self) -> dict[str, int]:
         """How many nodes each DaemonSet is wanted on."""
@@ -154,6 +154,14 @@ def test_the_api_server_takes_every_object(cluster: Cluster, values: list[str]) 
     answer = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=text)
     wanted = [each for each in yaml.safe_load_all(text) if each]
     assert answer.count("(server dry run)") == len(wanted)
+
+
+def test_a_namespace_of_its_own_will_do(cluster: Cluster) -> None:
+    cluster.kubectl("create", "namespace", "gpu-system")
+    text = cluster.render(EVERYTHING, namespace="gpu-system")
+    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=text)
+    spaces = {each["metadata"].get("namespace", "") for each in yaml.safe_load_all(text) if each}
+    assert spaces == {"", "gpu-system", "kube-system"}  # roles for what is kept in kube-system
 
 
 def _authority(cluster: Cluster) -> str:
