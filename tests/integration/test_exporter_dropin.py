@@ -368,4 +368,5 @@ async def test_a_counter_file_may_ask_for_every_field_there_is(tmp_path: Path) -
                 (line["field"], line["gpu"]) for line in exporter.logged("field not supported by this card")
             ]
             assert len(set(told)) == len(told)
+            assert ("DCGM_FI_PROF_SM_CYCLES_ACTIVE_TOTAL", 0) in told  # that card has others of its kind
             assert {field for field, _ in told} >= numbers.keys() - given - {"DCGM_FI_DEV_XID_ERROR"}

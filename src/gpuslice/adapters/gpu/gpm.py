@@ -7,7 +7,7 @@ metrics of a card. Source of the ids: nvml.h, ``nvmlGpmMetricId_t``; of the pair
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Any
 
@@ -51,6 +51,7 @@ _FIRST_METRICS = 98
 RECENT_FIELDS = frozenset(field for field, (metric, _) in _GPM.items() if metric >= _FIRST_METRICS)
 """Metrics that the first drivers with GPM do not know: asked apart, in case those refuse the question whole.
 They are the card's, never an instance's."""
+_CANNOT = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 _METRIC = Struct("@Iid24x")  # number, verdict and value of each in the request: c_nvmlGpmMetric_t
 
 
@@ -75,6 +76,9 @@ class GpmReader:
         self._first = True
         self._fields: list[int] = []
         self._request: Any = None  # for these fields
+        self.without: Mapping[
+            int, str
+        ] = {}  # of those of the last reading, which this card cannot give, and why
 
     def read(self, fields: list[int]) -> dict[int, float]:
         """DCGM field id → value since the last call; empty at the first."""
@@ -101,9 +105,15 @@ class GpmReader:
         start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
         room = slice(start, start + _METRIC.size * len(self._fields))
         metrics = _METRIC.iter_unpack(memoryview(request).cast("B")[room])
+        told = dict(zip(self._fields, metrics, strict=True))
+        self.without = {
+            field: str(pynvml.NVMLError(verdict))
+            for field, (_, verdict, _) in told.items()
+            if verdict in _CANNOT
+        }
         return {
             field: value * _GPM[field][1]
-            for field, (_, verdict, value) in zip(self._fields, metrics, strict=True)
+            for field, (_, verdict, value) in told.items()
             if verdict == pynvml.NVML_SUCCESS and not math.isnan(value)
         }
 

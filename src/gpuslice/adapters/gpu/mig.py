@@ -55,6 +55,7 @@ class MigReader:
         self._look_due_s = 0.0
         self._counters: dict[int, gpm.GpmReader] = {}  # by GPU instance
         self.refused = ""  # why hardware counters of instances cannot be read; "" while they can
+        self.without: dict[int, str] = {}  # counters that no instance gives, and why
         self.enabled = False
 
     def read(self, counters: list[int], now_s: float) -> tuple[MigSample, ...]:
@@ -94,11 +95,17 @@ class MigReader:
         try:
             if not self._counters:
                 self._open()
-            return {instance: reader.read(counters) for instance, reader in self._counters.items()}
+            found = {instance: reader.read(counters) for instance, reader in self._counters.items()}
         except (pynvml.NVMLError, AttributeError) as error:
             self._forget_counters()
             self.refused = f"hardware counters: {error}"
             return {}
+        given = {field for values in found.values() for field in values}
+        told = {field: why for reader in self._counters.values() for field, why in reader.without.items()}
+        self.without = {
+            field: f"hardware counters: {why}" for field, why in told.items() if field not in given
+        }
+        return found
 
     def _open(self) -> None:
         if not gpm.supported(self._card):
@@ -111,7 +118,7 @@ class MigReader:
             with contextlib.suppress(pynvml.NVMLError):
                 reader.close()
         self._counters = {}
-        self.refused = ""
+        self.refused, self.without = "", {}
 
 
 def given_out(card: Card) -> tuple[Card, ...]:

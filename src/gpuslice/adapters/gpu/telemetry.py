@@ -256,8 +256,10 @@ class _Card:
 
     def _refuse_on_mig(self, asked: list[int], now_s: float) -> None:
         """Counters that neither the divided card nor its instances give."""
-        for number in gpm.PROFILING_FIELDS.intersection(asked) if self._mig.refused else ():
-            self._refuse(number, self._mig.refused, now_s)
+        for number in gpm.PROFILING_FIELDS.intersection(asked) if self._mig.enabled else ():
+            of_cards = "asked of undivided cards only" if number in gpm.RECENT_FIELDS else ""
+            if reason := self._mig.refused or self._mig.without.get(number) or of_cards:
+                self._refuse(number, reason, now_s)
 
     def _slow_ones(self, wanted: Mapping[int, str], asked: list[int], now_s: float) -> dict[int, Reading]:
         """Fields that hardly ever change, or cost the driver much: from a reading of their own pace."""
@@ -353,13 +355,16 @@ class _Card:
                 if not gpm.supported(self._handle):
                     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
                 self._gpm[kind] = gpm.GpmReader(self._handle)
-            return dict(self._gpm[kind].read(numbers))
+            found = self._gpm[kind].read(numbers)
         except (pynvml.NVMLError, AttributeError) as error:
             _raise_if_lost(error)
             self._gpm.pop(kind, None)
             for number in numbers:
                 self._refuse(number, f"hardware counters: {error}", now_s)
             return {}
+        for number, reason in self._gpm[kind].without.items():
+            self._refuse(number, f"hardware counters: {reason}", now_s)
+        return dict(found)
 
     def _link_rates(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
         if not numbers:
