@@ -55,9 +55,9 @@ def test_pods_without_a_place_are_told_why() -> None:
         ("no node has 2 cards of 10 units, at most 1", Shape(10, 2), [(10, 5)], 0),
         ("no node has a card of model T4", Shape(1, models=frozenset({"T4"})), [(10,)], 0),
         ("8 units are free in pieces, at most 4 on one card", Shape(5), [(10,), (10,)], 6),
-        ("only 2 units are free", Shape(5), [(10,), (10,)], 9),
+        ("in all no more than 2 units are free", Shape(5), [(10,), (10,)], 9),
         ("4 such cards are free, but at most 2 on one node", Shape(4, 3), [(10, 10), (10, 10), (4, 4, 4)], 4),
-        ("only 0 such cards are free, on all nodes together", Shape(7, 2), [(10, 10)], 4),
+        ("no such card is free", Shape(7, 2), [(10, 10)], 4),
     ],
 )
 def test_a_refusal_says_what_is_missing_and_the_most_there_is(

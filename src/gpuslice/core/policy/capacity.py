@@ -232,16 +232,17 @@ def _no_cards(fleet: Fleet, shape: Shape, rows: Rows) -> str:
     enough = card_fits(fleet, shape, rows).sum(axis=1)
     if shape.cards == 0 or enough.max() >= shape.cards:
         return ""
-    if shape.cards > 1 and enough.sum() >= shape.cards:
-        return f"{int(enough.sum())} such cards are free, but at most {int(enough.max())} on one node"
+    left, cards = fleet.left[rows], int(enough.sum())
+    if not left.any() or (shape.cards > 1 and not cards):
+        return "no such card is free"
     if shape.cards > 1:
-        return f"only {int(enough.sum())} such cards are free, on all nodes together"
-    left = fleet.left[rows]
+        some = f"{cards} such cards are free, but at most {int(enough.max())} on one node"
+        return some if cards >= shape.cards else f"only {cards} such cards are free, on all nodes together"
     if shape.core_percent and (left >= shape.units).any():
         return f"no card with {shape.units} units free has {shape.core_percent} % of its compute left"
     if left.sum() >= shape.units:
         return f"{int(left.sum())} units are free in pieces, at most {int(left.max())} on one card"
-    return f"only {int(left.sum())} units are free"
+    return f"in all no more than {int(left.sum())} units are free"
 
 
 def _no_feed(fleet: Fleet, shape: Shape, rows: Rows) -> str:
