@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, ConsoleDimensions
 
+from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
-from gpuslice.apps.cli.live import CardRow, ContainerRow, Picture, UrlSource
+from gpuslice.apps.cli.live import CardRow, ClusterSource, ContainerRow, Picture, UrlSource
 from gpuslice.apps.cli.live_view import History, view, watch
 
 GIB = 1 << 30
@@ -149,3 +151,49 @@ def test_a_lost_api_server_leaves_the_last_picture_and_says_so(
     assert lost
     assert all("app-0" in screen and "Connection refused" in screen for screen in lost)
     assert "shown as it was before" not in screens[-1]
+
+
+PAGE = 'gpuslice_gpu_up{node="n1",gpu="0",gpu_uuid="GPU-0"} 1\n'
+
+
+@contextmanager
+def cluster() -> Iterator[str]:
+    """An API server with the exporters of two nodes; that of n2 does not answer."""
+    over = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if "/e2:" in self.path:
+                over.wait(20)
+                return
+            pods = [
+                {"metadata": {"name": f"e{n}", "namespace": "x"}, "spec": {"nodeName": f"n{n}"}}
+                for n in (1, 2)
+            ]
+            body = PAGE if "/proxy/" in self.path else json.dumps({"metadata": {}, "items": pods})
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: tests' output is for tests."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        over.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_exporter_that_does_not_answer_keeps_nobody_waiting() -> None:
+    with cluster() as url:
+        found = ClusterSource(Connection(url), page_timeout_s=0.3).read()
+    assert [card.node for card in found.cards] == ["n1"]
+    (problem,) = found.problems
+    assert problem.startswith(
+        "n2: GET /api/v1/namespaces/x/pods/e2:9400/proxy/metrics: no answer within 0.3 s"
+    )

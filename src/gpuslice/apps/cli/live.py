@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
-from gpuslice.apps.cli.cluster import client_of
+from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
 
 EXPORTERS = "component=gpuslice-exporter"
@@ -87,23 +89,41 @@ class UrlSource:
         return picture(pages, problems)
 
 
+AT_ONCE = 8
+PAGE_TIMEOUT_S = 5.0
+"""An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
+
+
 class ClusterSource:
     """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
 
-    def __init__(self, client: SyncClient) -> None:
-        self._client = client
+    def __init__(self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S) -> None:
+        self._connection = connection
+        self._page_timeout_s = page_timeout_s
+        self._client = SyncClient(SyncTransport(connection))
+        self._readers: deque[SyncClient] = deque()  # those that are idle
+        self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
 
     def read(self) -> Picture:
         pods = self._client.list(PODS, labels=EXPORTERS)
-        pages, problems = [], []
-        for pod in pods:
-            try:
-                pages.append(parse(self._client.read(_path(pod)).decode("utf-8", "replace")))
-            except KubeError as error:
-                problems.append(f"{pod.spec.node_name}: {error}")
+        answers = list(self._threads.map(self._page, pods))
+        problems = [answer for answer in answers if isinstance(answer, str)]
         if not pods:
             problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
-        return picture(pages, problems)
+        return picture((answer for answer in answers if isinstance(answer, Page)), problems)
+
+    def _page(self, pod: Pod) -> Page | str:
+        """The page of one, or why there is none."""
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            reader = SyncClient(SyncTransport(self._connection, timeout_s=self._page_timeout_s))
+        try:
+            return parse(reader.read(_path(pod)).decode("utf-8", "replace"))
+        except KubeError as error:
+            return f"{pod.spec.node_name}: {error}"
+        finally:
+            self._readers.append(reader)
 
 
 def _whole(url: str) -> str:
@@ -113,7 +133,7 @@ def _whole(url: str) -> str:
 
 
 def cluster_source(flags: Flags) -> ClusterSource:
-    return ClusterSource(client_of(flags))
+    return ClusterSource(connection_of(flags))
 
 
 def _path(pod: Pod) -> str:
