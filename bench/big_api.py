@@ -20,6 +20,7 @@ from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 UNITS = 16  # of a card
 PAGE = 500
 PODS_PER_NODE = 4
+KIND = {"kind": "Pod", "apiVersion": "v1"}  # said of an object alone, not of each in a list
 MANAGED = {  # what a real object carries and nobody reads: a third of its bytes
     "manager": "kube-controller-manager",
     "operation": "Update",
@@ -144,7 +145,7 @@ class BigApi:
     def _changed(self, found: dict[str, Any]) -> None:
         self.version += 1
         found["metadata"]["resourceVersion"] = str(self.version)
-        line = msgspec.json.encode({"type": "MODIFIED", "object": found}) + b"\n"
+        line = msgspec.json.encode({"type": "MODIFIED", "object": KIND | found}) + b"\n"
         for queue in self.watchers:
             queue.put_nowait(line)
 
@@ -188,7 +189,7 @@ def pages(items: list[dict[str, Any]]) -> list[bytes]:
 
 
 def answer_with(found: dict[str, Any]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+    return web.Response(body=msgspec.json.encode(KIND | found), content_type="application/json")
 
 
 async def main(nodes: int, cards: int, pods: int, seed: int) -> None:
