@@ -6,13 +6,16 @@ import asyncio
 import io
 import json
 import logging
+import random
 import ssl
 from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 import trustme
+import uvloop
 
 from gpuslice.adapters.web.app import Probes, Route, get, make_app
 from gpuslice.adapters.web.connection import App
@@ -120,6 +123,32 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         async with asyncio.timeout(10):
             while await served_serial(port, authority) != second:
                 pass
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_large_answer_in_pieces_arrives_whole(
+    loop: Callable[[], asyncio.AbstractEventLoop], tls: bool, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    write_certificate(tmp_path, authority)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    files = {"certificate": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")} if tls else {}
+    large = random.Random(1).randbytes(3 << 20)
+    pieces = (b"", memoryview(large), b"", memoryview(msgspec.Raw(b"{}")))
+    handler = get("/large", lambda _: Answer(b"[", content_type="x/y", more=pieces))
+
+    async def fetched() -> None:
+        async with serving(app_of(handler), Listen(0, "localhost", **files)) as port:
+            url = f"http{'s' * tls}://localhost:{port}/large"
+            async with aiohttp.ClientSession() as client, client.get(url, ssl=trust) as answer:
+                assert await answer.read() == b"[" + large + b"{}"
+            async with aiohttp.ClientSession() as client, client.head(url, ssl=trust) as answer:
+                assert answer.headers["Content-Length"] == str(len(large) + 3)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(fetched())
 
 
 async def test_the_tasks_of_a_process_end_with_it() -> None:

@@ -92,8 +92,9 @@ class NameTable:
     def _hashes(self, raw: bytes, starts: Rows | slice, lengths: Rows) -> Words:
         """One 64-bit number for each name: its length, then one word after the other stirred in."""
         *factors, length_factor = self._factors
-        hashes: Words = lengths.astype(np.uint64) * length_factor
         words, shortest = _words(raw, starts, len(factors)), int(lengths.min())
+        hashes: Words = np.empty(len(words), dtype=np.uint64)
+        hashes[:] = lengths.astype(np.uint64) * length_factor
         for number, factor in enumerate(factors):
             word, end = words[:, number], (number + 1) * _WORD
             if shortest < end:
@@ -139,7 +140,7 @@ def name_list(raw: bytes) -> list[str]:
 
 
 def _bounds(raw: bytes) -> tuple[Rows | slice, Rows] | None:
-    """Where each name starts and how long it is; None when the list is not plain and compact.
+    """Where each name starts, how long it is or all are; None when the list is not plain and compact.
 
     With brackets around, a quote before and after each comma, no other quotes than these and no escapes it
     can only be a list of strings. They are not looked at here: what no JSON may hold is no node's name.
@@ -161,7 +162,7 @@ def _even_bounds(text: Bytes, width: int) -> tuple[slice, Rows] | None:
     )
     if not edges or np.count_nonzero(text == _QUOTE) != 2 * count:
         return None
-    return slice(2, len(text), width), np.full(count, width - 3)
+    return slice(2, len(text), width), np.array([width - 3])
 
 
 def _uneven_bounds(text: Bytes) -> tuple[Rows, Rows] | None:
