@@ -246,7 +246,9 @@ def _ratio(turns: list[Turn], name: str) -> float:
 
 
 def _medians(rows: list[Figures]) -> Figures:
-    return {name: round(statistics.median(row[name] for row in rows), 3) for name in rows[0]}
+    """Of what each row has: a verb that nobody called in a turn has no mean."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in names}
 
 
 def table(found: dict[str, Any]) -> str:

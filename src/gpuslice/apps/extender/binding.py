@@ -117,8 +117,6 @@ class Binder:
 
     async def _bind(self, args: BindingArgs) -> None:
         self._expect_leading()
-        if self._written is not None:
-            await self._written(args.pod_uid)
         pod = await self._find(args)
         try:
             await self._try_to_bind(args, pod)
@@ -130,13 +128,21 @@ class Binder:
         for _ in range(CONFLICTS):
             if pod.node:
                 return self._expect_node(pod, args.node)
-            if pod.request is None:
+            if (request := pod.request) is None:
                 return await self._bind_plain(pod, args.node)
-            placement = self._assume(pod, pod.request, args.node)
-            if await self._carry_out(pod, pod.request, placement):
+            placement = self._assume(pod, request, args.node)
+            pod = await self._after_writing(pod)
+            if await self._carry_out(pod, request, placement):
                 return None
             pod = await self._read(args)
         raise NotBoundError(f"pod {pod.key} kept changing while it was bound; try again")
+
+    async def _after_writing(self, pod: Pod) -> Pod:
+        """The pod as it is once no nomination of it is on its way any more."""
+        if self._written is not None:
+            await self._written(pod.uid)
+        known = self._ledger.pods.get(pod.uid, pod)
+        return known if known.version > pod.version else pod
 
     def _assume(self, pod: Pod, request: Request, node: str) -> Placement:
         placement = self._decisions.assume(pod, request, node)

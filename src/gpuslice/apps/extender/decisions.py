@@ -76,6 +76,7 @@ class Decisions:
         explain: bool = False,
         on_refused: Callable[[Refused], None] = lambda _: None,
         on_asked: Callable[[str, Asked], None] = lambda *_: None,
+        hold: Callable[[str, Asked], Placement | None] = lambda *_: None,
     ) -> None:
         self.ledger = ledger
         self.policy = policy
@@ -84,6 +85,7 @@ class Decisions:
         self._explain = explain
         self._on_refused = on_refused
         self._on_asked = on_asked
+        self._hold = hold
         self._refused: OrderedDict[str, None] = OrderedDict()
         self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
 
@@ -125,7 +127,11 @@ class Decisions:
         if not len(passing) and self.ledger.make_way(request, pod.spec.priority or 0):
             return self._filter(args, pod, asked, self.ledger.flush(), request)
         others: list[Reason] = [(kept, KEPT)]
-        if 0 < self._filter_best < len(passing) and not pod.spec.prefers:
+        if len(passing) > 1 and (held := self._hold(pod.metadata.uid, asked)) is not None:
+            chosen = asked.rows.take(passing) == fleet.row_of[held.node]
+            others.append((passing[~chosen], NOT_THE_BEST))
+            passing = passing[chosen]
+        elif 0 < self._filter_best < len(passing) and not pod.spec.prefers:
             passing, worse = best_of(keys, passing, self._filter_best)
             others.append((worse, NOT_THE_BEST))
         if len(passing):

@@ -42,11 +42,12 @@ from gpuslice.apps.extender.line import Line
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import NEVER
+from gpuslice.core.policy.fleet import Flags
 
 _log = logging.getLogger(__name__)
 
 TRIES = 4  # nodes, where the cards of the best are kept for somebody else
-READY, PATIENCE_S = 4, 0.1  # nominations written before kube-scheduler goes on; less than a search takes
+READY, PATIENCE_S = 8, 0.25  # so many nominations are written before the next answer, or so long it waits
 SWEEP_EVERY_S = 5.0
 
 
@@ -59,7 +60,7 @@ class GuideLimits:
     room: int = 100
     spare: int = 2
     over_s: float = 5.0  # after a search: by then the pod is bound, or will not be soon
-    kept_s: float = 30.0  # kube-scheduler has not asked: it does not want the pod at present
+    kept_s: float = 15.0  # kube-scheduler has not asked: it does not want the pod at present
 
 
 LIMITS = GuideLimits()
@@ -104,10 +105,9 @@ class Guide:
         self._sleep = sleep
         self._now_ns = now_ns
         self._known: dict[str, _Known] = {}  # by uid
-        self._line = Line(limits.ahead)
+        self._line = Line()
         self._grounds: dict[Terms, Ground] = {}
         self._writes: dict[str, asyncio.Future[None]] = {}  # by uid
-        self._searched: tuple[str, Asked] | None = None
         self._ready: set[str] = set()  # nominated, and not taken up yet
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
@@ -141,12 +141,30 @@ class Guide:
         """kube-scheduler asks where the pod fits: on its nominated node, or on all that would do."""
         if not self._enabled:
             return
+        self._line.take(uid)
         if len(asked.rows) > 1:
             self._note_search(uid, asked)
-        elif self._ledger.planned(uid):
-            self._note_guided(uid)
+        elif (known := self._known.get(uid)) is not None and known.node and not known.over:
+            self.results["guided"] += 1
+            self._ground(known.terms).reached()
         self._ready.discard(uid)
         self._wake.set()
+
+    def hold(self, uid: str, asked: Asked) -> Placement | None:
+        """The best node for a pod that kube-scheduler looks at all nodes for, held from now on.
+
+        While others wait behind it: what is planned for them should not depend on which one it takes.
+        """
+        known, pod = self._known.get(uid), self._ledger.pods.get(uid)
+        if known is None or pod is None or pod.node or not self._leading() or self._next() is None:
+            return None
+        open_rows = np.zeros(self._ledger.fleet.rows, dtype=np.bool_)
+        open_rows[asked.rows[asked.rows >= 0]] = True
+        placement = self._best(pod, open_rows)
+        if placement is None or self._ledger.plan(pod, placement) is not None:
+            return None
+        known.node, known.since_s, known.written_s, known.over = placement.node, self._clock(), inf, False
+        return placement
 
     def retire(self) -> None:
         """We are not the leader any more: nothing is planned by us."""
@@ -178,11 +196,6 @@ class Guide:
         self._line.put(pod, terms)
         self._wake.set()
 
-    def _note_guided(self, uid: str) -> None:
-        self.results["guided"] += 1
-        if (known := self._known.get(uid)) is not None:
-            self._ground(known.terms).reached()
-
     def _note_search(self, uid: str, asked: Asked) -> None:
         known = self._known.get(uid)
         if known is None:
@@ -190,11 +203,10 @@ class Guide:
         now = self._clock()
         ground = self._ground(known.terms)
         ground.shown(asked.rows, now)
-        self._line.take(uid)
         if known.node and not known.over:
-            self._note_search_in_vain(known, ground, asked, now)
+            if known.written_s < inf or uid in self._writes:
+                self._note_search_in_vain(known, ground, asked, now)
             self._end(uid, known)
-        self._searched = uid, asked
 
     def _note_search_in_vain(self, known: _Known, ground: Ground, asked: Asked, now: float) -> None:
         """Where kube-scheduler would take the node, it had taken up the pod before it saw the nomination."""
@@ -229,23 +241,10 @@ class Guide:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                self._hold_for_searched()
                 while len(self._writes) < self._limits.at_once and (chosen := self._choose()):
                     pod, placement = chosen
                     self._writes[pod.uid] = asyncio.get_running_loop().create_future()
                     tasks.create_task(self._nominate(pod, placement), name=f"nominate {pod.key}")
-
-    def _hold_for_searched(self) -> None:
-        """Plan for the pod that kube-scheduler looks at all nodes for: it will take the best."""
-        if self._searched is None or not self._leading():
-            return
-        (uid, asked), self._searched = self._searched, None
-        known, pod = self._known.get(uid), self._ledger.pods.get(uid)
-        if known is None or pod is None or pod.node or self._next() is None:
-            return
-        placement = self._best(pod, self._ground(known.terms)) if len(asked.rows) > 1 else None
-        if placement is not None and self._ledger.plan(pod, placement) is None:
-            known.node, known.since_s, known.over = placement.node, self._clock(), False
 
     def _choose(self) -> tuple[Pod, Placement] | None:
         """The next pod of the queue, with node and cards that are held for it from now on."""
@@ -257,10 +256,10 @@ class Guide:
             if pod is None or pod.node or pod.nominated or self._ledger.holding(uid) is not None:
                 self._line.drop(uid)
                 continue
-            placement = self._best(pod, self._grounds[terms])
+            placement = self._best(pod, self._grounds[terms].open)
             if placement is None or self._ledger.plan(pod, placement) is not None:
                 return None  # kube-scheduler searches for this one, and then the next is looked at
-            self._line.drop(uid)
+            self._line.call(uid)
             known = self._known[uid]
             known.node, known.since_s = placement.node, self._clock()
             self._grounds[terms].tried()
@@ -278,12 +277,12 @@ class Guide:
         ground = self._grounds.get(terms)
         return ground is not None and ground.is_known(now)
 
-    def _best(self, pod: Pod, ground: Ground) -> Placement | None:
+    def _best(self, pod: Pod, open_rows: Flags) -> Placement | None:
         """The policy's choice among the nodes that would do; None where those are few."""
         request, fleet = pod.request, self._ledger.fleet
         assert request is not None
         keys = self._decisions.ranks(request)
-        keys[~ground.open] = NEVER
+        keys[~open_rows] = NEVER
         keys[fleet.cpu_left < request.feed.cpu_milli] = NEVER
         keys[fleet.memory_left < request.feed.memory_mib] = NEVER
         keys[rows_of(self._ledger.avoided, fleet)] = NEVER

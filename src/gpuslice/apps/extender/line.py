@@ -1,19 +1,19 @@
 """The pods that wait, in the order in which kube-scheduler takes them up.
 
 By priority, then as they came. A kube-scheduler that has just started found them all at once, by namespace
-and name, which shows when it takes one from far behind.
+and name, which shows in the order in which it takes them.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.core.model import Pod
 
-SURPRISES = 3  # in a row, before another order is believed in
+OF_LAST, SURPRISES = 16, 4  # so many of them taken after one that comes later: another order is believed in
 
 Turn = tuple[int, int, int, str]
 """What pods are ordered by: priority, how often all was ordered anew, and when it came or its name."""
@@ -29,38 +29,46 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Line:
-    """Pods by their terms. `far`: how many may be before a pod that is taken up without a surprise."""
+    """Pods by their terms: those that wait, and those called ahead that kube-scheduler has not taken yet."""
 
-    far: int
     _waiting: dict[str, _Waiting] = field(default_factory=dict)  # by uid
+    _called: dict[str, _Waiting] = field(default_factory=dict)
     _heaps: dict[Terms, list[tuple[Turn, str]]] = field(default_factory=dict)
     _orders: int = 0
+    _last: dict[int, Turn] = field(default_factory=dict)  # by priority
+    _taken: int = 0
     _surprises: int = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
-
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._waiting
 
     def put(self, pod: Pod, terms: Terms) -> None:
         """Someone new; the last of its priority."""
         turn = (-pod.priority, self._orders, pod.version, "")
         self._push(pod.uid, _Waiting(terms, turn, pod.version, pod.key))
 
+    def call(self, uid: str) -> None:
+        """It need not wait any more: what it waited for is there before its turn."""
+        self._called[uid] = self._waiting.pop(uid)
+
     def drop(self, uid: str) -> None:
-        """It waits no more; an unknown one is fine."""
+        """It is gone; an unknown one is fine."""
         self._waiting.pop(uid, None)
+        self._called.pop(uid, None)
 
     def take(self, uid: str) -> None:
-        """kube-scheduler has taken up this one, if it waits: the first, if we know its order."""
-        taken = self._waiting.pop(uid, None)
-        if taken is None or len(self) <= self.far:
+        """kube-scheduler has taken up this one: the first, if we know its order. Again is no news."""
+        taken = self._waiting.pop(uid, None) or self._called.pop(uid, None)
+        if taken is None:
             return
-        before = sum(other.turn < taken.turn for other in self._waiting.values())
-        self._surprises = self._surprises + 1 if before > self.far else 0
-        if self._surprises == SURPRISES:
-            self._reorder(by_name=taken.turn[-1] == "")
+        priority = taken.turn[0]
+        self._surprises += taken.turn < self._last.get(priority, taken.turn)
+        self._last[priority] = taken.turn
+        self._taken += 1
+        if self._taken == OF_LAST:
+            if self._surprises >= SURPRISES:
+                self._reorder(by_name=taken.turn[-1] == "")
+            self._taken = self._surprises = 0
 
     def firsts(self) -> Iterator[tuple[Turn, str, Terms]]:
         """The first pod of each kind: its turn, uid and terms."""
@@ -82,11 +90,15 @@ class Line:
         heapq.heappush(self._heaps.setdefault(waiting.terms, []), (waiting.turn, uid))
 
     def _reorder(self, *, by_name: bool) -> None:
-        """All that wait now are before all that come; among them, the other order than before holds."""
+        """All that are here now are before all that come; among them, the other order than before holds."""
         self._orders += 1
-        self._surprises = 0
         self._heaps.clear()
+        self._last.clear()
         for uid, one in tuple(self._waiting.items()):
-            order = (0, one.key) if by_name else (one.version, "")
-            self._push(uid, _Waiting(one.terms, (one.turn[0], self._orders, *order), one.version, one.key))
+            self._push(uid, self._in_order(one, by_name))
+        self._called = {uid: self._in_order(one, by_name) for uid, one in self._called.items()}
         self._orders += 1
+
+    def _in_order(self, one: _Waiting, by_name: bool) -> _Waiting:
+        order = (0, one.key) if by_name else (one.version, "")
+        return replace(one, turn=(one.turn[0], self._orders, *order))

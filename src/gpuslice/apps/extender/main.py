@@ -43,7 +43,7 @@ from gpuslice.apps.extender.warmth import Arrivals
 from gpuslice.apps.extender.world import World
 from gpuslice.apps.settings import SettingsError, load, options, shown
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Pod
+from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import make_policy
 
 _log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Extender:
             explain=settings.explain_refusals,
             on_refused=self._tell_refused,
             on_asked=self._note_asked,
+            hold=self._hold,
         )
         self.leadership = Leadership()
         if settings.leader_elect:
@@ -240,6 +241,9 @@ class Extender:
 
     def _note_asked(self, uid: str, asked: Asked) -> None:
         self.guide.asked(uid, asked)
+
+    def _hold(self, uid: str, asked: Asked) -> Placement | None:
+        return self.guide.hold(uid, asked)
 
     async def _nominated(self, uid: str) -> None:
         await self.guide.written(uid)
