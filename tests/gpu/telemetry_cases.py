@@ -81,7 +81,8 @@ def conversions(stage: Stage) -> Seen:
 def counters(stage: Stage) -> Seen:
     """Hardware counters (GPM): near nothing when idle; busy with matrix products, the tensor pipe is."""
     _require_binding(stage)
-    numbers = dict.fromkeys(range(1001, 1013), "")
+    totals = range(1084, 1097)  # cycles and bytes since the start, with drivers that count them
+    numbers = dict.fromkeys((*range(1001, 1013), *totals), "")
     idle = _samples(stage, numbers, 3)[-1]
     if ENGINE not in idle.fields:
         raise Skip(f"no counters here: {idle.unsupported.get(ENGINE, 'the driver gave none')}")
@@ -96,6 +97,8 @@ def counters(stage: Stage) -> Seen:
     table = "\n".join([head, "| --- | --- | --- |", *rows])
     ratios = [value for number, value in load.fields.items() if ENGINE <= number <= 1008]
     assert all(0 <= float(value) <= 1.01 for value in ratios), f"no ratio:\n{table}"
+    counted = [n for n in totals if n in idle.fields and n in load.fields]
+    assert all(float(idle.fields[n]) <= float(load.fields[n]) for n in counted), f"went back:\n{table}"
     assert float(load.fields[ENGINE]) >= LEAST_BUSY, f"the engine is busy all the time:\n{table}"
     assert SIMULATED or float(idle.fields[ENGINE]) <= 0.15, f"the card is idle:\n{table}"
     if kind == "torch":
