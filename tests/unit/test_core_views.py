@@ -1,0 +1,142 @@
+"""From API objects to values: what is read, what is worked round, and what is named as unreadable."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.views import node_view, pod_view
+from gpuslice.core.feed import Feed
+from gpuslice.core.model import ContainerKind, Gpu, Node, Pod
+from gpuslice.core.views import version_number
+from tests.builders import api_container, api_node, api_pod, make_placement
+
+IDX, UNITS = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD"
+PLACED = {IDX: "1", UNITS: "4", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "7"}
+
+
+def pod(**spec: Any) -> Pod:
+    return pod_view(msgspec.convert(api_pod(**spec), objects.Pod))
+
+
+def node(raw: dict[str, Any]) -> Node:
+    return node_view(msgspec.convert(raw, objects.Node))
+
+
+def test_a_placed_pod_is_read_whole() -> None:
+    found = pod(node="n1", annotations=PLACED, version="12", priority=5, phase="Running")
+    assert (found.key, found.uid, found.node, found.version, found.priority) == (
+        "default/p",
+        "uid-p",
+        "n1",
+        12,
+        5,
+    )
+    assert (found.placement, found.assigned, found.assume_time_ns) == (make_placement("n1", 4, 1), True, 7)
+    assert (found.finished, found.terminating, found.problem) == (False, False, "")
+    assert found.request is not None
+    assert (found.request.units, found.request.gpu_count) == (4, 1)
+
+
+def test_what_a_pod_does_not_say_is_nothing() -> None:
+    found = pod()
+    assert (found.placement, found.assigned, found.assume_time_ns, found.priority) == (None, False, 0, 0)
+    assert (found.nominated, found.version, found.problem) == ("", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "finished"),
+    [("Pending", False), ("Running", False), ("Unknown", False), ("Succeeded", True), ("Failed", True)],
+)
+def test_a_pod_has_finished_when_its_phase_says_so(phase: str, finished: bool) -> None:
+    assert pod(phase=phase).finished is finished
+
+
+def test_containers_keep_their_place_and_kind() -> None:
+    inits = [api_container("9", "init"), {**api_container("1", "proxy"), "restartPolicy": "Always"}]
+    found = pod(initContainers=inits, containers=[{"name": "bare", "image": "x"}, api_container("4", "a")])
+    assert found.request is not None
+    assert [(each.name, each.index, each.kind) for each in found.request.containers] == [
+        ("init", 0, ContainerKind.INIT),
+        ("proxy", 1, ContainerKind.SIDECAR),
+        ("a", 1, ContainerKind.APP),
+    ]
+    assert (found.request.units, found.request.app_containers) == (9, 2)
+
+
+def test_a_pod_that_asks_for_none_of_ours_wants_only_cpu_and_memory() -> None:
+    plain = {"name": "web", "image": "x", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}
+    found = pod(containers=[plain])
+    assert (found.request, found.feed, found.problem) == (None, Feed(1000, 0), "")
+
+
+def test_a_wrong_request_is_a_problem_and_of_a_bound_pod_the_memory_is_gone_all_the_same() -> None:
+    many = {"aliyun.com/gpu-count": "many"}
+    waiting, bound = pod(labels=many), pod(labels=many, node="n1")
+    assert waiting.request is None
+    assert bound.request is not None
+    assert bound.request.units == 4
+    assert 'label "aliyun.com/gpu-count" is "many"' in waiting.problem
+    assert bound.problem == waiting.problem
+    assert pod(memory="4.5", node="n1").request is None
+
+
+def test_a_corrupt_annotation_is_a_problem_and_no_placement() -> None:
+    found = pod(node="n1", annotations={IDX: "abc", UNITS: "4"})
+    assert found.placement is None
+    assert f'annotation "{IDX}" is "abc"' in found.problem
+
+
+@pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), ("v1", 0), ("-1", 0), ("٤", 0)])
+def test_a_version_that_is_no_number_is_none(text: str, number: int) -> None:
+    assert version_number(text) == number
+
+
+# -- nodes -------------------------------------------------------------------------------------------------
+
+
+def test_cards_of_node_status_are_equal_and_of_unknown_size() -> None:
+    assert node(api_node(units=31, cards=2)).gpus == (Gpu(0, "", 0, 15), Gpu(1, "", 0, 15))
+
+
+@pytest.mark.parametrize(
+    ("amounts", "cards"),
+    [
+        ({"aliyun.com/gpu-mem": "15"}, 0),
+        ({"aliyun.com/gpu-count": "1"}, 0),
+        ({"aliyun.com/gpu-mem": "0", "aliyun.com/gpu-count": "1"}, 0),
+        ({"aliyun.com/gpu-mem": "-4", "aliyun.com/gpu-count": "1"}, 0),
+        ({"aliyun.com/gpu-mem": "15", "aliyun.com/gpu-count": "0"}, 0),
+        ({"aliyun.com/gpu-mem": "1024", "aliyun.com/gpu-count": "1024"}, 1024),
+        ({"aliyun.com/gpu-mem": "1025", "aliyun.com/gpu-count": "1025"}, 0),
+        ({}, 0),
+    ],
+)
+def test_node_status_that_makes_no_sense_has_no_cards(amounts: dict[str, str], cards: int) -> None:
+    raw = api_node(units=0)
+    raw["status"]["capacity"] |= amounts
+    assert len(node(raw).gpus) == cards
+
+
+def test_true_sizes_win_where_the_node_shares_and_can_be_read() -> None:
+    cards = [{"index": 2, "uuid": "GPU-b", "memory_mib": 15079, "units": 14, "model": "T4"}]
+    told = {"gpuslice.io/gpus": json.dumps(cards)}
+    assert node(api_node(units=14, annotations=told)).gpus == (Gpu(2, "GPU-b", 15079, 14, "T4"),)
+    assert node(api_node(units=0, annotations=told)).gpus == (), "its cards are not shared now"
+    corrupt = node(api_node(units=14, annotations={"gpuslice.io/gpus": "[1]"}))
+    assert corrupt.gpus == (Gpu(0, "", 0, 14),)
+    assert 'annotation "gpuslice.io/gpus" is "[1]"' in corrupt.problem
+
+
+def test_labels_and_amounts_say_how_cards_are_chosen_and_divided() -> None:
+    plain = node(api_node())
+    assert (plain.placement, plain.core_percent, plain.core_required) == ("", 0, False)
+    raw = api_node(labels={"ack.node.gpu.placement": "spread", "ack.node.gpu.schedule": "core_mem"})
+    raw["status"]["capacity"]["aliyun.com/gpu-core.percentage"] = "100"
+    divided = node(raw)
+    assert (divided.placement, divided.core_percent, divided.core_required) == ("spread", 100, True)
+    assert plain.feed == Feed(64_000, 262_144)
