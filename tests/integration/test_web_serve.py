@@ -9,6 +9,7 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -134,13 +135,18 @@ def test_a_large_answer_in_pieces_arrives_whole(
     write_certificate(tmp_path, authority)
     trust = ssl.create_default_context()
     authority.configure_trust(trust)
-    files = {"certificate": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")} if tls else {}
+    plain = Listen(0, "localhost")
+    listen = (
+        replace(plain, certificate=str(tmp_path / "cert.pem"), key=str(tmp_path / "key.pem"))
+        if tls
+        else plain
+    )
     large = random.Random(1).randbytes(3 << 20)
     pieces = (b"", memoryview(large), b"", memoryview(msgspec.Raw(b"{}")))
     handler = get("/large", lambda _: Answer(b"[", content_type="x/y", more=pieces))
 
     async def fetched() -> None:
-        async with serving(app_of(handler), Listen(0, "localhost", **files)) as port:
+        async with serving(app_of(handler), listen) as port:
             url = f"http{'s' * tls}://localhost:{port}/large"
             async with aiohttp.ClientSession() as client, client.get(url, ssl=trust) as answer:
                 assert await answer.read() == b"[" + large + b"{}"
