@@ -2,7 +2,7 @@
 TEST_BUILD := $(BUILD)/tests
 TEST_CFLAGS := $(CFLAGS) -Iinclude -Wno-pedantic
 
-tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile hostile_static)
+tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile)
 
 $(TEST_BUILD)/worker: tests/worker.c src/hooks.def src/driver_abi.h
 	@mkdir -p $(@D)
@@ -21,6 +21,9 @@ HOSTILE_CFLAGS := $(TEST_CFLAGS) -D_GNU_SOURCE -Wno-strict-prototypes -Wno-unkno
 $(TEST_BUILD)/hostile: tests/hostile.c
 	@mkdir -p $(@D)
 	@$(CC) $(HOSTILE_CFLAGS) $(LDFLAGS) -o $@ $< -ldl
+
+# Where there is a libc to link statically.
+tests: $(if $(wildcard $(shell $(CC) -print-file-name=libc.a)),$(TEST_BUILD)/hostile_static)
 
 # With a driver of its own in it and no loader, as a program that speaks to the devices itself. Of sources: sanitizers are
 # for shared objects.
