@@ -21,7 +21,6 @@ from gpuslice.sim import gpu
 from gpuslice.sim.gpu_creation import CardSpec
 from tests.integration.isolation_rig import BUILD, MIB, SIM, V100
 
-
 STATIC = BUILD / "tests/hostile_static"
 
 
