@@ -97,6 +97,10 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_app(c.MEMORY_USED), "101") | _always(_app(c.MEMORY_LIMIT), "100"),
         _always(_app(c.MEMORY_USED), "100") | _always(_app(c.MEMORY_LIMIT), "100"),
     ),
+    "GpuContainerPastComputeShare": (
+        _always(_app(c.SM_UTILIZATION), "0.5") | _always(_app(c.COMPUTE_SHARE), "0.3"),
+        _always(_app(c.SM_UTILIZATION), "0.4") | _always(_app(c.COMPUTE_SHARE), "0.3"),
+    ),
     "GpuContainerMemoryRefused": (
         {_app(c.MEMORY_REFUSED): "0x175 1x5"},
         {_app(c.MEMORY_REFUSED): "0x10 1x170"},

@@ -192,6 +192,14 @@ ALERTS = (
         "1m",
     ),
     Alert(
+        "GpuContainerPastComputeShare",
+        f"avg_over_time({c.SM_UTILIZATION.name}[10m]) > 1.25 * {c.COMPUTE_SHARE.name} + 0.05",
+        "warning",
+        f"{_WHO} computes for a quarter longer than its share.",
+        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. Stop it.",
+        "10m",
+    ),
+    Alert(
         "GpuContainerMemoryRefused",
         f"increase({c.MEMORY_REFUSED.name}[5m]) > 0",
         "warning",
