@@ -47,7 +47,8 @@ from gpuslice.core.policy.fleet import Flags
 _log = logging.getLogger(__name__)
 
 TRIES = 4  # nodes, where the cards of the best are kept for somebody else
-READY, PATIENCE_S = 8, 0.25  # so many nominations are written before the next answer, or so long it waits
+READY = 24  # nominations written before kube-scheduler goes on: its watch is behind what we know
+PATIENCE_S = 0.25  # or so long
 SWEEP_EVERY_S = 5.0
 
 
