@@ -167,18 +167,16 @@ async def test_the_freed_card_is_kept_while_the_victim_takes_its_time(tmp_path: 
                 await client_bound(client, name)
             await create(client, "important", "10", "high")
             await nominated(client, "important")
-            victims = [
-                pod for pod in (await client.list(PODS)).items or () if pod.metadata.deletion_timestamp
-            ]
-            assert len(victims) == 1
-            conditions = victims[0].status.conditions or []
+            (victim,) = await leaving(client, 1)
+            seen = await client.get(PODS, victim, "default")
+            conditions = seen.status.conditions or []
             assert [each.reason for each in conditions if each.type == "DisruptionTarget"] == [
                 "PreemptionByScheduler"
             ]
             await create(client, "greedy", "10", "middle")  # it preempts, too, but takes another card
             second = await nominated(client, "greedy")
             assert second
-            assert len(await leaving(client)) == 2
+            assert len(await leaving(client, 2)) == 2
             first, other = await bound(client, "important"), await bound(client, "greedy")
             nodes = {
                 name: (await client.get(PODS, name, "default")).spec.node_name
@@ -188,10 +186,15 @@ async def test_the_freed_card_is_kept_while_the_victim_takes_its_time(tmp_path: 
             assert len(await left(client)) == 4  # two of the four went, for two
 
 
-async def leaving(client: KubeClient) -> set[str]:
-    return {
-        pod.metadata.name for pod in (await client.list(PODS)).items or () if pod.metadata.deletion_timestamp
-    }
+async def leaving(client: KubeClient, count: int) -> set[str]:
+    """Those who are leaving, once they are that many."""
+    async with asyncio.timeout(60):
+        while True:
+            pods = (await client.list(PODS)).items or ()
+            names = {pod.metadata.name for pod in pods if pod.metadata.deletion_timestamp}
+            if len(names) >= count:
+                return names
+            await asyncio.sleep(0.1)
 
 
 async def client_bound(client: KubeClient, name: str) -> None:
@@ -204,7 +207,7 @@ async def client_bound(client: KubeClient, name: str) -> None:
 
 
 async def nominated(client: KubeClient, name: str) -> str:
-    """The node that a waiting pod was nominated for, once a victim is leaving."""
+    """The node that a waiting pod was nominated for."""
     async with asyncio.timeout(60):
         while True:
             pod = await client.get(PODS, name, "default")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.wire.extender import BindingArgs, decode_args
+from gpuslice.adapters.wire.extender import BindingArgs, decode_args, decode_preemption
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
@@ -122,6 +122,19 @@ class Story:
         result = self.loop.run_until_complete(answered())
         found: list[str] = msgspec.json.decode(result.node_names)
         return found
+
+    def propose(self, name: str, *victims: str) -> set[str]:
+        """kube-scheduler asks whom to evict from the first node, these for one; the answer."""
+        uids = [{"UID": self.api.pod(victim)["metadata"]["uid"]} for victim in victims]
+        proposed = {self.nodes[0]: {"Pods": uids, "NumPDBViolations": 0}}
+        body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
+
+        async def answered() -> Any:
+            return self.extender.decisions.preempt(decode_preemption(body))
+
+        found = self.loop.run_until_complete(answered()).node_name_to_meta_victims
+        names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.api.pods()}
+        return {names[pod.uid] for each in found.values() for pod in each.pods}
 
     def leaving_for(self, pod: Object, node: str) -> bool:
         """Whether a less important pod leaves this node for another, as ``podTerminatingByPreemption``."""

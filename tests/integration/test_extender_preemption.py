@@ -93,6 +93,31 @@ def test_equals_stay_and_what_kube_scheduler_nominated_is_its_own(story: Story) 
     assert not story.leaving()
 
 
+def test_who_asks_whom_to_evict_is_given_time_to_do_it(story: Story) -> None:
+    full(story)
+    story.add("high", 10, 100)
+    story.schedule("high")
+    assert story.propose("high", "a") == {"a"}
+    story.schedule("high")
+    story.calm(4)  # kube-scheduler's eviction and nomination are slow to come
+    assert not story.leaving()
+    story.schedule("high")  # it did neither
+    story.calm(4)
+    assert len(story.leaving()) == 1
+
+
+def test_kube_scheduler_may_begin_itself_while_the_pod_is_read(story: Story) -> None:
+    full(story)
+    story.add("high", 10, 100)
+    story.network.calm()
+    story.schedule("high")
+    while not any(message.request.path == f"{PODS}/high" for message in story.network.messages):
+        story.loop.advance(0.25)
+    assert story.propose("high", "a") == {"a"}
+    story.calm(2)
+    assert not story.leaving()
+
+
 def test_switched_off_it_evicts_nobody() -> None:
     story = Story(preemption=False)
     full(story)

@@ -76,6 +76,7 @@ class Decisions:
         explain: bool = False,
         on_refused: Callable[[Refused], None] = lambda _: None,
         on_asked: Callable[[str, Asked], None] = lambda *_: None,
+        on_victims: Callable[[str], None] = lambda _: None,
         hold: Callable[[str, Asked], Placement | None] = lambda *_: None,
     ) -> None:
         self.ledger = ledger
@@ -85,6 +86,7 @@ class Decisions:
         self._explain = explain
         self._on_refused = on_refused
         self._on_asked = on_asked
+        self._on_victims = on_victims
         self._hold = hold
         self._refused: OrderedDict[str, None] = OrderedDict()
         self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
@@ -237,8 +239,11 @@ class Decisions:
             return PreemptionResult({})
         if request is None:
             return PreemptionResult(proposed)
-        found = {name: self._victims(name, request, pod, victims) for name, victims in proposed.items()}
-        return PreemptionResult({name: each for name, each in found.items() if each is not None})
+        every = {name: self._victims(name, request, pod, victims) for name, victims in proposed.items()}
+        found = {name: each for name, each in every.items() if each is not None}
+        if found:
+            self._on_victims(pod.metadata.uid)
+        return PreemptionResult(found)
 
     def _victims(
         self, node_name: str, request: Request, pod: WirePod, proposed: MetaVictims

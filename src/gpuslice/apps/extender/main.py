@@ -103,6 +103,7 @@ class Extender:
             explain=settings.explain_refusals,
             on_refused=self._tell_refused,
             on_asked=self._note_asked,
+            on_victims=self._leave_to_scheduler,
             hold=self._hold,
         )
         self.leadership = Leadership()
@@ -241,6 +242,9 @@ class Extender:
 
     def _note_asked(self, uid: str, asked: Asked) -> None:
         self.guide.asked(uid, asked)
+
+    def _leave_to_scheduler(self, uid: str) -> None:
+        self.preemptor.left_to_scheduler(uid)
 
     def _hold(self, uid: str, asked: Asked) -> Placement | None:
         return self.guide.hold(uid, asked)

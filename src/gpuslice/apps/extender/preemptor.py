@@ -10,7 +10,7 @@ missing part is done, as kube-scheduler does it:
         ──► when the victims are gone kube-scheduler tries the nominated node first
 
 kube-scheduler asks about the nodes that its own filters let pass: there nothing but the cards is in the pod's
-way, and there it finds no victims. Where it finds some elsewhere, it nominates, and we keep out of it.
+way, and there it finds no victims. Where it finds some elsewhere, it asks us whom, and we keep out of it.
 """
 
 from __future__ import annotations
@@ -114,6 +114,12 @@ class Preemptor:
         if request is not None:
             self._remember(refused, request)
 
+    def left_to_scheduler(self, uid: str) -> None:
+        """kube-scheduler asked whom to evict for this pod and was told: it evicts, and nominates soon."""
+        if self._enabled:
+            self._waiting.pop(uid, None)
+            self._pauses[uid] = _Pause(self._clock() + FIRST_PAUSE_S, FIRST_PAUSE_S)
+
     def _remember(self, refused: Refused, request: Request) -> None:
         assert refused.nodes is not None
         uid, priority = refused.pod.metadata.uid, refused.pod.spec.priority or 0
@@ -149,9 +155,12 @@ class Preemptor:
                 self.results[result] += 1
 
     def _due(self, waiting: _Waiting) -> bool:
-        pause = self._pauses.get(waiting.uid)
-        after_s = max(waiting.due_s, self._rest_until_s, pause.until_s if pause else 0.0)
-        return after_s <= self._clock()
+        after_s = max(waiting.due_s, self._rest_until_s)
+        return after_s <= self._clock() and not self._paused(waiting.uid)
+
+    def _paused(self, uid: str) -> bool:
+        pause = self._pauses.get(uid)
+        return pause is not None and pause.until_s > self._clock()
 
     async def _preempt(self, waiting: _Waiting) -> str:
         """What came of it, "" when there was nothing to do."""
@@ -166,7 +175,7 @@ class Preemptor:
                 return ""
             budgets = await read_budgets(self._client, {pod.namespace for pod in lower})
             found = await self._search(waiting, nodes, budgets)
-            if found is None:
+            if found is None or self._paused(waiting.uid):
                 return ""
             if not await self.evictor.carry_out(pod, waiting.request, found):
                 return "given_up"
