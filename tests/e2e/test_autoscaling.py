@@ -12,11 +12,9 @@ from monitoring.build import ROOT
 from tests import tools
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+pytestmark = ON_A_CONTROL_PLANE
 
 
 @pytest.fixture

@@ -34,12 +34,10 @@ from tests.e2e.cluster import (
     shipped_configuration,
 )
 from tests.e2e.control_plane import ControlPlane, api_server
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.service import Service, service
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+pytestmark = ON_A_CONTROL_PLANE
 
 CARD_UNITS = 16
 KILLS = int(os.environ.get("GPUSLICE_E2E_KILLS", "2"))

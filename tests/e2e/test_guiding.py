@@ -24,11 +24,9 @@ from tests.e2e.cluster import (
     shipped_configuration,
 )
 from tests.e2e.control_plane import ControlPlane
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+pytestmark = ON_A_CONTROL_PLANE
 
 UNITS, CARDS, NODES, PODS = 16, 2, 240, 120
 TAINT = {"key": "team", "value": "other", "effect": "NoSchedule"}

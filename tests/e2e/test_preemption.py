@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS, Resource
@@ -21,11 +19,12 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, GPU_MEM
 from tests.builders import api_node
-from tests.e2e.control_plane import ControlPlane, api_server, missing, scheduler
+from tests.e2e.control_plane import ControlPlane, api_server, scheduler
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.integration.extender_rig import PREFIX, until
 from tests.integration.test_webhook import submitted
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = ON_A_CONTROL_PLANE
 
 PRIORITIES = Resource("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", dict[str, Any], False)
 Object = dict[str, Any]

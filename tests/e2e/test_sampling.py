@@ -17,7 +17,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import pytest
 import yaml
 from aiohttp import web
 
@@ -34,11 +33,9 @@ from tests.e2e.cluster import (
     shipped_configuration,
 )
 from tests.e2e.control_plane import ControlPlane, api_server
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+pytestmark = ON_A_CONTROL_PLANE
 NODES = 5000
 SAMPLE = 500  # kube-scheduler's own choice for so many
 ROOM = "zz-room"

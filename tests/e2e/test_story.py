@@ -27,11 +27,9 @@ from gpuslice.apps.dev.steps import Story
 from gpuslice.apps.dev.stories import STORIES
 from gpuslice.apps.dev.world import CONNECTIONS, World
 from tests.e2e import control_plane
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+pytestmark = ON_A_CONTROL_PLANE
 NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs")
 
 

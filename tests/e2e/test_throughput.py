@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from bench import end_to_end
 
-from tests.e2e import control_plane
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(control_plane.missing()), reason=control_plane.missing()),
-]
+pytestmark = ON_A_CONTROL_PLANE
 
 
 async def test_every_pod_of_a_queue_is_bound_once_and_no_card_is_over_committed() -> None:

@@ -22,10 +22,11 @@ from gpuslice.core.contract import GPU_COUNT
 from tests import tools
 from tests.builders import api_container
 from tests.contract.test_chart import CHART, WEBHOOKS
-from tests.e2e.control_plane import ControlPlane, api_server, missing
+from tests.e2e.control_plane import ControlPlane, api_server
+from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.integration.test_webhook import HOOKS, Certificates, submitted, webhook
 
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = ON_A_CONTROL_PLANE
 
 NAMESPACE = "team-a"
 

@@ -14,7 +14,7 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX
 from tests.integration.extender_rig import Api
-from tests.integration.virtual import HeldTransport, Message, Network, Process, VirtualLoop
+from tests.integration.virtual import HeldTransport, Message, Network, Played, Process, VirtualLoop
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
@@ -35,8 +35,10 @@ class Counting(Network):
         super().deliver(message)
 
 
-class Queue:
+class Queue(Played):
     """Pods that wait, and what becomes of them."""
+
+    network: Counting
 
     def __init__(self, nodes: int = NODES, limits: GuideLimits = LIMITS, **settings: Any) -> None:
         self.loop = VirtualLoop()
@@ -57,15 +59,6 @@ class Queue:
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
         self.calm()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.network.forget(self.process)
-
-    def close(self) -> None:
-        self.kill()
-        self.loop.close()
-        asyncio.set_event_loop(None)
 
     def calm(self, seconds: float = 0.0) -> None:
         """Let that much time pass, and everything arrive that is sent meanwhile."""

@@ -20,7 +20,6 @@ from gpuslice.core.contract import GPU_MEM, card_of_device_id
 from gpuslice.sim.kubelet import checkpoint
 from gpuslice.sim.kubelet.devices import (
     AdmissionError,
-    Allocation,
     Answer,
     Call,
     ContainerDemand,
@@ -29,6 +28,7 @@ from gpuslice.sim.kubelet.devices import (
     Options,
     PluginError,
     PreferredCall,
+    carry_out,
 )
 from tests.builders import UNIT_MIB
 from tests.integration.virtual import HeldTransport, Process
@@ -155,7 +155,7 @@ class NodeInMemory:
         self.admitted[uid] = pod
         steps = self.book.allocate(uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted))
         try:
-            await self._answer(steps)
+            await carry_out(steps, self._call)
         except AdmissionError as error:
             self.admitted.pop(uid)
             self.world.set_status(pod, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
@@ -212,19 +212,6 @@ class NodeInMemory:
 
     def save(self) -> None:
         self._saved = checkpoint.encode(self.book.holdings(), self.book.registered())
-
-    async def _answer(self, steps: Allocation) -> None:
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    answer = await self._call(call)
-                except PluginError as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(answer)
-        except StopIteration:
-            return
 
     async def _call(self, call: Call) -> Answer:
         if isinstance(call, PreferredCall):

@@ -13,7 +13,7 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.extender_rig import Api
-from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
+from tests.integration.virtual import HeldTransport, Network, Played, Process, VirtualLoop
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
@@ -22,7 +22,7 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 PREEMPTION = "PreemptionByScheduler"
 
 
-class Story:
+class Story(Played):
     """A cluster with an extender; the story itself is kube-scheduler, kubelet and the user."""
 
     def __init__(self, cards: int = 2, nodes: int = 1, *, preemption: bool = True) -> None:
@@ -45,15 +45,6 @@ class Story:
         self.extender = Extender(self.settings, KubeClient(HeldTransport(self.network, self.process)))
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.network.forget(self.process)
-
-    def close(self) -> None:
-        self.kill()
-        self.loop.close()
-        asyncio.set_event_loop(None)
 
     def calm(self, seconds: float = 0.0) -> None:
         """Let that much time pass, and everything arrive that is sent meanwhile."""

@@ -240,5 +240,22 @@ class HeldTransport:
         return await future
 
 
+class Played:
+    """A story of one process on a loop of its own: how the process dies and the story ends."""
+
+    loop: VirtualLoop
+    network: Network
+    process: Process
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.network.forget(self.process)
+
+    def close(self) -> None:
+        self.kill()
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}

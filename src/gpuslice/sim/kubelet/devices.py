@@ -8,7 +8,7 @@ answers sent back, so that one code runs under gRPC, in property tests and acros
 from __future__ import annotations
 
 import random
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gpuslice.core.model import ContainerKind
@@ -70,6 +70,23 @@ class AllocateCall:
 Call = PreferredCall | AllocateCall
 Answer = Iterable[str] | bytes
 Allocation = Generator[Call, Answer, None]
+
+
+async def carry_out(steps: Allocation, ask: Callable[[Call], Awaitable[Answer]]) -> None:
+    """Let `ask` answer the calls of one container's allocation; a PluginError of it goes to the steps."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                answer = await ask(call)
+            except PluginError as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(answer)
+    except StopIteration:
+        return
+    finally:
+        steps.close()
 
 
 @dataclass(frozen=True, slots=True)

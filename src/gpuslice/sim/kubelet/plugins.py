@@ -35,6 +35,7 @@ from gpuslice.sim.kubelet.devices import (
     Options,
     PluginError,
     PreferredCall,
+    carry_out,
 )
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -116,19 +117,7 @@ class PluginEndpoints(RegistrationService):
 
     async def answer(self, steps: Allocation) -> None:
         """Carry out the calls of one container's allocation. Raises AdmissionError."""
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    answer = await self._call(call)
-                except PluginError as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(answer)
-        except StopIteration:
-            return
-        finally:
-            steps.close()
+        await carry_out(steps, self._call)
 
     async def pre_start(self, resource: str, ids: Iterable[str]) -> None:
         """PreStartContainer, where the plugin wants it. Raises PluginError."""
