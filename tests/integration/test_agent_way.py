@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.region import layout
+from gpuslice.adapters.region.counts import Counts
+from gpuslice.adapters.region.reader import prepare_region
+from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolation, IsolationReader
+from gpuslice.core.attribution import ContainerKey
 from gpuslice.sim.kubelet.devices import AdmissionError
 from tests.integration.agent_bench import Bench, container, eventually, uuid
 
@@ -224,6 +229,54 @@ async def test_a_container_that_starts_again_gets_a_fresh_region(tmp_path: Path)
         assert list((folder / "var").iterdir()) == []
         owner = json.loads((folder / "owner.json").read_text())
         assert (owner["namespace"], owner["pod"], owner["container"]) == ("default", "p", "main")
+
+
+async def test_the_counters_of_a_container_that_crashes_again_and_again_go_on(tmp_path: Path) -> None:
+    """An alert looks for their growth: one refusal a life must not look like one refusal ever."""
+    async with Bench(tmp_path).running() as node:
+        pod = await node.place("p", 4, 0)
+        await node.kubelet.admit(pod)
+        exporter, key = IsolationReader(tmp_path / "host"), ContainerKey("default", "p", "main")
+        seen = []
+        for _ in range(3):
+            await node.kubelet.start_container(pod)
+            (folder,) = (tmp_path / "host" / "containers").iterdir()
+            seen += [(await looked_at_closely(exporter)).counts(key, uuid(0))]
+            write_one_refusal(folder / "var" / "region")
+        seen += [(await looked_at_closely(exporter)).counts(key, uuid(0))]
+        assert seen == [Counts(0, 0), Counts(1, 500), Counts(2, 1000), Counts(3, 1500)]
+
+
+async def test_the_counters_of_another_pod_with_the_same_ids_begin_at_nothing(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        first = await node.place("p", 15, 0)
+        await node.kubelet.admit(first)
+        await node.kubelet.start_container(first)
+        (folder,) = (tmp_path / "host" / "containers").iterdir()
+        write_one_refusal(folder / "var" / "region")
+        node.kubelet.remove(first)
+        await node.client.delete(PODS, "p", "default", grace_s=0)
+        second = await node.place("q", 15, 0)
+        await node.kubelet.admit(second)
+        await node.kubelet.start_container(second)
+        found = await looked_at_closely(IsolationReader(tmp_path / "host"))
+        assert found.counts(ContainerKey("default", "q", "main"), uuid(0)) == Counts(0, 0)
+
+
+async def looked_at_closely(exporter: IsolationReader) -> Isolation:
+    for _ in range(CHECK_EVERY - 1):
+        await exporter.read()
+    return await exporter.read()
+
+
+def write_one_refusal(region: Path) -> None:
+    """As the library would: one refused allocation, and 500 ns of waiting."""
+    prepare_region(region)
+    head = layout.Head(magic=layout.MAGIC | layout.VERSION)
+    head.cards[0].key, head.cards[0].uuid = 1, uuid(0).encode()
+    head.cards[0].refused, head.cards[0].throttled_ns = 1, 500
+    with region.open("r+b") as file:
+        file.write(bytes(head))
 
 
 async def test_the_folder_of_a_pod_that_is_gone_is_swept(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import subprocess
 from collections.abc import Callable
@@ -251,3 +252,35 @@ def cards_or_error(
     except RegionError as error:
         return error
     return () if found is None else found.cards if isinstance(found, RegionReading) else found
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "endless"])
+def test_what_a_tenant_puts_in_the_place_of_its_region_neither_holds_the_reader_up_nor_leads_it_away(
+    kind: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "region"
+    neighbour = tmp_path / "neighbour"
+    prepare_region(neighbour)
+    neighbour.write_bytes(bytes(head_of_one_card()) + neighbour.read_bytes()[ctypes.sizeof(layout.Head) :])
+    assert read_region(neighbour) is not None
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to(neighbour)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        prepare_region(place)
+        os.truncate(place, 1 << 40)
+        assert read_region(place) is None  # zeros: nobody has used it
+        return
+    with pytest.raises((RegionError, OSError)):
+        read_region(place)
+    with closing(RegionFile(place)) as reader, pytest.raises((RegionError, OSError)):
+        reader.cards()
+
+
+def head_of_one_card() -> layout.Head:
+    head = layout.Head(magic=layout.MAGIC | layout.VERSION)
+    head.cards[0].key, head.cards[0].uuid = 1, b"GPU-1"
+    return head

@@ -6,6 +6,7 @@ limit rests on them. The file is read, never mapped: cut short under our hands i
 
 import ctypes
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -77,10 +78,24 @@ def prepare_region(path: Path | str) -> None:
 def read_region(path: Path | str) -> RegionReading | None:
     """The region in a file; None if there is none yet or nobody has used it. Raises RegionError, OSError."""
     try:
-        data = Path(path).read_bytes()
+        file = _open_region(str(path))
     except FileNotFoundError:
         return None
-    return parse_region(data)
+    try:
+        return parse_region(os.pread(file, layout.REGION_BYTES, 0))
+    finally:
+        os.close(file)
+
+
+def _open_region(path: str) -> int:
+    """The tenant owns the folder, and may have put anything there: a pipe would hold us up for ever, a link
+    lead to a neighbour's region. Raises RegionError, OSError.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise RegionError("it is no plain file")
+    return file
 
 
 class RegionFile:
@@ -137,13 +152,13 @@ class RegionFile:
 
     def _open(self) -> bool:
         try:
-            inode = os.stat(self._path).st_ino
+            inode = os.lstat(self._path).st_ino
         except FileNotFoundError:
             self.close()
             return False
         if self._file < 0 or inode != self._inode:
             self.close()
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = _open_region(self._path)
             self._inode = inode
         return True
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
+from gpuslice.adapters.region.counts import Counts, with_region
 from gpuslice.apps.agent.forgotten import Kept
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
 from gpuslice.core.grant import CardLimit
@@ -35,7 +36,10 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose folder it is. All but `ids` are "" while nobody knows. `boot`: the run of the machine."""
+    """Whose folder it is. All but `ids` are "" while nobody knows. `boot`: the run of the machine.
+
+    `earlier`: by card, what the same container counted before it was started again.
+    """
 
     ids: list[str]
     uid: str = ""
@@ -43,6 +47,11 @@ class Owner(msgspec.Struct, frozen=True):
     pod: str = ""
     container: str = ""
     boot: str = ""
+    earlier: dict[str, Counts] = {}
+
+    def is_of(self, other: Owner) -> bool:
+        """Whether both are the same container of the same pod, as far as anybody knows."""
+        return bool(self.uid) and (self.uid, self.container) == (other.uid, other.container)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +134,12 @@ class Folders:
         that there is no limit, for a container that is exempt. `kept` as for `prepare`.
         """
         folder = self._folder(self.prepare(ids, kept))
+        before = _read_owner(folder)
+        earlier = with_region(before.earlier, folder / "var" / "region") if before.is_of(owner) else {}
         for left in (folder / "var").iterdir():
             _remove(left)
+        self._own(folder, msgspec.structs.replace(owner, boot=self._boot, earlier=earlier))
         limits_file.write_limits(folder / "etc" / "limits", [_of_library(limit, limited) for limit in limits])
-        self._own(folder, msgspec.structs.replace(owner, boot=self._boot))
 
     # -- sweeping -------------------------------------------------------------------------------------
 

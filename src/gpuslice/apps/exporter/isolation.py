@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from gpuslice.adapters.region.counts import NOTHING, Counts
 from gpuslice.adapters.region.limits import CardLimit, LimitsError, read_limits
 from gpuslice.adapters.region.living import all_of_the_living
 from gpuslice.adapters.region.reader import CardUsage, RegionError, RegionFile
@@ -25,6 +26,7 @@ class _Owner(msgspec.Struct, frozen=True):
     pod: str = ""
     container: str = ""
     uid: str = ""
+    earlier: dict[str, Counts] = {}
 
 
 _OWNER = msgspec.json.Decoder(_Owner)
@@ -32,10 +34,14 @@ _OWNER = msgspec.json.Decoder(_Owner)
 
 @dataclass(frozen=True, slots=True)
 class Isolated:
-    """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call."""
+    """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call.
+
+    `earlier` is what the container's former runs counted.
+    """
 
     limits: dict[str, CardLimit]
     counted: dict[str, CardUsage]
+    earlier: Mapping[str, Counts] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,13 @@ class Isolation:
     def counted(self, key: ContainerKey, uuid: str) -> CardUsage | None:
         found = self.containers.get(key)
         return None if found is None else found.counted.get(uuid)
+
+    def counts(self, key: ContainerKey, uuid: str) -> Counts | None:
+        """What all runs of the container counted so far; None where nothing counts."""
+        found = self.containers.get(key)
+        if found is None or not (uuid in found.counted or uuid in found.limits):
+            return None
+        return found.earlier.get(uuid, NOTHING).plus(found.counted.get(uuid))
 
     def of_the_living(self, uuids: Container[str], proc: Path) -> Isolation:
         """Without what processes that ended left standing in their regions, on the cards `uuids`.
@@ -72,7 +85,7 @@ class Isolation:
             counted, all_of_the_living((card for _, card in counted), proc), strict=True
         ):
             each = containers[key]
-            containers[key] = Isolated(each.limits, {**each.counted, card.uuid: card})
+            containers[key] = Isolated(each.limits, {**each.counted, card.uuid: card}, each.earlier)
         return Isolation(containers, self.problems)
 
 
@@ -88,6 +101,7 @@ class _Folder:
     key: ContainerKey | None
     limits: dict[str, CardLimit]
     region: RegionFile
+    earlier: dict[str, Counts]
     cards: tuple[CardUsage, ...] | None = None  # of the region, as last read
     isolated: Isolated | None = None  # made of them
 
@@ -102,7 +116,7 @@ class _Folder:
         cards = self.region.cards(fresh=fresh)
         if last is None or cards is not self.cards:
             self.cards = cards
-            last = Isolated(self.limits, {card.uuid: card for card in cards or ()})
+            last = Isolated(self.limits, {card.uuid: card for card in cards or ()}, self.earlier)
         self.isolated = last
         return last
 
@@ -163,7 +177,7 @@ class IsolationReader:
         owner = _OWNER.decode((folder / "owner.json").read_bytes()) if stamp[0] else _Owner()
         limits = {limit.uuid: limit for limit in read_limits(folder / "etc" / "limits") or ()}
         key = ContainerKey(owner.namespace, owner.pod, owner.container) if owner.pod else None
-        read = _Folder(stamp, key, limits, RegionFile(folder / "var" / "region"))
+        read = _Folder(stamp, key, limits, RegionFile(folder / "var" / "region"), owner.earlier)
         self._known[name] = read
         return read
 

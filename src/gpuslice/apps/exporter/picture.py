@@ -183,6 +183,7 @@ def _container(  # noqa: PLR0917 — one caller
     obstacle: str,
 ) -> ContainerPicture:
     limit, counted = known.isolation.limit(key, sample.uuid), known.isolation.counted(key, sample.uuid)
+    counts = known.isolation.counts(key, sample.uuid)
     used = use.memory_bytes
     if used is None and counted is not None:
         used = counted.used_bytes
@@ -195,8 +196,8 @@ def _container(  # noqa: PLR0917 — one caller
         limit_bytes=limit.memory_bytes if limit is not None else _hardware_limit(promise, sample),
         share_ratio=limit.share_percent / 100 if limit is not None and limit.share_percent else None,
         peak_bytes=counted.peak_bytes if counted is not None else None,
-        refused=counted.refused if counted is not None else 0 if limit is not None else None,
-        throttled_s=counted.throttled_ns / 1e9 if counted is not None else 0.0 if limit is not None else None,
+        refused=counts.refused if counts is not None else None,
+        throttled_s=counts.throttled_ns / 1e9 if counts is not None else None,
     )
 
 
