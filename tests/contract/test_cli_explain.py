@@ -65,6 +65,19 @@ async def test_a_pod_too_large_for_any_card_is_told_so(shell: Shell) -> None:
     )
 
 
+async def test_a_pod_that_asks_for_whole_cards_as_well_is_told_that_no_node_has_both(shell: Shell) -> None:
+    pod = api_pod("p", "4")
+    pod["spec"]["containers"].append(
+        {"name": "whole", "image": "image", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    )
+    await shell.has([node("n1", 8)], [pod])
+    told = (await shell("gpuslice", "explain", "p")).out
+    assert (
+        "It asks for whole cards (nvidia.com/gpu) beside aliyun.com/gpu-mem, and no node offers both" in told
+    )
+    assert "There is room" not in told
+
+
 async def test_a_scheduler_that_nobody_has_seen_is_named_until_it_speaks(shell: Shell) -> None:
     said = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     pods = [api_pod(name, "9", schedulerName="theirs") for name in ("unseen", "seen")]

@@ -13,7 +13,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.nearest import nearest
-from gpuslice.core.contract import EXCLUSIVE_GPU, SYSTEM_NAMESPACE
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.explanation import (
     Explanation,
@@ -30,6 +30,7 @@ from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
 
 SHOWN_EVENTS = 5
+BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -65,6 +66,8 @@ def read(flags: Flags, name: str) -> Told:
         return _sitting(told, found, ledger)
     places, wish = [_place(node) for node in nodes], _wish(found, view)
     explanation = explain(ledger, places, wish)
+    if _wants_whole_cards(found):
+        return replace(told, explanation=explanation, hints=(BOTH,))
     hints = [*_wait_hints(found), *explanation.hints, *room_in_the_making(ledger, view)]
     if not explanation.fits and not view.nominated and found.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
@@ -175,15 +178,19 @@ def _wait_hints(found: objects.Pod) -> Sequence[str]:
     return hints
 
 
+def _wants_whole_cards(found: objects.Pod) -> bool:
+    containers = [*found.spec.containers, *(found.spec.init_containers or ())]
+    limits = [each.resources.limits or {} for each in containers if each.resources]
+    return any(each.get(EXCLUSIVE_GPU, "0") != "0" for each in limits)
+
+
 def _sit_hints(view: Pod, found: objects.Pod) -> Sequence[str]:
     if view.problem:
         return (
             ["Nothing places a pod like this: correct the field and create it anew."] if not view.node else []
         )
     if view.request is None:
-        whole = any(
-            EXCLUSIVE_GPU in (each.resources.limits or {}) for each in found.spec.containers if each.resources
-        )
+        whole = _wants_whole_cards(found)
         kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
         return [f"{kind}, so gpuslice has no say in where it goes."]
     if view.placement is None:
