@@ -174,10 +174,13 @@ class Guide:
                 self._end(uid, known)
                 known.node = ""
 
-    async def keep_pace(self) -> None:
+    def keep_pace(self) -> Awaitable[None] | None:
         """Until the next pods are nominated, for a moment: kube-scheduler takes one up after our answer."""
         if len(self._ready) >= READY or not (self._line or self._writes):
-            return
+            return None
+        return self._nominations_written()
+
+    async def _nominations_written(self) -> None:
         await asyncio.sleep(0)  # `run` begins what was asked for just now
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):

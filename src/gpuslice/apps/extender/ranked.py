@@ -10,6 +10,7 @@ from gpuslice.core.model import Request
 from gpuslice.core.placement import CORE_REQUIRED, NO_CORE, NO_ROOM, NO_ROOM_IN_SEVERAL
 from gpuslice.core.policy import NEVER
 from gpuslice.core.policy.fleet import Flags, Fleet, Ints
+from gpuslice.core.policy.ranking import TIE_BITS
 
 TOP_SCORE = 10  # MaxExtenderPriority
 SAMPLE_EVERY = 16
@@ -42,32 +43,29 @@ def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, units: int, cards: i
 def best_of(keys: Ints, fitting: Places, count: int) -> tuple[Places, Places]:
     """The `count` best of the `fitting`, and the others; each in order."""
     fit = keys.take(fitting)
-    few = _some_best(fit, count)
-    chosen = np.zeros(len(fitting), dtype=np.bool_)
-    chosen[few[np.argpartition(fit.take(few), count - 1)[:count]]] = True
+    chosen = fit <= np.partition(_some_best(fit, count), count - 1)[count - 1]  # no two keys are equal
     return fitting[chosen], fitting[~chosen]
 
 
-def _some_best(keys: Ints, count: int) -> Places:
-    """Where the `count` best are, with few others: a sample tells, since to part all costs ten times that."""
+def _some_best(keys: Ints, count: int) -> Ints:
+    """The `count` best, with few others: a sample tells, since to part all costs ten times that."""
     sample = keys[::SAMPLE_EVERY]
     rank = 3 * count // SAMPLE_EVERY  # so that three times as many as wanted are to be expected
     if rank < len(sample):
-        few = np.flatnonzero(keys <= np.partition(sample, rank)[rank])
+        few: Ints = keys[keys <= np.partition(sample, rank)[rank]]
         if len(few) >= count:
             return few
-    return np.arange(len(keys))
+    return keys
 
 
 def scores(keys: Ints) -> Ints:
     """Best key 10, the others by their cost between 9 and 0, what does not fit 0."""
     scores = np.zeros(len(keys), dtype=np.int64)
-    fits = keys != NEVER
-    if not fits.any():
-        return scores
-    costs = (keys >> 32).astype(np.float64)  # the policy's own cost, without the fixed order among equals
-    least, most = costs[fits].min(), costs[fits].max()
-    spread = (most - least) or 1.0
-    scores[fits] = np.round((TOP_SCORE - 1) * (most - costs[fits]) / spread).astype(np.int64)
-    scores[int(keys.argmin())] = TOP_SCORE
+    fits = np.flatnonzero(keys != NEVER)
+    if len(fits):
+        costs = keys.take(fits) >> TIE_BITS  # the policy's own cost, without the fixed order among equals
+        most = costs.max()
+        spread = max(1, most - costs.min())
+        scores[fits] = np.rint((most - costs) * ((TOP_SCORE - 1) / spread))
+        scores[keys.argmin()] = TOP_SCORE
     return scores

@@ -44,18 +44,18 @@ class Verbs:
     not_ready: Callable[[], str]
     on_bind_failed: Callable[[BindingArgs, str], None]
     settings: Callable[[], dict[str, Any]]
-    keep_pace: Callable[[], Awaitable[None]]
+    keep_pace: Callable[[], Awaitable[None] | None]
     bind_errors_as_500: bool = False
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
-    async def filter(self, request: Request) -> Answer:
+    def filter(self, request: Request) -> Answer | Awaitable[Answer]:
         began = time.perf_counter()
         result = self._filter(request.body)
         answer = Answer(content_type=JSON, more=result.pieces())
         self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
-        await self.keep_pace()
-        return answer
+        waiting = self.keep_pace()
+        return answer if waiting is None else _once_over(waiting, answer)
 
     def _filter(self, body: bytes) -> FilterResult:
         try:
@@ -147,3 +147,8 @@ class Verbs:
             get(f"{PREFIX}/inspect/{{}}", self.inspect_one),
             get("/debug/state", self.debug_state),
         ]
+
+
+async def _once_over(waiting: Awaitable[None], answer: Answer) -> Answer:
+    await waiting
+    return answer

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gpuslice.core.policy.alike import Alike
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.mix import LearnedMix
 from gpuslice.core.policy.packing import fullest_card
@@ -29,7 +30,6 @@ MOST_SLOT_PRICE = 8.0  # × the slots' demand
 FREE_SLOTS_ELSEWHERE = 4  # times the refused pod's cards must be free in all for the price to rise
 TURNOVER_HALF_LIFE_ARRIVALS = 2_000
 MANY_ROWS = 256  # from here on it pays to look for nodes in the same state
-HASH_FACTOR = np.int64(0x5851F42D4C957F2D)
 LARGEST = np.iinfo(np.int64).max
 
 
@@ -104,6 +104,7 @@ class OpportunityCost(Policy):
         self._renew_when_asked = renew_when_asked
         self._known = counts
         self._mix = LearnedMix()
+        self._alike = Alike(fleet)
         self._stock: Stock = {}
         self._market: Market | None = None
         self._cache: RankCache | None = None
@@ -162,9 +163,8 @@ class OpportunityCost(Policy):
             market = self._market = self._new_market(market)
             self.slot_price.renew(market.slot_demand)
         self._slot_price_rose = False
-        return RankCache(
-            self.fleet, Pricing(self.fleet, market.worth(self.slot_price.factor(market.slot_demand)))
-        )
+        worth = market.worth(self.slot_price.factor(market.slot_demand))
+        return RankCache(self.fleet, Pricing(self.fleet, worth, self._alike))
 
     def _new_market(self, before: Market | None) -> Market:
         learned = self._mix.renew(self.fleet)
@@ -187,9 +187,10 @@ class OpportunityCost(Policy):
 class Pricing:
     """Costs of placements under one mix and slot price."""
 
-    def __init__(self, fleet: Fleet, worth: Worth) -> None:
+    def __init__(self, fleet: Fleet, worth: Worth, alike: Alike) -> None:
         self.fleet = fleet
         self.worth = worth
+        self._alike = alike
         self._before = np.zeros(fleet.rows)  # U of each row, and the fleet's clock when it was looked at
         self._before_at = np.full(fleet.rows, -1)
 
@@ -202,7 +203,7 @@ class Pricing:
         """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
         if len(rows) < MANY_ROWS:
             return self._cost(shape, rows)
-        first, like = self._distinct(rows)
+        first, like = self._alike.distinct(rows)
         cost, slot = self._cost(shape, first)
         return cost[like], slot[like]
 
@@ -216,19 +217,6 @@ class Pricing:
         self._before_at[rows[stale]] = self.fleet.clock
         cost = self._before[rows] - worth[len(stale) :] + self._tie(shape, nodes, slots)
         return cost, slots[:, 0] if shape.cards == 1 else np.full(len(rows), NO_SLOT)
-
-    def _distinct(self, rows: Rows) -> tuple[Rows, Rows]:
-        """Some of `rows`, each in a state of its own, and for every row which of these is in the same."""
-        fleet, layout = self.fleet, self.worth.layout
-        cards = np.concatenate([fleet.left[rows], fleet.core_left[rows], layout.size[rows]], axis=1)
-        whole = np.stack(
-            [layout.kind[rows], fleet.cpu_left[rows].view(np.int64), fleet.memory_left[rows].view(np.int64)]
-        )
-        _, first, like = np.unique(_hash(cards) + _hash(whole.T), return_index=True, return_inverse=True)
-        same = first[like]
-        if (cards == cards[same]).all() and (whole == whole[:, same]).all():
-            return rows[first], like
-        return rows, np.arange(len(rows))
 
     def _look(self, rows: Rows) -> _Nodes:
         fleet, worth, layout = self.fleet, self.worth, self.worth.layout
@@ -278,10 +266,3 @@ class Pricing:
             left = nodes.left[np.arange(len(slots)), slots[:, 0]]
             tie += TIE_FREE_CARD / mean_units * (left - shape.units)
         return tie
-
-
-def _hash(table: Ints) -> Ints:
-    """A number for each line; equal lines have equal numbers, others nearly always different ones."""
-    factors = HASH_FACTOR ** np.arange(1, table.shape[1] + 1, dtype=np.int64)
-    numbers: Ints = (table * factors).sum(axis=1)
-    return numbers

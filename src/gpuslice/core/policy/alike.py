@@ -1,0 +1,68 @@
+"""Which nodes are in the same state: what a pod would cost on one of them, it costs on all of them.
+
+A large cluster has many nodes and few states, as long as whole nodes and whole cards come and go. To find
+them anew for each shape costs ten times what the prices of the states do, so they are kept up to date.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Fleet, Ints, Rows
+
+MOST_STATES = 2  # for each row: there are at most as many as rows, the others are of the past
+
+
+class Alike:
+    """The state of each row of a fleet as a number, renewed where the fleet changed since."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._numbers: dict[bytes, int] = {}  # by all that can make a difference
+        self._number = np.zeros(0, dtype=np.int64)  # of each row
+        self._clock = -1
+        self._width = 0
+
+    @property
+    def states(self) -> int:
+        """How many are known, those of the past among them."""
+        return len(self._numbers)
+
+    def distinct(self, rows: Rows) -> tuple[Rows, Ints]:
+        """Some of `rows`, each in a state of its own, and for every row which of these is in the same."""
+        self._renew()
+        numbers = self._number.take(rows)
+        lines = np.full(len(self._numbers), -1)
+        lines[numbers[::-1]] = np.arange(len(rows) - 1, -1, -1)  # the first line of each state
+        present = np.flatnonzero(lines >= 0)
+        first = lines[present]
+        lines[present] = np.arange(len(present))
+        return rows[first], lines[numbers]
+
+    def _renew(self) -> None:
+        fleet = self._fleet
+        if self._outgrown():
+            self._numbers, self._number, self._clock = {}, np.zeros(fleet.rows, dtype=np.int64), -1
+            self._width = fleet.left.shape[1]
+        if self._clock == fleet.clock:
+            return
+        changed = fleet.changed_since(self._clock)
+        self._clock = fleet.clock
+        states, numbers = self._states(changed), self._numbers
+        self._number[changed] = [numbers.setdefault(state, len(numbers)) for state in states]
+
+    def _outgrown(self) -> bool:
+        fleet = self._fleet
+        if len(self._number) != fleet.rows or self._width != fleet.left.shape[1]:
+            return True
+        return len(self._numbers) > MOST_STATES * fleet.rows
+
+    def _states(self, rows: Rows) -> list[bytes]:
+        fleet = self._fleet
+        by_card = (fleet.left, fleet.core_left, fleet.size)
+        by_node = (fleet.model, fleet.cpu_left, fleet.memory_left)
+        parts = [part.take(rows, axis=0).view(np.uint8) for part in by_card]
+        parts += [part.take(rows)[:, None].view(np.uint8) for part in by_node]
+        table = np.concatenate(parts, axis=1)
+        raw, width = table.tobytes(), table.shape[1]
+        return [raw[start : start + width] for start in range(0, len(raw), width)]
