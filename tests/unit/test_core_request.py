@@ -150,6 +150,13 @@ def test_a_wrong_amount_names_the_container_and_the_field(value: Any) -> None:
     )
 
 
+def test_the_containers_of_a_pod_together_ask_for_no_more_than_one_may() -> None:
+    with pytest.raises(
+        InvalidRequestError, match=r"aliyun.com/gpu-mem.* at most 1000000000 for all containers"
+    ):
+        units_of(spec("a", "1000000000"), spec("b", "1", index=1))
+
+
 def test_a_zero_beside_containers_that_ask_asks_for_nothing() -> None:
     assert units_of(spec("a", "0"), spec("b", "3", index=1)) == 3
 

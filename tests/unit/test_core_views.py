@@ -11,6 +11,7 @@ import pytest
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.core.feed import Feed
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import ContainerKind, Gpu, Node, Pod
 from gpuslice.core.views import version_number
 from tests.builders import api_container, api_node, api_pod, make_placement
@@ -120,6 +121,38 @@ def test_node_status_that_makes_no_sense_has_no_cards(amounts: dict[str, str], c
     raw = api_node(units=0)
     raw["status"]["capacity"] |= amounts
     assert len(node(raw).gpus) == cards
+
+
+HUGE = 1 << 62
+
+
+@pytest.mark.parametrize(
+    ("amounts", "cards"),
+    [
+        ({"aliyun.com/gpu-mem": str(HUGE), "aliyun.com/gpu-count": "1"}, None),
+        ({"aliyun.com/gpu-mem": "1000000", "aliyun.com/gpu-count": "1000000"}, None),
+        ({"aliyun.com/gpu-mem": "15", "aliyun.com/gpu-count": "1"}, [("GPU-0", HUGE)]),
+        ({"aliyun.com/gpu-mem": str(HUGE), "aliyun.com/gpu-count": "1"}, [("GPU-0", HUGE)]),
+    ],
+)
+def test_no_node_is_so_large_that_the_book_of_all_nodes_cannot_be_kept(
+    amounts: dict[str, str], cards: list[tuple[str, int]] | None
+) -> None:
+    """A status is as good as whoever may write it: pods must find the other nodes' cards all the same."""
+    raw = api_node("huge", 0, 0)
+    raw["status"]["capacity"] |= amounts
+    if cards is not None:
+        records = [
+            {"index": place, "uuid": uuid, "memory_mib": 1, "units": units}
+            for place, (uuid, units) in enumerate(cards)
+        ]
+        raw["metadata"]["annotations"] = {"gpuslice.io/gpus": json.dumps(records)}
+    found = node(raw)
+    assert "wants" in found.problem
+    ledger = Ledger()
+    ledger.apply_node(found)
+    ledger.apply_node(node(api_node("n1", 15, 1)))
+    assert ledger.flush().size.max() == 15
 
 
 def test_true_sizes_win_where_the_node_shares_and_can_be_read() -> None:

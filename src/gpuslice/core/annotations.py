@@ -30,6 +30,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Request, Share
 from gpuslice.core.request import held_at_peak
+from gpuslice.core.units import MOST_UNITS
 
 PLACEMENT_ANNOTATIONS = (
     ANN_INDEX,
@@ -47,7 +48,7 @@ Table = dict[str, dict[str, int]]
 """{"<container>": {"<card>": amount}}, the shape of the allocation and of the core annotation."""
 
 _TABLE = msgspec.json.Decoder(dict[str, dict[str, int]])
-_MOST_CARDS = 1024
+MOST_CARDS = 1024
 
 
 class _GpuRecord(msgspec.Struct, frozen=True):
@@ -99,8 +100,9 @@ def decode_table(name: str, text: str) -> Table:
         raise ContractError(f'annotation "{name}"', text, '{"<container>":{"<card>":amount}}') from error
     for cards in table.values():
         for card, amount in cards.items():
-            if not _is_card(card) or amount < 0:
-                raise ContractError(f'annotation "{name}"', text, "card indices and amounts of 0 or more")
+            if not _is_card(card) or not 0 <= amount <= MOST_UNITS:
+                wants = f"card indices and amounts from 0 to {MOST_UNITS}"
+                raise ContractError(f'annotation "{name}"', text, wants)
     return table
 
 
@@ -142,11 +144,10 @@ def decode_gpus(text: str) -> tuple[Gpu, ...]:
             f'annotation "{NODE_GPUS}"', text, f"a list of index, uuid, memory_mib, units ({error})"
         ) from error
     indices = {record.index for record in records}
-    sane = all(0 <= record.index < _MOST_CARDS and record.units >= 0 for record in records)
+    sane = all(0 <= each.index < MOST_CARDS and 0 <= each.units <= MOST_UNITS for each in records)
     if not sane or len(indices) != len(records):
-        raise ContractError(
-            f'annotation "{NODE_GPUS}"', text, "cards with different indices and units of 0 or more"
-        )
+        wants = f"cards with different indices and units from 0 to {MOST_UNITS}"
+        raise ContractError(f'annotation "{NODE_GPUS}"', text, wants)
     cards = (Gpu(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
     return tuple(sorted(cards, key=lambda gpu: gpu.index))
 
@@ -192,7 +193,7 @@ def _cards(text: str) -> list[int]:
 
 
 def _is_card(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < _MOST_CARDS
+    return text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MOST_CARDS
 
 
 def _pod_units(annotations: Mapping[str, str], request: Request | None) -> int:

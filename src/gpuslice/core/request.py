@@ -16,8 +16,8 @@ from gpuslice.core.contract import GPU_CORE, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.model import ContainerKind, ContainerRequest, Request
 from gpuslice.core.quantity import whole_number
+from gpuslice.core.units import MOST_UNITS
 
-MOST_UNITS = 1_000_000_000  # "4Gi" and 10^12 are mistakes, not cards; also keeps sums inside 32 bits
 CORE_STEP_PERCENT = 5
 WHOLE_CORE_PERCENT = 100
 
@@ -53,7 +53,7 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
         raise InvalidRequestError(_field(asking[0], GPU_MEM), _given(asking[0]), _WANTS_UNITS)
     gpu_count = _gpu_count(held, labels or {})
     return Request(
-        units=peak(held, lambda container: container.units),
+        units=_units_of_pod(held),
         gpu_count=gpu_count,
         core_percent=_core_of_pod(held),
         containers=held,
@@ -97,6 +97,15 @@ def _core(spec: ContainerSpec, units: int) -> int:
             f"limits of {GPU_MEM} beside it in the same container",
         )
     return percent
+
+
+def _units_of_pod(containers: Sequence[ContainerRequest]) -> int:
+    units = peak(containers, lambda container: container.units)
+    if units > MOST_UNITS:
+        raise InvalidRequestError(
+            f'pod: limits["{GPU_MEM}"]', units, f"at most {MOST_UNITS} for all containers together"
+        )
+    return units
 
 
 def _core_of_pod(containers: Sequence[ContainerRequest]) -> int:

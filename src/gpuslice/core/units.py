@@ -7,6 +7,8 @@ configured so. What rounding down loses is shared out again, so `limit_mib` of a
 
 MIB = 1 << 20
 UNIT_MIB = {"GiB": 1024, "MiB": 1}
+MOST_UNITS = 1_000_000_000
+"""Of a card or a pod. "4Gi" and 10^12 are mistakes, not amounts; and all sums stay inside 32 bits."""
 
 
 def card_units(total_mib: int, unit: str = "GiB") -> int:

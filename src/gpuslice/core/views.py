@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from gpuslice.core.annotations import decode_assume_time, decode_gpus, decode_placement
+from gpuslice.core.annotations import MOST_CARDS, decode_assume_time, decode_gpus, decode_placement
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
     GPU_CORE,
@@ -23,6 +23,7 @@ from gpuslice.core.mode import CORE_MEM
 from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
+from gpuslice.core.units import MOST_UNITS
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 _NOTHING: Mapping[str, str] = {}
@@ -173,11 +174,18 @@ def version_number(resource_version: str) -> int:
 
 
 def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Gpu, ...]:
-    """Equal cards by node status alone, total divided by count, as the open-source gpushare reads it."""
+    """Equal cards by node status alone, total divided by count, as the open-source gpushare reads it.
+
+    Raises `ContractError` for amounts that no node has.
+    """
     units = whole_number(capacity.get(GPU_MEM)) or 0
     count = whole_number(capacity.get(GPU_COUNT)) or 0
-    if units <= 0 or not 0 < count <= 1024:
+    if units <= 0 or count <= 0:
         return ()
+    if count > MOST_CARDS:
+        raise ContractError(f'capacity "{GPU_COUNT}"', count, f"at most {MOST_CARDS} cards")
+    if units // count > MOST_UNITS:
+        raise ContractError(f'capacity "{GPU_MEM}"', units, f"at most {MOST_UNITS} for each card")
     return tuple(Gpu(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
 
 
@@ -210,9 +218,13 @@ def _placement(
 def _gpus(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tuple[tuple[Gpu, ...], str]:
     if not whole_number(capacity.get(GPU_MEM)):
         return (), ""
-    if NODE_GPUS not in annotations:
-        return cards_of_capacity(capacity), ""
+    problem = ""
+    if NODE_GPUS in annotations:
+        try:
+            return decode_gpus(annotations[NODE_GPUS]), ""
+        except ContractError as error:
+            problem = str(error)
     try:
-        return decode_gpus(annotations[NODE_GPUS]), ""
+        return cards_of_capacity(capacity), problem
     except ContractError as error:
-        return cards_of_capacity(capacity), str(error)
+        return (), problem or str(error)
