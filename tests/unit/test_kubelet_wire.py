@@ -256,6 +256,27 @@ async def test_a_call_under_way_is_finished_at_the_end_if_it_does_not_take_for_e
         assert not (folder / "plugin.sock").exists()
 
 
+async def test_a_call_that_kubelet_gives_up_is_no_error_of_ours(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kubelet, plugin = Kubelet(folder), SlowPlugin()
+    server = PluginServer(plugin, PluginAddress(folder, "plugin.sock", MEM), Patience(poll_s=0.02))
+    async with kubelet.serving(), unix_channel(folder / "plugin.sock") as channel:
+        serving = asyncio.create_task(server.run())
+        await kubelet.registered(1)
+        client = DevicePluginClient(channel)
+        call = asyncio.create_task(client.allocate(dp.AllocateRequest()))
+        await plugin.asked.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await client.get_device_plugin_options(5)).pre_start_required
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 # -- kubelet's book --------------------------------------------------------------------------------------
 def test_ids_that_come_one_by_one_are_joined_by_container() -> None:
     devices = [pr.ContainerDevices(resource_name=MEM, device_ids=[each]) for each in ("a", "b")]

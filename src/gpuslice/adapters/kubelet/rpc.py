@@ -20,6 +20,7 @@ from grpclib import Status
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
+from h2.exceptions import H2Error
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
@@ -170,9 +171,10 @@ def _server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: typ
 async def _say_ending(stream: Any) -> None:
     """grpclib would leave the other side waiting for ever on a connection that stays open.
 
-    Where that side has gone first, uvloop says so by a RuntimeError.
+    Where that side has gone first, uvloop says so by a RuntimeError; where it has given this call up, as
+    kubelet does when its time is over, h2 does.
     """
-    with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError, RuntimeError):
+    with contextlib.suppress(StreamTerminatedError, ProtocolError, OSError, RuntimeError, H2Error):
         await stream.send_trailing_metadata(status=Status.UNAVAILABLE, status_message="ending")
 
 
