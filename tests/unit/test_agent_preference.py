@@ -66,6 +66,13 @@ def test_without_a_wish_the_smallest_room_that_is_enough_is_taken() -> None:
     assert cards_of(propose(free(9, 5), [], 4, [], NODE)) == {1: 4}
 
 
+def test_free_units_of_a_card_out_of_use_are_not_told_of_as_room() -> None:
+    node = make_node(cards=(15, 15), unhealthy=frozenset({1}))
+    answer = propose(free(3, 15), [], 4, [], node)
+    assert isinstance(answer, Refusal)
+    assert answer.reason.endswith("(free units: card 0: 3, card 1: out of use)")
+
+
 def test_an_unhealthy_card_is_not_taken_for_want_of_a_wish() -> None:
     node = make_node(cards=(15, 15), unhealthy=frozenset({1}))
     assert cards_of(propose(free(9, 5), [], 4, [], node)) == {0: 4}

@@ -110,7 +110,8 @@ def _best_fit(free: Free, must: frozenset[str], size: int, gpu_count: int, node:
 
 
 def _no_room(free: Free, size: int, gpu_count: int, node: Node) -> str:
-    room = ", ".join(f"card {card}: {len(ids)}" for card, ids in sorted(free.items())) or "no card"
+    said = {card: "out of use" if card in node.unhealthy else len(ids) for card, ids in free.items()}
+    room = ", ".join(f"card {card}: {what}" for card, what in sorted(said.items())) or "no card"
     wanted = f"{size} units of {GPU_MEM} on one card"
     if gpu_count > 1:
         wanted = f"{size // gpu_count} units of {GPU_MEM} on each of {gpu_count} cards"
