@@ -11,12 +11,14 @@ Turns take place one after the other, round by round, on the same API server, ea
     plain sampled  the same with kube-scheduler's own percentageOfNodesToScore (10 % of 5,000 nodes)
     gpuslice       the shipped scheduler configuration and the extender as the chart starts it
 
-`--flags=…` adds a turn with these flags for the extender; may be repeated.
+`--flags=…` adds a turn with these flags for the extender; may be repeated. `--replicas N` gives the pods to
+ReplicaSets, N equal pods to each: kube-scheduler spreads those over the nodes.
 
     X_pods_per_s  bindings a second from the first to the last, the median of the rounds
     ratio         of gpuslice to plain, of the same round; the median
     X_ms_per_pod  where the time goes, per pod, from the scheduler's and the extender's metrics
     X_cpu_ms_per_pod  CPU of each process, from the first to the last binding: what counts on a busy machine
+    X_pods_a_node of one ReplicaSet, on nodes that hold any of it: the mean
     violations    cards over their units, pods bound twice, at any moment of the API server's history
 """
 
@@ -32,6 +34,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,7 +54,11 @@ from tests.e2e.cluster import (  # noqa: E402
     shipped_configuration,
 )
 
+from gpuslice.adapters.kube.slim import SlimPod  # noqa: E402
+from gpuslice.adapters.kube.terms import replica_of  # noqa: E402
+
 SCHEDULER = "gpuslice-scheduler"
+CONTAINER = {"name": "main", "image": "image"}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_TURN_S = 240.0
 REQUESTS = "gpuslice_extender_requests_total"
@@ -82,6 +89,7 @@ class Turn:
     pods: int
     bound: int
     seconds: float
+    pods_a_node: float
     ms_per_pod: Figures
     cpu_ms_per_pod: Figures
 
@@ -99,6 +107,7 @@ class Size:
     pods: int = 500
     rounds: int = 2
     seed: int = 1
+    replicas: int = 0
 
 
 async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
@@ -109,12 +118,15 @@ async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
         plane = stack.enter_context(control_plane.api_server(folder, without=("TaintNodesByCondition",)))
         async with cluster(plane, UNITS) as made:
             await made.add_nodes([api_node(f"node-{number:05d}", size.cards) for number in range(size.nodes)])
+            owners = await add_replica_sets(made, size)
             turns = [
-                await turn(plane, made, way, api_pods(size.pods, size.seed + number), number)
+                await turn(
+                    plane, made, way, api_pods(size.pods, size.seed + number, owners, size.replicas), number
+                )
                 for number in range(size.rounds)
                 for way in ways
             ]
-            return {**asdict(size), **summary(ways, turns), "violations": made.book.wrong}
+            return {**asdict(size), **summary(ways, turns, size.replicas), "violations": made.book.wrong}
 
 
 def api_node(name: str, cards: int) -> dict[str, Any]:
@@ -124,12 +136,33 @@ def api_node(name: str, cards: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", **made, "metadata": meta}
 
 
-def api_pods(count: int, seed: int) -> list[dict[str, Any]]:
+async def add_replica_sets(made: Cluster, size: Size) -> list[dict[str, Any]]:
+    """References to as many as the pods need. Nobody carries them out: they are there for kube-scheduler."""
+    path, owners = "/apis/apps/v1/namespaces/default/replicasets", []
+    for number in range(-(-size.pods // size.replicas) if size.replicas else 0):
+        name = f"set-{number:03}"
+        template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [CONTAINER]}}
+        spec = {"replicas": 0, "selector": {"matchLabels": {"app": name}}, "template": template}
+        body = json.dumps({"metadata": {"name": name}, "spec": spec}).encode()
+        headers = {"Content-Type": "application/json"}
+        answer = await made.transport.request("POST", path, headers=headers, body=body)
+        assert answer.status == 201, answer.body
+        uid = json.loads(answer.body)["metadata"]["uid"]
+        owners.append({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": uid})
+    return owners
+
+
+def api_pods(count: int, seed: int, owners: list[dict[str, Any]], replicas: int) -> list[dict[str, Any]]:
     made = pending_pods(count, seed)
-    for each in made:
+    for number, each in enumerate(made):
         each["metadata"] = {key: each["metadata"][key] for key in ("name", "labels")}
         each["spec"]["schedulerName"] = SCHEDULER
         del each["status"]
+        if owners:
+            first, owner = made[number - number % replicas], owners[number // replicas]
+            each["spec"] = first["spec"]
+            labels = {**first["metadata"]["labels"], "app": owner["name"]}
+            each["metadata"] |= {"labels": labels, "ownerReferences": [{**owner, "controller": True}]}
     return [{"apiVersion": "v1", "kind": "Pod", **each} for each in made]
 
 
@@ -157,17 +190,24 @@ async def turn(
             ours.get("/metrics")[1].decode() if ours else "",
         )
         await asyncio.to_thread(stack.close)
+    crowding = pods_a_node(await made.pods())
     await made.remove_all_pods()
     handled = max(1, len(times) - 1)
     cpu = {name: round((after[name] - before[name]) * 1e3 / handled, 2) for name in pids}
     cpu["all of the control plane"] = round(sum(cpu.values()) - cpu.pop("benchmark"), 2)
-    done = Turn(way.name, len(pods), len(times), times[-1] - times[0], spent, cpu)
+    done = Turn(way.name, len(pods), len(times), times[-1] - times[0], crowding, spent, cpu)
     print(f"round {number + 1}, {way.name}: {done.pods_per_s:.1f} pods/s", file=sys.stderr, flush=True)
     return done
 
 
 def _extender(stack: contextlib.ExitStack, plane: control_plane.ControlPlane, way: Way) -> Running:
     return stack.enter_context(extender(plane, *way.flags))
+
+
+def pods_a_node(pods: list[SlimPod]) -> float:
+    """How many pods of one owner a node has that has any of them."""
+    found = Counter((replica_of(each), each.spec.node_name) for each in pods if each.spec.node_name)
+    return round(sum(found.values()) / max(1, len(found)), 2)
 
 
 def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
@@ -222,12 +262,14 @@ def _sum(text: str, name: str, label: str) -> float:
 # -- all turns ---------------------------------------------------------------------------------------------
 
 
-def summary(ways: list[Way], turns: list[Turn]) -> dict[str, Any]:
+def summary(ways: list[Way], turns: list[Turn], replicas: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for way in ways:
         own = [each for each in turns if each.way == way.name]
         found[f"{way.name}_pods_per_s"] = round(statistics.median(each.pods_per_s for each in own), 1)
         found[f"{way.name}_unbound"] = sum(each.pods - each.bound for each in own)
+        if replicas:
+            found[f"{way.name}_pods_a_node"] = statistics.median(each.pods_a_node for each in own)
     for way in ways:
         if way.name != PLAIN.name and PLAIN in ways:
             name = "ratio" if way == GPUSLICE else f"{way.name}_ratio"
@@ -268,6 +310,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=500, help="pods of a turn")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=0, help="pods of a ReplicaSet; 0: pods of nobody")
     parser.add_argument("--flags", action="append", default=[], help="a turn with these extender flags")
     parser.add_argument("--ways", default="plain,plain_sampled,gpuslice", help="of these, in this order")
     parser.add_argument("--json", action="store_true")
@@ -277,7 +320,7 @@ def main() -> None:
     others = [Way(f"gpuslice {flags}", True, tuple(flags.split())) for flags in chosen.flags]
     ways = [way for way in (PLAIN, SAMPLED, GPUSLICE) if way.name in chosen.ways.split(",")] + others
     began = time.perf_counter()
-    size = Size(chosen.nodes, chosen.gpus, chosen.pods, chosen.rounds, chosen.seed)
+    size = Size(chosen.nodes, chosen.gpus, chosen.pods, chosen.rounds, chosen.seed, chosen.replicas)
     found = asyncio.run(measure(size, ways))
     found["took_s"] = round(time.perf_counter() - began, 1)
     print(json.dumps(found) if chosen.json else table(found))

@@ -71,6 +71,7 @@ def api_pod(
     version: str = "",
     annotations: dict[str, str] | None = None,
     labels: dict[str, str] | None = None,
+    owners: list[dict[str, Any]] | None = None,
     containers: list[dict[str, Any]] | None = None,
     phase: str = "Pending",
     **spec: Any,
@@ -82,6 +83,8 @@ def api_pod(
         metadata["annotations"] = annotations
     if labels:
         metadata["labels"] = labels
+    if owners:
+        metadata["ownerReferences"] = owners
     spec = {"containers": containers or [api_container(memory)], **spec}
     if node:
         spec["nodeName"] = node

@@ -83,6 +83,15 @@ class Queue(Played):
         self.calm()
         return found
 
+    def score(self, name: str, nodes: list[str]) -> dict[str, int]:
+        """How well each of `nodes` would suit."""
+        body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
+
+        async def ask() -> bytes:
+            return self.extender.decisions.prioritize(decode_args(body))
+
+        return {each["Host"]: each["Score"] for each in msgspec.json.decode(self._done(ask()))}
+
     def take(self, name: str) -> str:
         """As kube-scheduler does it: the nominated node if there is one, else the best of all; bound."""
         node = self.nominated(name)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
+from math import log
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from gpuslice.apps.extender.grounds import LASTS_S, LATE, MISSES, PAUSE_S
 from gpuslice.apps.extender.guiding import GuideLimits
 from gpuslice.apps.extender.line import OF_LAST
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.guiding_rig import Queue
 
 Make = Callable[..., Queue]
@@ -114,15 +117,56 @@ def test_a_pod_of_which_nothing_is_known_or_that_is_choosy_is_left_alone(make: M
     assert queue.writes("choosy") == []
 
 
-def test_replicas_are_left_to_be_spread(make: Make) -> None:
-    queue = make()
-    queue.add("p0", "replica", "p1")
-    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u", "controller": True}
-    queue.api.patch("/api/v1/namespaces/default/pods/replica", {"metadata": {"ownerReferences": [owner]}})
-    queue.calm()
-    queue.search("p0")
-    assert queue.nominated("p1")
-    assert not queue.nominated("replica")
+def owned_by(uid: str) -> list[dict[str, object]]:
+    return [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": uid, "uid": uid, "controller": True}]
+
+
+REPLICAS = [f"r{number:02}" for number in range(20)]
+
+
+def add_replicas(queue: Queue, seed: int) -> None:
+    """A cluster of three zones that holds this and that, and one owner's pods that wait."""
+    dice = random.Random(seed)
+    for number, name in enumerate(queue.nodes):
+        labels = {"topology.kubernetes.io/zone": "abc"[number % 3]}
+        queue.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}})
+    for number, name in enumerate(dice.choices(queue.nodes, k=60)):
+        marks = {ANN_INDEX: str(dice.randrange(2)), ANN_POD_UNITS: "4"}
+        queue.api.add_pod(f"old{number}", "4", node=name, annotations=marks, owners=owned_by("old"))
+    queue.add(*REPLICAS, units=3, owners=owned_by("web"))
+
+
+def kube_schedulers_sums(queue: Queue, name: str) -> dict[str, float]:
+    """Our score and its own of each node that passes, as the shipped configuration weighs them."""
+    scores = queue.score(name, queue.search(name))
+    on = Counter(pod["spec"].get("nodeName", "") for pod in queue.api.pods() if is_owned_by(pod, "web"))
+    zone = {node: queue.nodes.index(node) % 3 for node in queue.nodes}
+    within = Counter({each: sum(on[node] for node in queue.nodes if zone[node] == each) for each in range(3)})
+    zones = len({zone[node] for node in scores})
+    crowd = {
+        node: on[node] * log(len(scores) + 2) + 2 + within[zone[node]] * log(zones + 2) + 4 for node in scores
+    }
+    most, least = max(crowd.values()), min(crowd.values())
+    return {node: 100 * score + 200 * (most + least - crowd[node]) / most for node, score in scores.items()}
+
+
+def is_owned_by(pod: Any, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences", ()))
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread", "opportunity-cost"])
+def test_replicas_go_where_kube_scheduler_would_have_sent_them(make: Make, policy: str) -> None:
+    settings = {"policy": policy, "filter_best": 16}
+    queue = make(**settings, limits=GuideLimits(room=10))
+    add_replicas(queue, seed=4)
+    chosen = {name: queue.take(name) for name in REPLICAS}
+    assert queue.results == {"guided": len(REPLICAS) - 1}
+    queue = make(**settings, guide=False)
+    add_replicas(queue, seed=4)
+    for name in REPLICAS:
+        sums = kube_schedulers_sums(queue, name)
+        assert sums[chosen[name]] == pytest.approx(max(sums.values()))
+        queue.bind(name, chosen[name])
 
 
 def test_no_pod_is_sent_where_kube_schedulers_own_filters_let_none_go(make: Make) -> None:

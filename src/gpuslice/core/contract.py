@@ -27,6 +27,7 @@ LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enfo
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
 LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
 LABEL_MODE = "gpuslice.io/mode"  # exclusive, shared or shared-without-isolation; wins over the vendor's
+LABEL_ZONE = "topology.kubernetes.io/zone"
 LABEL_SCHEDULE = "ack.node.gpu.schedule"  # the vendor's newer switch: cgpu, share, core_mem, default
 
 # -- environment of a container ----------------------------------------------------------------------

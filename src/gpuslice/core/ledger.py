@@ -31,6 +31,7 @@ from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
 from gpuslice.core.policy.fleet import Fleet, Shape
+from gpuslice.core.replicas import Replicas
 
 REMEMBERED_GONE = 10_000  # uids of pods that ended: a late event must not bring one back
 
@@ -64,6 +65,7 @@ class Ledger:
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.core_required: set[str] = set()  # nodes that take only pods that ask for compute
         self.avoided: set[str] = set()  # nodes that a taint keeps for those who have no other
+        self.replicas = Replicas()
         self.nominations = Nominations()
         self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
         self._books: dict[str, NodeBook] = {}
@@ -106,6 +108,7 @@ class Ledger:
         book.changed()
         (self.core_required.add if node.core_required else self.core_required.discard)(node.name)
         (self.avoided.add if node.avoided else self.avoided.discard)(node.name)
+        self.replicas.node_is_in(node.name, node.zone)
         self._stale[node.name] = None
 
     def remove_node(self, name: str) -> None:
@@ -300,6 +303,7 @@ class Ledger:
         self._book(holding.node).changed()
         self._feed(holding.pod.uid, holding.node, holding.pod.feed)
         self._where[holding.pod.uid] = holding.node
+        self.replicas.put(holding.pod.uid, holding.pod.replica_of, holding.node)
         self._stale[holding.node] = None
         if self._planned and not holding.assumed:
             self._crowd_out(self._books[holding.node])
@@ -324,6 +328,7 @@ class Ledger:
         if name is None:
             return False
         self._feed(uid, "", NO_FEED)
+        self.replicas.drop(uid)
         self._assumed.pop(uid, None)
         self._planned.pop(uid, None)
         book = self._books[name]

@@ -47,6 +47,7 @@ class Node:
     core_percent: int = 0  # of each card; 0 where the node does not divide compute
     core_required: bool = False  # every pod here has to ask for compute as well as memory
     avoided: bool = False  # a taint asks pods to go elsewhere if they can
+    zone: str = ""
     feed: Feed = NO_FEED  # CPU and memory that it has to give
     problem: str = ""
 
@@ -146,6 +147,7 @@ class Pod:
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
     feed: Feed = NO_FEED  # CPU and memory that it asks for, also of a pod that wants no card
     nominated: str = ""  # the node that its scheduler tries first (status.nominatedNodeName)
+    replica_of: str = ""  # uid of the owner whose pods its scheduler spreads over nodes
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
 
     @property

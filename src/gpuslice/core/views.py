@@ -15,6 +15,7 @@ from gpuslice.core.contract import (
     GPU_MEM,
     LABEL_PLACEMENT,
     LABEL_SCHEDULE,
+    LABEL_ZONE,
     NODE_GPUS,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
@@ -117,6 +118,7 @@ def pod_of(
     version: str,
     priority: int | None = None,
     nominated: str = "",
+    replica_of: str = "",
     wants: Wants,
     annotations: Mapping[str, str] | None,
 ) -> Pod:
@@ -137,6 +139,7 @@ def pod_of(
         problem=wants.problem or misread,
         priority=priority or 0,
         nominated=nominated,
+        replica_of=replica_of,
         feed=wants.feed,
         version=version_number(version),
     )
@@ -163,6 +166,7 @@ def node_of(
         core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
         core_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
         avoided=avoided,
+        zone=labels.get(LABEL_ZONE, ""),
         feed=node_feed(allocatable),
         problem=problem,
     )

@@ -19,6 +19,7 @@ class _Slim(msgspec.Struct, gc=False, rename="camel", kw_only=True):
 
 class SlimOwner(_Slim):
     kind: str = ""
+    uid: str = ""
     controller: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import msgspec
@@ -28,7 +29,7 @@ def terms_of(pod: SlimPod) -> Terms | None:
     by_node = affinity.node_affinity or _NO_NODE_AFFINITY
     if spec.topology_spread_constraints or spec.scheduling_gates or by_node.preferred:
         return None
-    if affinity.pod_affinity or affinity.pod_anti_affinity or _is_spread(pod):
+    if affinity.pod_affinity or affinity.pod_anti_affinity:
         return None
     return Terms(
         spec.scheduler_name,
@@ -38,9 +39,12 @@ def terms_of(pod: SlimPod) -> Terms | None:
     )
 
 
-def _is_spread(pod: SlimPod) -> bool:
-    owners = pod.metadata.owner_references or ()
-    return any(owner.controller and owner.kind in SPREAD_BY_DEFAULT for owner in owners)
+def replica_of(pod: SlimPod) -> str:
+    """The uid of the owner whose pods kube-scheduler spreads over nodes and zones, "" where it does not."""
+    for owner in pod.metadata.owner_references or ():
+        if owner.controller and owner.kind in SPREAD_BY_DEFAULT:
+            return sys.intern(owner.uid)  # many pods have the same
+    return ""
 
 
 _NO_AFFINITY, _NO_NODE_AFFINITY = SlimAffinity(), SlimNodeAffinity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.slim import SlimNode, SlimPod
+from gpuslice.adapters.kube.terms import replica_of
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.model import Node, Pod
@@ -25,6 +26,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         version=meta.resource_version,
         priority=spec.priority,
         nominated=pod.status.nominated_node_name,
+        replica_of=replica_of(pod) if isinstance(pod, SlimPod) else "",
         wants=wants_of(spec, meta.labels, bound=bool(spec.node_name)),
         annotations=meta.annotations,
     )

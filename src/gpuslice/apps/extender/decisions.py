@@ -319,6 +319,13 @@ class Decisions:
         keys[self._barred(request)] = NEVER
         return keys
 
+    def best(self, keys: Ints) -> Ints:
+        """The rows that filter would let pass, the best first."""
+        rows = np.flatnonzero(keys != NEVER)
+        if 0 < self._filter_best < len(rows):
+            rows, _ = best_of(keys, rows, self._filter_best)
+        return rows[np.argsort(keys[rows])]
+
     def _kept_for_others(self, asked: Asked, keys: Ints, pod: WirePod, request: Request) -> Places:
         """Nodes whose room is kept for pods that come before this one: mostly none, never many."""
         closed: list[int] = []

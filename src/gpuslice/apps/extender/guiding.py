@@ -2,7 +2,8 @@
 
 kube-scheduler tries a pod's ``status.nominatedNodeName`` first and alone: its own filters and ours for one
 node. Where both say yes it takes that node without scoring any; else it goes on with all nodes as ever. For a
-pod that prefers no node, it would find the one that the policy ranks first: only the search is saved.
+pod that prefers no node, it would find the one that the policy ranks first, for a replica the one that is
+best beside others of its kind (`replicas`): only the search is saved.
 
     a question about all nodes ──► those suit pods with the same terms (`grounds`)
         ──► the next such pod of the queue: choose node and cards as bind would, beside all plans made before
@@ -39,10 +40,11 @@ from gpuslice.apps.extender.decisions import Decisions, rows_of
 from gpuslice.apps.extender.grounds import Ground
 from gpuslice.apps.extender.keeping import Keeping, loop_time
 from gpuslice.apps.extender.line import Line
+from gpuslice.apps.extender.ranked import scores
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import NEVER
-from gpuslice.core.policy.fleet import Flags
+from gpuslice.core.policy.fleet import Flags, Ints
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ TRIES = 4  # nodes, where the cards of the best are kept for somebody else
 READY = 24  # nominations written before kube-scheduler goes on: its watch is behind what we know
 PATIENCE_S = 0.25  # or so long
 SWEEP_EVERY_S = 5.0
+OUR_WEIGHT = 100  # of 0 … 10, as the shipped configuration weighs them against kube-scheduler's 0 … 100
+SPREAD_WEIGHT = 2  # of PodTopologySpread, by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +298,8 @@ class Guide:
             self._limits.room, self._limits.spare * self._ledger.plans, 1
         ):
             return None
+        if pod.replica_of:
+            keys = self._spread(pod, keys, self._decisions.best(keys))
         for _ in range(TRIES):
             row = int(keys.argmin())
             placement = self._decisions.choose(self._name(row), request, pod)
@@ -301,6 +307,15 @@ class Guide:
                 return placement
             keys[row] = NEVER
         return None
+
+    def _spread(self, pod: Pod, keys: Ints, best: Ints) -> Ints:
+        """New keys for the `best` alone, by what kube-scheduler would add up of our scores and of its own."""
+        names = [self._name(row) for row in best.tolist()]
+        ours, spread = scores(keys.take(best)), self._ledger.replicas.scores(pod.replica_of, names)
+        total = OUR_WEIGHT * ours + SPREAD_WEIGHT * spread
+        spread_keys = np.full(len(keys), NEVER)
+        spread_keys[best[np.argsort(-total, kind="stable")]] = np.arange(len(best))
+        return spread_keys
 
     def _name(self, row: int) -> str:
         fleet = self._ledger.fleet

@@ -1,0 +1,84 @@
+"""Which nodes hold the pods of one owner, so that they can be spread as kube-scheduler spreads them.
+
+Where the pods of a ReplicaSet have no constraints of their own, kube-scheduler prefers nodes and zones that
+hold few others of it (``PodTopologySpread``, system defaults). Who names a node in its place owes them that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import log
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Floats
+
+NODE_SKEW, ZONE_SKEW = 3, 5  # maxSkew of the system's default constraints
+
+
+class Replicas:
+    """Pods that hold cards, by owner, node and zone."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, str]] = {}  # uid → owner, node
+        self._on: dict[str, Counter[str]] = {}  # owner → node → pods
+        self._in: dict[
+            str, Counter[str]
+        ] = {}  # owner → zone → pods, of owners asked about since a zone changed
+        self._zone: dict[str, str] = {}
+
+    def put(self, uid: str, owner: str, node: str) -> None:
+        """A pod of `owner` is on `node` from now on."""
+        self.drop(uid)
+        if owner:
+            self._of[uid] = owner, node
+            self._add(owner, node, 1)
+
+    def drop(self, uid: str) -> None:
+        """It is nowhere any more; one that never was is fine."""
+        if (known := self._of.pop(uid, None)) is not None:
+            self._add(*known, -1)
+
+    def node_is_in(self, node: str, zone: str) -> None:
+        """The zone of a node, "" for none."""
+        if self._zone.get(node, "") != zone:
+            self._zone[node] = zone
+            self._in.clear()
+
+    def scores(self, owner: str, nodes: Sequence[str]) -> Floats:
+        """What kube-scheduler would say of `nodes` for a pod of `owner`: 100 where it has least company.
+
+        Source: ``Score``, ``scoreForCount``, ``topologyNormalizingWeight`` and ``NormalizeScore`` in
+        pkg/scheduler/framework/plugins/podtopologyspread/scoring.go, the constraints in plugin.go (1.36).
+        """
+        zone_of = [self._zone.get(node, "") for node in nodes]
+        by_node, by_zone = log(len(nodes) + 2), log(len({*zone_of} - {""}) + 2)
+        on, within = self._on.get(owner, _NOBODY), self._zones(owner)
+        crowd = np.array([on[node] for node in nodes]) * by_node + NODE_SKEW - 1
+        crowd += [within[zone] * by_zone + ZONE_SKEW - 1 if zone else 0.0 for zone in zone_of]
+        scores: Floats = 100 * (crowd.max() + crowd.min() - crowd) / crowd.max()
+        return scores
+
+    def _zones(self, owner: str) -> Counter[str]:
+        found = self._in.get(owner)
+        if found is None:
+            found = self._in[owner] = Counter()
+            for node, pods in self._on.get(owner, _NOBODY).items():
+                found[self._zone.get(node, "")] += pods
+        return found
+
+    def _add(self, owner: str, node: str, pods: int) -> None:
+        on, zone = self._on.setdefault(owner, Counter()), self._zone.get(node, "")
+        on[node] += pods
+        if not on[node]:
+            del on[node]
+        if not on:
+            del self._on[owner]
+        if zone and (within := self._in.get(owner)) is not None:
+            within[zone] += pods
+        if owner not in self._on:
+            self._in.pop(owner, None)
+
+
+_NOBODY: Counter[str] = Counter()
