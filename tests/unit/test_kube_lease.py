@@ -141,6 +141,19 @@ async def test_leading_ends_by_the_clock_alone(pair: tuple[Candidate, Candidate]
     assert not one.elector.leading
 
 
+async def test_a_lease_that_ran_out_is_told_from_one_that_another_holds(
+    pair: tuple[Candidate, Candidate], time: VirtualTime
+) -> None:
+    one, two = pair
+    await one.step()
+    await two.step()
+    assert (one.elector.lapsed, two.elector.lapsed) == (False, False)
+    one.link.cut = True
+    time.now_s += 10
+    await one.step()
+    assert (one.elector.lapsed, two.elector.lapsed) == (True, False)
+
+
 async def test_one_failed_renewal_is_survived(pair: tuple[Candidate, Candidate], time: VirtualTime) -> None:
     one, _ = pair
     await one.step()

@@ -82,6 +82,11 @@ class LeaseElector:
         """Who held the lease when last seen; empty when nobody or unknown."""
         return (self._seen.holder_identity or "") if self._seen is not None else ""
 
+    @property
+    def lapsed(self) -> bool:
+        """Whether the lease was ours when last seen, and could not be renewed in time."""
+        return self.holder == self._settings.identity and not self.leading
+
     async def run(self) -> None:
         """Acquire and renew until cancelled, then give the lease back so that another can start at once."""
         try:
@@ -101,7 +106,8 @@ class LeaseElector:
                 ours = await self._acquire_or_renew()
             self._held_until = began + self._settings.renew_deadline_s if ours else float("-inf")
         except (KubeError, TimeoutError) as error:
-            _log.warning("lease not renewed", extra={"lease": self._settings.name, "error": str(error)})
+            said = str(error) or f"no answer within {self._settings.renew_deadline_s:g} s"
+            _log.warning("lease not renewed", extra={"lease": self._settings.name, "error": said})
 
     def _report(self) -> None:
         if self.leading != self._reported:

@@ -72,9 +72,10 @@ class Leadership:
         return self.leading and self.cleared
 
     def why_not(self) -> str:
-        if not self.leading:
-            holder = self.elector.holder if self.elector else ""
-            return f"not the leader, that is {holder or 'nobody yet'}"
+        if self.elector is not None and not self.leading:
+            if self.elector.lapsed:
+                return "not the leader any more: the API server did not renew the lease in time"
+            return f"not the leader, that is {self.elector.holder or 'nobody yet'}"
         return "" if self.cleared else "taking over: earlier placements are being settled"
 
 
