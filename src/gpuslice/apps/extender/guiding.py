@@ -6,8 +6,8 @@ pod that prefers no node, it would find the one that the policy ranks first, for
 best beside others of its kind (`replicas`): only the search is saved.
 
     a question about all nodes ──► those suit pods with the same terms (`grounds`)
-        ──► the next such pod of the queue: choose node and cards as bind would, beside all plans made before
-        ──► hold them (`Ledger.plan`), PATCH annotations and nomination in one write
+        ──► the next such pod of the queue: choose node and cards as bind would (`ahead`)
+        ──► hold them (`Ledger.plan`), PATCH annotations and nomination in one write (`nominator`)
         ──► kube-scheduler asks about that node alone: yes ──► bind, which finds the pod annotated already
 
 So a guided pod costs as many writes as another. A plan is no promise: it makes way for whoever finds no other
@@ -25,35 +25,26 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.terms import Terms
-from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.names import UNKNOWN
+from gpuslice.apps.extender.ahead import Ahead
 from gpuslice.apps.extender.asked import Asked
-from gpuslice.apps.extender.decisions import Decisions, rows_of
+from gpuslice.apps.extender.decisions import Decisions
 from gpuslice.apps.extender.grounds import Ground
 from gpuslice.apps.extender.keeping import Keeping, loop_time
 from gpuslice.apps.extender.line import Line
-from gpuslice.apps.extender.ranked import scores
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
+from gpuslice.apps.extender.nominator import Nominator
 from gpuslice.core.model import Placement, Pod
-from gpuslice.core.policy import NEVER
-from gpuslice.core.policy.fleet import Flags, Ints
 
 _log = logging.getLogger(__name__)
 
-TRIES = 4  # nodes, where the cards of the best are kept for somebody else
 READY = 24  # nominations written before kube-scheduler goes on: its watch is behind what we know
 PATIENCE_S = 0.25  # or so long
 SWEEP_EVERY_S = 5.0
-OUR_WEIGHT = 100  # of 0 … 10, as the shipped configuration weighs them against kube-scheduler's 0 … 100
-SPREAD_WEIGHT = 2  # of PodTopologySpread, by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +90,8 @@ class Guide:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.results: Counter[str] = Counter()
-        self._client = client
-        self._decisions = decisions
+        self._ahead = Ahead(decisions, limits.room, limits.spare)
+        self._nominator = Nominator(client, decisions.ledger, leading, now_ns)
         self._ledger = decisions.ledger
         self._keeping = keeping
         self._leading = leading
@@ -108,7 +99,6 @@ class Guide:
         self._limits = limits
         self._clock = clock
         self._sleep = sleep
-        self._now_ns = now_ns
         self._known: dict[str, _Known] = {}  # by uid
         self._line = Line()
         self._grounds: dict[Terms, Ground] = {}
@@ -116,8 +106,6 @@ class Guide:
         self._ready: set[str] = set()  # nominated, and not taken up yet
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
-        self._names: list[str] = []
-        self._names_version = (-1, -1)
 
     # -- what is heard -------------------------------------------------------------------------------------
 
@@ -165,7 +153,7 @@ class Guide:
             return None
         open_rows = np.zeros(self._ledger.fleet.rows, dtype=np.bool_)
         open_rows[asked.rows[asked.rows >= 0]] = True
-        placement = self._best(pod, open_rows)
+        placement = self._ahead.choose(pod, open_rows)
         if placement is None or self._ledger.plan(pod, placement) is not None:
             return None
         known.node, known.since_s, known.written_s, known.over = placement.node, self._clock(), inf, False
@@ -264,7 +252,7 @@ class Guide:
             if pod is None or pod.node or pod.nominated or self._ledger.holding(uid) is not None:
                 self._line.drop(uid)
                 continue
-            placement = self._best(pod, self._grounds[terms].open)
+            placement = self._ahead.choose(pod, self._grounds[terms].open)
             if placement is None or self._ledger.plan(pod, placement) is not None:
                 return None  # kube-scheduler searches for this one, and then the next is looked at
             self._line.call(uid)
@@ -285,54 +273,12 @@ class Guide:
         ground = self._grounds.get(terms)
         return ground is not None and ground.is_known(now)
 
-    def _best(self, pod: Pod, open_rows: Flags) -> Placement | None:
-        """The policy's choice among the nodes that would do; None where those are few."""
-        request, fleet = pod.request, self._ledger.fleet
-        assert request is not None
-        keys = self._decisions.ranks(request)
-        keys[~open_rows] = NEVER
-        keys[fleet.cpu_left < request.feed.cpu_milli] = NEVER
-        keys[fleet.memory_left < request.feed.memory_mib] = NEVER
-        keys[rows_of(self._ledger.avoided, fleet)] = NEVER
-        if np.count_nonzero(keys != NEVER) < max(
-            self._limits.room, self._limits.spare * self._ledger.plans, 1
-        ):
-            return None
-        if pod.replica_of:
-            keys = self._spread(pod, keys, self._decisions.best(keys))
-        for _ in range(TRIES):
-            row = int(keys.argmin())
-            placement = self._decisions.choose(self._name(row), request, pod)
-            if isinstance(placement, Placement):
-                return placement
-            keys[row] = NEVER
-        return None
-
-    def _spread(self, pod: Pod, keys: Ints, best: Ints) -> Ints:
-        """New keys for the `best` alone, by what kube-scheduler would add up of our scores and of its own."""
-        names = [self._name(row) for row in best.tolist()]
-        ours, spread = scores(keys.take(best)), self._ledger.replicas.scores(pod.replica_of, names)
-        total = OUR_WEIGHT * ours + SPREAD_WEIGHT * spread
-        spread_keys = np.full(len(keys), NEVER)
-        spread_keys[best[np.argsort(-total, kind="stable")]] = np.arange(len(best))
-        return spread_keys
-
-    def _name(self, row: int) -> str:
-        fleet = self._ledger.fleet
-        version = (fleet.cards_version, len(fleet.row_of))
-        if version != self._names_version:
-            self._names = [""] * fleet.rows
-            for name, each in fleet.row_of.items():
-                self._names[each] = name
-            self._names_version = version
-        return self._names[row]
-
     # -- writing -------------------------------------------------------------------------------------------
 
     async def _nominate(self, pod: Pod, placement: Placement) -> None:
         known = self._known[pod.uid]
         try:
-            if await self._patch(pod, self._annotations(pod, placement), placement.node):
+            if await self._nominator.nominate(pod, placement):
                 known.written_s = self._clock()
                 if not known.over:
                     self._ready.add(pod.uid)
@@ -342,40 +288,6 @@ class Guide:
             self._writes.pop(pod.uid).set_result(None)
             self._progress.set()
             self._wake.set()
-
-    def _annotations(self, pod: Pod, placement: Placement) -> dict[str, str]:
-        state = self._ledger.state(placement.node)
-        assert state is not None
-        assert pod.request is not None
-        return placement_annotations(placement, pod.request, state.node, self._now_ns())
-
-    async def _patch(self, pod: Pod, annotations: dict[str, Any], node: str | None) -> bool:
-        """Both in one write, on the version that is known; False when it was not made, or perhaps not.
-
-        The annotations mark the pod for a leader after us: a Binding is only ever sent on a version that has
-        them, and taking them away makes a new version (see `binding`).
-        """
-        if not self._leading():
-            return False
-        patch = {"metadata": {"annotations": annotations}, "status": {"nominatedNodeName": node}}
-        version = str(pod.version) if pod.version else ""
-        try:
-            seen = await self._client.merge_patch(
-                SLIM_PODS,
-                pod.name,
-                patch,
-                pod.namespace,
-                uid=pod.uid,
-                resource_version=version,
-                subresource="status",
-            )
-        except NotFoundError:
-            return False
-        except KubeError as error:
-            _log.info("not nominated", extra={"pod": pod.key, "error": str(error)})
-            return False
-        self._ledger.apply_pod(pod_view(seen))
-        return True
 
     async def _sweep_for_ever(self) -> None:
         while True:
@@ -401,8 +313,7 @@ class Guide:
         known.node, known.written_s = "", inf
         if pod is not None and not pod.node and pod.placement is not None and uid not in self._writes:
             self.results["taken back"] += 1
-            nominated = pod.nominated if pod.nominated != node else None
-            await self._patch(pod, dict.fromkeys(PLACEMENT_ANNOTATIONS), nominated or None)
+            await self._nominator.take_back(pod, node)
 
     def _forget_unused(self) -> None:
         used = {known.terms for known in self._known.values()}
