@@ -11,9 +11,7 @@ Everything here is synchronous and looks at the ledger as it is now: no decision
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -28,9 +26,9 @@ from gpuslice.adapters.wire.extender import (
     PreemptionResult,
 )
 from gpuslice.adapters.wire.extender import Pod as WirePod
-from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
 from gpuslice.apps.extender.ranked import best_of, impossible, reasons, scores
+from gpuslice.apps.extender.refusals import Refusals, Refused
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import open_to
@@ -45,23 +43,10 @@ from gpuslice.core.preemption import NOTHING_TAKEN, victims
 from gpuslice.core.views import Wants, wants_of
 
 HIGHEST = 1 << 31  # above every priority
-REMEMBERED_REFUSED = 10_000
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
 NOT_THE_BEST = "Others fit better"  # short: it goes over the wire once for nearly every node
 KEPT = "The free cards are kept for a pod that others were evicted for"
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A pod that fits on none of the nodes asked about, in words for its owner.
-
-    `nodes`: those asked about, which kube-scheduler's own filters let pass; None when the request is wrong.
-    """
-
-    pod: WirePod
-    explanation: str
-    nodes: Asked | None = None
 
 
 class Decisions:
@@ -84,12 +69,10 @@ class Decisions:
         self._names = Names(ledger.fleet)
         self._filter_best = filter_best
         self._explain = explain
-        self._on_refused = on_refused
+        self.refusals = Refusals(ledger, policy, on_refused)
         self._on_asked = on_asked
         self._on_victims = on_victims
         self._hold = hold
-        self._refused: OrderedDict[str, None] = OrderedDict()
-        self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
 
     # -- filter --------------------------------------------------------------------------------------------
 
@@ -111,7 +94,7 @@ class Decisions:
         fleet = self.ledger.flush()  # what was planned for the pod may have been given up
         wants = _wants(args.pod)
         if wants.problem:
-            self._on_refused(Refused(args.pod, wants.problem))
+            self.refusals.wrong(args.pod, wants.problem)
             reasons = asked.reasons_json([], dict.fromkeys(asked.names(asked.everyone), wants.problem))
             return _answer(args, _NO_NAMES, asked.everyone[:0], reasons, reasons)
         if wants.request is None:  # we were asked about a pod that is none of our business
@@ -142,7 +125,7 @@ class Decisions:
             self._names.expect(question)
         else:
             names = _NO_NAMES
-            self._note_refused(pod, asked, request)
+            self.refusals.note(pod, asked, request)
         if len(passing) == len(asked.rows):
             return _answer(args, names, passing, _NOBODY, _NOBODY)
         never = [(impossible(fleet, asked, which, request), text) for which, text in refused]
@@ -175,38 +158,6 @@ class Decisions:
     def _explained(self, name: str, request: Request) -> str:
         state = self.ledger.state(name)
         return str(refuse(state, request)) if state is not None else not_shared(name).reason
-
-    def _note_refused(self, pod: WirePod, asked: Asked, request: Request) -> None:
-        """Tell the policy, once for a pod, that its shape fits nowhere; tell the owner why."""
-        uid, shape = pod.metadata.uid, shape_of(request)
-        if uid not in self._refused and self.policy.choose(shape) is None:
-            self._refused[uid] = None
-            if self._possible(shape):
-                self.policy.refused(shape)
-            if len(self._refused) > REMEMBERED_REFUSED:
-                self._refused.popitem(last=False)
-        explanation = self._explanation(asked, request)
-        if is_sample(len(asked.rows), self.ledger.node_count()) and self.policy.choose(shape) is not None:
-            self.sampled += 1
-            explanation = f"{explanation}; {SAMPLED}"
-        self._on_refused(Refused(pod, explanation, asked))
-
-    def _possible(self, shape: Shape) -> bool:
-        """Whether some node could hold the shape if it were empty: else there is nothing to learn from it."""
-        large = (self.ledger.fleet.size >= shape.units).sum(axis=1)
-        return bool((large >= shape.cards).any())
-
-    def _explanation(self, asked: Asked, request: Request) -> str:
-        """What was asked, what is missing and the most that would fit, over all nodes asked about."""
-        known = asked.rows != UNKNOWN
-        shared = int(known.sum())
-        if not shared:
-            return f"asked for {request.units} units; none of the {len(asked.rows)} nodes shares its cards"
-        left = np.sort(self.ledger.fleet.left[asked.rows], axis=1)[:, ::-1]
-        most = np.where(known, left[:, min(request.gpu_count, left.shape[1]) - 1], -1)
-        state = self.ledger.state(asked.names(np.array([most.argmax()]))[0])
-        detail = refuse(state, request).detail if state is not None else ""
-        return f"{detail} ({shared} nodes with shared cards looked at)"
 
     # -- prioritize ----------------------------------------------------------------------------------------
 
@@ -341,22 +292,7 @@ class Decisions:
         return np.flatnonzero(np.isin(asked.rows, closed) & (keys != NEVER))
 
 
-SAMPLED = (
-    "a node that was not asked about would hold it: kube-scheduler shows an extender only a sample of the "
-    "nodes; set percentageOfNodesToScore: 100 in its profile"
-)
 _NOBODY, _NO_NAMES = msgspec.Raw(b"{}"), msgspec.Raw(b"[]")
-
-
-def is_sample(asked: int, nodes: int) -> bool:
-    """Whether `asked` is how many nodes kube-scheduler looks for in a cluster of `nodes` (1.36, default).
-
-    Source: ``numFeasibleNodesToFind`` in pkg/scheduler/schedule_one.go.
-    """
-    if nodes < 100 or asked >= nodes:
-        return False
-    percent = max(5, 50 - nodes // 125)
-    return asked == max(100, nodes * percent // 100)
 
 
 def rows_of(names: Iterable[str], fleet: Fleet) -> list[int]:

@@ -30,11 +30,12 @@ from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.asked import Asked
 from gpuslice.apps.extender.binding import Binder
-from gpuslice.apps.extender.decisions import Decisions, Refused
+from gpuslice.apps.extender.decisions import Decisions
 from gpuslice.apps.extender.guiding import LIMITS, Guide, GuideLimits
 from gpuslice.apps.extender.inspect import Metrics
 from gpuslice.apps.extender.leadership import LeaderLabel, OwnPod
 from gpuslice.apps.extender.preemptor import Preemptor
+from gpuslice.apps.extender.refusals import Refused
 from gpuslice.apps.extender.routes import Verbs
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.telling import Teller
@@ -257,7 +258,7 @@ class Extender:
         return self.metrics.render(
             ready=not self.not_ready(),
             leading=self.leadership.leading,
-            sampled=self.decisions.sampled,
+            sampled=self.decisions.refusals.sampled,
             preemptions=self.preemptor.results,
             preempted=self.preemptor.evictor.evicted,
             guided=self.guide.results,

@@ -29,9 +29,10 @@ from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundErr
 from gpuslice.adapters.kube.objects import Pod as ApiPod
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.budgets import read_budgets
-from gpuslice.apps.extender.decisions import Refused, request_of
+from gpuslice.apps.extender.decisions import request_of
 from gpuslice.apps.extender.evicting import Evictor, Tell
 from gpuslice.apps.extender.keeping import Keeping, loop_time
+from gpuslice.apps.extender.refusals import Refused
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod, Refusal, Request
