@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,25 @@ def test_a_toleration_covers_what_kubernetes_says(toleration: Toleration, covers
 
 def test_a_taint_that_only_prefers_keeps_nobody_out() -> None:
     assert not obstacle(Place("n1", taints=(Taint("a", "", "PreferNoSchedule"),)), Wish(make_request()))
+
+
+H100 = {"key": "gpu", "operator": "In", "values": ["H100", "H200"]}
+ZONE = {"key": "zone", "operator": "Exists"}
+
+
+def requiring(*terms: dict[str, Any]) -> Wish:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    return Wish(make_request(), affinity={"nodeAffinity": required})
+
+
+def test_a_node_that_required_affinity_keeps_out_is_told_what_it_lacks() -> None:
+    wish = requiring({"matchExpressions": [ZONE, H100]})
+    assert obstacle(Place("n1", labels={"gpu": "H200", "zone": "a"}), wish) == ""
+    told = obstacle(Place("n1", labels={"gpu": "T4", "zone": "a"}), wish)
+    assert told == "Is not gpu In (H100, H200), as the pod's node affinity wants"
+    either = requiring({"matchExpressions": [H100]}, {"matchExpressions": [ZONE]})
+    assert obstacle(Place("n1", labels={"zone": "a"}), either) == ""
+    assert obstacle(Place("n1"), either) == "Meets none of the 2 terms of the pod's node affinity"
 
 
 def ledger_of(cards: dict[str, tuple[int, ...]], **used: int) -> Ledger:

@@ -2,17 +2,19 @@
 
 The same ledger and the same placement as the extender's, asked by hand. kube-scheduler looks at more than
 cards; of that, what is read here keeps GPU pods out most often: cordons, readiness, taints, node selectors,
-CPU and memory.
+required node affinity, CPU and memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod, Request
+from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import eviction
 
@@ -69,6 +71,7 @@ class Wish:
     request: Request
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
+    affinity: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,16 @@ def obstacle(node: Place, wish: Wish) -> str:
     for key, value in sorted(wish.selector.items()):
         if node.labels.get(key) != value:
             return f"Is not {key}={value}, as the pod's nodeSelector wants"
-    return ""
+    return _unmet(node, wish)
+
+
+def _unmet(node: Place, wish: Wish) -> str:
+    if meets(wish.affinity, node.name, node.labels):
+        return ""
+    terms = terms_of(wish.affinity) or ()
+    if len(terms) == 1:
+        return f"Is not {unmet(terms[0], node.name, node.labels)}, as the pod's node affinity wants"
+    return f"Meets none of the {len(terms)} terms of the pod's node affinity"
 
 
 def _class(members: Sequence[_Found]) -> NodeClass:

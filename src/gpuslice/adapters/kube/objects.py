@@ -55,6 +55,7 @@ class PodSpec(_Object):
     init_containers: list[Container] | None = None
     node_selector: dict[str, str] | None = None
     tolerations: list[Toleration] | None = None
+    affinity: dict[str, Any] | None = None
     priority: int | None = None
     preemption_policy: str = ""
     scheduling_gates: list[Any] | None = None

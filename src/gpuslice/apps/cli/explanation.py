@@ -129,7 +129,7 @@ def _wish(pod: objects.Pod, view: Pod) -> Wish:
         Toleration(each.key, each.operator or "Equal", each.value, each.effect)
         for each in pod.spec.tolerations or ()
     )
-    return Wish(view.request, pod.spec.node_selector or {}, tuple(tolerations))
+    return Wish(view.request, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
 
 
 def _neighbours(ledger: Ledger, view: Pod) -> tuple[tuple[str, int], ...]:

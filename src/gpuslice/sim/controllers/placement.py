@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from gpuslice.core.node_affinity import meets, terms_of
 from gpuslice.sim.controllers.ownership import labels_of
 
 Object = Mapping[str, Any]
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def node_takes(spec: Object, node: Object) -> bool:
@@ -16,54 +16,18 @@ def node_takes(spec: Object, node: Object) -> bool:
     labels = labels_of(node)
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
-    return _meets_affinity(spec, node) and _tolerates_all(spec, node)
+    return meets(spec.get("affinity"), node["metadata"]["name"], labels) and _tolerates_all(spec, node)
 
 
 def pinned_node(pod: Object) -> str:
     """The node a pod runs on or is pinned to by its affinity; empty if any will do."""
     if name := pod["spec"].get("nodeName"):
         return str(name)
-    for term in _terms(pod["spec"]):
+    for term in terms_of(pod["spec"].get("affinity")) or ():
         for field in term.get("matchFields") or []:
             if field["key"] == "metadata.name" and field["operator"] == "In":
                 return str(field["values"][0])
     return ""
-
-
-def _terms(spec: Object) -> Sequence[Object]:
-    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    terms: Sequence[Object] = (affinity.get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
-    return terms
-
-
-def _meets_affinity(spec: Object, node: Object) -> bool:
-    terms = _terms(spec)
-    return not terms or any(_meets_term(term, node) for term in terms)
-
-
-def _meets_term(term: Object, node: Object) -> bool:
-    fields = {"metadata.name": node["metadata"]["name"]}
-    expressions = [(item, labels_of(node)) for item in term.get("matchExpressions") or []]
-    expressions += [(item, fields) for item in term.get("matchFields") or []]
-    return bool(expressions) and all(_holds(item, values) for item, values in expressions)
-
-
-def _holds(requirement: Object, values: Mapping[str, str]) -> bool:  # noqa: PLR0911 - one case an operator
-    value, wanted = values.get(requirement["key"]), requirement.get("values") or []
-    match requirement["operator"]:
-        case "In":
-            return value in wanted
-        case "NotIn":
-            return value not in wanted
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt":
-            return value is not None and int(value) > int(wanted[0])
-        case "Lt":
-            return value is not None and int(value) < int(wanted[0])
-    return False
 
 
 def _tolerates_all(spec: Object, node: Object) -> bool:

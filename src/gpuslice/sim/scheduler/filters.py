@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpuslice.core.node_affinity import meets
 from gpuslice.sim.scheduler.amounts import Object, pod_requests
 from gpuslice.sim.scheduler.nodes import NodeInfo, host_ports
 
@@ -55,7 +56,7 @@ def _taints(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None:
 def node_affinity(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None:
     selector = pod["spec"].get("nodeSelector") or {}
     plain = all(node.labels.get(key) == value for key, value in selector.items())
-    if plain and _matches_required_affinity(pod, node):
+    if plain and meets(pod["spec"].get("affinity"), node.name, node.labels):
         return None
     return Failure(("node(s) didn't match Pod's node affinity/selector",), unresolvable=True)
 
@@ -95,41 +96,3 @@ def _tolerates(toleration: dict[str, Any], taint: dict[str, str]) -> bool:
     if toleration.get("operator") == "Exists":
         return True
     return bool(toleration.get("key")) and (toleration.get("value") or "") == (taint.get("value") or "")
-
-
-def _matches_required_affinity(pod: Object, node: NodeInfo) -> bool:
-    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if not required:
-        return True
-    return any(_matches_term(term, node) for term in required.get("nodeSelectorTerms") or ())
-
-
-def _matches_term(term: dict[str, Any], node: NodeInfo) -> bool:
-    expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
-    if not expressions and not fields:
-        return False
-    by_label = all(_matches(one, node.labels) for one in expressions)
-    return by_label and all(_matches(one, {"metadata.name": node.name}) for one in fields)
-
-
-def _matches(expression: dict[str, Any], labels: dict[str, str]) -> bool:
-    """One nodeSelectorRequirement; an operator that is not known matches nothing."""
-    value, wanted = labels.get(expression["key"]), expression.get("values") or []
-    tests: dict[str, Callable[[], bool]] = {
-        "In": lambda: value in wanted,
-        "NotIn": lambda: value not in wanted,
-        "Exists": lambda: value is not None,
-        "DoesNotExist": lambda: value is None,
-        "Gt": lambda: _compare(value, wanted) > 0,
-        "Lt": lambda: _compare(value, wanted) < 0,
-    }
-    test = tests.get(expression.get("operator", ""))
-    return test is not None and test()
-
-
-def _compare(value: str | None, wanted: Iterable[str]) -> int:
-    try:
-        return int(value or "") - int(next(iter(wanted)))
-    except (ValueError, StopIteration):
-        return 0
