@@ -7,9 +7,10 @@ make slow objects. Here the buffers are kept and grow when a card has more to te
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import pynvml
 
@@ -31,21 +32,41 @@ _Busy = tuple[float, float, float, float]  # parts of the time: SM, memory, enco
 _IDLE: _Busy = (0.0, 0.0, 0.0, 0.0)
 
 
+class Array(Protocol):
+    """What a function of NVML fills for its caller. Raises NVMLError."""
+
+    def read(self, card: Any, *more: Any) -> list[tuple[int, ...]]: ...
+
+
 class ProcessReader:
     """Reads one card's processes; remembers up to when the utilisation samples have been seen.
 
     The driver answers a question "since when" from its own buffer: asking from 0 each time would bring back
     what idle and dead processes did long ago. A driver makes a sample up to once a second, and only of
     processes that were busy: the last one of a process stands for `HOLD_S`.
+
+    Samples carry the time of day. Where it was set back, or one sample is wrong, everybody would be idle
+    until it is later than that: so nobody asks for what is later than now. What comes from there comes each
+    time, and is news once.
     """
 
-    def __init__(self, card: Any, uuid: str) -> None:
+    def __init__(
+        self,
+        card: Any,
+        uuid: str,
+        *,
+        array: Callable[[str, Struct], Array] | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        array = array or _Array
         self._card = card
         self._uuid = uuid
         self._seen_us = 0
+        self._ahead: set[tuple[int, int]] = set()  # samples of the future that have been seen: pid, time
         self._held: dict[int, tuple[float, _Busy]] = {}  # pid → until when, what
-        self._lists = tuple(_Array(name, _PROCESS) for name in _LISTS)
-        self._samples = _Array(_UTILIZATION, _SAMPLE)
+        self._wall = wall
+        self._lists = tuple(array(name, _PROCESS) for name in _LISTS)
+        self._samples = array(_UTILIZATION, _SAMPLE)
         self._last: dict[int, ProcessReading] = {}  # a reading that says the same is the same object
 
     def read(self, now_s: float) -> list[ProcessReading]:
@@ -90,14 +111,18 @@ class ProcessReader:
 
     def _update(self, now_s: float) -> bool:
         """Take in what is new of how busy processes are; false where the card does not tell."""
+        wall_us = int(self._wall() * 1e6)
+        self._seen_us = min(self._seen_us, wall_us)
         try:
             samples = self._samples.read(self._card, ctypes.c_ulonglong(self._seen_us))
         except pynvml.NVMLError:
             return False
+        ahead = {(pid, time_us) for pid, time_us, *_ in samples if time_us > wall_us}
         for pid, time_us, *percents in sorted(samples, key=lambda sample: sample[1]):
-            if percents[0] <= _MOST_PERCENT:
+            if percents[0] <= _MOST_PERCENT and (pid, time_us) not in self._ahead:
                 self._held[pid] = (now_s + HOLD_S, _busy(percents))
-            self._seen_us = max(self._seen_us, time_us)
+            self._seen_us = max(self._seen_us, min(time_us, wall_us))
+        self._ahead = ahead
         return True
 
 
