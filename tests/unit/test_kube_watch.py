@@ -166,6 +166,19 @@ async def test_waits_grow_to_a_limit_and_start_anew_after_success() -> None:
         assert longest / 2 <= wait <= longest
 
 
+async def test_a_watch_that_is_refused_each_time_is_not_listed_for_without_end() -> None:
+    """A role without the verb watch, or a server that calls its own list too old: each try lists all."""
+    forbidden = [page("7"), failure(403, "Forbidden", "no")] * 9
+    expired = [page("7"), failure(410, "Expired")] * 10
+    for script in (forbidden, expired):
+        followed = await Followed(*script, pace=Pace(first_delay_s=1, longest_delay_s=30)).run()
+        waits = followed.time.slept
+        assert len(waits) == 9
+        assert waits[-1] >= 15
+    worked = [page("7"), failure(410, "Expired"), page("8"), [line("ADDED", pod("a", "9"))]]
+    assert (await Followed(*worked, failure(410, "Expired"), page("10")).run()).time.slept == []
+
+
 async def test_a_lost_connection_resumes_and_does_not_list_again() -> None:
     lost = UnavailableError("connection lost")
     followed = await Followed(page("7"), [line("ADDED", pod("a", "8")), lost], []).run()

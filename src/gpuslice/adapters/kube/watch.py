@@ -36,6 +36,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+WORKED_S = 1.0
+"""A watch that was open for so long is one, however little it said."""
+
+
 class ChangeKind(StrEnum):
     ADDED = "added"
     MODIFIED = "modified"
@@ -101,7 +105,8 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._uniform = (rng or random).uniform
         self._version = ""
-        self._failures = 0
+        self._failures = 0  # in a row: lists and watches that got no answer
+        self._refusals = 0  # since a watch last worked, however well lists do
 
     async def run(self) -> None:
         """Follow the collection for ever."""
@@ -110,8 +115,11 @@ class Reflector(Generic[T]):
                 if not self._version:
                     await self._list()
                 await self._watch()
-            except GoneError:
-                self._version = ""
+            except GoneError as error:
+                if self._refusals:  # what it listed just now is too old for it already
+                    await self._back_off(error)
+                else:
+                    self._version, self._refusals = "", 1
             except KubeError as error:
                 await self._back_off(error)
 
@@ -143,13 +151,17 @@ class Reflector(Generic[T]):
         began = self._clock()
         timeout_s = int(self._pace.watch_timeout_s * self._uniform(1, 1.5))
         lines = self._client.watch(self._resource, self._version, timeout_s=timeout_s, **self._scope)
-        seen = 0
-        async with contextlib.aclosing(lines) as open_lines:
-            async for line in open_lines:
-                self._take(line)
-                seen += 1
-                self._failures = 0
-        if not seen and self._clock() - began < 1:
+        worked = False
+        try:
+            async with contextlib.aclosing(lines) as open_lines:
+                async for line in open_lines:
+                    self._take(line)
+                    worked = True
+        finally:
+            worked = worked or self._clock() - began >= WORKED_S
+            if worked:
+                self._failures = self._refusals = 0
+        if not worked:
             raise UnavailableError(f"watch of {self._resource.plural} ended at once, without a word")
 
     def _take(self, line: WatchLine) -> None:
@@ -200,13 +212,15 @@ class Reflector(Generic[T]):
         self._handle(Change(ChangeKind.DELETED, item))
 
     async def _back_off(self, error: KubeError) -> None:
-        longest = min(self._pace.longest_delay_s, self._pace.first_delay_s * 2 ** min(self._failures, 16))
+        times = max(self._failures, self._refusals)
+        longest = min(self._pace.longest_delay_s, self._pace.first_delay_s * 2 ** min(times, 16))
         delay_s = longest * self._uniform(0.5, 1)
         if isinstance(error, UnavailableError):
             delay_s = max(delay_s, min(error.retry_after_s, self._pace.longest_delay_s))
+            self._failures += 1
         else:
             self._version = ""  # not a passing trouble: what we know may not be true any more
-        self._failures += 1
+            self._refusals += 1
         _log.warning(
             "watch interrupted",
             extra={"resource": self._resource.plural, "error": str(error), "retry_in_s": round(delay_s, 2)},
