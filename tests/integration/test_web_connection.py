@@ -149,6 +149,7 @@ async def test_requests_sent_ahead_are_answered_one_at_a_time_and_in_order() -> 
         (f"{POST_ECHO}Content-Length: {LIMIT_BYTES + 1}\r\n\r\n", 413, "more than 1000 bytes"),
         (chunked(*["x" * 100] * 11), 413, "more than 1000 bytes"),
         (f"GET /echo HTTP/1.1\r\n{HEAD}Long: {'x' * 600_000}", 431, "head has more than"),
+        (f"{POST_ECHO}Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", 415, "encoded as gzip"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400, "this is not HTTP/1.1"),  # TLS on a plain port
     ],
 )  # fmt: skip
@@ -217,6 +218,14 @@ async def test_head_is_answered_without_the_body() -> None:
         reply = await line.reply(with_body=False)
         assert (reply.status, reply.headers["content-length"]) == (200, "5")
         assert (await line.reply()).status == 200
+
+
+async def test_a_whole_address_is_taken_for_its_path() -> None:
+    async with serving() as server:
+        for address in ("http://127.0.0.1:1/in/node-1?a=b%20c", "HTTP://host/in/node-1?a=b%20c"):
+            reply = await server.ask(request(address, "", method="GET"))
+            assert reply.body == b"GET /in/node-1 {'a': 'b c'} node-1 b''"
+        assert (await server.ask(request("http://host", "", method="GET"))).status == 404
 
 
 @pytest.mark.parametrize(
