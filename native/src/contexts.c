@@ -7,20 +7,38 @@
 #include "pools.h"
 
 #define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more between two readings was a neighbour */
-#define UNKNOWN_CONTEXT_BYTES (UINT64_C(256) << 20)
+#define PROCESSOR_BYTES (UINT64_C(4) << 20) /* of a context, for each multiprocessor: seen from T4 to H100, rounded up */
+#define FEW_PROCESSORS 64
 #define DEVICES 64
+enum { MULTIPROCESSOR_COUNT = 16 };
 
 static struct gs_lock birth_lock; /* one context at a time comes to life: else two would measure each other */
 static CUcontext primary_contexts[DEVICES];
+/* What a tool calls when it is told of a new context, in the midst of its making, is not another birth. */
+static _Thread_local bool giving_birth __attribute__((tls_model("initial-exec")));
+
+static void begin_births(void)
+{
+    gs_lock(&birth_lock);
+    giving_birth = true;
+}
+
+static void end_births(void)
+{
+    giving_birth = false;
+    gs_unlock(&birth_lock);
+}
 
 void gs_forget_contexts(void)
 {
     birth_lock = (struct gs_lock){0};
+    giving_birth = false;
     memset(primary_contexts, 0, sizeof primary_contexts);
 }
 
 struct birth {
     struct gs_card *card;
+    CUdevice device;
     struct gs_sight before;
     uint64_t reserved, counted; /* counted: of this process */
     bool refused;
@@ -35,6 +53,16 @@ static uint64_t learned(const struct gs_card *card)
     return bytes <= LARGEST_CONTEXT_BYTES ? bytes : 0;
 }
 
+/* Of a context that nothing tells the size of. */
+static uint64_t expected(const struct gs_card *card, CUdevice device)
+{
+    int processors = FEW_PROCESSORS;
+    uint64_t known = learned(card);
+    if (!known && DRIVER(cuDeviceGetAttribute)(&processors, MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
+        processors = FEW_PROCESSORS;
+    return known ? known : (uint64_t)processors * PROCESSOR_BYTES;
+}
+
 static void learn(const struct gs_card *card, uint64_t bytes)
 {
     struct gpuslice_region *region = gs_books_at(&gs_books).region;
@@ -45,6 +73,7 @@ static void learn(const struct gs_card *card, uint64_t bytes)
 static void begin(struct birth *birth, CUdevice device, bool green)
 {
     birth->card = gs_card_of_device(device);
+    birth->device = device;
     birth->refused = false;
     birth->green = green;
     if (!birth->card)
@@ -63,9 +92,9 @@ static uint64_t by_difference(const struct birth *birth, const struct gs_sight *
     if (birth->green)
         return grown > 0 ? (uint64_t)grown : 0;
     bool plausible = grown > 0 && (uint64_t)grown <= LARGEST_CONTEXT_BYTES;
-    uint64_t expected = birth->reserved ? birth->reserved : UNKNOWN_CONTEXT_BYTES;
     /* A neighbour that grew meanwhile only adds: once known, a context does not get larger. */
-    return plausible && (!birth->reserved || (uint64_t)grown < birth->reserved) ? (uint64_t)grown : expected;
+    bool believed = plausible && (!birth->reserved || (uint64_t)grown < birth->reserved);
+    return believed ? (uint64_t)grown : expected(birth->card, birth->device);
 }
 
 /* Several processes came into NVML's list at once, and we do not know which of them is this one. All of them have just
@@ -74,7 +103,8 @@ static uint64_t least_of_the_new(const struct reading *before, const struct read
 {
     uint64_t least = 0;
     for (uint32_t i = 0; i < after->count; i++)
-        if (!gs_reading_lists(before, after->pids[i]) && after->bytes[i] <= LARGEST_CONTEXT_BYTES && (!least || after->bytes[i] < least))
+        if (!gs_reading_lists(before, after->pids[i]) && after->bytes[i] && after->bytes[i] <= LARGEST_CONTEXT_BYTES &&
+            (!least || after->bytes[i] < least))
             least = after->bytes[i];
     return least;
 }
@@ -83,7 +113,9 @@ static uint64_t context_bytes(const struct birth *birth, struct own *own)
 {
     struct gs_sight after;
     gs_look_at_card(own->card, &after);
-    gs_learn_host_pid(own, &birth->before.reading, &after.reading);
+    gs_learn_number(own, &birth->before.reading, &after.reading);
+    if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
+        return after.reading.mine - birth->before.reading.mine;
     /* In the books stand own->charged and the reservation, both of them for what is being measured. */
     if (after.reading.listed && gs_books_mine(&gs_books, own->card->index) == birth->counted) {
         uint64_t other = birth->counted - birth->reserved;
@@ -134,9 +166,9 @@ static int refuse(struct birth *birth)
 #define CREATE(symbol, green, call, undo)                                                                              \
     do {                                                                                                               \
         struct birth birth = {0};                                                                                      \
-        if (!gs_enter_cuda())                                                                                          \
+        if (!gs_enter_cuda() || giving_birth)                                                                          \
             return DRIVER(symbol) call;                                                                                \
-        gs_lock(&birth_lock);                                                                                          \
+        begin_births();                                                                                                \
         begin(&birth, device, green);                                                                                  \
         int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
         if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
@@ -144,7 +176,7 @@ static int refuse(struct birth *birth)
             ended(birth.card, NULL, *context);                                                                         \
             result = refuse(&birth);                                                                                   \
         }                                                                                                              \
-        gs_unlock(&birth_lock);                                                                                        \
+        end_births();                                                                                                  \
         return result;                                                                                                 \
     } while (0)
 
@@ -258,12 +290,44 @@ static int retain_first(CUcontext *context, CUdevice device)
 
 int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    if (!gs_enter_cuda() || is_active(device))
+    if (!gs_enter_cuda() || giving_birth || is_active(device))
         return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
-    gs_lock(&birth_lock);
+    begin_births();
     int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
-    gs_unlock(&birth_lock);
+    end_births();
     return result;
+}
+
+/* The runtime, and libraries that draw, have ways to the driver that no name leads to. What came of it is found when its
+ * context is first used, and can be counted but not refused. */
+static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
+{
+    if (is_active(device))
+        remember_primary(device, context);
+    gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
+    gs_assume_number(gs_own_of(card));
+    if (!gs_measure(card))
+        gs_add_piece(card, (uint64_t)(uintptr_t)context, 0, (int64_t)expected(card, device));
+}
+
+/* One that was reset may still be current. */
+static bool is_alive(void)
+{
+    size_t free_bytes, total;
+    int mode = gs_relax_capture();
+    bool alive = DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
+    gs_restore_capture(mode);
+    return alive;
+}
+
+void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context)
+{
+    if (giving_birth || !is_alive())
+        return;
+    begin_births();
+    if (!gs_has_context(card))
+        take_in(card, device, context);
+    end_births();
 }
 
 static void primary_ended(CUdevice device)

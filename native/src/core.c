@@ -280,6 +280,8 @@ struct gs_place gs_current_place(void)
         return seen.place;
     if (DRIVER(cuCtxGetDevice)(&place.device) == CUDA_SUCCESS)
         place.card = gs_card_of_device(place.device);
+    if (place.card && !gs_has_context(place.card))
+        gs_context_noticed(place.card, place.device, place.context);
     if (place.card) {
         seen.place = place;
         seen.epoch = epoch;
@@ -323,6 +325,7 @@ void gs_refuse(struct gs_card *card) { gs_books_count_refusal(&gs_books, card->i
 
 bool gs_reserve(struct gs_card *card, uint64_t bytes)
 {
+    gs_measure_sometimes(card);
     bool reserved = gs_reserve_quietly(card, bytes);
     if (!reserved)
         gs_refuse(card);

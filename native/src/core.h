@@ -56,6 +56,17 @@ struct gs_place gs_current_place(void);
 struct gs_place gs_stream_place(CUstream stream);
 void gs_contexts_changed(void);
 
+/* While a stream is being recorded, by this thread or another, calls that could disturb it are refused and spoil the
+ * recording: what we ask beside a program's own call must not. */
+static inline int gs_relax_capture(void)
+{
+    int mode = 2; /* relaxed */
+    DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+    return mode;
+}
+
+static inline void gs_restore_capture(int mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(&mode); }
+
 uint64_t gs_round_up(uint64_t bytes, uint64_t step); /* UINT64_MAX on overflow */
 
 /* Reserve, call, settle. */
@@ -76,6 +87,7 @@ enum gs_kind {
     GS_EXTERNAL,
     GS_GROUP, /* of other objects, which it keeps alive */
     GS_EXPORTED = 0x100, /* added to the kind */
+    GS_MANAGED = 0x200,  /* likewise */
 };
 extern struct gs_table gs_held;
 

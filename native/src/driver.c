@@ -107,6 +107,16 @@ static bool suits(const struct hook *hook, const char *name, int version, bool o
            (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
 }
 
+/* "cuMemAlloc_v2" is no name that the manual gives cuGetProcAddress, but some programs ask so. It says all by itself. */
+static void *by_whole_symbol(const char *name)
+{
+    int hook = gs_hook_named(name);
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (hook < 0 || (hooks[i].address && strcmp(hooks[i].name, name) == 0))
+            return NULL; /* a name: the version decides what it means */
+    return hooks[hook].library == CUDA && gs_driver_has((enum gs_function)hook) ? hooks[hook].address : NULL;
+}
+
 void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found)
 {
     bool own_stream = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -122,9 +132,11 @@ void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found
     for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose otherwise: whichever it is, its hook */
         if (hooks[i].address && hooks[i].library == CUDA && gs_driver[i] == found)
             return hooks[i].address;
+    if (!best)
+        return by_whole_symbol(name);
     /* None of the symbols it exports. Up to the newest version we know, it is the variant of our list all the same;
      * beyond, it may take other arguments: the program gets what it asked for. */
-    if (!best || version > GS_NEWEST_KNOWN_VERSION)
+    if (version > GS_NEWEST_KNOWN_VERSION)
         return NULL;
     if (!gs_driver_has((enum gs_function)(best - hooks)))
         __atomic_store_n(&gs_driver[best - hooks], found, __ATOMIC_RELEASE);

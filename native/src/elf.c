@@ -175,3 +175,21 @@ bool gs_elf_is_loaded(const char *file_name)
 {
     return dl_iterate_phdr(compare_file_name, (void *)file_name) == 1;
 }
+
+struct whereabouts {
+    const void *address;
+    const char *file_name;
+};
+
+static int compare_holder(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    const struct whereabouts *it = context;
+    return gs_text_starts(gs_text_file_name(object->dlpi_name), it->file_name) && holds(object, it->address);
+}
+
+bool gs_elf_is_in(const void *address, const char *file_name)
+{
+    struct whereabouts it = {address, file_name};
+    return dl_iterate_phdr(compare_holder, &it) == 1;
+}

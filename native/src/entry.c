@@ -45,11 +45,17 @@ static bool is_driver_name(const char *name)
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
 
+/* WSL's libcuda.so.1 looks up its functions in the one behind it. Our hook would lead back to it, and round again. */
+static bool is_driver(const void *caller)
+{
+    return gs_elf_is_in(caller, "libcuda.so") || gs_elf_is_in(caller, "libnvidia-ml.so");
+}
+
 /* What stands in for the symbol, or NULL for libc's own answer. */
-static void *replacement(void *handle, const char *name, void *found)
+static void *replacement(void *handle, const char *name, void *found, const void *caller)
 {
     int hook = gs_hook_named(name);
-    if (hook < 0 || !found)
+    if (hook < 0 || !found || is_driver(caller))
         return NULL;
     void *address = gs_hook_address((enum gs_function)hook);
     bool nvml = is_nvml_name(name);
@@ -78,7 +84,7 @@ static void *own_entry(const char *name)
 }
 
 /* Called by the stubs. The result: what to return, or NULL to go on to libc. */
-__attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name)
+__attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
 {
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     /* RTLD_NEXT asks for what comes after the caller, which only libc can tell: another tool in front of us finds
@@ -87,17 +93,18 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
         return own_entry(name);
     if (handle == RTLD_NEXT || !name || !is_driver_name(name))
         return NULL;
-    return replacement(handle, name, real(handle, name));
+    return replacement(handle, name, real(handle, name), caller);
 }
 
-__attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version)
+__attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
+                                                               const void *caller)
 {
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
     if (handle == RTLD_NEXT || !name || !version || !is_driver_name(name))
         return NULL;
-    return replacement(handle, name, real(handle, name, version));
+    return replacement(handle, name, real(handle, name, version), caller);
 }
 
 /* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours. Where limits hold, the flag is
@@ -118,7 +125,7 @@ __asm__(
     ".globl dlsym\n.type dlsym,@function\n"
     "dlsym:\n"
     "  endbr64\n"
-    "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
+    "  movq (%rsp), %rdx\n  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
     "  call gs_choose_dlsym\n"
     "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
     "  testq %rax, %rax\n  jne 1f\n"
@@ -128,7 +135,7 @@ __asm__(
     ".globl dlvsym\n.type dlvsym,@function\n"
     "dlvsym:\n"
     "  endbr64\n"
-    "  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
+    "  movq (%rsp), %rcx\n  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
     "  call gs_choose_dlvsym\n"
     "  popq %rdx\n  popq %rsi\n  popq %rdi\n"
     "  testq %rax, %rax\n  jne 1f\n"
@@ -148,7 +155,7 @@ __asm__(
     ".text\n"
     ".globl dlsym\n.type dlsym,%function\n"
     "dlsym:\n"
-    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov x2, x30\n"
     "  bl gs_choose_dlsym\n  mov x9, x0\n"
     "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
     "  cbnz x9, 1f\n"
@@ -157,7 +164,7 @@ __asm__(
     "  ret\n.size dlsym,.-dlsym\n"
     ".globl dlvsym\n.type dlvsym,%function\n"
     "dlvsym:\n"
-    "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n"
+    "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"
     "  bl gs_choose_dlvsym\n  mov x9, x0\n"
     "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"
     "  cbnz x9, 1f\n"

@@ -133,10 +133,10 @@ static struct demand demand_of(CUgraph graph)
 static uint64_t missing(struct demand demand, bool again)
 {
     uint64_t reserved = 0, used = 0;
-    if (DRIVER(cuDeviceGetGraphMemAttribute)(demand.device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS)
+    if (!gs_ask_graph_memory(demand.device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved))
         return demand.bytes;
     if (!again)
-        DRIVER(cuDeviceGetGraphMemAttribute)(demand.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used);
+        gs_ask_graph_memory(demand.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used);
     uint64_t idle = reserved > used ? reserved - used : 0;
     return demand.bytes > idle ? demand.bytes - idle : 0;
 }

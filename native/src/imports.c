@@ -4,6 +4,13 @@
 
 static struct gs_table opened; /* address → times opened */
 
+static uint64_t bytes_at(CUdeviceptr address)
+{
+    CUdeviceptr base;
+    size_t bytes = 0;
+    return DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS ? bytes : 0;
+}
+
 void gs_forget_imports(void) { gs_table_forget(&opened); }
 
 static void mark_exported(CUdeviceptr address)
@@ -34,7 +41,8 @@ static void note_opened(struct gs_place place, CUdeviceptr address)
     if (!place.card)
         return;
     gs_books_imported(&gs_books, place.card->index, 1);
-    gs_table_count(&opened, address, 1);
+    if (gs_table_count(&opened, address, 1) == 0)
+        gs_doubt(place.card->index, GS_IMPORTED_MEMORY, (int64_t)bytes_at(address));
 }
 
 int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
@@ -60,9 +68,15 @@ int cuIpcCloseMemHandle(CUdeviceptr address)
     struct gs_place place = {0};
     if (gs_enter_cuda())
         place = gs_current_place();
+    uint64_t bytes = place.card ? bytes_at(address) : 0;
     int result = DRIVER(cuIpcCloseMemHandle)(address);
-    if (place.card && result == CUDA_SUCCESS && gs_table_count(&opened, address, -1))
+    if (!place.card || result != CUDA_SUCCESS)
+        return result;
+    uint64_t times = gs_table_count(&opened, address, -1);
+    if (times)
         gs_books_imported(&gs_books, place.card->index, -1);
+    if (times == 1)
+        gs_doubt(place.card->index, GS_IMPORTED_MEMORY, -(int64_t)bytes);
     return result;
 }
 
@@ -74,7 +88,9 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
     int result = DRIVER(cuImportExternalMemory)(memory, description);
     if (place.card && result == CUDA_SUCCESS) {
         gs_books_imported(&gs_books, place.card->index, 1);
+        gs_doubt(place.card->index, GS_IMPORTED_MEMORY, (int64_t)description->size);
         gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*memory,
+                                                  .bytes = description->size,
                                                   .owner = (uint64_t)(uintptr_t)place.context,
                                                   .kind = GS_IMPORT,
                                                   .card = place.card->index});

@@ -9,25 +9,26 @@
 struct own {
     struct gs_card *card;
     uint64_t charged;
+    uint64_t last; /* what the last look while it worked found: what is less twice is less */
+    uint64_t looked_ns;
     uint32_t contexts;
-    uint32_t host_pid; /* as NVML names this process; 0 unknown */
 };
 
 struct reading {
     bool known;
     uint64_t device_used; /* by everybody */
-    bool listed;          /* this process is in NVML's list */
+    bool listed;          /* this process is in NVML's list, by the number that we know and with a figure */
     uint64_t mine;
     uint32_t count;
     uint32_t pids[GS_LISTED];
-    uint64_t bytes[GS_LISTED];
+    uint64_t bytes[GS_LISTED]; /* 0 where NVML gives none */
 };
 
 struct own *gs_own_of(struct gs_card *card);
 void gs_read_card(const struct own *own, struct reading *reading);
 bool gs_reading_lists(const struct reading *reading, uint32_t pid);
-/* In a pid namespace NVML may speak of us by a number we do not know: the only one that is new is ours. */
-void gs_learn_host_pid(struct own *own, const struct reading *before, struct reading *after);
+/* By which number NVML speaks of us shows when our first context comes to life. */
+void gs_learn_number(struct own *own, const struct reading *before, struct reading *after);
 void gs_charge_own(struct own *own, uint64_t bytes);
 
 /* Where NVML hides processes: the card before and after a call, and what our container held at that moment. The
@@ -47,6 +48,9 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes);
 /* With the pieces in it. True for the last on this card: then nothing of the driver's own is left. */
 bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context);
 
+void gs_assume_number(struct own *own);
+bool gs_number_known(void);
 void gs_forget_contexts(void);
+void gs_forget_readings(void);
 
 #endif

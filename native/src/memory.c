@@ -26,25 +26,28 @@ static uint64_t count_pages(CUdeviceptr address, uint64_t bytes, int by)
 
 void gs_forget_pages(void) { gs_table_forget(&pages); }
 
-static bool hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved)
+static void hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved, uint32_t managed)
 {
     bool own = has_own_pages(address, bytes);
     uint64_t charge = gs_round_up(bytes, GS_PAGE_BYTES);
     struct gs_entry entry = {.key = address,
                              .bytes = own ? charge : bytes,
                              .owner = (uint64_t)(uintptr_t)place.context,
-                             .kind = own ? GS_LINEAR : GS_SMALL,
+                             .kind = (own ? GS_LINEAR : GS_SMALL) | managed,
                              .card = place.card->index};
     if (!gs_table_put(&gs_held, &entry))
-        return false; /* stays charged: it cannot be recognised when it is freed */
+        return; /* stays charged: it cannot be recognised when it is freed */
+    if (managed)
+        gs_doubt(entry.card, GS_MANAGED_MEMORY, (int64_t)entry.bytes);
     gs_settle(place.card, reserved, own ? charge : count_pages(address, bytes, 1));
-    return true;
 }
 
 uint64_t gs_release_entry(struct gs_entry *entry)
 {
     uint64_t bytes = 0;
-    switch (entry->kind & ~(uint32_t)GS_EXPORTED) {
+    if (entry->kind & GS_MANAGED)
+        gs_doubt(entry->card, GS_MANAGED_MEMORY, -(int64_t)entry->bytes);
+    switch (entry->kind & 0xff) {
     case GS_LINEAR:
     case GS_ARRAY:
     case GS_EXTERNAL:
@@ -57,6 +60,7 @@ uint64_t gs_release_entry(struct gs_entry *entry)
         gs_pool_block_freed(entry);
         break;
     case GS_IMPORT:
+        gs_doubt(entry->card, GS_IMPORTED_MEMORY, -(int64_t)entry->bytes);
         gs_books_imported(&gs_books, entry->card, -1);
         break;
     }
@@ -81,7 +85,7 @@ int cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAlloc_v2)(address, bytes);
     if (result == CUDA_SUCCESS)
-        hold(place, *address, bytes, reserved);
+        hold(place, *address, bytes, reserved, 0);
     else
         gs_settle(place.card, reserved, 0);
     return result;
@@ -99,7 +103,7 @@ int cuMemAlloc(unsigned int *address, unsigned int bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAlloc)(address, bytes);
     if (result == CUDA_SUCCESS)
-        hold(place, *address, bytes, reserved);
+        hold(place, *address, bytes, reserved, 0);
     else
         gs_settle(place.card, reserved, 0);
     return result;
@@ -118,7 +122,7 @@ int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocManaged)(address, bytes, flags);
     if (result == CUDA_SUCCESS)
-        hold(place, *address, bytes, reserved);
+        hold(place, *address, bytes, reserved, GS_MANAGED);
     else
         gs_settle(place.card, reserved, 0);
     return result;
@@ -145,7 +149,7 @@ int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element);
     if (result == CUDA_SUCCESS)
-        hold(place, *address, *pitch * height, reserved);
+        hold(place, *address, *pitch * height, reserved, 0);
     else
         gs_settle(place.card, reserved, 0);
     return result;
@@ -164,7 +168,7 @@ int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int wid
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocPitch)(address, pitch, width, height, element);
     if (result == CUDA_SUCCESS)
-        hold(place, *address, (uint64_t)*pitch * height, reserved);
+        hold(place, *address, (uint64_t)*pitch * height, reserved, 0);
     else
         gs_settle(place.card, reserved, 0);
     return result;

@@ -1,99 +1,33 @@
 /* The driver's own use: contexts, modules, heaps. Nobody asks for these bytes, so they are measured: by NVML's figure
- * for this process, or, where NVML hides processes, by what the card lost during the call. */
+ * for this process, or, where it has none for us, by what the card lost during the call. */
 #include "measured.h"
 
 #include <string.h>
 
 #include "own.h"
 #include "pools.h"
+#include "slots.h"
+
+/* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
+ * launched, and with them the local memory that they want. */
+#define MEASURE_EVERY_NS UINT64_C(1000000000)
 
 static struct own owns[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
 static struct gs_lock lock;
 
+/* Of what this process asked for and of what it opened of others', these bytes may be in NVML's figure or not: managed
+ * memory is where it was touched last, and drivers differ in whose they call what two processes have open. */
+static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
+
 void gs_forget_own(void)
 {
     lock = (struct gs_lock){0};
     memset(owns, 0, sizeof owns);
+    memset((void *)perhaps, 0, sizeof perhaps);
+    gs_forget_readings();
     gs_table_forget(&pieces);
     gs_forget_contexts();
-}
-
-/* ---- readings ---- */
-
-static bool open_device(const struct gs_card *card, nvmlDevice_t *device)
-{
-    static bool ready;
-    gs_bind_nvml(NULL);
-    if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE) && DRIVER(nvmlInit_v2)() == NVML_SUCCESS)
-        __atomic_store_n(&ready, true, __ATOMIC_RELEASE); /* held for good: the program's own count stays its own */
-    return ready && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device) == NVML_SUCCESS;
-}
-
-/* Entries of the list's first form are shorter. */
-static bool read_list(nvmlDevice_t device, nvmlProcessInfo_t list[GS_LISTED], uint32_t *count)
-{
-    *count = GS_LISTED;
-    if (DRIVER(nvmlDeviceGetComputeRunningProcesses_v3)(device, count, list) == NVML_SUCCESS)
-        return true;
-    *count = GS_LISTED;
-    if (DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(device, count, list) == NVML_SUCCESS)
-        return true;
-    *count = 0;
-    return false;
-}
-
-static void read_processes(nvmlDevice_t device, uint32_t host_pid, struct reading *reading)
-{
-    nvmlProcessInfo_t list[GS_LISTED];
-    uint32_t self = host_pid ? host_pid : gs_pid();
-    if (!read_list(device, list, &reading->count))
-        return;
-    for (uint32_t i = 0; i < reading->count; i++) {
-        reading->pids[i] = list[i].pid;
-        reading->bytes[i] = list[i].usedGpuMemory;
-        if (list[i].pid == self) {
-            reading->listed = true;
-            reading->mine = list[i].usedGpuMemory;
-        }
-    }
-}
-
-void gs_read_card(const struct own *own, struct reading *reading)
-{
-    nvmlDevice_t device;
-    nvmlMemory_t memory;
-    reading->known = reading->listed = false;
-    reading->count = 0;
-    if (!open_device(own->card, &device) || DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) != NVML_SUCCESS)
-        return;
-    reading->known = true;
-    reading->device_used = memory.used;
-    read_processes(device, own->host_pid, reading);
-}
-
-bool gs_reading_lists(const struct reading *reading, uint32_t pid)
-{
-    for (uint32_t i = 0; i < reading->count; i++)
-        if (reading->pids[i] == pid)
-            return true;
-    return false;
-}
-
-/* In a pid namespace NVML may speak of us by a number we do not know: the only one that is new is ours. */
-void gs_learn_host_pid(struct own *own, const struct reading *before, struct reading *after)
-{
-    uint32_t found = 0, count = 0;
-    for (uint32_t i = 0; i < after->count; i++)
-        if (!gs_reading_lists(before, after->pids[i])) {
-            found = after->pids[i];
-            count++;
-        }
-    if (after->listed || own->host_pid || count != 1)
-        return;
-    own->host_pid = found;
-    gs_books_set_host_pid(&gs_books, found);
-    gs_read_card(own, after);
 }
 
 /* ---- charging ---- */
@@ -108,19 +42,47 @@ struct own *gs_own_of(struct gs_card *card)
 void gs_charge_own(struct own *own, uint64_t bytes)
 {
     gs_settle(own->card, own->charged, bytes);
-    own->charged = bytes;
+    own->charged = own->last = bytes;
     gs_books_set_own(&gs_books, own->card->index, bytes);
 }
 
-/* What the driver says we hold, less what we know of. Unusable while other threads allocate. */
+void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
+{
+    if (card < GPUSLICE_CARDS && bytes >= 0)
+        atomic_fetch_add(&perhaps[card][doubt], (uint64_t)bytes);
+    else if (card < GPUSLICE_CARDS)
+        gs_subtract(&perhaps[card][doubt], (uint64_t)-bytes);
+}
+
+static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
+
+/* What the driver says we hold, less what we know of. Where that leaves room for doubt, what we took it for till now is
+ * kept if it can be. Unusable while other threads allocate. */
 static bool measure_own(struct own *own, const struct reading *reading, uint64_t counted, uint64_t *bytes)
 {
     uint64_t now = gs_books_mine(&gs_books, own->card->index);
+    uint32_t card = own->card->index;
     if (!reading->listed || now != counted || now < own->charged)
         return false;
-    uint64_t asked_for = now - own->charged;
-    *bytes = reading->mine > asked_for ? reading->mine - asked_for : 0;
+    uint64_t asked_for = now - own->charged, managed = atomic_load(&perhaps[card][GS_MANAGED_MEMORY]);
+    uint64_t most = less(reading->mine, less(asked_for, managed));
+    uint64_t least = less(less(reading->mine, asked_for), atomic_load(&perhaps[card][GS_IMPORTED_MEMORY]));
+    *bytes = own->charged > most ? most : own->charged < least ? least : own->charged;
     return true;
+}
+
+/* Under the lock. */
+static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
+{
+    for (int attempt = 0; attempt < 3; attempt++) {
+        uint64_t counted = gs_books_mine(&gs_books, own->card->index);
+        gs_read_card(own, reading);
+        if (measure_own(own, reading, counted, bytes))
+            return true;
+        if (!reading->listed)
+            break;
+    }
+    return false;
 }
 
 bool gs_measure(struct gs_card *card)
@@ -132,18 +94,38 @@ bool gs_measure(struct gs_card *card)
     gs_pools_changed();
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
-    for (int attempt = 0; attempt < 3; attempt++) {
-        uint64_t counted = gs_books_mine(&gs_books, card->index);
-        gs_read_card(own, &reading);
-        if (measure_own(own, &reading, counted, &bytes)) {
-            gs_charge_own(own, bytes);
-            break;
-        }
-        if (!reading.listed)
-            break;
-    }
+    if (measure(own, &reading, &bytes))
+        gs_charge_own(own, bytes);
     gs_unlock(&lock);
     return reading.listed;
+}
+
+/* Threads may be on their way between the books and the driver, and then it seems to be less than it is: that is
+ * believed when it is seen again. */
+static void measure_again(struct own *own)
+{
+    struct reading reading = {0};
+    uint64_t bytes;
+    if (!measure(own, &reading, &bytes))
+        return;
+    uint64_t twice = bytes > own->last ? bytes : own->last;
+    gs_charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
+    own->last = bytes;
+}
+
+void gs_measure_sometimes(struct gs_card *card)
+{
+    if (card->index >= GPUSLICE_CARDS || !gs_number_known())
+        return;
+    struct own *own = &owns[card->index];
+    uint64_t now = gs_coarse_ns(), looked = __atomic_load_n(&own->looked_ns, __ATOMIC_RELAXED);
+    if (!gs_has_context(card) || now - looked < MEASURE_EVERY_NS ||
+        !__atomic_compare_exchange_n(&own->looked_ns, &looked, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) || !looked)
+        return;
+    gs_pools_changed();
+    gs_lock(&lock);
+    measure_again(gs_own_of(card));
+    gs_unlock(&lock);
 }
 
 /* ---- what the card lost meanwhile ---- */
@@ -211,7 +193,8 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes)
 {
     gs_add_piece(card, key, 0, (int64_t)bytes);
     gs_lock(&lock);
-    gs_own_of(card)->contexts++;
+    struct own *own = gs_own_of(card);
+    __atomic_store_n(&own->contexts, own->contexts + 1, __ATOMIC_RELEASE);
     gs_unlock(&lock);
 }
 
@@ -220,10 +203,15 @@ bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     drop_pieces(own, key, context);
-    own->contexts -= own->contexts > 0;
-    bool last = own->contexts == 0;
+    bool last = own->contexts <= 1;
+    __atomic_store_n(&own->contexts, last ? 0 : own->contexts - 1, __ATOMIC_RELEASE);
     if (last)
         gs_charge_own(own, 0);
     gs_unlock(&lock);
     return last;
+}
+
+bool gs_has_context(struct gs_card *card)
+{
+    return card->index >= GPUSLICE_CARDS || __atomic_load_n(&owns[card->index].contexts, __ATOMIC_ACQUIRE) > 0;
 }

@@ -18,5 +18,15 @@ void gs_forget_imports(void);
 /* Compares the driver's own figure for this process with ours and takes the difference into the books. False where the
  * driver has no such figure. */
 bool gs_measure(struct gs_card *card);
+/* The same once in a while, for what came unseen. */
+void gs_measure_sometimes(struct gs_card *card);
+
+/* A context is current that we did not see being made: it is taken into the books. */
+void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context);
+bool gs_has_context(struct gs_card *card);
+
+/* Bytes that the driver's figure for this process may hold or not. */
+enum gs_doubt { GS_MANAGED_MEMORY, GS_IMPORTED_MEMORY, GS_DOUBTS };
+void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes);
 
 #endif

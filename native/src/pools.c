@@ -28,6 +28,31 @@ static bool graphs_exist;
 static uint64_t last_destroyed;
 bool gs_pools_exist;
 
+/* Drivers count these questions among the calls that spoil a recording. */
+static bool ask(uint64_t pool, int attribute, void *value)
+{
+    int mode = gs_relax_capture();
+    int result = DRIVER(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool, attribute, value);
+    gs_restore_capture(mode);
+    return result == CUDA_SUCCESS;
+}
+
+bool gs_ask_graph_memory(CUdevice device, int attribute, uint64_t *value)
+{
+    int mode = gs_relax_capture();
+    int result = DRIVER(cuDeviceGetGraphMemAttribute)(device, attribute, value);
+    gs_restore_capture(mode);
+    return result == CUDA_SUCCESS;
+}
+
+static bool find_default_pool(CUmemoryPool *pool, CUdevice device)
+{
+    int mode = gs_relax_capture();
+    int result = DRIVER(cuDeviceGetMemPool)(pool, device);
+    gs_restore_capture(mode);
+    return result == CUDA_SUCCESS;
+}
+
 /* ---- under the lock ---- */
 
 static struct pool *find(uint64_t handle)
@@ -49,7 +74,7 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
     uint64_t now = 0;
     if (pool->destroyed || pool->elsewhere || !pool->card)
         return;
-    if (DRIVER(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now) == CUDA_SUCCESS)
+    if (ask(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now))
         recharge(pool->card, &pool->charged, now, reserved);
     else
         gs_settle(pool->card, reserved, reserved); /* nothing known: what was granted stays */
@@ -59,7 +84,7 @@ static void settle_graph_device(CUdevice device, uint64_t reserved)
 {
     struct graph_device *entry = &graph_devices[device];
     uint64_t now = 0;
-    if (entry->card && DRIVER(cuDeviceGetGraphMemAttribute)(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &now) == CUDA_SUCCESS)
+    if (entry->card && gs_ask_graph_memory(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &now))
         recharge(entry->card, &entry->charged, now, reserved);
 }
 
@@ -67,14 +92,13 @@ static void settle_graph_device(CUdevice device, uint64_t reserved)
 static void locate(struct pool *pool, struct gs_card *card)
 {
     int type = CU_MEM_LOCATION_TYPE_DEVICE, device = -1, kind = 0;
-    CUmemoryPool handle = (CUmemoryPool)(uintptr_t)pool->handle;
     pool->card = card;
-    if (DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type) != CUDA_SUCCESS)
+    if (!ask(pool->handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type))
         return;
     bool on_device = type == CU_MEM_LOCATION_TYPE_DEVICE;
-    DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &kind);
+    ask(pool->handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &kind);
     pool->elsewhere = !on_device && kind != CU_MEM_ALLOCATION_TYPE_MANAGED;
-    if (on_device && DRIVER(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_LOCATION_ID, &device) == CUDA_SUCCESS) {
+    if (on_device && ask(pool->handle, CU_MEMPOOL_ATTR_LOCATION_ID, &device)) {
         struct gs_card *located = gs_card_of_device(device);
         pool->card = located ? located : card;
     }
@@ -115,6 +139,7 @@ bool gs_pools_trim(void)
 {
     if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
         return false;
+    int mode = gs_relax_capture();
     gs_lock(&lock);
     for (int i = 0; i < pools_high; i++)
         if (pools[i].handle && !pools[i].destroyed && !pools[i].elsewhere)
@@ -123,6 +148,7 @@ bool gs_pools_trim(void)
         if (graph_devices[device].card)
             DRIVER(cuDeviceGraphMemTrim)(device);
     gs_unlock(&lock);
+    gs_restore_capture(mode);
     gs_pools_refresh();
     return true;
 }
@@ -157,8 +183,8 @@ static bool capturing(CUstream stream, bool own_stream)
 static uint64_t idle_bytes(CUmemoryPool pool)
 {
     uint64_t reserved = 0, used = 0;
-    if (DRIVER(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) != CUDA_SUCCESS ||
-        DRIVER(cuMemPoolGetAttribute)(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used) != CUDA_SUCCESS)
+    uint64_t handle = (uint64_t)(uintptr_t)pool;
+    if (!ask(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) || !ask(handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used))
         return 0;
     return reserved > used ? reserved - used : 0;
 }
@@ -182,7 +208,7 @@ static bool begin(struct request *request, CUstream stream, bool own_stream)
         gs_graph_memory_seen(request->place.device, request->place.card);
         return true;
     }
-    if (!request->pool && DRIVER(cuDeviceGetMemPool)(&request->pool, request->place.device) != CUDA_SUCCESS)
+    if (!request->pool && !find_default_pool(&request->pool, request->place.device))
         return true;
     gs_lock(&lock);
     struct pool *pool = find_or_locate((uint64_t)(uintptr_t)request->pool, request->place.card);
@@ -213,9 +239,11 @@ static bool grew_too_far(const struct request *request, uint64_t before)
 
 static int undo(struct request *request, CUdeviceptr address, CUstream stream)
 {
+    int mode = gs_relax_capture();
     DRIVER(cuMemFreeAsync)(address, stream);
     DRIVER(cuStreamSynchronize)(stream);
     DRIVER(cuMemPoolTrimTo)(request->pool, 0);
+    gs_restore_capture(mode);
     gs_pools_refresh();
     gs_refuse(request->place.card);
     return CUDA_ERROR_OUT_OF_MEMORY;

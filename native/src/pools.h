@@ -25,6 +25,7 @@ static inline void gs_pools_changed(void)
 /* Graphs' memory nodes: one account per device. */
 void gs_graph_memory_seen(CUdevice device, struct gs_card *card);
 bool gs_graph_memory_exists(void);
+bool gs_ask_graph_memory(CUdevice device, int attribute, uint64_t *value);
 /* Takes the device's reserved bytes into the books, in which `reserved` are counted already. */
 void gs_graph_settle(CUdevice device, struct gs_card *card, uint64_t reserved);
 

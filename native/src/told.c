@@ -1,6 +1,7 @@
 /* What the container is told: its share is the card, and it is alone on it. */
 #include "core.h"
 #include "os.h"
+#include "own.h"
 #include "pools.h"
 
 #define SWEEP_EVERY_NS UINT64_C(100000000)
@@ -50,6 +51,7 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     *total_bytes = card_total;
     if (card) {
         gs_pools_changed();
+        gs_measure_sometimes(card);
         sweep_sometimes();
         struct share share = share_of(card, card_total, card_free);
         *free_bytes = share.free;

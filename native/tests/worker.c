@@ -362,14 +362,16 @@ static int drop_graph(int id)
 /* ---- what the driver takes for itself ---- */
 
 /* A fat binary of that size, of which the simulated driver reads no more than the head. */
+struct module_image {
+    unsigned magic;
+    unsigned short version, header_bytes;
+    unsigned long long bytes;
+    char room[64];
+};
+
 static int load_module(int id, size_t bytes)
 {
-    struct {
-        unsigned magic;
-        unsigned short version, header_bytes;
-        unsigned long long bytes;
-        char room[64];
-    } image = {0xba55ed50, 1, 16, bytes, {0}};
+    struct module_image image = {0xba55ed50, 1, 16, bytes, {0}};
     return CALL(cuModuleLoadData, (CUmodule *)&held[id].pointer, &image);
 }
 
@@ -520,6 +522,35 @@ static int start(int ordinal)
     if (!result)
         result = PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
     return result;
+}
+
+/* Past everything that has a name: a table of the driver's that nobody documents. */
+static const void *const *private_table(void)
+{
+    static const char id[16] = "gpusim: memory 1";
+    const void *table = NULL;
+    int (*ask)(const void **, const void *) = (int (*)(const void **, const void *))by_name("cuGetExportTable");
+    return ask && ask(&table, id) == 0 ? (const void *const *)table + 1 : NULL;
+}
+
+static int start_unseen(int ordinal)
+{
+    const void *const *entries = private_table();
+    CUcontext context;
+    int result = PLAIN(int (*)(unsigned), "cuInit", 0);
+    if (!result)
+        result = ((int (*)(CUcontext *, int))entries[1])(&context, ordinal);
+    if (!result)
+        result = PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
+    return result;
+}
+
+/* Code that comes to the card without a call that one could stand in front of. */
+static int load_unseen(unsigned long long bytes)
+{
+    struct module_image image = {0xba55ed50, 1, 16, bytes, {0}};
+    CUmodule module;
+    return ((int (*)(CUmodule *, const void *))private_table()[2])(&module, &image);
 }
 
 static void tell_info(void)
@@ -679,6 +710,38 @@ static void capture_launches(int count)
         failed += CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL) != 0;
     failed += PLAIN(int (*)(CUstream, CUgraph *), "cuStreamEndCapture", stream, &graph) != 0;
     printf("ok %d %d\n", (int)((seconds() - began) * 1000), failed);
+}
+
+/* Another thread of the program takes, frees and waits on its own stream meanwhile, as it may. */
+static void *work_beside(void *argument)
+{
+    struct thread *self = argument;
+    CUstream stream;
+    CUdeviceptr address = 0;
+    size_t free_bytes, total;
+    PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", self->context);
+    self->odd = PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+    self->granted = CALL(cuMemAllocAsync, &address, self->bytes, stream);
+    self->refused = CALL(cuMemAllocAsync, &address, (size_t)1 << 40, stream);
+    self->odd |= CALL(cuStreamSynchronize, stream) | CALL(cuMemGetInfo_v2, &free_bytes, &total);
+    return NULL;
+}
+
+/* Recording in the mode that forbids everybody to disturb it. What became of it, and of the other thread's calls. */
+static void capture_beside(size_t bytes)
+{
+    struct thread beside = {.bytes = bytes};
+    CUfunction work = kernel();
+    CUstream stream;
+    CUgraph graph = NULL;
+    PLAIN(int (*)(CUcontext *), "cuCtxGetCurrent", &beside.context);
+    PLAIN(int (*)(CUstream *, unsigned), "cuStreamCreate", &stream, 1);
+    PLAIN(int (*)(CUstream, int), "cuStreamBeginCapture_v2", stream, 0);
+    CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, stream, NULL, NULL);
+    pthread_create(&beside.thread, NULL, work_beside, &beside);
+    pthread_join(beside.thread, NULL);
+    int result = PLAIN(int (*)(CUstream, CUgraph *), "cuStreamEndCapture", stream, &graph);
+    printf("ok %d %d %d %d\n", result, beside.granted, beside.refused, beside.odd);
 }
 
 /* ---- what must not change ---- */
@@ -882,6 +945,10 @@ static void obey(char *line)
     sscanf(line, "%31s", word);
     if (is(word, "start") && sscanf(line, "%*s %d", &id) >= 0)
         answer(start(id));
+    else if (is(word, "start-unseen") && sscanf(line, "%*s %d", &id) >= 0)
+        answer(start_unseen(id));
+    else if (is(word, "load-unseen") && sscanf(line, "%*s %llu", &bytes) == 1)
+        answer(load_unseen(bytes));
     else if (is(word, "alloc") && sscanf(line, "%*s %d %15s %llu", &id, kind, &bytes) == 3)
         answer(allocate(id, kind, bytes));
     else if (is(word, "physical-on") && sscanf(line, "%*s %llu %d %llu", &more, &id, &bytes) == 3) {
@@ -948,6 +1015,8 @@ static void obey(char *line)
         burn((double)bytes / 1000, id, (int)more, kind);
     else if (is(word, "capture") && sscanf(line, "%*s %d", &id) == 1)
         capture_launches(id);
+    else if (is(word, "capture-beside") && sscanf(line, "%*s %llu", &bytes) == 1)
+        capture_beside(bytes);
     else if (is(word, "manners"))
         tell_manners();
     else if (is(word, "fork"))

@@ -62,7 +62,7 @@ class _Process(ctypes.Structure):
     )
 
 
-_UNKNOWN = 2**64 - 1
+_UNKNOWN = {0, 2**64 - 1}
 
 
 def make_findable() -> None:
@@ -134,12 +134,16 @@ class Nvml:
         return int(self._memory(self._by_uuid(uuid)).used)
 
     def processes(self, uuid: str) -> dict[int, int | None]:
-        """pid → bytes, None where the driver does not say. May name pids of another namespace, or nobody."""
+        """pid → bytes, None where the driver does not say. May name pids of another namespace, or nobody.
+
+        In a PID namespace drivers of the 535 to 560 branches name a process without its figure, as 0 bytes.
+        The second form of the list: some drivers of 535 write longer entries into the third.
+        """
         count = ctypes.c_uint(256)
         found = (_Process * 256)()
-        name = "nvmlDeviceGetComputeRunningProcesses_v3"
+        name = "nvmlDeviceGetComputeRunningProcesses_v2"
         self._call(name, self._by_uuid(uuid), ctypes.byref(count), found)
-        return {each.pid: None if each.used == _UNKNOWN else each.used for each in found[: count.value]}
+        return {each.pid: None if each.used in _UNKNOWN else each.used for each in found[: count.value]}
 
     def _card(self, card: ctypes.c_void_p) -> Card:
         return Card(

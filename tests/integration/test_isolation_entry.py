@@ -131,6 +131,15 @@ def test_exec_into_a_program_that_allocates_starts_from_nothing(tmp_path: Path) 
         assert box.card().used_bytes == box.machine.used()
 
 
+def test_a_recording_is_not_spoilt_by_what_we_ask_beside_another_threads_calls(tmp_path: Path) -> None:
+    """Drivers take questions to a pool for calls that disturb a capture, from whatever thread they come."""
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 async {64 * MIB}")
+        worker.ok("free 0")
+        assert worker.ok(f"capture-beside {300 * MIB}") == [0, 0, 2, 0]
+
+
 def test_ipc_memory_is_counted_once(tmp_path: Path) -> None:
     with container(tmp_path) as box, box.worker() as maker, box.worker() as opener:
         maker.ok("start 0")

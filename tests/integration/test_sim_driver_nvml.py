@@ -118,6 +118,22 @@ def test_processes_are_listed_on_the_host_and_hidden_in_a_container(tmp_path: Pa
         assert nvml(PROCESSES, state) == [[second.pid, 527]]
 
 
+READER = """
+from gpuslice.adapters.gpu.processes import ProcessReader
+print(json.dumps([[each.pid, each.memory_bytes >> 20] for each in ProcessReader(h, "").read(1.0)]))
+"""
+
+
+@pytest.mark.parametrize("version", ["418.87.01", "470.57.02", "535.54.03", "580.82.07"])
+def test_the_exporter_reads_the_process_list_of_any_driver(tmp_path: Path, version: str) -> None:
+    """They have it in different forms; some of 535 write entries that are longer than the form says."""
+    state = gpu.create(tmp_path / "state", ["V100-SXM2-16GB"], driver_version=version)
+    with gpu.Machine(state) as machine:
+        for pid in (4711, 4712, 4713):
+            machine.add_ghost(0, pid, pid - 4000, "python")
+    assert nvml(READER, state) == [[4711, 711], [4712, 712], [4713, 713]]
+
+
 def test_an_xid_reaches_each_listener_once(tmp_path: Path) -> None:
     body = """
 from gpuslice.sim import gpu

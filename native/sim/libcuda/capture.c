@@ -52,6 +52,38 @@ CUresult capture_free(struct stream *stream, CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+static _Thread_local int mode_of_thread;
+static _Atomic unsigned captures;
+
+struct question {
+    pthread_t asker;
+    int mode;
+    bool refused;
+};
+
+static void ask_stream(struct object *object, void *with)
+{
+    struct stream *stream = (struct stream *)object;
+    struct question *question = with;
+    if (!stream->capturing || stream->capture_mode == RELAXED)
+        return;
+    bool ours = pthread_equal(stream->capture_thread, question->asker);
+    bool anybodys = question->mode == GLOBAL && stream->capture_mode == GLOBAL;
+    if (!ours && !anybodys)
+        return;
+    stream->capture_spoiled = true;
+    question->refused = true;
+}
+
+CUresult capture_permits(void)
+{
+    struct question question = {pthread_self(), mode_of_thread, false};
+    if (captures && mode_of_thread != RELAXED)
+        objects_each(OBJECT_STREAM, ask_stream, &question);
+    return question.refused ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
 static CUresult begin(CUstream handle, CUgraph graph, int mode)
 {
     struct stream *stream;
@@ -65,6 +97,9 @@ static CUresult begin(CUstream handle, CUgraph graph, int mode)
     stream->capturing = graph;
     stream->captured_last = NULL;
     stream->capture_mode = mode;
+    stream->capture_thread = pthread_self();
+    stream->capture_spoiled = false;
+    captures++;
     return CUDA_SUCCESS;
 }
 
@@ -103,9 +138,10 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
         return CUDA_ERROR_ILLEGAL_STATE;
     struct graph *captured = stream->capturing;
     objects_each(OBJECT_STREAM, leave, captured);
+    captures -= captures > 0;
     if (graph)
-        *graph = captured;
-    return CUDA_SUCCESS;
+        *graph = stream->capture_spoiled ? NULL : captured;
+    return stream->capture_spoiled ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuStreamEndCapture_ptsz(CUstream stream, CUgraph *graph)
@@ -191,12 +227,11 @@ EXPORT CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode *
 
 EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
-    static _Thread_local int current;
     TRY(driver_ready());
     if (!mode || *mode < 0 || *mode > 2)
         return CUDA_ERROR_INVALID_VALUE;
-    int before = current;
-    current = *mode;
+    int before = mode_of_thread;
+    mode_of_thread = *mode;
     *mode = before;
     return CUDA_SUCCESS;
 }

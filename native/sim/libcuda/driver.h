@@ -73,6 +73,8 @@ struct stream {
     struct graph *capturing;
     struct node *captured_last; /* what the next captured node depends on */
     int capture_mode;
+    pthread_t capture_thread;
+    bool capture_spoiled; /* by a call that was not to be made meanwhile */
 };
 
 struct global {

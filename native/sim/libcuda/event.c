@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "driver.h"
+#include "graph.h"
 
 #define DISABLE_TIMING 2u
 
@@ -80,6 +81,7 @@ EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsi
 EXPORT CUresult cuEventQuery(CUevent handle)
 {
     struct event *event;
+    TRY(capture_permits());
     TRY(event_of(handle, &event));
     if (!event->recorded)
         return CUDA_SUCCESS;

@@ -29,9 +29,14 @@ static const struct table plain = {.bytes = sizeof plain, .entries = {[0 ... ENT
 
 /* ------------------------------------------------------------- memory by a table that nobody knows */
 
-/* Stands for whatever a driver's private tables may offer a program that means harm: nothing can be told of it. */
+/* Stands for whatever a driver's private tables may offer: memory to a program that means harm, a context or code to
+ * the runtime and to libraries that draw. Nothing can be told of it. */
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
-static const struct table memory = {.bytes = sizeof memory, .entries = {cuMemAlloc_v2, [1 ... ENTRIES - 1] = nothing}};
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuModuleLoadData(CUmodule *made, const void *image);
+static const struct table memory = {
+    .bytes = sizeof memory,
+    .entries = {cuMemAlloc_v2, cuDevicePrimaryCtxRetain, cuModuleLoadData, [3 ... ENTRIES - 1] = nothing}};
 
 /* ------------------------------------------------------------- what the runtime works with (6bd5fb6c) */
 
@@ -44,7 +49,6 @@ static CUresult primary_of(CUcontext *context, CUdevice ordinal)
 }
 
 /* Elsewhere in this driver; exported, and so declared nowhere. */
-CUresult cuModuleLoadData(CUmodule *made, const void *image);
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                         unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters,
                         void **extra);

@@ -38,4 +38,9 @@ CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphAddMemAllocNode(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, size_t count,
                                 CUDA_MEM_ALLOC_NODE_PARAMS *alloc);
 
+/* First thing in a call that could disturb a capture: while one goes on, the driver refuses it and gives the capture up,
+ * unless the thread took such calls upon itself by cuThreadExchangeStreamCaptureMode. The manual names allocations and
+ * cuEventQuery; questions to pools are known to be among them. */
+CUresult capture_permits(void);
+
 #endif

@@ -69,6 +69,7 @@ static void trim(struct graph_memory *memory, uint64_t keep)
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
 {
     struct device *device;
+    TRY(capture_permits());
     TRY(device_of(ordinal, &device));
     memory_lock();
     trim(&memory_of[ordinal], memory_of[ordinal].used);
@@ -90,6 +91,7 @@ void graph_memory_empty(struct device *device)
 EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, int attribute, void *value)
 {
     struct device *device;
+    TRY(capture_permits());
     TRY(device_of(ordinal, &device));
     if (!value || attribute < 0 || attribute > 3)
         return CUDA_ERROR_INVALID_VALUE;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "driver.h"
+#include "graph.h"
 
 #define PITCH 512u
 
@@ -32,6 +33,7 @@ static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kin
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
+    TRY(capture_permits());
     return allocate(bytes, ALLOCATION_PLAIN, SIM_PLAIN, address);
 }
 

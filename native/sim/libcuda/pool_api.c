@@ -1,6 +1,7 @@
 /* The entry points of stream-ordered allocation. */
 #include <string.h>
 
+#include "graph.h"
 #include "pool.h"
 
 enum { RELEASE_THRESHOLD = 4, RESERVED, RESERVED_HIGH, USED, USED_HIGH };
@@ -136,6 +137,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
+    TRY(capture_permits());
     TRY(pool_of(pool));
     pool_trim(pool, keep);
     return CUDA_SUCCESS;
@@ -166,6 +168,7 @@ static const int *fact_of(const struct pool *pool, int attribute)
 
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
+    TRY(capture_permits());
     TRY(pool_of(pool));
     const int *fact = fact_of(pool, attribute);
     const uint64_t *bytes = attribute_of(pool, attribute);
@@ -206,6 +209,7 @@ static CUresult set_attribute(struct pool *pool, int attribute, const void *valu
 
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
+    TRY(capture_permits());
     TRY(pool_of(pool));
     if (!value)
         return CUDA_ERROR_INVALID_VALUE;

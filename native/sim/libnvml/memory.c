@@ -1,5 +1,8 @@
 /* Memory of a card and what its processes hold of it. */
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "nvml.h"
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
@@ -96,6 +99,46 @@ static unsigned find_processes(uint32_t wanted, struct found_process *found, uns
 
 #define MOST_PROCESSES (SIM_PROCESSES + SIM_GHOSTS)
 
+/* What drivers make of processes in a PID namespace of its own differs: none, all of the host's by the host's numbers
+ * (before 515), those of the namespace by its numbers without a figure (the open kernel modules looked for the figure
+ * under the wrong number, until they matched both). "unknown": no figure for anybody, as under WSL. */
+enum figures { FULL, NO_FIGURE, UNKNOWN_FIGURE, FOREIGN_NUMBERS, TWICE };
+#define NOT_AVAILABLE UINT64_MAX
+
+static enum figures figures(void)
+{
+    static const char *const names[] = {"full", "none", "unknown", "foreign", "twice"};
+    const char *wanted = getenv("GPUSLICE_SIM_PROCESS_FIGURES");
+    for (unsigned i = 0; wanted && i < sizeof names / sizeof *names; i++)
+        if (strcmp(wanted, names[i]) == 0)
+            return (enum figures)i;
+    return FULL;
+}
+
+static unsigned disguise(struct found_process *found, unsigned count)
+{
+    unsigned given = count;
+    for (unsigned i = 0; i < count; i++)
+        switch (figures()) {
+        case NO_FIGURE:
+            found[i].used = 0;
+            break;
+        case UNKNOWN_FIGURE:
+            found[i].used = NOT_AVAILABLE;
+            break;
+        case FOREIGN_NUMBERS: /* so that ours may be somebody else's */
+            found[i].pid += 1;
+            break;
+        case TWICE: /* a process with two clients of the kernel's */
+            if (given < MOST_PROCESSES)
+                found[given++] = found[i];
+            break;
+        case FULL:
+            break;
+        }
+    return given;
+}
+
 static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, struct found_process *found)
 {
     struct place place;
@@ -103,7 +146,8 @@ static nvmlReturn_t list(nvmlDevice_t device, unsigned *count, struct found_proc
     if (!count)
         return NVML_ERROR_INVALID_ARGUMENT;
     unsigned room = *count;
-    *count = sim_hides_processes() ? 0 : find_processes(place.index, found, MOST_PROCESSES);
+    bool hidden = sim_hides_processes() && !getenv("GPUSLICE_SIM_PROCESS_FIGURES");
+    *count = hidden ? 0 : disguise(found, find_processes(place.index, found, MOST_PROCESSES));
     return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
@@ -124,14 +168,16 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, un
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
-                                                            nvmlProcessInfo_v2_t *infos)
+/* Entries follow each other every `step` bytes. */
+static nvmlReturn_t list_every(nvmlDevice_t device, unsigned *count, void *infos, size_t step)
 {
     struct found_process found[MOST_PROCESSES];
     TRY(list(device, count, found));
     for (unsigned i = 0; infos && i < *count; i++) {
-        infos[i] = (nvmlProcessInfo_v2_t){.pid = found[i].pid, .used = found[i].used};
-        instances_of(found[i].card, &infos[i].gpu_instance, &infos[i].compute_instance);
+        nvmlProcessInfo_v2_t info = {.pid = found[i].pid, .used = found[i].used};
+        instances_of(found[i].card, &info.gpu_instance, &info.compute_instance);
+        memset((char *)infos + i * step, 0, step);
+        memcpy((char *)infos + i * step, &info, sizeof info);
     }
     return NVML_SUCCESS;
 }
@@ -139,7 +185,21 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
 EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
                                                             nvmlProcessInfo_v2_t *infos)
 {
-    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+    if (driver_major() < 450)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    return list_every(device, count, infos, sizeof *infos);
+}
+
+/* 535.43 to 535.86 had one more word in each entry, under the same name. */
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                            nvmlProcessInfo_v2_t *infos)
+{
+    const char *point = strchr(sim_state()->driver_version, '.');
+    unsigned long branch = point ? strtoul(point + 1, NULL, 10) : 0;
+    bool longer = driver_major() == 535 && branch >= 43 && branch <= 86;
+    if (driver_major() < 510)
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    return list_every(device, count, infos, sizeof *infos + (longer ? sizeof(unsigned long long) : 0));
 }
 
 /* Nothing draws and nothing runs under MPS here. */

@@ -17,12 +17,16 @@ import pynvml
 from gpuslice.core.attribution import ProcessReading
 
 _LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
 )
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
-_PROCESS = Struct("@I4xQII")  # pid, used bytes, GPU instance, compute instance: c_nvmlProcessInfo_v3_t
+_FORMS = (("_v2", Struct("@I4xQII")), ("", Struct("@I4xQ")))
+"""How an entry begins: pid, used bytes. Drivers before 450 have the short form alone.
+
+The second and not the third, which has the same entries: drivers 535.43 to 535.86 write longer ones there.
+"""
 _SAMPLE = Struct("@I4xQIIII")  # pid, time in us, percents of SM, memory, encoder, decoder
 _NOT_TOLD = 2**64 - 1  # bytes, where the driver does not say
 _ROOM = 64
@@ -65,7 +69,7 @@ class ProcessReader:
         self._ahead: set[tuple[int, int]] = set()  # samples of the future that have been seen: pid, time
         self._held: dict[int, tuple[float, _Busy]] = {}  # pid → until when, what
         self._wall = wall
-        self._lists = tuple(array(name, _PROCESS) for name in _LISTS)
+        self._lists = tuple(_List(name, array) for name in _LISTS)
         self._samples = array(_UTILIZATION, _SAMPLE)
         self._last: dict[int, ProcessReading] = {}  # a reading that says the same is the same object
 
@@ -89,7 +93,7 @@ class ProcessReader:
     def _memory(self) -> dict[int, int | None]:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""
         found: dict[int, int | None] = {}
-        for pid, told, _, _ in self._listed():
+        for pid, told, *_ in self._listed():
             before, used = found.get(pid), None if told == _NOT_TOLD else int(told)
             known = [amount for amount in (before, used) if amount is not None]
             found[pid] = max(known) if known else None
@@ -124,6 +128,23 @@ class ProcessReader:
             self._seen_us = max(self._seen_us, min(time_us, wall_us))
         self._ahead = ahead
         return True
+
+
+class _List:
+    """A list of processes, in the newest form that this driver has."""
+
+    def __init__(self, name: str, array: Callable[[str, Struct], Array]) -> None:
+        self._forms = [array(name + suffix, entry) for suffix, entry in _FORMS]
+
+    def read(self, card: Any) -> list[tuple[int, ...]]:
+        while len(self._forms) > 1:
+            try:
+                return self._forms[0].read(card)
+            except pynvml.NVMLError as error:
+                if error.value != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    raise
+            self._forms.pop(0)
+        return self._forms[0].read(card)
 
 
 class _Array:

@@ -1,0 +1,148 @@
+/* What NVML says of a card, and by which number it speaks of this process. */
+#include "measured.h"
+#include "own.h"
+#include "slots.h"
+
+static uint32_t number; /* by which NVML speaks of this process; 0 unknown */
+static bool nvml_ready;
+
+void gs_forget_readings(void)
+{
+    number = 0;
+    nvml_ready = false;
+}
+
+bool gs_number_known(void) { return __atomic_load_n(&number, __ATOMIC_RELAXED) != 0; }
+
+static bool open_device(const struct gs_card *card, nvmlDevice_t *device)
+{
+    gs_bind_nvml(NULL);
+    if (!__atomic_load_n(&nvml_ready, __ATOMIC_ACQUIRE) && DRIVER(nvmlInit_v2)() == NVML_SUCCESS)
+        __atomic_store_n(&nvml_ready, true, __ATOMIC_RELEASE); /* held for good: the program's own count stays its own */
+    return nvml_ready && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device) == NVML_SUCCESS;
+}
+
+static void add_entry(struct reading *reading, uint32_t pid, uint64_t bytes)
+{
+    uint64_t figure = bytes < GS_MOST_BYTES ? bytes : 0; /* NVML says "not available" with the highest number */
+    reading->pids[reading->count] = pid;
+    reading->bytes[reading->count++] = figure;
+}
+
+/* Drivers before 450 have the first form alone. */
+static void read_short_list(nvmlDevice_t device, struct reading *reading)
+{
+    nvmlProcessInfo_v1_t list[GS_LISTED];
+    uint32_t count = GS_LISTED;
+    if (DRIVER(nvmlDeviceGetComputeRunningProcesses)(device, &count, list) == NVML_SUCCESS)
+        for (uint32_t i = 0; i < count && i < GS_LISTED; i++)
+            add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+}
+
+/* The second form, not the third: drivers 535.43 to 535.86 write longer entries into that one. */
+static void read_list(nvmlDevice_t device, struct reading *reading)
+{
+    nvmlProcessInfo_t list[GS_LISTED];
+    uint32_t count = GS_LISTED;
+    int result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(device, &count, list);
+    if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
+        read_short_list(device, reading);
+    for (uint32_t i = 0; result == NVML_SUCCESS && i < count && i < GS_LISTED; i++)
+        add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+}
+
+static uint64_t figure_of(const struct reading *reading, uint32_t pid)
+{
+    for (uint32_t i = 0; i < reading->count; i++)
+        if (reading->pids[i] == pid && reading->bytes[i])
+            return reading->bytes[i];
+    return 0;
+}
+
+/* A driver without a figure is one that looks for it under the wrong number: a process with a context holds something. */
+static void read_processes(nvmlDevice_t device, struct reading *reading)
+{
+    read_list(device, reading);
+    reading->mine = number ? figure_of(reading, number) : 0;
+    reading->listed = reading->mine > 0;
+}
+
+/* Without NVML, as in a container without the utility libraries: the driver's own word, once there is a context. */
+static void ask_driver(const struct own *own, struct reading *reading)
+{
+    size_t free_bytes, total;
+    CUdevice device;
+    reading->known = DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS && gs_card_of_device(device) == own->card &&
+                     DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
+    if (reading->known)
+        reading->device_used = total - free_bytes;
+}
+
+void gs_read_card(const struct own *own, struct reading *reading)
+{
+    nvmlDevice_t device;
+    nvmlMemory_t memory;
+    reading->known = reading->listed = false;
+    reading->count = 0;
+    if (!open_device(own->card, &device) || DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) != NVML_SUCCESS) {
+        ask_driver(own, reading);
+        return;
+    }
+    reading->known = true;
+    reading->device_used = memory.used;
+    read_processes(device, reading);
+}
+
+bool gs_reading_lists(const struct reading *reading, uint32_t pid)
+{
+    for (uint32_t i = 0; i < reading->count; i++)
+        if (reading->pids[i] == pid)
+            return true;
+    return false;
+}
+
+/* The only number that is new, with a figure; 0 without. In a pid namespace a process may be in the list twice. */
+static uint32_t the_new_one(const struct reading *before, const struct reading *after)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < after->count; i++) {
+        if (gs_reading_lists(before, after->pids[i]) || after->pids[i] == found)
+            continue;
+        if (found)
+            return 0;
+        found = after->pids[i];
+        if (!after->bytes[i])
+            return 0; /* this driver lists us, or somebody, and has no figures here */
+    }
+    return found;
+}
+
+/* In a pid namespace drivers differ: they speak of us by our own number, by the host's, by our own with no figure to it,
+ * or not at all. Our own number in the list before we had a context is a process of the host's. */
+static uint32_t number_of_ours(const struct reading *before, const struct reading *after)
+{
+    uint32_t self = gs_pid();
+    if (gs_reading_lists(after, self) && !gs_reading_lists(before, self))
+        return figure_of(after, self) ? self : 0;
+    return the_new_one(before, after);
+}
+
+void gs_learn_number(struct own *own, const struct reading *before, struct reading *after)
+{
+    uint32_t found = number || own->contexts || !before->known ? 0 : number_of_ours(before, after);
+    if (!found)
+        return;
+    __atomic_store_n(&number, found, __ATOMIC_RELAXED);
+    if (found != gs_pid())
+        gs_books_set_host_pid(&gs_books, found);
+    gs_read_card(own, after);
+}
+
+/* Without a look from before: our own number, if it is there with a figure. */
+void gs_assume_number(struct own *own)
+{
+    struct reading reading = {0};
+    gs_read_card(own, &reading);
+    if (!number && figure_of(&reading, gs_pid()))
+        __atomic_store_n(&number, gs_pid(), __ATOMIC_RELAXED);
+}

@@ -1,0 +1,195 @@
+"""What drivers of different kinds say of a process: whatever it is, the library's books stay right."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuslice.sim import gpu
+
+from .isolation_rig import (
+    MIB,
+    OUT_OF_MEMORY,
+    SIM,
+    V100,
+    Container,
+    Machine,
+    container,
+    make_container,
+    make_machine,
+)
+
+
+def machine_with(folder: Path, driver: str) -> Machine:
+    gpu.create(folder / "cards", [V100], cuda_version="12.2", driver_version=driver, seed=str(folder))
+    return Machine(folder / "cards", str(folder))
+
+
+def contained(folder: Path, machine: Machine, figures: str, memory_mib: int = 2048) -> Container:
+    """In a PID namespace of its own, as a driver that gives such figures shows it."""
+    return make_container(
+        folder,
+        machine,
+        memory_mib=memory_mib,
+        NVIDIA_VISIBLE_DEVICES=machine.uuid(),
+        GPUSLICE_SIM_PROCESS_FIGURES=figures,
+    )
+
+
+@pytest.mark.parametrize("driver", ["418.87.01", "470.57.02", "535.54.03", "560.35.03"])
+@pytest.mark.parametrize("figures", ["full", "none", "unknown", "foreign", "twice"])
+def test_contexts_and_modules_count_whatever_the_process_list_says(
+    tmp_path: Path, figures: str, driver: str
+) -> None:
+    machine = machine_with(tmp_path, driver)
+    box = contained(tmp_path / "box", machine, figures)
+    with box.worker() as one, box.worker() as two:
+        one.ok("start 0")
+        assert box.card().used_bytes == machine.used() > 0
+        one.ok(f"alloc 0 plain {300 * MIB}")
+        two.ok("start 0")
+        two.ok(f"alloc 0 module {64 * MIB}")
+        two.ok("alloc 1 context 1")
+        assert box.card().used_bytes == machine.used()
+        assert one.ask(f"alloc 1 plain {1800 * MIB}") == OUT_OF_MEMORY
+        two.ok("free 1")
+        one.ok("free 0")
+        assert box.card().used_bytes == machine.used()
+
+
+def test_a_stranger_with_our_number_is_not_taken_for_us(tmp_path: Path) -> None:
+    """NVML names processes by the host's numbers, and one of them is the number we have in our namespace."""
+    machine = machine_with(tmp_path, "470.57.02")
+    box = contained(tmp_path / "box", machine, "foreign")
+    with box.worker() as worker:
+        with gpu.Machine(machine.state) as cards:
+            cards.add_ghost(0, worker.pid - 1, 5000, "somebody else")
+        before = machine.used()
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 module {64 * MIB}")
+        assert box.card().used_bytes == machine.used() - before < 1000 * MIB
+
+
+def test_long_entries_of_some_drivers_are_read_rightly(tmp_path: Path) -> None:
+    """Of the drivers 535.43 to 535.86, which put a word more into the list's third form."""
+    machine = machine_with(tmp_path, "535.54.03")
+    with gpu.Machine(machine.state) as cards:
+        for pid in (4_000_001, 4_000_002):
+            cards.add_ghost(0, pid, 2000, "somebody else")
+    before = machine.used()
+    box = make_container(tmp_path / "box", machine)
+    with box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 module {64 * MIB}")
+        assert box.card().used_bytes == machine.used() - before
+
+
+def test_a_driver_that_knows_the_first_form_alone_is_understood(tmp_path: Path) -> None:
+    with container(tmp_path, cuda="10.1") as box, box.worker() as one, box.worker() as two:
+        for worker in (one, two):
+            worker.ok("start 0")
+            worker.ok(f"alloc 0 module {32 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+# ---- what nobody told us of
+
+
+@pytest.mark.parametrize("figures", ["full", "none"])
+def test_a_context_that_came_unseen_is_counted_when_it_is_used(tmp_path: Path, figures: str) -> None:
+    """The runtime and libraries that draw have ways to the driver without a name."""
+    machine = make_machine(tmp_path)
+    box = contained(tmp_path / "box", machine, figures)
+    with box.worker() as worker, box.worker() as other:
+        other.ok("start 0")
+        worker.ok("start-unseen 0")
+        worker.ok(f"alloc 0 plain {100 * MIB}")
+        assert box.card().used_bytes == machine.used()
+        worker.ok("reset")
+        assert box.card().used_bytes == machine.used()
+
+
+def test_code_that_came_unseen_is_counted_within_a_second_of_allocations(tmp_path: Path) -> None:
+    box = make_container(tmp_path / "box", machine_with(tmp_path, "560.35.03"))
+    with box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok("alloc 0 plain 1")
+        worker.ok(f"load-unseen {200 * MIB}")
+        until = time.monotonic() + 20
+        while box.card().used_bytes < box.machine.used():
+            assert time.monotonic() < until, "never counted"
+            worker.ok(f"alloc 1 plain {2 * MIB}")
+            worker.ok("free 1")
+        assert box.card().used_bytes == box.machine.used()
+
+
+# ---- what may be in the driver's figure or not
+
+
+def test_managed_memory_on_the_host_hides_nothing_of_the_drivers_own(tmp_path: Path) -> None:
+    """It counts in full, the driver's figure has what of it is on the card: the difference is nobody's."""
+    machine = machine_with(tmp_path, "560.35.03")
+    box = make_container(tmp_path / "box", machine, memory_mib=8192)
+    with box.worker() as worker:
+        with gpu.Machine(machine.state) as cards:
+            cards.add_ghost(0, 4_000_001, 13_500, "leaves room for little")
+        worker.ok("start 0")
+        own = box.card().processes[0].own_bytes
+        assert own > 0
+        worker.ok(f"alloc 2 plain {64 * MIB}")
+        worker.ok(f"alloc 0 managed {6000 * MIB}")
+        worker.ok("free 2")
+        worker.ok(f"alloc 1 module {32 * MIB}")
+        assert box.card().processes[0].own_bytes >= own
+        worker.ok("free 0")
+        worker.ok("free 1")
+        assert box.card().processes[0].own_bytes == own
+
+
+# ---- a driver that asks for itself
+
+
+FORWARDING = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+static void *behind(const char *name)
+{
+    static void *library;
+    if (!library)
+        library = dlopen(BEHIND, RTLD_NOW | RTLD_LOCAL);
+    return dlsym(library, name);
+}
+#define FORWARD(name, parameters, arguments) \
+    int name parameters { return ((int(*) parameters)behind(#name)) arguments; }
+FORWARD(cuInit, (unsigned flags), (flags))
+FORWARD(cuDeviceGet, (int *device, int ordinal), (device, ordinal))
+FORWARD(cuDeviceGetUuid, (void *uuid, int device), (uuid, device))
+FORWARD(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active), (device, flags, active))
+FORWARD(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))
+FORWARD(cuCtxSetCurrent, (void *context), (context))
+FORWARD(cuCtxGetCurrent, (void **context), (context))
+FORWARD(cuCtxGetDevice, (int *device), (device))
+FORWARD(cuMemGetInfo_v2, (unsigned long *free_bytes, unsigned long *total), (free_bytes, total))
+FORWARD(cuMemAlloc_v2, (unsigned long long *address, unsigned long bytes), (address, bytes))
+FORWARD(cuMemFree_v2, (unsigned long long address), (address))
+"""
+
+
+def test_a_driver_that_leads_to_another_behind_it_is_held(tmp_path: Path) -> None:
+    """WSL's libcuda.so.1 looks up each function in the library of the real driver."""
+    front = tmp_path / "front"
+    front.mkdir()
+    source, library = front / "forward.c", front / "libcuda.so.1"
+    source.write_text(FORWARDING)
+    behind = front / "libcuda.so.1.1"
+    behind.symlink_to(SIM / "libcuda.so.1")
+    command = ["cc", "-shared", "-fPIC", f'-DBEHIND="{behind}"', "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True)
+    with container(tmp_path) as box, box.worker(LD_LIBRARY_PATH=f"{front}:{SIM}") as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 plain {200 * MIB}")
+        assert worker.ask(f"alloc 1 plain {900 * MIB}") == OUT_OF_MEMORY
+        assert box.card().used_bytes == box.machine.used()
