@@ -82,8 +82,9 @@ class Refusals:
         shared = int(known.sum())
         if not shared:
             return f"asked for {request.units} units; none of the {len(asked.rows)} nodes shares its cards"
-        left = np.sort(self._ledger.fleet.left[asked.rows], axis=1)[:, ::-1]
-        most = np.where(known, left[:, min(request.gpu_count, left.shape[1]) - 1], -1)
+        left = self._ledger.fleet.left[asked.rows]
+        fitting = (left >= request.units_per_gpu).sum(axis=1)
+        most = np.where(known, fitting if request.gpu_count > 1 else left.max(axis=1), -1)
         state = self._ledger.state(asked.names(np.array([most.argmax()]))[0])
         detail = refuse(state, request).detail if state is not None else ""
         return f"{detail} ({shared} nodes with shared cards looked at)"
