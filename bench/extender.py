@@ -208,7 +208,7 @@ def extender(api_port: int, folder: Path, policy: str, peer: str = "") -> Iterat
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format(port=api_port))
     port = free_port()
-    code = "from gpuslice.apps.extender.main import command; command()"
+    code = "from gpuslice.apps.extender.command import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
     arguments.append("--no-guide")  # the kube-scheduler played here looks at all nodes for every pod
     program = [peer] if peer else arguments

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from cryptography import x509
 
-from gpuslice.apps.agent.switch import command as switch_command
-from gpuslice.apps.webhook.main import command as webhook_command
+from gpuslice.apps.agent.command import switch as switch_command
+from gpuslice.apps.webhook.command import command as webhook_command
 from tests import tools
 
 KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions

@@ -10,8 +10,8 @@ import yaml
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES
 
+from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.flags import translated
-from gpuslice.apps.exporter.main import command
 from tests import tools
 from tests.contract.test_chart import render
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuslice.apps.agent.main import command as agent_command
-from gpuslice.apps.extender.main import command as extender_command
+from gpuslice.apps.agent.command import command as agent_command
+from gpuslice.apps.extender.command import command as extender_command
 from gpuslice.core.contract import LABEL_LEADER
 from tests.contract.test_chart import KUBE_SCHEDULER, helm, render
 

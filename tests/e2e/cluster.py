@@ -113,7 +113,7 @@ class Running:
 def extender(plane: ControlPlane, *flags: str, log: str = "extender", wait: bool = True) -> Iterator[Running]:
     """The extender as a process, with the chart's flags and these; it is ready unless `wait` is False."""
     port = free_port()
-    code = "from gpuslice.apps.extender.main import command; command()"
+    code = "from gpuslice.apps.extender.command import command; command()"
     command = [sys.executable, "-c", code, f"--port={port}", "--host=127.0.0.1", "--leader-elect", *flags]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "PYTHONPATH": str(ROOT / "src")}
     environment.setdefault("LOG_LEVEL", "info")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
-from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch, SwitchSettings
+from gpuslice.apps.agent.settings import SwitchSettings
+from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_COUNT
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually

@@ -190,6 +190,8 @@ def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     done = desk.gpuslice("run", "--mem", "4", "--", "true")
     assert done.returncode == 125
     assert "no NVIDIA driver that answers" in done.stderr
+    mistyped = desk.gpuslice("run", "--mem", "abc", "--", "true")
+    assert (mistyped.returncode, '--mem is "abc", wants' in mistyped.stderr) == (125, True), mistyped.stderr
 
 
 def test_ps_shows_a_table(tmp_path: Path) -> None:
@@ -286,7 +288,8 @@ def test_several_users_share_a_group_and_outlive_each_other() -> None:
 
         def as_user(uid: int, *arguments: str) -> subprocess.Popen[str]:
             imports = (
-                "import asyncio, difflib, json, os, sys; import gpuslice.apps.cli.run, gpuslice.apps.cli.ps"
+                "import asyncio, difflib, json, os, sys; import gpuslice.apps.cli.run, gpuslice.apps.cli.ps;"
+                "import gpuslice.adapters.gpu.nvml, gpuslice.adapters.gpu.mig"
             )
             become = f"os.umask(0o077); os.setgroups([]); os.setgid({uid}); os.setuid({uid})"
             start = f"{imports}; from gpuslice.apps.cli.main import main; {become}; main()"

@@ -21,8 +21,7 @@ from gpuslice.apps.agent.health import (
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, IsolationMissingError
 from gpuslice.apps.agent.node import TooManyUnitsError, cut, memory_unit
 from gpuslice.apps.agent.nodekeeper import missing_amounts, wanted_amounts
-from gpuslice.apps.agent.settings import AgentSettings
-from gpuslice.apps.agent.switch import SwitchSettings
+from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
 from gpuslice.core.mode import Rules

@@ -9,11 +9,11 @@ import bcrypt
 import pytest
 
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
+from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.config import CounterConfig
 from gpuslice.apps.exporter.entities import patterns_of
 from gpuslice.apps.exporter.fields import load as load_fields
 from gpuslice.apps.exporter.flags import IDLE, IDLE_GIVEN, translated, translated_environment
-from gpuslice.apps.exporter.main import command
 from gpuslice.apps.exporter.privilege import hidden_processes
 from gpuslice.apps.exporter.settings import Chosen, ExporterSettings, parse_address, parse_devices
 from gpuslice.apps.settings import SettingsError, load

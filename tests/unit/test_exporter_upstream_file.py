@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.telemetry import NvmlTelemetry
+from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.flags import with_upstream_file
-from gpuslice.apps.exporter.main import Exporter, command
+from gpuslice.apps.exporter.main import Exporter
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.exporter.upstreamfile import read
 from gpuslice.apps.settings import load

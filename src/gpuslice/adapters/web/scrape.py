@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import re
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +49,9 @@ def parse(text: str) -> Page:
 
 def fetch(url: str, timeout_s: float = 5.0) -> Page:
     """Scrape `url` now. Raises `ScrapeError`."""
+    import http.client  # not for who only reads a page
+    import urllib.request
+
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return parse(answer.read().decode("utf-8", "replace"))

@@ -15,15 +15,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import click
-
 import gpuslice
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.gpu.source import GpuSource
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
@@ -38,7 +35,6 @@ from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
 from gpuslice.apps.agent.cards import CardKeeper
 from gpuslice.apps.agent.desk import Desk
 from gpuslice.apps.agent.devices import DeviceList
-from gpuslice.apps.agent.flags import VendorCommand
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.health import Health
 from gpuslice.apps.agent.library import IsolationMissingError
@@ -52,7 +48,7 @@ from gpuslice.apps.agent.start import Starter
 from gpuslice.apps.agent.state import agent_state, families
 from gpuslice.apps.agent.turn import Turn, serving_in_turn
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.apps.settings import SettingsError, load, options, shown
+from gpuslice.apps.settings import SettingsError, shown
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, PLUGIN_ENDPOINT
 from gpuslice.core.model import Node
 
@@ -274,6 +270,12 @@ def _source(settings: AgentSettings) -> GpuSource:
     return NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)
 
 
+def start(settings: AgentSettings) -> None:
+    """The process, until it is told to end."""
+    configure_logs(settings.log_level)
+    run(_main(settings))
+
+
 async def _main(settings: AgentSettings) -> None:
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
     async with HttpTransport(connection) as transport:
@@ -285,15 +287,3 @@ async def _main(settings: AgentSettings) -> None:
             if refused := group.subgroup((TooManyUnitsError, SettingsError)):
                 raise SettingsError(str(refused.exceptions[0])) from group
             raise
-
-
-@click.command("agent", cls=VendorCommand)
-@options(AgentSettings)
-def command(**flags: Any) -> None:
-    """Run the node agent: kubelet's device plugin for aliyun.com/gpu-mem."""
-    try:
-        settings = load(AgentSettings, flags, os.environ)
-        configure_logs(settings.log_level)
-        run(_main(settings))
-    except (SettingsError, ConfigError) as error:
-        raise click.ClickException(str(error)) from error

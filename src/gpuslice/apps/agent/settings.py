@@ -1,8 +1,8 @@
-"""What can be set about the node agent."""
+"""What can be set about the node agent, and about its switch between shared and whole cards."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from gpuslice.apps.settings import Settings, SettingsError, about
 
@@ -119,6 +119,31 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         float,
         about("How old a container's folder must be before it can be removed as unused.", unit="s", ge=1),
     ] = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.node_name:
+            raise SettingsError("Please set env NODE_NAME")
+
+
+class SwitchSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice switch``."""
+
+    to: Annotated[
+        Literal["shared", "exclusive"],
+        about("shared takes the plugin of whole cards off the node, exclusive puts it back."),
+    ] = "shared"
+    node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
+    kubeconfig: Annotated[
+        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
+    ] = ""
+    manifest: Annotated[str, about("Manifest of the plugin as a static pod, where the cluster has one.")] = (
+        "/etc/kubernetes/manifests/nvidia-device-plugin.yml"
+    )
+    backup_folder: Annotated[str, about("Where the manifest waits.")] = "/etc/kubernetes/manifests-backup"
+    every_s: Annotated[float, about("How often the node is looked at.", unit="s", ge=0.01)] = 10.0
+    port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12347
+    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
+    log_level: Annotated[str, about("debug, info, warn or error.", env=("LOG_LEVEL",))] = "info"
 
     def __post_init__(self) -> None:
         if not self.node_name:

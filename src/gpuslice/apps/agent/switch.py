@@ -12,14 +12,11 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import click
 
 import gpuslice
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.errors import ConfigError, KubeError
+from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
@@ -28,38 +25,13 @@ from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.agent.library import replace_file
 from gpuslice.apps.agent.pods import NODE_PODS, node_pod
+from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.apps.settings import Settings, SettingsError, about, load, options
 
 _log = logging.getLogger(__name__)
 
 OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 """NVIDIA's GPU operator runs its device plugin where this is "true"; absent: there is no operator."""
-
-
-class SwitchSettings(Settings, frozen=True, kw_only=True):
-    """Settings of ``gpuslice switch``."""
-
-    to: Annotated[
-        Literal["shared", "exclusive"],
-        about("shared takes the plugin of whole cards off the node, exclusive puts it back."),
-    ] = "shared"
-    node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
-    kubeconfig: Annotated[
-        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
-    ] = ""
-    manifest: Annotated[str, about("Manifest of the plugin as a static pod, where the cluster has one.")] = (
-        "/etc/kubernetes/manifests/nvidia-device-plugin.yml"
-    )
-    backup_folder: Annotated[str, about("Where the manifest waits.")] = "/etc/kubernetes/manifests-backup"
-    every_s: Annotated[float, about("How often the node is looked at.", unit="s", ge=0.01)] = 10.0
-    port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12347
-    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
-    log_level: Annotated[str, about("debug, info, warn or error.", env=("LOG_LEVEL",))] = "info"
-
-    def __post_init__(self) -> None:
-        if not self.node_name:
-            raise SettingsError("Please set env NODE_NAME")
 
 
 class StaticPod:
@@ -162,19 +134,13 @@ class Switch:
         self._said = words
 
 
+def start(settings: SwitchSettings) -> None:
+    """The process, until it is told to end."""
+    configure_logs(settings.log_level)
+    run(_main(settings))
+
+
 async def _main(settings: SwitchSettings) -> None:
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
     async with HttpTransport(connection) as transport:
         await Switch(settings, KubeClient(transport, manager="gpuslice-switch")).run(until_stopped())
-
-
-@click.command("switch")
-@options(SwitchSettings)
-def command(**flags: Any) -> None:
-    """Switch a node between shared and whole cards: take the plugin of whole cards off it, or put it back."""
-    try:
-        settings = load(SwitchSettings, flags, os.environ)
-        configure_logs(settings.log_level)
-        run(_main(settings))
-    except (SettingsError, ConfigError) as error:
-        raise click.ClickException(str(error)) from error

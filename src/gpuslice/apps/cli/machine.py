@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuslice.adapters.gpu.mig import given_out
-from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
 from gpuslice.adapters.region.budget import Budget, BudgetError
 from gpuslice.core.units import MIB, card_units, limit_bytes
 
-MEMORY = re.compile(r"(?P<amount>[1-9][0-9]*)(?P<unit>MiB|GiB|)")
+MEMORY = re.compile(r"(?P<amount>[1-9][0-9]{0,11})(?P<unit>MiB|GiB|)")
 
 
 def machine_cards() -> tuple[Card, ...]:
@@ -22,6 +19,10 @@ def machine_cards() -> tuple[Card, ...]:
 
     Raises BudgetError where there is no driver, or no card.
     """
+    import asyncio  # not for the help
+
+    from gpuslice.adapters.gpu.mig import given_out
+    from gpuslice.adapters.gpu.nvml import NvmlSource
 
     async def ask() -> tuple[Card, ...]:
         source = NvmlSource()
@@ -106,10 +107,16 @@ def room_bytes(card: Card, running: Sequence[Budget]) -> int:
 
 def memory_bytes(memory: str, card: Card) -> int:
     """A number of GiB is that many units of the card, as in a cluster; MiB are taken as they are."""
+    amount, unit = parse_memory(memory)
+    units = card_units(card.memory_mib)
+    if unit == "MiB":
+        return amount * MIB
+    return limit_bytes(card.memory_mib, amount, units) if amount <= units else amount * 1024 * MIB
+
+
+def parse_memory(memory: str) -> tuple[int, str]:
+    """Amount and unit as they were written. Raises BudgetError."""
     found = MEMORY.fullmatch(memory)
     if not found:
         raise BudgetError(f'--mem is "{memory}", wants a whole number of GiB, or an amount like 512MiB')
-    amount, units = int(found["amount"]), card_units(card.memory_mib)
-    if found["unit"] == "MiB":
-        return amount * MIB
-    return limit_bytes(card.memory_mib, amount, units) if amount <= units else amount * 1024 * MIB
+    return int(found["amount"]), found["unit"]

@@ -48,11 +48,11 @@ COMMANDS = (
     Entry(
         "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
     ),
-    Entry("extender", "gpuslice.apps.extender.main", "command", "Run the scheduler extender."),
-    Entry("agent", "gpuslice.apps.agent.main", "command", "Run the node agent: kubelet's device plugin."),
-    Entry("switch", "gpuslice.apps.agent.switch", "command", "Switch a node between shared and whole cards."),
-    Entry("exporter", "gpuslice.apps.exporter.main", "command", "Run the metrics exporter of a node."),
-    Entry("webhook", "gpuslice.apps.webhook.main", "command", "Run the admission webhook."),
+    Entry("extender", "gpuslice.apps.extender.command", "command", "Run the scheduler extender."),
+    Entry("agent", "gpuslice.apps.agent.command", "command", "Run the node agent: kubelet's device plugin."),
+    Entry("switch", "gpuslice.apps.agent.command", "switch", "Switch a node between shared and whole cards."),
+    Entry("exporter", "gpuslice.apps.exporter.command", "command", "Run the metrics exporter of a node."),
+    Entry("webhook", "gpuslice.apps.webhook.command", "command", "Run the admission webhook."),
     Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card and compare."),
     Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
     Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),

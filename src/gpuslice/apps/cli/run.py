@@ -21,7 +21,7 @@ from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.living import start_time_of
 from gpuslice.apps.cli.executable import why_not_held
-from gpuslice.apps.cli.machine import chosen_cards, machine_cards, memory_bytes, named_cards
+from gpuslice.apps.cli.machine import chosen_cards, machine_cards, memory_bytes, named_cards, parse_memory
 from gpuslice.apps.cli.ps import base_flag
 from gpuslice.core.units import MIB
 
@@ -149,12 +149,15 @@ def warn(name: str) -> None:
 
 def check(wish: Wish, program: Sequence[str]) -> None:
     """What can be known to be wrong before anybody looks at a card."""
+    parse_memory(wish.memory)
     if shutil.which(program[0]) is None:
         if Path(program[0]).exists():
             raise CannotStartError(f'"{program[0]}" is no program that may be executed')
         raise NotFoundError(f'there is no program "{program[0]}"')
     if wish.group and not GROUP.fullmatch(wish.group):
-        raise BudgetError(f'the group is "{wish.group}", wants letters, digits, dots and dashes')
+        raise BudgetError(
+            f'the group is "{wish.group}", wants letters, digits, dots, dashes and underscores, at most 63'
+        )
     if "libgpuslice.so" in Path("/proc/self/maps").read_text():
         raise BudgetError(
             "this shell has a part of a card already, and what it starts shares that:"

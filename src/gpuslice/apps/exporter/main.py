@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import click
-
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
 from gpuslice.adapters.gpu.telemetry import PEERS, NvmlTelemetry, Telemetry
@@ -27,7 +25,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import until_stopped, work_until
-from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
+from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter import upstreamfile
 from gpuslice.apps.exporter.book import Book, book_of, is_ours
 from gpuslice.apps.exporter.clocks import ClockWindows
@@ -36,7 +34,6 @@ from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.directory import Directory
 from gpuslice.apps.exporter.extra import EXTRA_FIELDS, OWN_FIELDS
 from gpuslice.apps.exporter.fields import load as load_fields
-from gpuslice.apps.exporter.flags import DcgmCommand, translated_environment, with_upstream_file
 from gpuslice.apps.exporter.health import READ as HEALTH_FIELDS
 from gpuslice.apps.exporter.health import Rises
 from gpuslice.apps.exporter.jobs import Jobs
@@ -52,7 +49,7 @@ from gpuslice.apps.exporter.slices import DeviceSlices
 from gpuslice.apps.exporter.view import View
 from gpuslice.apps.exporter.web import make_app, make_legacy_app, serve_all
 from gpuslice.apps.exporter.xids import Xids
-from gpuslice.apps.settings import SettingsError, load, options, shown
+from gpuslice.apps.settings import shown
 
 _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
@@ -304,17 +301,10 @@ def _check(settings: ExporterSettings) -> None:
         read_web_config(Path(settings.web_config_file))
 
 
-@click.command("exporter", cls=DcgmCommand)
-@options(ExporterSettings)
-def command(**flags: Any) -> None:
-    """Run the metrics exporter of a node; takes dcgm-exporter's flags and counter files."""
-    try:
-        environ = with_upstream_file(flags, translated_environment(os.environ))
-        settings = load(ExporterSettings, flags, environ)
-        configure_logs("debug" if settings.debug else "info")
-        _check(settings)
-        share_one_arena()
-        sys.setswitchinterval(SWITCH_EVERY_S)
-        asyncio.run(_main(settings))  # not on uvloop: a scrape now and then gains nothing, and it is 2 MiB
-    except (SettingsError, ConfigError, WebConfigError) as error:
-        raise click.ClickException(str(error)) from error
+def start(settings: ExporterSettings) -> None:
+    """The process, until it is told to end."""
+    configure_logs("debug" if settings.debug else "info")
+    _check(settings)
+    share_one_arena()
+    sys.setswitchinterval(SWITCH_EVERY_S)
+    asyncio.run(_main(settings))  # not on uvloop: a scrape now and then gains nothing, and it is 2 MiB

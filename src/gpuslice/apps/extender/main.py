@@ -12,9 +12,6 @@ import os
 import platform
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
-
-import click
 
 import gpuslice
 from gpuslice.adapters.kube.client import KubeClient
@@ -42,7 +39,7 @@ from gpuslice.apps.extender.telling import Teller
 from gpuslice.apps.extender.timing import ApiTimes, TimedTransport
 from gpuslice.apps.extender.warmth import Arrivals
 from gpuslice.apps.extender.world import World
-from gpuslice.apps.settings import SettingsError, load, options, shown
+from gpuslice.apps.settings import shown
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import make_policy
@@ -302,7 +299,13 @@ def listen_of(settings: ExtenderSettings) -> Listen:
     )
 
 
-async def serve(settings: ExtenderSettings) -> None:
+def start(settings: ExtenderSettings) -> None:
+    """The process, until it is told to end."""
+    configure_logs(settings.log_level)
+    run(_serve(settings))
+
+
+async def _serve(settings: ExtenderSettings) -> None:
     """Run the extender against the cluster that the settings name."""
     connection = connect(os.environ, kubeconfig=settings.kubeconfig)
     async with HttpTransport(
@@ -311,15 +314,3 @@ async def serve(settings: ExtenderSettings) -> None:
         times = ApiTimes()
         client = KubeClient(TimedTransport(transport, times), manager=COMPONENT)
         await Extender(settings, client, times).run(until_stopped())
-
-
-@click.command("extender")
-@options(ExtenderSettings)
-def command(**flags: Any) -> None:
-    """Run the scheduler extender: kube-scheduler asks it which nodes and cards, and it binds."""
-    try:
-        settings = load(ExtenderSettings, flags, os.environ)
-    except SettingsError as error:
-        raise click.ClickException(str(error)) from error
-    configure_logs(settings.log_level)
-    run(serve(settings))

@@ -6,13 +6,10 @@ Every replica answers alike and keeps nothing, so any number of them may run and
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from typing import Any
-
-import click
 
 import gpuslice
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
@@ -23,7 +20,6 @@ from gpuslice.adapters.web.messages import Answer, Request, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import AdmissionRequest, decode_review
-from gpuslice.apps.settings import SettingsError, load, options
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.apps.webhook.settings import WebhookSettings
 
@@ -106,13 +102,7 @@ def _outcome(response: dict[str, Any]) -> str:
     return "changed" if "patch" in response else "allowed"
 
 
-@click.command("webhook")
-@options(WebhookSettings)
-def command(**flags: Any) -> None:
-    """Run the admission webhook: it checks and completes pods that ask for parts of a card."""
-    try:
-        settings = load(WebhookSettings, flags, os.environ)
-    except SettingsError as error:
-        raise click.ClickException(str(error)) from error
+def start(settings: WebhookSettings) -> None:
+    """The process, until it is told to end."""
     configure_logs(settings.log_level)
     run(Webhook(settings).run(until_stopped()))
