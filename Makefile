@@ -1,11 +1,13 @@
 # `make` alone explains the targets. Everything is installed into .venv and native/build of this checkout.
+# Another Python than python3 gets an environment of its own: `make test PYTHON=python3.12` uses .venv-3.12.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-VENV := .venv
+VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) $(VERSION_OF)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,19 @@ def _recipe() -> str:
     return (ROOT / "images/Dockerfile").read_text()
 
 
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def supported() -> list[str]:
+    """The Pythons that the package says it is for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [line.rpartition(" ")[2] for line in project["classifiers"] if "Python :: 3." in line]
+
+
+def test_the_image_ships_a_python_that_is_supported() -> None:
+    shipped = set(re.findall(r"^FROM python:(\d+\.\d+)", _recipe(), re.MULTILINE))
+    assert len(shipped) == 1
+    assert shipped <= set(supported())
+
+
+@pytest.mark.parametrize("python", supported())
 def test_every_package_is_held_to_one_version(python: str) -> None:
     """Two versions of one package for two Pythons are two lines in the lock: their conditions must stay."""
     requirements = pytest.importorskip("packaging.requirements")
