@@ -28,6 +28,7 @@ from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
+ACCEPTING_TURNS = 100
 
 REGISTRATION = "/v1beta1.Registration"
 DEVICE_PLUGIN = "/v1beta1.DevicePlugin"
@@ -55,8 +56,18 @@ class Server(grpclib.server.Server):  # type: ignore[misc]  # grpclib has no typ
         """Until every call has ended and every client is gone."""
         for protocol in list(self._connected):
             await protocol.handler.wait_closed()
-            protocol.connection.close()
+            if await _made(protocol):
+                protocol.connection.close()
         await super().wait_closed()
+
+
+async def _made(protocol: Any) -> bool:
+    """Whether the client is connected. One accepted this very moment will be in a turn of the loop or two."""
+    for _ in range(ACCEPTING_TURNS):
+        if hasattr(protocol, "connection"):
+            return True
+        await asyncio.sleep(0)
+    return False
 
 
 class RegistrationService(ABC):
