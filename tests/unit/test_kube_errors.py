@@ -41,7 +41,9 @@ from tests.unit.kube_wire import failure
 def test_code_and_reason_choose_the_reaction(code: int, reason: str, kind: type[KubeError]) -> None:
     error = error_of(code, failure(code, reason, "because").body, what="GET /api/v1/pods")
     assert type(error) is kind
-    assert str(error) == f"GET /api/v1/pods: because (HTTP {code})"
+    assert str(error).startswith("GET /api/v1/pods: because")
+    assert str(error).endswith(f"(HTTP {code})")
+    assert ("does not accept these credentials" in str(error)) == (code == 401)
     assert error.status.reason == reason
 
 
@@ -52,7 +54,7 @@ def test_a_page_of_a_proxy_is_quoted() -> None:
 
 
 def test_an_empty_answer_still_makes_a_sentence() -> None:
-    assert str(error_of(404, b"", what="GET /x")) == "GET /x: no explanation (HTTP 404)"
+    assert str(error_of(404, b"", what="GET /x")) == "GET /x: Not Found (HTTP 404)"
 
 
 def test_only_a_429_is_surely_not_done() -> None:

@@ -207,7 +207,7 @@ def test_axes_are_divided_by_round_numbers(most: float, step: float) -> None:
         (["--add", "0x8"], '--add is "0x8", wants NODESxCARDS'),
         (["--plot", "missing/out.svg"], '--plot is "missing/out.svg", wants a file in a folder that exists'),
         (["--nodes", str(PODS)], "openb_pod_list_small.csv columns is"),
-        (["--nodes", sys.executable], "wants a CSV file in UTF-8"),
+        (["--nodes", sys.executable], "is no CSV file in UTF-8"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(words: list[str], message: str) -> None:

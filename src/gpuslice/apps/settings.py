@@ -27,7 +27,7 @@ import click
 import msgspec
 
 from gpuslice.apps.nearest import nearest
-from gpuslice.core.errors import GpusliceError
+from gpuslice.core.errors import GpusliceError, words_of
 
 ENVIRONMENT_PREFIX = "GPUSLICE_"
 CONFIG_FLAG = "config"
@@ -236,7 +236,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
         values = decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise SettingsError(f"settings file {path} cannot be read: {error}") from error
+        raise SettingsError(f"settings file {path} cannot be read: {words_of(error)}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):

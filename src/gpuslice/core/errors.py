@@ -5,6 +5,12 @@ class GpusliceError(Exception):
     """Base of every error that gpuslice raises itself."""
 
 
+def words_of(error: Exception) -> str:
+    """Why it failed, on one line: without the number and path of the system, or the frame of a parser."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).replace('in "<byte string>",', "at").split())
+
+
 class InvalidRequestError(GpusliceError):
     """A pod asks for something that can never be given; tell its author.
 

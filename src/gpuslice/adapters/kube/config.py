@@ -24,6 +24,7 @@ from gpuslice.adapters.kube.credentials import (
     Secret,
     Tls,
     TokenFile,
+    checked_header,
 )
 from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.kubeconfig import (
@@ -134,13 +135,23 @@ def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
 
 
 def _server(cluster: Cluster, name: str) -> str:
-    server = cluster.server.rstrip("/")
+    server = cluster.server
     if not server:
         raise ConfigError(f'cluster "{name}" has no server')
     server = server if "://" in server else f"http://{server}"
-    if urlsplit(server).scheme not in ("http", "https"):
-        raise ConfigError(f'cluster "{name}": server is "{server}", wants an http or https URL')
-    return server
+    return _checked_url(server, f'cluster "{name}": server').rstrip("/")
+
+
+def _checked_url(url: str, what: str) -> str:
+    """`url`; ConfigError when nothing can be connected to by it."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # of the port, or of an IPv6 address
+        good = False
+    if not good or any(letter.isspace() or not letter.isprintable() for letter in url):
+        raise ConfigError(f'{what} is "{url}", wants an http or https URL')
+    return url
 
 
 def _tls(cluster: Cluster, folder: Path) -> Tls:
@@ -215,7 +226,7 @@ def _impersonation(user: User) -> dict[str, str]:
         "Impersonate-Uid": user.impersonate_uid,
         "Impersonate-Group": groups[0] if groups else "",
     }
-    return {name: value for name, value in headers.items() if value}
+    return {name: checked_header(value, name) for name, value in headers.items() if value}
 
 
 def _data_or_file(data: str, path: str, folder: Path, what: str) -> str:
@@ -238,9 +249,7 @@ def _read(path: Path, what: str) -> str:
 
 
 def _proxy(cluster: Cluster) -> str:
-    if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in ("http", "https"):
-        raise ConfigError(f'proxy-url is "{cluster.proxy_url}", wants an http or https URL')
-    return cluster.proxy_url
+    return _checked_url(cluster.proxy_url, "proxy-url") if cluster.proxy_url else ""
 
 
 def proxy_for(server: str, environ: Mapping[str, str]) -> str:
@@ -254,7 +263,7 @@ def proxy_for(server: str, environ: Mapping[str, str]) -> str:
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
     if any(_exempts(entry.strip(), host) for entry in exempt.split(",")):
         return ""
-    return proxy if "://" in proxy else f"http://{proxy}"
+    return _checked_url(proxy if "://" in proxy else f"http://{proxy}", name.upper())
 
 
 def _is_loopback(host: str) -> bool:

@@ -228,11 +228,18 @@ class Exec:
 def authorization(secret: Secret) -> dict[str, str]:
     """The Authorization header of `secret`; empty when it has only a certificate or nothing."""
     if secret.token:
-        return {"Authorization": f"Bearer {secret.token}"}
+        return {"Authorization": f"Bearer {checked_header(secret.token, 'the token')}"}
     if secret.username:
         pair = base64.b64encode(f"{secret.username}:{secret.password}".encode()).decode()
         return {"Authorization": f"Basic {pair}"}
     return {}
+
+
+def checked_header(value: str, what: str) -> str:
+    """`value`; ConfigError when no HTTP header can carry it. It is not told: it may be a secret."""
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError(f"{what} has a line break or another character that no HTTP header can carry")
+    return value
 
 
 def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:

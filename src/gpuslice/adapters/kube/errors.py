@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -148,8 +150,19 @@ def error_of_status(
 
 
 def _sentence(status: Status, code: int, what: str) -> str:
-    text = status.message or status.reason or "no explanation"
+    text = status.message or status.reason or _reason_phrase(code)
+    if text.startswith("<"):  # the web page of a proxy or a login
+        text = " ".join(re.sub(r"<[^>]*>", " ", text).split()) or _reason_phrase(code)
+    if code == 401:
+        text = f"{text}: the API server does not accept these credentials"
     return f"{what}: {text} (HTTP {code})" if what else f"{text} (HTTP {code})"
+
+
+def _reason_phrase(code: int) -> str:
+    try:
+        return HTTPStatus(code).phrase
+    except ValueError:
+        return "no explanation"
 
 
 def _unavailable(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuslice.adapters.kube.errors import ConfigError
+from gpuslice.core.errors import words_of
 
 
 class MissingConfigError(ConfigError):
@@ -149,6 +150,6 @@ def _load(path: Path) -> _File:
     except OSError as error:
         raise MissingConfigError(str(path), error.strerror or str(error)) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"kubeconfig {path} is not YAML: {error}") from error
+        raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"kubeconfig {path}: {error}") from error

@@ -40,7 +40,8 @@ class Resource(Generic[T]):
         if self.namespaced and namespace:
             parts += ["namespaces", _quoted(namespace, "")]
         parts.append(self.plural)
-        parts += [_quoted(part, "/") for part in (name, subresource) if part]
+        parts += [_quoted(name, "")] if name else []
+        parts += [_quoted(subresource, "/")] if subresource else []
         return "/".join(parts)
 
     def as_dict(self) -> Resource[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import msgspec
 
+_log = logging.getLogger(__name__)
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -29,10 +30,15 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str = "info", stream: IO[str] | None = None) -> None:
-    """Send all logs of the process to `stream` (standard error) as JSON lines. Unknown levels mean info."""
+    """Send all logs of the process to `stream` (standard error) as JSON lines.
+
+    An unknown level means info, and is said: $LOG_LEVEL may be meant for another program.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     known = {"debug", "info", "warn", "warning", "error", "critical"}
     logging.basicConfig(
         level=(level if level.lower() in known else "info").upper(), handlers=[handler], force=True
     )
+    if level.lower() not in known:
+        _log.warning("log level is not known, info is used", extra={"given": level, "known": sorted(known)})

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gpuslice.core.errors import GpusliceError
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?$")
+_NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
+_SAMPLE = re.compile(rf"^([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})? ({_NUMBER})(?: -?\d+)?$")
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
@@ -52,6 +53,8 @@ def fetch(url: str, timeout_s: float = 5.0) -> Page:
     import http.client  # not for who only reads a page
     import urllib.request
 
+    if not url.startswith(("http://", "https://")):
+        raise ScrapeError(f"{url}: wants an http or https URL")
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return parse(answer.read().decode("utf-8", "replace"))

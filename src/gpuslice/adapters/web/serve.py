@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuslice.adapters.web.connection import App, Clients
+from gpuslice.core.errors import GpusliceError, words_of
 
 _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 10.0
 HANDSHAKE_S = 10.0
 SWEEP_EVERY_S = 1.0
 FIRST_INHERITED = 3  # the number of the first socket from systemd
+
+
+class CannotServeError(GpusliceError):
+    """The address or the certificate cannot be used; the message says which.
+
+    `in_use`: another program has the port.
+    """
+
+    def __init__(self, message: str, *, in_use: bool = False) -> None:
+        super().__init__(message)
+        self.in_use = in_use
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +61,19 @@ class Listen:
 
 @contextlib.asynccontextmanager
 async def serving(app: App, listen: Listen) -> AsyncIterator[int]:
-    """Serve `app` inside the block; yields the port, which the system chose when 0 was asked for."""
+    """Serve `app` inside the block; yields the port, which the system chose when 0 was asked for.
+
+    Raises `CannotServeError`.
+    """
     clients = Clients(app)
     context = _tls_context(listen) if listen.tls else None
-    server = await _listening(clients, listen, context)
+    try:
+        server = await _listening(clients, listen, context)
+    except (OSError, UnicodeError) as error:
+        in_use = getattr(error, "errno", None) == errno.EADDRINUSE
+        why = "another program uses it" if in_use else words_of(error)
+        place = f"{listen.host}:{listen.port}"
+        raise CannotServeError(f"cannot listen on {place}: {why}", in_use=in_use) from error
     beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
     if context is not None:
         beside.append(asyncio.create_task(_reload(context, listen), name="reload certificate"))
@@ -112,13 +134,23 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-async def until_stopped() -> None:
+def until_stopped() -> Awaitable[None]:
     """Returns when the process is asked to end: SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    await stopped.wait()
+    return _Stopped()
+
+
+class _Stopped:
+    """No coroutine: a process that cannot start never awaits it, and Python would complain."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._signalled().__await__()
+
+    async def _signalled(self) -> None:
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        await stopped.wait()
 
 
 async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[Any, Any, None]]) -> None:
@@ -133,9 +165,16 @@ async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[A
 def _tls_context(listen: Listen) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(listen.certificate, listen.key or None)
+    try:
+        context.load_cert_chain(listen.certificate, listen.key or None)
+    except OSError as error:  # ssl's errors are of that kind too
+        files = " and ".join(filter(None, (listen.certificate, listen.key)))
+        raise CannotServeError(f"certificate and key {files} cannot be used: {words_of(error)}") from error
     if listen.client_ca:
-        context.load_verify_locations(listen.client_ca)
+        try:
+            context.load_verify_locations(listen.client_ca)
+        except OSError as error:
+            raise CannotServeError(f"CA file {listen.client_ca} cannot be used: {words_of(error)}") from error
         context.verify_mode = ssl.CERT_REQUIRED if listen.must_show else ssl.CERT_OPTIONAL
     return context
 

@@ -20,7 +20,7 @@ import msgspec
 
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.messages import Answer, Request
-from gpuslice.core.errors import GpusliceError
+from gpuslice.core.errors import GpusliceError, words_of
 
 ClientAuth = Literal[
     "", "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven",
@@ -71,7 +71,7 @@ def read_web_config(path: Path) -> WebConfig:
     try:
         file = msgspec.yaml.decode(path.read_bytes(), type=_File | None) or _File()
     except (OSError, msgspec.DecodeError) as error:
-        raise WebConfigError(f"web config file {path}: {error}") from error
+        raise WebConfigError(f"web config file {path} cannot be read: {words_of(error)}") from error
     tls = file.tls_server_config or _Tls()
     if bool(tls.cert_file) != bool(tls.key_file):
         raise WebConfigError(f"web config file {path}: cert_file and key_file go together")

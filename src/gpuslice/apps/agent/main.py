@@ -39,7 +39,7 @@ from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.health import Health
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
-from gpuslice.apps.agent.node import TooManyUnitsError, memory_unit
+from gpuslice.apps.agent.node import memory_unit
 from gpuslice.apps.agent.nodekeeper import NodeKeeper
 from gpuslice.apps.agent.plugin import GpuMemoryPlugin, PluginOptions
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
@@ -48,7 +48,7 @@ from gpuslice.apps.agent.start import Starter
 from gpuslice.apps.agent.state import agent_state, families
 from gpuslice.apps.agent.turn import Turn, serving_in_turn
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.apps.settings import SettingsError, shown
+from gpuslice.apps.settings import shown
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, PLUGIN_ENDPOINT
 from gpuslice.core.model import Node
 
@@ -281,9 +281,4 @@ async def _main(settings: AgentSettings) -> None:
     async with HttpTransport(connection) as transport:
         agent = Agent(settings, KubeClient(transport, manager="gpuslice-agent"), _source(settings))
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
-        try:
-            await agent.run(until_stopped())
-        except ExceptionGroup as group:
-            if refused := group.subgroup((TooManyUnitsError, SettingsError)):
-                raise SettingsError(str(refused.exceptions[0])) from group
-            raise
+        await agent.run(until_stopped())

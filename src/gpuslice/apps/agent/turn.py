@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -16,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.adapters.web.serve import CannotServeError, Listen, serving
 from gpuslice.apps.settings import SettingsError
 
 _log = logging.getLogger(__name__)
@@ -94,8 +93,8 @@ async def serving_in_turn(
             try:
                 port = await stack.enter_async_context(serving(app, listen))
                 break
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
+            except CannotServeError as error:
+                if not error.in_use:
                     raise
                 if waited_s > patience_s:
                     taken = f"port {listen.port} is used by another program; choose another with --port"

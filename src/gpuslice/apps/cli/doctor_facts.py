@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError
+from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
 from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SECRETS, SERVICES, Resource
 from gpuslice.adapters.kube.sync import SyncClient
@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The cluster as it was read. `unreadable`: what could not be, and why."""
+    """The cluster as it was read. `unreadable`: what we may not read; of that nothing is known."""
 
     nodes: Sequence[Node] = ()
     pods: Sequence[Pod] = ()
@@ -63,6 +63,10 @@ class Facts:
     unreadable: Sequence[str] = ()
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    def knows(self, resource: Resource[Any], namespace: str = "") -> bool:
+        """Whether absence from the lists means that there is none."""
+        return _where(resource, namespace) not in self.unreadable
+
 
 class _Reader:
     def __init__(self, client: SyncClient) -> None:
@@ -70,8 +74,9 @@ class _Reader:
         self.unreadable: list[str] = []
 
     def list(self, resource: Resource[T], namespace: str = "", **selectors: str) -> list[T]:
-        where = f"{resource.plural} of {namespace}" if namespace else resource.plural
-        return self._try(where, lambda: self._client.list(resource, namespace, **selectors), [])
+        return self._try(
+            _where(resource, namespace), lambda: self._client.list(resource, namespace, **selectors), []
+        )
 
     def get(self, resource: Resource[T], name: str, namespace: str) -> T | None:
         return self._try(
@@ -81,6 +86,8 @@ class _Reader:
     def _try(self, what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
+        except UnauthorizedError:
+            raise  # nothing at all may be read
         except ForbiddenError:
             self.unreadable.append(what)
         except NotFoundError:
@@ -88,9 +95,14 @@ class _Reader:
         return otherwise
 
 
+def _where(resource: Resource[Any], namespace: str) -> str:
+    return f"{resource.plural} of {namespace}" if namespace else resource.plural
+
+
 def read_facts(client: SyncClient) -> Facts:
-    """Ask the API server once for everything. UnavailableError when it does not answer."""
+    """Ask the API server once for everything. KubeError when it does not answer, or shows us no node."""
     reader = _Reader(client)
+    nodes = client.list(NODES)
     services = reader.list(SERVICES, fields=f"metadata.name={EXTENDER}")
     hooks = [
         hook | {"kind": resource.kind}  # the items of a list do not say it
@@ -100,7 +112,7 @@ def read_facts(client: SyncClient) -> Facts:
     ]
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     return Facts(
-        nodes=reader.list(NODES),
+        nodes=nodes,
         pods=reader.list(PODS, fields=_LIVING),
         plugins=reader.list(PODS, labels=PLUGIN_LABELS),
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpuslice.adapters.kube.objects import Node, Pod
+from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level
 from gpuslice.core.annotations import decode_unhealthy
@@ -53,7 +54,10 @@ def _not_offered(facts: Facts, node: Node) -> Finding:
     """A node that is to share and does not: whose fault is it?"""
     name = node.metadata.name
     plugin = next((pod for pod in facts.plugins if pod.spec.node_name == name), None)
-    if plugin is None:
+    if plugin is None and not facts.knows(PODS):
+        what = f"is labelled {LABEL_SHARED}=true and offers no {GPU_MEM}"
+        fix = "see the log of the device plugin there; its pods may not be read from here"
+    elif plugin is None:
         what = f"is labelled {LABEL_SHARED}=true and no device plugin runs there"
         fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
     elif not _is_ready(plugin):

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS, SERVICES
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.certificate import ends
-from gpuslice.apps.cli.doctor_facts import EXTENDER, Facts, Finding, Level, Object, hook_service
+from gpuslice.apps.cli.doctor_facts import EXTENDER, SLICES, Facts, Finding, Level, Object, hook_service
 from gpuslice.core.contract import GPU_MEM, SYSTEM_NAMESPACE
 from gpuslice.core.quantity import whole_number
 
@@ -27,7 +28,7 @@ def extender(facts: Facts) -> Iterator[Finding]:
             f"no node offers {GPU_MEM}",
             "label a node with cards cgpu=true to share them",
         )
-    if not facts.services:
+    if not facts.services and facts.knows(SERVICES):
         yield Finding(
             Level.ERROR,
             f"service {EXTENDER}",
@@ -46,7 +47,7 @@ def extender(facts: Facts) -> Iterator[Finding]:
 
 
 def _ready(facts: Facts, namespace: str, name: str) -> bool:
-    return any(
+    return not facts.knows(SLICES, namespace) or any(
         (endpoint.get("conditions") or {}).get("ready", True)
         for found in facts.slices
         if found["metadata"]["namespace"] == namespace
@@ -74,13 +75,19 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
             f"is configured by {files[0]} on its host, which cannot be read from here",
             f"see there that an extender manages {GPU_MEM}, and percentageOfNodesToScore is 100",
         )
-    elif facts.services:
+    elif facts.services and _all_read(facts):
         yield Finding(
             Level.ERROR,
             "kube-scheduler",
             f"no configuration was found in which an extender manages {GPU_MEM}",
             "enable the chart's second scheduler, or give kube-scheduler the extender section with --config",
         )
+
+
+def _all_read(facts: Facts) -> bool:
+    """Whether we saw every place where a configuration is looked for."""
+    spaces = {SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in facts.services)}
+    return facts.knows(PODS, SYSTEM_NAMESPACE) and all(facts.knows(CONFIG_MAPS, space) for space in spaces)
 
 
 def _configurations(facts: Facts) -> Iterator[tuple[str, Object, Object]]:
@@ -103,6 +110,8 @@ def _extenders(configuration: Any) -> Iterator[Object]:
     if not isinstance(configuration, dict):
         return
     for section in configuration.get("extenders") or []:
+        if not isinstance(section, dict):
+            continue
         if any(each.get("name") == GPU_MEM for each in section.get("managedResources") or []):
             yield section
 
@@ -172,7 +181,8 @@ def _section(where: str, section: Object) -> Iterator[Finding]:
 
 def _sampling(where: str, configuration: Object, nodes: int) -> Iterator[Finding]:
     """kube-scheduler shows an extender only as many fitting nodes as it wants to score."""
-    shown = sample_size(nodes, int(configuration.get("percentageOfNodesToScore") or 0))
+    percentage = configuration.get("percentageOfNodesToScore") or 0
+    shown = sample_size(nodes, percentage if isinstance(percentage, int) else 0)
     if shown < nodes:
         yield Finding(
             Level.WARNING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,7 @@ from gpuslice.core.model import Node, Pod
 
 SHOWN_EVENTS = 5
 BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
+_NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -54,8 +56,10 @@ class Told:
 
 def read(flags: Flags, name: str) -> Told:
     """Ask the cluster. Raises `NoSuchPodError`."""
+    namespace, _, bare = re.sub(r"^(pods?|po)/", "", name).rpartition("/")
+    if not _NAME.fullmatch(bare) or (namespace and not _NAME.fullmatch(namespace)):
+        raise NoSuchPodError(f'POD is "{name}", wants the name of a pod, or NAMESPACE/NAME')
     connection = connection_of(flags)
-    namespace, _, bare = name.removeprefix("pod/").rpartition("/")
     client = SyncClient(SyncTransport(connection))
     namespace = namespace or connection.namespace
     found = _find(client, namespace, bare)

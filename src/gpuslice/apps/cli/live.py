@@ -83,10 +83,16 @@ class UrlSource:
         pages, problems = [], []
         for url in self._urls:
             try:
-                pages.append(fetch(url))
+                pages.append(_ours(fetch(url), url))
             except ScrapeError as error:
                 problems.append(str(error))
         return picture(pages, problems)
+
+
+def _ours(page: Page, url: str) -> Page:
+    if not any(one.name.startswith("gpuslice_") for one in page.samples):
+        raise ScrapeError(f"{url}: no gpuslice exporter answers there, its page has no metric gpuslice_*")
+    return page
 
 
 AT_ONCE = 8
@@ -152,9 +158,14 @@ def picture(pages: Iterable[Page], problems: Iterable[str] = ()) -> Picture:
         values = _values(page)
         cards += _cards(page, values)
         containers += _containers(page, values)
-    cards.sort(key=lambda row: (row.node, int(row.gpu)))
-    containers.sort(key=lambda row: (row.node, int(row.gpu), row.namespace, row.pod, row.container))
+    cards.sort(key=lambda row: (row.node, _place(row.gpu)))
+    containers.sort(key=lambda row: (row.node, _place(row.gpu), row.namespace, row.pod, row.container))
     return Picture(tuple(cards), tuple(containers), tuple(problems))
+
+
+def _place(gpu: str) -> tuple[int, str]:
+    """Of numbers, as they count; of anything else, behind them."""
+    return (int(gpu), "") if gpu.isdecimal() and len(gpu) < 10 else (1 << 31, gpu)
 
 
 _Key = tuple[str, ...]
@@ -174,18 +185,19 @@ def _key(labels: Mapping[str, str]) -> _Key:
 
 
 def _cards(page: Page, values: _Values) -> list[CardRow]:
-    models = {one.labels["gpu_uuid"]: one.labels.get("model", "") for one in page.find("gpuslice_gpu_info")}
+    infos = (one.labels for one in page.find("gpuslice_gpu_info"))
+    models = {each.get("gpu_uuid", ""): each.get("model", "") for each in infos}
     rows = []
     for one in page.find("gpuslice_gpu_up"):
-        uuid = one.labels["gpu_uuid"]
+        uuid = one.labels.get("gpu_uuid", "")
 
         def of(name: str, key: _Key = (uuid, "", "", "")) -> float | None:
             return values.get(f"gpuslice_gpu_{name}", {}).get(key)
 
         rows.append(
             CardRow(
-                node=one.labels["node"],
-                gpu=one.labels["gpu"],
+                node=one.labels.get("node", ""),
+                gpu=one.labels.get("gpu", ""),
                 uuid=uuid,
                 model=models.get(uuid, ""),
                 up=one.value == 1,
@@ -210,7 +222,10 @@ def _containers(page: Page, values: _Values) -> list[ContainerRow]:
 
         rows.append(
             ContainerRow(
-                **{name: one.labels[name] for name in ("node", "gpu", "namespace", "pod", "container")},
+                **{
+                    name: one.labels.get(name, "")
+                    for name in ("node", "gpu", "namespace", "pod", "container")
+                },
                 used_bytes=of("memory_used_bytes"),
                 limit_bytes=of("memory_limit_bytes"),
                 allocated_bytes=of("memory_allocated_bytes"),

@@ -7,7 +7,9 @@ other.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -132,8 +134,9 @@ def run(
 
     `failed` opens that sentence. Ctrl-C ends it without one, as it ends other programs.
     """
-    from gpuslice.core.errors import GpusliceError
+    from gpuslice.core.errors import GpusliceError, words_of
 
+    _print_anywhere()
     try:
         code = program.main(
             args=list(arguments) if arguments is not None else None,
@@ -147,9 +150,37 @@ def run(
     except click.Abort:
         sys.exit(INTERRUPTED)
     except GpusliceError as error:
-        click.echo(f"{failed}{error}", err=True)
-        sys.exit(1)
+        _end(f"{failed}{error}")
+    except ExceptionGroup as group:  # of a process's tasks
+        ours, others = group.split(GpusliceError)
+        if ours is None or others is not None:
+            raise
+        _end(f"{failed}{_first(ours)}")
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _end(f"{failed}the output cannot be written: {words_of(error)}")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def _print_anywhere() -> None:
+    """A terminal that cannot show a character shows another in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def _end(sentence: str) -> NoReturn:
+    click.echo(sentence, err=True)
+    sys.exit(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

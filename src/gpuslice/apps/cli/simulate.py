@@ -10,6 +10,8 @@ import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import output_flag, print_document
+from gpuslice.apps.finite import FiniteRange
+from gpuslice.core.errors import GpusliceError, words_of
 
 if TYPE_CHECKING:
     from gpuslice.apps.cli.simulation import Simulation
@@ -24,9 +26,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--nodes", type=FILE, help="Take nodes from a CSV file.")
 @click.option("--add", multiple=True, metavar="NxCARDS[xUNITS][:MODEL]", help="Add nodes, such as 4x8x80.")
 @click.option("--drop", multiple=True, metavar="NAME", help="Leave out nodes; * stands for anything.")
-@click.option("--growth", type=click.FloatRange(0, min_open=True), default=1.0, help="Demand, times today's.")
+@click.option("--growth", type=FiniteRange(0, min_open=True), default=1.0, help="Demand, times today's.")
 @click.option("--policy", default="opportunity-cost", show_default=True, help="all, or names with commas.")
-@click.option("--seed", default=42, show_default=True, help="The order of the pods.")
+@click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="The order of the pods.")
 @click.option("--needed/--no-needed", default=True, show_default=True, help="Look for the cards needed.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the filling as SVG.")
 @output_flag
@@ -50,20 +52,23 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
     if plot is not None and not plot.absolute().parent.is_dir():
         raise click.UsageError(f'--plot is "{plot}", wants a file in a folder that exists')
     simulation = _simulate(context, asked)
-    if plot is not None:
-        _draw(simulation, plot)
     if output == "table":
         click.echo(table(simulation), nl=False)
     else:
         print_document(document(simulation), output)
+    if plot is not None:  # last: a disk that is full takes the picture alone
+        _draw(simulation, plot)
 
 
 def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
     from gpuslice.apps.cli import simulation
-    from gpuslice.core.errors import GpusliceError
 
     if asked["from_cluster"] == (asked["trace"] is not None):
         raise click.UsageError("wants either --from-cluster or --trace FILE")
+    try:
+        policies = simulation.policy_names(asked["policy"])
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
     try:
         if asked["from_cluster"]:
             start = simulation.from_cluster(flags_of(context, asked))
@@ -73,7 +78,7 @@ def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
             add=asked["add"],
             drop=asked["drop"],
             growth=asked["growth"],
-            policies=simulation.policy_names(asked["policy"]),
+            policies=policies,
             seed=asked["seed"],
             needed=asked["needed"],
         )
@@ -89,4 +94,7 @@ def _draw(simulation: Simulation, path: Path) -> None:
     from gpuslice.apps.cli.chart import svg
     from gpuslice.apps.cli.simulation_chart import chart
 
-    path.write_text(svg(chart(simulation)), encoding="utf-8")
+    try:
+        path.write_text(svg(chart(simulation)), encoding="utf-8")
+    except OSError as error:
+        raise GpusliceError(f"--plot: {path} cannot be written: {words_of(error)}") from error

@@ -32,7 +32,9 @@ from gpuslice.core.policy.capacity import (
 )
 from gpuslice.core.policy.replay import filling_arrivals
 
-_ADDED = re.compile(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?(?::(.+))?")
+_ADDED = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})(?:x([1-9]\d{0,6}))?(?::(.+))?")
+MOST_CARDS = 1_000_000  # more than the largest clusters have; beyond it a typing error would run for hours
+MOST_PODS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,12 @@ def plan(start: Start, wish: Wish) -> Plan:
         raise ValueError("there are no nodes with shared cards to place anything on")
     if not units:
         raise ValueError("there are no pods that ask for a part of a card")
+    cards = sum(len(node.size) for node in nodes)
+    if cards > MOST_CARDS:
+        raise ValueError(f"{cards} cards are too many to simulate: {MOST_CARDS} are the most")
+    grown = len(start.pods) * wish.growth
+    if grown > MOST_PODS:
+        raise ValueError(f"--growth {wish.growth:g} makes {grown:.0f} pods: {MOST_PODS} are the most")
     pods = filling_arrivals(start.pods, units, wish.seed, wish.growth)
     return Plan(start.name, nodes, pods, wish.policies, wish.needed, start.now)
 
@@ -190,6 +198,8 @@ def _added(text: str, others: Sequence[FleetNode]) -> list[FleetNode]:
     usual = most_frequent(others) if others else None
     if match[3] is None and usual is None:
         raise ValueError(f'--add is "{text}", wants the units of a card too, as no other node has any')
+    if int(match[1]) * int(match[2]) > MOST_CARDS:
+        raise ValueError(f'--add is "{text}": {MOST_CARDS} cards are the most')
     units = int(match[3]) if match[3] else max(usual.size) if usual else 0
     model = match[4] or (usual.model if usual else "")
     size = (units,) * int(match[2])

@@ -9,6 +9,7 @@ import click
 
 from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document
+from gpuslice.apps.finite import FiniteRange
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.report import Report
 
@@ -22,7 +23,7 @@ class BothKindsError(GpusliceError):
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     default=2.0,
     show_default=True,
     help="Seconds between two looks.",
@@ -69,12 +70,16 @@ def _live(flags: Flags, urls: tuple[str, ...], once: bool, every_s: float, outpu
         live_view.watch(source, every_s)
         return
     found = source.read()
-    if output == "table":
-        live_view.show_once(found)
-    else:
+    nothing = bool(found.problems) and not found.cards
+    if output != "table":
         print_document(live.documents(found), output)
-    if found.problems and not found.cards:
-        raise SystemExit(1)  # nothing could be read; what was, is shown beside what went wrong
+    elif nothing:
+        for problem in found.problems:
+            complain(f"Error: {problem}")
+    else:
+        live_view.show_once(found)
+    if nothing:
+        raise SystemExit(1)  # what could be read is shown beside what went wrong
 
 
 @command.command("node")

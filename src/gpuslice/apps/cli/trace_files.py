@@ -8,9 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from gpuslice.core.errors import ContractError
+from gpuslice.core.errors import GpusliceError
 from gpuslice.core.policy.fleet import FleetNode
 from gpuslice.core.policy.trace import Trace, read_nodes, read_pods
+
+
+class UnreadableTraceError(GpusliceError):
+    """The file is not a CSV file; the message names it."""
+
 
 NODES_FILE = "openb_node_list_gpu_node.csv"
 
@@ -33,7 +38,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
         try:
             yield lines
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ContractError(path.name, str(error), "a CSV file in UTF-8") from None
+            raise UnreadableTraceError(f"{path} is no CSV file in UTF-8: {error}") from None
 
 
 def find_nodes(pods: Path, nodes: Path | None, *more: Path) -> Path:

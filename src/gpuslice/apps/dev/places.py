@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gpuslice
-from gpuslice.core.errors import GpusliceError
+from gpuslice.core.errors import GpusliceError, words_of
 
 LONGEST_FOLDER = 60  # a unix socket's path ends at 107 characters, and some stand below
 MARK = "GPUSLICE_DEMO"
@@ -49,7 +49,12 @@ class Places:
     def below(self, name: str) -> Places:
         """The places of one story."""
         folder = self.root / name
-        (folder / "home").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "home").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DemoError(
+                f"{folder} cannot be made: {words_of(error)}; --dir names another folder"
+            ) from error
         return replace(self, folder=folder)
 
     def exports(self) -> str:

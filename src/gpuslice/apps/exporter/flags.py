@@ -143,7 +143,7 @@ def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | Non
     rest = iter(arguments)
     found: list[str] = []
     for argument in rest:
-        if not argument.startswith("-") or argument in {"-", "--", "-h"}:
+        if not argument.startswith("-") or argument in {"-", "--", "-h"} or argument[1:2].isdigit():
             found.append(argument)
             continue
         name, separator, value = argument.lstrip("-").partition("=")

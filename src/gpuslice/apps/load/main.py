@@ -24,7 +24,7 @@ from gpuslice.apps.load.judge import (
     judge_traffic,
     judge_work,
 )
-from gpuslice.apps.load.order import LENGTH, STEP, Order, order_of
+from gpuslice.apps.load.order import LENGTH, PERCENT, STEP, Order, order_of
 
 _ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": cuda.MAX_THREADS,
@@ -87,7 +87,9 @@ class Report:
 @click.option("--namespace", default="", help="Of the pod that this runs in [default: $POD_NAMESPACE].")
 @click.option("--pod", default="", help="Its name [default: $POD_NAME].")
 @click.option("--container", default="", help="Name of the container, where the pod has several.")
-@click.option("--tolerance", default=10.0, show_default=True, help="Percent by which the two may part.")
+@click.option(
+    "--tolerance", type=PERCENT, default=10.0, show_default=True, help="Percent by which the two may part."
+)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--no-dcgm-validation", is_flag=True, help="Accepted: nothing here needs DCGM.")
 @click.option("--target-max-value", is_flag=True, help="The same as --level 100.")

@@ -9,10 +9,13 @@ from typing import Any
 
 import click
 
+from gpuslice.apps.finite import FiniteRange
 from gpuslice.apps.load.fields import BETWEEN_CARDS, WORKS, Work
 from gpuslice.apps.load.judge import Who
 
-LENGTH, STEP = click.FloatRange(min=0), click.FloatRange(min=0.1)
+LENGTH, STEP = FiniteRange(min=0), FiniteRange(min=0.1)
+PERCENT = FiniteRange(min=0)
+LONGEST_CARD = 5
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -69,7 +72,8 @@ def order_of(given: dict[str, Any]) -> Order:
 
 def _cards(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) != len(parts) or len(parts) > 2:
+    numbers = all(part.isdecimal() and len(part) < LONGEST_CARD for part in parts)
+    if not numbers or len(set(parts)) != len(parts) or len(parts) > 2:
         raise click.BadParameter(f'cards are "{text}", wants one number, or two for copies between cards')
     return tuple(int(part) for part in parts)
 

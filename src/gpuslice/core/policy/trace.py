@@ -79,9 +79,9 @@ def _whole(row: dict[str, str], field: str, where: str) -> int:
     if field not in row:
         columns = ", ".join(map(str, row))
         raise ContractError(f"{where.rpartition(':')[0]} columns", columns, f"one named {field}")
-    value = row[field]
+    value = row[field] or ""  # None where the line is too short
     try:
-        number = int(float(value or ""))
+        number = int(float(value))
     except (ValueError, OverflowError):
         raise ContractError(f"{where} {field}", value, "a whole number") from None
     if number < 0:
