@@ -31,7 +31,8 @@ ORIGINAL = os.environ.get("GPUSLICE_ORIGINAL_INSPECT", "")
 OURS = Path(sys.executable).parent / "kubectl-inspect-gpushare"
 PODS = "/api/v1/namespaces/default/pods"
 
-pytestmark = pytest.mark.skipif(
+if not ORIGINAL:
+    pytest.skip("GPUSLICE_ORIGINAL_INSPECT is not set", allow_module_level=True)
     not ORIGINAL, reason="GPUSLICE_ORIGINAL_INSPECT names no build of the original"
 )
 
