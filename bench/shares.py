@@ -1,23 +1,23 @@
 """How well shares of compute are kept on the simulated driver: by kind of work, alone and beside others.
 
-    python bench/shares.py [--seconds 6] [--json]
+    python bench/shares.py [--seconds 6] [--json] [WORD ...]
 
-Each line is a machine of its own. The device time that each container has used is read every 50 ms while the
-work runs. After the first two seconds: the mean share of the card, and the mean distance of 1-second windows
-from the container's share, in points. `settled` is when half-second windows stay within
-five points for a second. Simulated kernels do nothing, but launching them takes a core: on a busy machine
-containers get less than their shares, and never more. Needs `make native`.
+Each line is a machine of its own, on which every container wants all of the card. The device time that each
+has used is read every 50 ms while the work runs. The mean share of the card counts from the third second on;
+`highest second` is the highest percentage of any second, wherever it begins, from the first on; `settled` is
+when the seconds begin that all lie within a tenth of the share, or two points. Words choose lines. Simulated
+kernels do nothing, but launching them takes a core: on a busy machine containers get less than their shares.
+Needs `make native`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +31,8 @@ from gpuslice.sim import gpu  # noqa: E402
 
 STEP_S = 0.05
 WARM_S = 2.0
-NEAR_POINTS = 5.0
+WINDOW_S = 1.0
+NEAR_POINTS, NEAR_PART = 2.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,26 @@ class Work:
     how: str = "kernel"
 
 
-SHORT = Work("kernels of 200 us, queued", 200)
+QUEUED = Work("kernels of 200 us, queued", 200)
+LONG = Work("kernels of 2 ms, queued", 2000)
+ONE_BY_ONE = Work("kernels of 500 us, one by one", 500, 1)
 WORKS = (
     Work("kernels of 50 us, queued", 50),
-    SHORT,
-    Work("kernels of 2 ms, queued", 2000),
+    QUEUED,
+    LONG,
     Work("kernels of 20 ms, one by one", 20000, 1),
-    Work("kernels of 500 us, one by one", 500, 1),
+    Work("kernels of 500 ms, one by one", 500000, 1),
+    ONE_BY_ONE,
     Work("graphs, one by one", 1000, 1, "graph"),
     Work("four streams", 500, 0, "streams"),
 )
-SPLITS = ((30,), (30, 70), (30, 60), (10, 20, 30))
+SPLITS = ((30, 70), (10, 20, 30), (50, 50), (10, 90), (5, 95), (25, 25, 25, 25))
+RUNS = (
+    *((work, (30,)) for work in WORKS),
+    *((work, (30, 70)) for work in WORKS[1:]),
+    *((work, (10, 20, 30)) for work in WORKS[1:]),
+    *((work, split) for split in SPLITS[2:] for work in (QUEUED, LONG, ONE_BY_ONE)),
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class Kept:
     beside: str
     share: int
     mean: float
-    distance: float
+    highest: float
     settled_s: float | None
 
 
@@ -93,24 +103,27 @@ def watched(machine: Machine, workers: Sequence[Worker], work: Work, seconds: fl
     return series
 
 
-def window_shares(series: Series, from_s: float, length_s: float) -> list[tuple[float, float]]:
-    """The beginning of each window, and the percent of the card in it."""
-    found: list[tuple[float, float]] = []
-    at = from_s
-    while True:
-        inside = [point for point in series if at <= point[0] <= at + length_s]
-        if not inside or series[-1][0] < at + length_s:
-            return found
-        (begin_s, begin), (end_s, end) = inside[0], inside[-1]
-        if end_s > begin_s:
-            found.append((at, (end - begin) / (end_s - begin_s) / 1e7))
-        at += length_s
+def window_shares(series: Series) -> list[tuple[float, float]]:
+    """The beginning of each window of a second, and the percent of the card in it."""
+    found = []
+    last = 0
+    for begin_s, begin in series:
+        while last < len(series) and series[last][0] < begin_s + WINDOW_S - STEP_S / 2:
+            last += 1
+        if last == len(series):
+            break
+        end_s, end = series[last]
+        found.append((begin_s, (end - begin) / (end_s - begin_s) / 1e7))
+    return found
 
 
-def settled_s(series: Series, share: int) -> float | None:
-    windows = window_shares(series, 0, 0.5)
-    near = [abs(percent - share) <= NEAR_POINTS for _, percent in windows]
-    return next((windows[i][0] for i in range(len(near) - 1) if near[i] and near[i + 1]), None)
+def settled_s(windows: list[tuple[float, float]], share: int) -> float | None:
+    """When the windows begin that all are near the share."""
+    near = max(NEAR_POINTS, NEAR_PART * share)
+    far = [number for number, (_, percent) in enumerate(windows) if abs(percent - share) > near]
+    if not far:
+        return 0.0
+    return windows[far[-1] + 1][0] if far[-1] + 1 < len(windows) else None
 
 
 def run(work: Work, shares: tuple[int, ...], seconds: float) -> list[Kept]:
@@ -127,34 +140,50 @@ def run(work: Work, shares: tuple[int, ...], seconds: float) -> list[Kept]:
 def kept(work: Work, shares: tuple[int, ...], share: int, series: Series) -> Kept:
     late = [point for point in series if point[0] >= WARM_S]
     (begin_s, begin), (end_s, end) = late[0], late[-1]
-    distances = [abs(percent - share) for _, percent in window_shares(series, WARM_S, 1.0)]
+    windows = window_shares(series)
     beside = " + ".join(map(str, shares))
     mean = (end - begin) / (end_s - begin_s) / 1e7
-    return Kept(work.name, beside, share, mean, statistics.mean(distances), settled_s(series, share))
+    highest = max(percent for _, percent in windows)
+    return Kept(work.name, beside, share, mean, highest, settled_s(windows, share))
+
+
+def row(found: list[Kept]) -> str:
+    """One run: the containers' figures in their order."""
+
+    def each(figure: Callable[[Kept], str], unit: str) -> str:
+        return f"{' / '.join(figure(one) for one in found)} {unit}"
+
+    def settled(one: Kept) -> str:
+        return "not" if one.settled_s is None else f"{one.settled_s:.1f}"
+
+    cells = (
+        found[0].work,
+        f"{found[0].beside} %",
+        each(lambda one: f"{one.mean:.1f}", "%"),
+        each(lambda one: f"{one.highest:.1f}", "%"),
+        each(settled, "s"),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of work in each run (6)")
+    parser.add_argument("words", nargs="*", help="only lines with all of these in them")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of work in each run, 4 or more (6)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    runs = [(work, (30,)) for work in WORKS] + [(work, split) for split in SPLITS[1:] for work in WORKS[1:]]
-    found = [each for work, split in runs for each in run(work, split, options.seconds)]
+    table: list[list[Kept]] = []
+    if not options.json:
+        print("| work | shares | mean | highest second | settled after |\n" + "| --- " * 5 + "|")
+    for work, split in RUNS:
+        title = f"{work.name} {' + '.join(map(str, split))} %"
+        if not all(word in title for word in options.words):
+            continue
+        table.append(run(work, split, max(options.seconds, 2 * WARM_S)))
+        if not options.json:
+            print(row(table[-1]), flush=True)
     if options.json:
-        print(json.dumps([asdict(each) for each in found], indent=2))
-        return
-    print("| work | containers' shares | share | mean | distance | settled |\n" + "| --- " * 6 + "|")
-    for each in found:
-        settled = "no" if each.settled_s is None else f"{each.settled_s:.1f} s"
-        cells = (
-            each.work,
-            each.beside,
-            f"{each.share} %",
-            f"{each.mean:.1f} %",
-            f"{each.distance:.1f}",
-            settled,
-        )
-        print(f"| {' | '.join(cells)} |")
+        print(json.dumps([asdict(one) for found in table for one in found], indent=2))
 
 
 if __name__ == "__main__":

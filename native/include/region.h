@@ -35,14 +35,16 @@ struct gpuslice_card {
     _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
     _Atomic uint64_t orphaned_bytes; /* freed by their exporter while an importer may still hold them */
     _Atomic uint64_t context_bytes; /* what a context took when last measured */
-    /* Compute share: one controller for all processes of the container. */
+    /* Compute share: one controller for all processes of the container (src/share.c). */
+    _Atomic uint64_t asked_at_ns;  /* monotonic time of the last question to NVML */
+    _Atomic uint64_t sampled_us;   /* NVML's time of the newest sample seen */
+    _Atomic uint64_t unsettled_ns; /* sampled as ours, of work that no event has told of yet */
     _Alignas(64) _Atomic int64_t credit_ns;
     _Atomic uint64_t credit_at_ns; /* monotonic time up to which credit was given */
-    _Atomic int64_t integral_ppm;  /* the slow correction, in millionths */
-    _Atomic uint64_t sampled_at_ns;
-    _Atomic uint64_t sampled_throttled_ns;
-    _Atomic uint64_t charged_ns; /* device time charged, ever */
-    uint64_t padding[2];
+    _Atomic uint64_t charged_ns;   /* device time charged, ever */
+    _Atomic uint64_t window_busy_ns, window_charged_ns; /* since the newest sample: as events told, as charged */
+    _Atomic uint64_t recent_busy_ns, recent_own_ns; /* of late: as events told, what of it was our own */
+    _Atomic uint64_t learned_at_ns;
 };
 
 /* What one process holds of one card. */

@@ -285,5 +285,5 @@ static int launch_own(CUgraphExec graph, CUstream stream)
     RUN(cuGraphLaunch_ptsz, (graph, stream));
 }
 
-int cuGraphLaunch(CUgraphExec graph, CUstream stream) { THROTTLED(launch(graph, stream), stream, false, GS_GRAPH); }
-int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { THROTTLED(launch_own(graph, stream), stream, true, GS_GRAPH); }
+int cuGraphLaunch(CUgraphExec graph, CUstream stream) { THROTTLED(launch(graph, stream), stream, false, gs_work_key(graph, 0)); }
+int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { THROTTLED(launch_own(graph, stream), stream, true, gs_work_key(graph, 0)); }

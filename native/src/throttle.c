@@ -1,37 +1,30 @@
-/* Debt with a slow integral.
+/* Launches wait while their container has used up its share; what share.c says is done here: timing work by the
+ * driver's events, asking NVML, sleeping.
  *
- * Credit grows with time × share × (1 + I), up to a tenth of a second's worth. Work that has finished charges the
- * device time it took, by the driver's own events; what is under way counts by an average of what such work took
- * before. A launch waits while credit less the work under way is not above zero. Each time NVML has a new sample, and
- * only while the container was made to wait since the last, I moves towards the share: that corrects what events
- * cannot see, such as work that overlaps.
- *
- * It is a cap, and one for all processes of the container: credit is in the region. Nothing runs in the background;
- * whoever launches or waits does the accounts.
+ * A share is a cap, and one for all processes of the container: the account is in the region. Nothing runs in the
+ * background; whoever launches or waits does the accounts.
  */
 #include "throttle.h"
 
+#include <string.h>
+
 #include "os.h"
+#include "share.h"
 #include "slots.h"
 
 #define SECOND_NS 1000000000
-#define MOST_CREDIT_NS (SECOND_NS / 10)   /* × share */
-#define MOST_DEBT_NS (SECOND_NS * INT64_C(60)) /* a credit below was not written by us */
 #define MOST_IN_FLIGHT_NS (SECOND_NS * UINT64_C(60))
-#define GAIN_PPM 80000
-#define LEAST_INTEGRAL_PPM (-600000)
-#define MOST_INTEGRAL_PPM 2000000
-#define SAMPLE_NS 166000000u
 #define BATCHES 64
 #define BATCH_LAUNCHES 16
+#define BATCH_NS 1000000u    /* work that takes longer is timed by itself */
 #define DENSE_NS 20000u      /* launches closer than this are timed together */
 #define LOOK_EVERY_NS 50000u /* at the oldest batch */
-#define LEAST_WAIT_NS 50000u
-#define MOST_WAIT_NS 5000000u
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 #define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
 #define STALLED_NS (UINT64_C(2) * SECOND_NS)
-#define FIRST_GUESS_NS 1000000u /* of work of which none has finished yet */
+#define FIRST_GUESS_NS 1000000u /* of work of which none has finished yet: one such goes at a time */
+#define KEYS 1024u
+#define FIRST_UNDER_WAY 1u
 enum { CAPTURE_RELAXED = 2, CUDA_ERROR_NOT_READY = 600 };
 
 /* Launches timed together: from before the first to behind the last. */
@@ -39,8 +32,10 @@ struct batch {
     CUcontext context;
     CUevent start, end;
     CUstream stream;
-    struct gs_card *card;
-    enum gs_work_kind kind;
+    struct {
+        uint32_t key;
+        uint32_t estimate_ns;
+    } launched[BATCH_LAUNCHES];
     uint32_t launches;
     uint32_t begun; /* of them not with the driver yet: nothing can be said of the batch before */
     uint64_t estimate_ns; /* as it stands in the region for all of them */
@@ -50,13 +45,21 @@ struct batch {
     bool late;  /* it was put there only when something else came up */
 };
 
+/* This process's work on one card. */
+struct line {
+    struct gs_card *card;
+    struct batch batches[BATCHES]; /* a ring: [oldest, oldest + count) are under way */
+    uint32_t oldest, count;
+    uint64_t looked_ns;
+    uint32_t average_ns[KEYS]; /* own time of a launch, by key; 0 unknown */
+    CUevent covered; /* busy time up to here is charged: work on several streams at once is busy once */
+    CUcontext covered_context;
+};
+
 bool gs_launch_freely;
 static bool shares_exist;
 static struct gs_lock lock;
-static struct batch batches[BATCHES]; /* a ring: [oldest, oldest + count) are under way */
-static uint32_t oldest, count;
-static uint64_t looked_ns;
-static uint64_t average_ns[GPUSLICE_CARDS][GS_WORK_KINDS];
+static struct line lines[GPUSLICE_CARDS];
 
 void gs_throttle_start(const struct gs_card *cards, uint32_t card_count)
 {
@@ -67,49 +70,16 @@ void gs_throttle_start(const struct gs_card *cards, uint32_t card_count)
 void gs_throttle_forget(void)
 {
     lock = (struct gs_lock){0};
-    for (int i = 0; i < BATCHES; i++)
-        batches[i] = (struct batch){0};
-    oldest = count = 0;
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        if (lines[i].card) /* else never touched: no need for its memory */
+            memset(&lines[i], 0, sizeof lines[i]);
 }
 
-/* ---- credit, in the region ---- */
+/* ---- the account, in the region ---- */
 
 static struct gpuslice_card *entry_of(const struct gs_card *card)
 {
     return &gs_books_at(&gs_books).region->cards[card->index];
-}
-
-static int64_t clamp(int64_t value, int64_t least, int64_t most)
-{
-    return value < least ? least : value > most ? most : value;
-}
-
-static uint64_t rate_ppm(const struct gs_card *card)
-{
-    int64_t integral = clamp(atomic_load(&entry_of(card)->integral_ppm), LEAST_INTEGRAL_PPM, MOST_INTEGRAL_PPM);
-    return (uint64_t)card->share_percent * (uint64_t)(1000000 + integral) / 100;
-}
-
-static void change_credit(const struct gs_card *card, int64_t by)
-{
-    _Atomic int64_t *credit = &entry_of(card)->credit_ns;
-    int64_t most = (int64_t)MOST_CREDIT_NS * card->share_percent / 100;
-    int64_t before = atomic_load(credit), after;
-    do
-        after = clamp(clamp(before, -MOST_DEBT_NS, most) + by, -MOST_DEBT_NS, most);
-    while (!atomic_compare_exchange_weak(credit, &before, after));
-}
-
-/* Whoever moves the time forward gives the credit for it, so that it is given once. */
-static void accrue(const struct gs_card *card, uint64_t now_ns)
-{
-    _Atomic uint64_t *at = &entry_of(card)->credit_at_ns;
-    uint64_t before = atomic_load(at);
-    bool nonsense = before > now_ns + SECOND_NS; /* a time to come was not written by us: start anew */
-    if ((now_ns <= before && !nonsense) || !atomic_compare_exchange_strong(at, &before, now_ns))
-        return;
-    uint64_t passed = nonsense || now_ns - before > SECOND_NS ? SECOND_NS : now_ns - before;
-    change_credit(card, (int64_t)(passed * rate_ppm(card) / 1000000));
 }
 
 static uint64_t in_flight_ns(const struct gs_card *card)
@@ -161,87 +131,132 @@ static void close_batch(struct batch *batch)
     batch->open = false;
 }
 
-static void settle(struct batch *batch, uint64_t took_ns)
+static uint32_t clipped_ns(double ns) { return ns < FIRST_UNDER_WAY + 1 ? FIRST_UNDER_WAY + 1 : ns > 4e9 ? UINT32_MAX : (uint32_t)ns; }
+
+static void settle(struct line *line, const struct batch *batch, uint64_t busy_ns)
 {
-    uint64_t *average = &average_ns[batch->card->index][batch->kind];
-    uint64_t each = took_ns / batch->launches;
-    change_in_flight(batch->card, -(int64_t)batch->estimate_ns);
-    change_credit(batch->card, -(int64_t)took_ns);
-    atomic_fetch_add(&entry_of(batch->card)->charged_ns, took_ns);
-    *average = *average ? (*average * 9 + each) / 10 : each;
+    uint64_t own = gs_share_charge(entry_of(line->card), gs_monotonic_ns(), busy_ns);
+    change_in_flight(line->card, -(int64_t)batch->estimate_ns);
+    for (uint32_t i = 0; i < batch->launches; i++) {
+        uint32_t *average = &line->average_ns[batch->launched[i].key];
+        double now = (double)own * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
+        *average = clipped_ns(*average > FIRST_UNDER_WAY ? *average * 0.9 + now * 0.1 : now);
+    }
+}
+
+/* Between two events; 0 where the driver cannot tell. */
+static bool elapsed_ns(CUevent from, CUevent to, uint64_t *ns)
+{
+    float milliseconds = 0;
+    if (DRIVER(cuEventElapsedTime)(&milliseconds, from, to) != CUDA_SUCCESS)
+        return false;
+    *ns = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
+    return true;
+}
+
+/* The batch's own events cover its time from now on; those that did before serve the next batch in its place. */
+static void cover(struct line *line, struct batch *batch)
+{
+    CUevent before = line->covered_context == batch->context ? line->covered : NULL;
+    line->covered = batch->end;
+    line->covered_context = batch->context;
+    batch->end = before;
 }
 
 /* A burst's last batch may be closed long after its work was done: then no more is believed than some multiple of
- * what such work took before. */
-static uint64_t believed(const struct batch *batch, float milliseconds)
+ * what was expected, and it covers nothing. */
+static uint64_t busy_ns_of(struct line *line, struct batch *batch, uint64_t took_ns)
 {
-    uint64_t took = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
-    uint64_t most = average_ns[batch->card->index][batch->kind] * batch->launches * 4;
-    return batch->late && most && took > most ? most : took;
+    uint64_t since = took_ns, most = batch->estimate_ns * 4;
+    if (line->covered && line->covered_context == batch->context && elapsed_ns(line->covered, batch->end, &since) &&
+        since < took_ns)
+        took_ns = since;
+    if (batch->late && took_ns > most)
+        return most;
+    if (took_ns)
+        cover(line, batch);
+    return took_ns;
 }
 
 /* False while it is under way. */
-static bool finish(struct batch *batch)
+static bool finish(struct line *line, struct batch *batch)
 {
-    float milliseconds = 0;
+    uint64_t took = 0;
     if (batch->begun)
         return false;
     close_batch(batch);
     int state = DRIVER(cuEventQuery)(batch->end);
     if (state == CUDA_ERROR_NOT_READY)
         return false;
-    if (state == CUDA_SUCCESS && DRIVER(cuEventElapsedTime)(&milliseconds, batch->start, batch->end) == CUDA_SUCCESS)
-        settle(batch, believed(batch, milliseconds));
+    if (state == CUDA_SUCCESS && elapsed_ns(batch->start, batch->end, &took))
+        settle(line, batch, busy_ns_of(line, batch, took));
     else /* its context is gone */
-        settle(batch, batch->estimate_ns);
+        settle(line, batch, batch->estimate_ns);
     return true;
 }
 
-static void look(uint64_t now_ns)
+static void look(struct line *line, uint64_t now_ns)
 {
-    looked_ns = now_ns;
-    while (count && finish(&batches[oldest])) {
-        oldest = (oldest + 1) % BATCHES;
-        __atomic_store_n(&count, count - 1, __ATOMIC_RELAXED);
+    line->looked_ns = now_ns;
+    while (line->count && finish(line, &line->batches[line->oldest])) {
+        line->oldest = (line->oldest + 1) % BATCHES;
+        __atomic_store_n(&line->count, line->count - 1, __ATOMIC_RELAXED);
     }
 }
 
+static bool has_event(CUevent *event) { return *event || DRIVER(cuEventCreate)(event, 0) == CUDA_SUCCESS; }
+
 static bool prepare(struct batch *batch, const struct gs_work *work)
 {
-    if (batch->context == work->place.context && batch->start && batch->end)
-        return true;
-    batch->start = batch->end = NULL; /* those of a destroyed context went with it */
+    if (batch->context != work->place.context)
+        batch->start = batch->end = NULL; /* those of a destroyed context went with it */
     batch->context = work->place.context;
-    return DRIVER(cuEventCreate)(&batch->start, 0) == CUDA_SUCCESS && DRIVER(cuEventCreate)(&batch->end, 0) == CUDA_SUCCESS;
+    return has_event(&batch->start) && has_event(&batch->end);
 }
 
-static struct batch *newest(void) { return count ? &batches[(oldest + count - 1) % BATCHES] : NULL; }
+static bool is_full(const struct batch *batch)
+{
+    return batch->launches >= BATCH_LAUNCHES || batch->estimate_ns >= BATCH_NS;
+}
 
 static bool continues(const struct batch *batch, const struct gs_work *work, uint64_t now_ns)
 {
-    return batch && batch->open && batch->stream == work->stream && batch->context == work->place.context &&
-           batch->kind == work->kind && batch->launches < BATCH_LAUNCHES && now_ns - batch->last_ns < DENSE_NS;
+    return batch->open && batch->stream == work->stream && batch->context == work->place.context &&
+           !is_full(batch) && now_ns - batch->last_ns < DENSE_NS;
+}
+
+static struct batch *newest_of(struct line *line)
+{
+    return line->count ? &line->batches[(line->oldest + line->count - 1) % BATCHES] : NULL;
+}
+
+/* What comes now is not its work: other work, or none for a while. */
+static void close_newest(struct line *line)
+{
+    struct batch *newest = newest_of(line);
+    if (newest && !newest->begun)
+        close_batch(newest);
 }
 
 /* Room in a batch for one more launch: the current one's or a new one's. NULL: this launch goes untimed. */
-static struct batch *open_batch(const struct gs_work *work, uint64_t now_ns)
+static struct batch *open_batch(struct line *line, const struct gs_work *work, uint64_t now_ns)
 {
-    struct batch *batch = newest();
-    if (continues(batch, work, now_ns))
-        return batch;
-    if (count == BATCHES)
+    struct batch *newest = newest_of(line);
+    if (newest && continues(newest, work, now_ns))
+        return newest;
+    close_newest(line);
+    if (line->count == BATCHES)
         return NULL;
-    batch = &batches[(oldest + count) % BATCHES];
+    struct batch *batch = &line->batches[(line->oldest + line->count) % BATCHES];
     if (!prepare(batch, work) || record(batch->start, work->stream, work->own_stream) != CUDA_SUCCESS)
         return NULL;
     *batch = (struct batch){.context = batch->context, .start = batch->start, .end = batch->end,
-                            .stream = work->stream, .card = work->place.card, .kind = work->kind,
-                            .own_stream = work->own_stream};
-    __atomic_store_n(&count, count + 1, __ATOMIC_RELAXED);
+                            .stream = work->stream, .own_stream = work->own_stream};
+    __atomic_store_n(&line->count, line->count + 1, __ATOMIC_RELAXED);
     return batch;
 }
 
-/* ---- the slow correction ---- */
+/* ---- what NVML knows ---- */
 
 /* NVML speaks of processes by the host's numbers. Ours are known by them where they were learned, or where they are our
  * own numbers too. */
@@ -265,102 +280,116 @@ static bool is_ours(uint32_t pid)
 #define SAMPLES 256u
 #define SAMPLED_US 1000000u
 
-/* The percentage of our processes in this list of samples, each of which counts with its newest; -1 if none is there:
- * then NVML knows them by numbers that we do not. */
-static int percent_of_ours(const nvmlProcessUtilizationSample_t *samples, unsigned int number)
+static bool is_newest(const nvmlProcessUtilizationSample_t *samples, unsigned int number, unsigned int i)
 {
-    uint64_t newest_us = 0;
-    int sum = -1;
-    for (unsigned int i = 0; i < number; i++)
-        newest_us = samples[i].timeStamp > newest_us ? samples[i].timeStamp : newest_us;
+    for (unsigned int other = 0; other < number; other++)
+        if (samples[other].pid == samples[i].pid &&
+            (samples[other].timeStamp > samples[i].timeStamp || (other < i && samples[other].timeStamp == samples[i].timeStamp)))
+            return false;
+    return true;
+}
+
+/* Each process counts with its newest sample. */
+static struct gs_share_sample sum_of(const nvmlProcessUtilizationSample_t *samples, unsigned int number)
+{
+    struct gs_share_sample sum = {0};
     for (unsigned int i = 0; i < number; i++) {
-        bool superseded = newest_us - samples[i].timeStamp > SAMPLED_US;
-        for (unsigned int later = 0; later < number && !superseded; later++)
-            superseded = samples[later].pid == samples[i].pid && samples[later].timeStamp > samples[i].timeStamp;
-        if (!superseded && is_ours(samples[i].pid))
-            sum = (sum < 0 ? 0 : sum) + (int)samples[i].smUtil;
+        if (samples[i].timeStamp > sum.until_us)
+            sum.until_us = samples[i].timeStamp;
+        if (!is_newest(samples, number, i) || samples[i].smUtil > 100)
+            continue;
+        *(is_ours(samples[i].pid) ? &sum.own_percent : &sum.others_percent) += (int32_t)samples[i].smUtil;
+        sum.listed++;
     }
     return sum;
 }
 
-/* Of the last second; -1 if NVML cannot tell. */
-static int measured_percent(const struct gs_card *card)
+/* False if NVML cannot tell, or has nothing newer than what was seen. */
+static bool take_sample(const struct gs_card *card, struct gs_share_sample *sum)
 {
     nvmlDevice_t device;
     nvmlProcessUtilizationSample_t samples[SAMPLES];
     unsigned int number = SAMPLES;
+    uint64_t earliest = gs_realtime_us() - SAMPLED_US, seen = atomic_load(&entry_of(card)->sampled_us);
     gs_bind_nvml(NULL);
     if (DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, &device) != NVML_SUCCESS ||
-        DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, &number, gs_realtime_us() - SAMPLED_US) != NVML_SUCCESS)
-        return -1;
-    return percent_of_ours(samples, number < SAMPLES ? number : SAMPLES);
+        DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, &number, seen > earliest ? seen : earliest) != NVML_SUCCESS)
+        return false;
+    *sum = sum_of(samples, number < SAMPLES ? number : SAMPLES);
+    return sum->until_us != seen;
 }
 
-/* Called by whoever waits, at most once a sample in the whole container. */
-static void correct(const struct gs_card *card, uint64_t now_ns)
+static void learn(const struct gs_card *card, uint64_t now_ns, bool waits)
 {
-    struct gpuslice_card *entry = entry_of(card);
-    uint64_t last = atomic_load(&entry->sampled_at_ns), throttled = atomic_load(&entry->throttled_ns);
-    if (now_ns - last < SAMPLE_NS || !atomic_compare_exchange_strong(&entry->sampled_at_ns, &last, now_ns))
-        return;
-    bool waited = atomic_exchange(&entry->sampled_throttled_ns, throttled) != throttled;
-    int measured = waited ? measured_percent(card) : -1;
-    if (measured < 0)
-        return;
-    int64_t error = ((int64_t)card->share_percent - measured) * GAIN_PPM / (int64_t)card->share_percent;
-    atomic_store(&entry->integral_ppm,
-                 clamp(atomic_load(&entry->integral_ppm) + error, LEAST_INTEGRAL_PPM, MOST_INTEGRAL_PPM));
+    struct gs_share_sample sample;
+    enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us(), waits);
+    if (how && take_sample(card, &sample))
+        gs_share_learn(entry_of(card), card->share_percent, now_ns, in_flight_ns(card), &sample, how);
 }
 
 /* ---- launching ---- */
 
-static int64_t headroom_ns(const struct gs_card *card, uint64_t now_ns)
-{
-    accrue(card, now_ns);
-    return clamp(atomic_load(&entry_of(card)->credit_ns), -MOST_DEBT_NS, MOST_CREDIT_NS) - (int64_t)in_flight_ns(card);
-}
-
-static void look_locked(uint64_t now_ns, uint64_t every_ns)
+static void look_locked(struct line *line, uint64_t now_ns, uint64_t every_ns)
 {
     gs_lock(&lock);
-    if (now_ns - looked_ns >= every_ns) {
+    if (now_ns - line->looked_ns >= every_ns) {
         int mode = relax_capture();
-        look(now_ns);
+        look(line, now_ns);
         restore_capture(mode);
     }
     gs_unlock(&lock);
 }
 
-static uint64_t wait_ns(const struct gs_card *card, int64_t headroom)
+static void pause_launching(struct line *line)
 {
-    if (headroom > 0)
-        return LEAST_WAIT_NS;
-    uint64_t missing = (uint64_t)(1 - headroom) * 100 / card->share_percent;
-    return missing < LEAST_WAIT_NS ? LEAST_WAIT_NS : missing > MOST_WAIT_NS ? MOST_WAIT_NS : missing;
+    gs_lock(&lock);
+    int mode = relax_capture();
+    close_newest(line);
+    restore_capture(mode);
+    gs_unlock(&lock);
 }
 
 /* Work may wait on the card for work that is not launched yet: when nothing has finished for long, one more goes. */
-static bool is_stalled(const struct gs_card *card, uint64_t waited_ns, uint64_t charged_before_ns)
+struct progress {
+    uint64_t charged_ns, since_ns;
+};
+
+static bool is_stalled(const struct gs_card *card, struct progress *progress, uint64_t now_ns)
 {
-    return waited_ns > STALLED_NS && atomic_load(&entry_of(card)->charged_ns) == charged_before_ns;
+    uint64_t charged = atomic_load(&entry_of(card)->charged_ns);
+    if (charged != progress->charged_ns)
+        *progress = (struct progress){charged, now_ns};
+    return now_ns - progress->since_ns > STALLED_NS && in_flight_ns(card) > 0;
 }
 
-/* What is under way and not timed would be free: so much of it at most that all can be timed. */
-static bool may_launch(int64_t headroom) { return headroom > 0 && __atomic_load_n(&count, __ATOMIC_RELAXED) < BATCHES; }
-
-static void wait_for_credit(const struct gs_card *card)
+/* What is under way and not timed would be free: so much of it at most that all can be timed. And of what nobody knows
+ * how long it takes, one at a time. */
+static bool may_launch(const struct line *line, uint64_t key, int64_t headroom)
 {
-    uint64_t began = gs_monotonic_ns(), now = began, charged = atomic_load(&entry_of(card)->charged_ns);
-    uint64_t swept = began;
+    return headroom > 0 && __atomic_load_n(&line->count, __ATOMIC_RELAXED) < BATCHES &&
+           __atomic_load_n(&line->average_ns[key], __ATOMIC_RELAXED) != FIRST_UNDER_WAY;
+}
+
+static int64_t headroom_ns(const struct gs_card *card, uint64_t now_ns)
+{
+    return gs_share_headroom(entry_of(card), card->share_percent, now_ns, in_flight_ns(card));
+}
+
+static void wait_for_credit(struct line *line, const struct gs_card *card, uint64_t key)
+{
+    uint64_t now = gs_monotonic_ns(), swept = now;
+    struct progress progress = {atomic_load(&entry_of(card)->charged_ns), now};
     int64_t headroom;
-    look_locked(now, LOOK_EVERY_NS);
-    while (!may_launch(headroom = headroom_ns(card, now)) && !is_stalled(card, now - began, charged)) {
-        gs_sleep_ns(wait_ns(card, headroom));
+    look_locked(line, now, LOOK_EVERY_NS);
+    learn(card, now, false);
+    while (!may_launch(line, key, headroom = headroom_ns(card, now)) && !is_stalled(card, &progress, now)) {
+        pause_launching(line);
+        gs_sleep_ns(gs_share_wait_ns(card->share_percent, headroom));
         uint64_t woken = gs_monotonic_ns();
         atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);
         now = woken;
-        look_locked(now, 0);
-        correct(card, now);
+        look_locked(line, now, 0);
+        learn(card, now, true);
         if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
             swept = now;
             gs_books_sweep(&gs_books);
@@ -381,8 +410,10 @@ static bool is_throttled(const struct gs_card *card)
     return card && card->index < GPUSLICE_CARDS && gs_books_at(&gs_books).region && card->share_percent && card->share_percent < 100;
 }
 
-static void add_launch(struct batch *batch, struct gs_work *work, uint64_t now_ns, uint64_t estimate_ns)
+static void add_launch(struct batch *batch, struct gs_work *work, uint64_t now_ns, uint32_t estimate_ns)
 {
+    batch->launched[batch->launches].key = (uint32_t)work->key;
+    batch->launched[batch->launches].estimate_ns = estimate_ns;
     batch->open = true;
     batch->fresh = false;
     batch->launches++;
@@ -394,22 +425,26 @@ static void add_launch(struct batch *batch, struct gs_work *work, uint64_t now_n
 }
 
 /* What cannot be timed, because it goes regardless or there are no events to be had, costs what such work took before. */
-static void note_launch(struct gs_work *work)
+static void note_launch(struct line *line, struct gs_work *work)
 {
     uint64_t now = gs_monotonic_ns();
     gs_lock(&lock);
-    uint64_t known = average_ns[work->place.card->index][work->kind], estimate = known ? known : FIRST_GUESS_NS;
-    struct batch *batch = open_batch(work, now);
+    line->card = work->place.card;
+    uint32_t *average = &line->average_ns[work->key];
+    uint32_t estimate = *average > FIRST_UNDER_WAY ? *average : FIRST_GUESS_NS;
+    struct batch *batch = open_batch(line, work, now);
+    if (batch && !*average)
+        __atomic_store_n(average, FIRST_UNDER_WAY, __ATOMIC_RELAXED);
     if (batch)
         add_launch(batch, work, now, estimate);
     else
-        change_credit(work->place.card, -(int64_t)estimate);
+        gs_share_spend(entry_of(work->place.card), estimate);
     gs_unlock(&lock);
 }
 
-struct gs_work gs_work_begin(CUstream stream, bool own_stream, enum gs_work_kind kind)
+struct gs_work gs_work_begin(CUstream stream, bool own_stream, uint64_t key)
 {
-    struct gs_work work = {.stream = stream, .kind = kind, .own_stream = own_stream};
+    struct gs_work work = {.stream = stream, .key = key % KEYS, .own_stream = own_stream};
     bool active = gs_enter_cuda();
     if (!active || !shares_exist) {
         __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
@@ -421,8 +456,9 @@ struct gs_work gs_work_begin(CUstream stream, bool own_stream, enum gs_work_kind
         return work;
     }
     gs_books_look(&gs_books);
-    wait_for_credit(work.place.card);
-    note_launch(&work);
+    struct line *line = &lines[work.place.card->index];
+    wait_for_credit(line, work.place.card, work.key);
+    note_launch(line, &work);
     return work;
 }
 
@@ -434,7 +470,7 @@ void gs_work_end(const struct gs_work *work, bool launched)
         return;
     gs_lock(&lock);
     batch->begun -= batch->begun > 0;
-    if (launched && batch->open && !batch->begun && (batch->launches == 1 || batch->launches == BATCH_LAUNCHES))
+    if (launched && batch->open && !batch->begun && (batch->launches == 1 || is_full(batch)))
         batch->fresh = record(batch->end, batch->stream, batch->own_stream) == CUDA_SUCCESS;
     gs_unlock(&lock);
 }

@@ -40,7 +40,7 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c elf.c table.c books.c attach.c slots.c) $(wildcard src/*.h) include/region.h
+$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c elf.c table.c books.c attach.c slots.c share.c) $(wildcard src/*.h) include/region.h
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 

@@ -210,4 +210,4 @@ def test_figures_that_are_not_of_our_processes_correct_nothing(tmp_path: Path) -
             region.write((4026532999).to_bytes(8, "little"))
         assert_reaches(lambda: share_of_card(box.machine, worker, 1), 25, 35)
         head = layout.Head.from_buffer_copy(box.region_path.read_bytes())
-        assert head.cards[0].integral_ppm == 0
+        assert head.cards[0].recent_busy_ns == 0

@@ -26,14 +26,18 @@ class Card(ctypes.Structure):
         ("throttled_ns", ctypes.c_uint64),
         ("orphaned_bytes", ctypes.c_uint64),
         ("context_bytes", ctypes.c_uint64),
-        ("alignment", ctypes.c_uint64 * 4),
+        ("asked_at_ns", ctypes.c_uint64),
+        ("sampled_us", ctypes.c_uint64),
+        ("unsettled_ns", ctypes.c_uint64),
+        ("alignment", ctypes.c_uint64),
         ("credit_ns", ctypes.c_int64),
         ("credit_at_ns", ctypes.c_uint64),
-        ("integral_ppm", ctypes.c_int64),
-        ("sampled_at_ns", ctypes.c_uint64),
-        ("sampled_throttled_ns", ctypes.c_uint64),
         ("charged_ns", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 2),
+        ("window_busy_ns", ctypes.c_uint64),
+        ("window_charged_ns", ctypes.c_uint64),
+        ("recent_busy_ns", ctypes.c_uint64),
+        ("recent_own_ns", ctypes.c_uint64),
+        ("learned_at_ns", ctypes.c_uint64),
     )
 
 

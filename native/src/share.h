@@ -1,0 +1,35 @@
+/* How much of a card's time a container may still use: arithmetic on its entry in the region, time and measurements
+ * handed in. Nothing here asks the driver, the clock or the kernel, so that it can be tried out in virtual time. */
+#ifndef GPUSLICE_SHARE_H
+#define GPUSLICE_SHARE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "region.h"
+
+/* What NVML says of the card's processes: up to when, ours and the others together, and how many there are. */
+struct gs_share_sample {
+    uint64_t until_us;
+    int32_t own_percent; /* 0 too if none of them is known to be ours */
+    int32_t others_percent;
+    uint32_t listed;
+};
+
+/* A launch may go while this is above zero. `in_flight_ns`: of the whole container, as estimated. */
+int64_t gs_share_headroom(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns);
+/* How long to wait before looking again. */
+uint64_t gs_share_wait_ns(uint32_t percent, int64_t headroom_ns);
+/* Work that kept a process busy for so long, others' slices included; the part of it that is charged. */
+uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t busy_ns);
+/* Work that could not be timed. */
+void gs_share_spend(struct gpuslice_card *card, uint64_t own_ns);
+
+enum gs_share_ask { GS_SHARE_NOT_NOW, GS_SHARE_ASK, GS_SHARE_ASK_AFTER_GAP };
+/* Whether NVML may have something new, told to one caller at a time; `after gap` when nobody asked for so long that
+ * samples may have gone by unseen. `realtime_us` is on the clock of the samples. */
+enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us, bool waits);
+void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
+                    const struct gs_share_sample *sample, enum gs_share_ask how);
+
+#endif

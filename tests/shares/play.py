@@ -1,0 +1,107 @@
+"""Several containers on one card for a while, and what each was given."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpuslice.adapters.region import layout
+from tests.shares.arithmetic import Arithmetic
+from tests.shares.card import EPOCH, MS, SECOND, STEP, US, Card, Process
+from tests.shares.programs import Program
+from tests.shares.throttle import Container, Reading, Steps, Throttle, as_it_is
+
+
+@dataclass(frozen=True)
+class Party:
+    """One container of a run: its share and what each of its processes does."""
+
+    share: int
+    programs: tuple[Program, ...]
+    reading: Reading = as_it_is
+
+
+def party(share: int, *programs: Program) -> Party:
+    return Party(share, programs)
+
+
+@dataclass
+class Seen:
+    """What the container was given: the percent of the card in every 50 ms."""
+
+    share: int
+    series: list[float]
+    entry: layout.Card
+
+    def windows(self, from_s: float, length_s: float = 1.0, to_s: float = 1e9) -> list[float]:
+        """Percent of the card in each window of this length that begins at `from_s` or later, every 50 ms."""
+        width = round(length_s * SECOND / STEP)
+        first, last = (
+            round(from_s * SECOND / STEP),
+            min(len(self.series), round(to_s * SECOND / STEP)) - width,
+        )
+        points = [0.0, *self.series]
+        return [(points[at + width] - points[at]) / (width * STEP) * 100 for at in range(first, last + 1)]
+
+    def mean(self, from_s: float, to_s: float = 1e9) -> float:
+        last = min(len(self.series), round(to_s * SECOND / STEP))
+        first = round(from_s * SECOND / STEP)
+        points = [0.0, *self.series]
+        return (points[last] - points[first]) / ((last - first) * STEP) * 100
+
+
+def wakes_late(chance: random.Random) -> Callable[[], float]:
+    """How late a sleep ends: mostly some sixty microseconds, now and then milliseconds."""
+    return lambda: 60 * US * chance.expovariate(1.0) + (chance.random() < 0.01) * 3 * MS * chance.random()
+
+
+def play(
+    arithmetic: Arithmetic,
+    parties: Sequence[Party],
+    seconds: float,
+    *,
+    slice_ns: int = 0,
+    seed: int = 0,
+) -> list[Seen]:
+    """All containers at once on one card for so long."""
+    chance = random.Random(seed)
+    card = Card(slice_ns)
+    boxes, threads = [], []
+    for each in parties:
+        box = Container(each.share, arithmetic, card, each.reading)
+        boxes.append(box)
+        for program in each.programs:
+            process = Process()
+            box.processes.append(process)
+            card.processes.append(process)
+            throttle = Throttle(process, box, card, wakes_late(chance))
+            threads.append((process, program(throttle, process, card, chance)))
+    _run(card, threads, EPOCH + int(seconds * SECOND))
+    return [
+        Seen(box.share, [sum(at) for at in zip(*(p.series for p in box.processes), strict=True)], box.entry)
+        for box in boxes
+    ]
+
+
+def _run(card: Card, threads: list[tuple[Process, Steps]], end: int) -> None:
+    waiting = [(float(EPOCH + number), number) for number in range(len(threads))]
+    heapq.heapify(waiting)
+    numbers = {id(process): number for number, (process, _) in enumerate(threads)}
+    while True:
+        due = waiting[0][0] if waiting else end
+        ended = card.advance(min(due, end))
+        if card.now >= end and not ended:
+            return
+        if ended:
+            ended.watched = False
+            number = numbers[id(ended)]
+        else:
+            number = heapq.heappop(waiting)[1]
+        process, steps = threads[number]
+        step = next(steps, -1)
+        if step is None:
+            process.watched = True
+        elif step >= 0:
+            heapq.heappush(waiting, (card.now + step, number))
