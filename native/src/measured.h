@@ -10,7 +10,7 @@ struct own {
     struct gs_card *card;
     uint64_t charged;
     uint64_t last; /* what the last look while it worked found: what is less twice is less */
-    uint64_t looked_ns;
+    uint64_t due_ns; /* for the next look; 0: none is planned */
     uint32_t contexts;
 };
 

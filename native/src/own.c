@@ -11,6 +11,7 @@
 /* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
  * launched, and with them the local memory that they want. */
 #define MEASURE_EVERY_NS UINT64_C(1000000000)
+#define MEASURE_PART 500u /* of the time at most, where a driver is slow to answer */
 
 static struct own owns[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
@@ -113,19 +114,26 @@ static void measure_again(struct own *own)
     own->last = bytes;
 }
 
+/* Whether it is this thread's turn; the next comes no sooner than the last one's cost allows. */
+static bool is_due(struct own *own)
+{
+    uint64_t now = gs_coarse_ns(), due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
+    return now >= due && __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
+           due;
+}
+
 void gs_measure_sometimes(struct gs_card *card)
 {
-    if (card->index >= GPUSLICE_CARDS || !gs_number_known())
+    if (card->index >= GPUSLICE_CARDS || !gs_number_known() || !gs_has_context(card) || !is_due(&owns[card->index]))
         return;
-    struct own *own = &owns[card->index];
-    uint64_t now = gs_coarse_ns(), looked = __atomic_load_n(&own->looked_ns, __ATOMIC_RELAXED);
-    if (!gs_has_context(card) || now - looked < MEASURE_EVERY_NS ||
-        !__atomic_compare_exchange_n(&own->looked_ns, &looked, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) || !looked)
-        return;
+    uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
     gs_lock(&lock);
-    measure_again(gs_own_of(card));
+    struct own *own = gs_own_of(card);
+    measure_again(own);
     gs_unlock(&lock);
+    uint64_t ended = gs_monotonic_ns(), pause = (ended - began) * MEASURE_PART;
+    __atomic_store_n(&own->due_ns, ended + (pause > MEASURE_EVERY_NS ? pause : MEASURE_EVERY_NS), __ATOMIC_RELAXED);
 }
 
 /* ---- what the card lost meanwhile ---- */

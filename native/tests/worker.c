@@ -629,7 +629,7 @@ static double seconds(void)
 
 static CUfunction kernel(void)
 {
-    static const char image[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry work() { ret; }\n";
+    static const char image[] = ".version 6.0\n.target sm_70\n.address_size 64\n.visible .entry work() { ret; }\n";
     static CUfunction made;
     CUmodule module;
     if (!made && CALL(cuModuleLoadData, &module, image) == 0)

@@ -129,6 +129,12 @@ class Nvml:
                 found.append(instance)
         return found
 
+    def cuda_version(self) -> int:
+        """The newest that this driver knows, as 12040 for 12.4."""
+        version = ctypes.c_int()
+        self._call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
+        return version.value
+
     def used_bytes(self, uuid: str) -> int:
         """By everybody, and the driver itself."""
         return int(self._memory(self._by_uuid(uuid)).used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ WAYS = (
     *(("dlsym", 12020), ("dlvsym", 12020), ("proc", 11030), ("proc2", 12020)),
     *(("proc2", 13000), ("proc2-own", 12020)),
 )
+NAMES = (("cuMemAlloc", 0), ("cuMemAllocAsync", 2), ("cuMemCreate", 0), ("cuMemAlloc_v2", 0))
+HOST_NAMESPACE = "pid:[4026531836]"
 OUT_OF_MEMORY = "error 2"
 TAKES = re.compile(r"Alloc|Create|Import|Map|Retain|Instantiate")
 GRAPHICS = re.compile(r"cu(GL|EGL|VDPAU|D3D|Graphics)")
@@ -112,7 +115,9 @@ def _try(worker: Worker, kind: str) -> list[str]:
 
 def every_way(stage: Stage) -> Seen:
     """However a program comes to the driver's functions, the limit is in the way."""
-    for way, version in WAYS:
+    known = stage.nvml.cuda_version()
+    ways = [(way, version) for way, version in WAYS if version <= known]
+    for way, version in ways:
         box = stage.box(f"{way}-{version}", 2048)
         with Worker(box, way, version) as worker:
             worker.ok("start 0")
@@ -121,7 +126,96 @@ def every_way(stage: Stage) -> Seen:
                 answer = worker.ask(f"alloc 1 {kind} {4096 * MIB}")
                 accepted = {OUT_OF_MEMORY} | ({"absent"} if version < 11020 else set())
                 assert answer in accepted, f"{way} {version}, {kind}: {answer}"
-    return Seen(f"{', '.join(f'{way} ({version})' for way, version in WAYS)}: all refused past the limit")
+    by_name = _led_to(stage.box("names", 2048), min(known, 12020))
+    names = ", ".join(f"{way} ({version})" for way, version in ways)
+    return Seen(f"{names}: all refused past the limit; cuGetProcAddress finds {by_name} in the library")
+
+
+def _led_to(box: Box, version: int) -> str:
+    """The names that this driver answers to; each must lead to us."""
+    found = []
+    with Worker(box) as worker:
+        worker.ok("start 0")
+        for name, flags in NAMES:
+            library = worker.ask(f"proc {name} {version} {flags}").split()[3]
+            assert library == "-" or "libgpuslice" in library, f"{name} with flags {flags} leads to {library}"
+            found += [name] if library != "-" else []
+    return ", ".join(found)
+
+
+def named(stage: Stage) -> Seen:
+    """How NVML speaks of a process here, on which it depends how a context's own memory is counted."""
+    box = stage.box("app", 8192)
+    before = stage.nvml.used_bytes(stage.card.uuid)
+    strangers = set(stage.nvml.processes(stage.card.uuid))
+    with Worker(box) as worker:
+        worker.ok("start 0")
+        worker.ok("sync")
+        listed = stage.nvml.processes(stage.card.uuid)
+        grown = (stage.nvml.used_bytes(stage.card.uuid) - before) // MIB
+        own = box.usage().processes[0].own_bytes // MIB
+        how, figure = _how_named(worker.pid, listed, strangers)
+    host = os.readlink("/proc/self/ns/pid") == HOST_NAMESPACE
+    where = "the host's PID namespace" if host else "a PID namespace of its own"
+    text = f"in {where} {how}; the card lost {grown} MiB to a context, the library counts {own} MiB"
+    low, high = min(grown, figure or grown), max(grown, figure or grown)
+    assert low - 64 <= own <= high + 64, text
+    return Seen(text, figures={"grown_mib": grown, "own_mib": own, "figure_mib": figure})
+
+
+def _how_named(pid: int, listed: dict[int, int | None], strangers: set[int]) -> tuple[str, int | None]:
+    new = {number: used for number, used in listed.items() if number not in strangers}
+    if pid in new:
+        used = new[pid]
+        told = "no figure" if used is None else f"{used // MIB} MiB"
+        return f"NVML lists a process by its own number, with {told}", None if used is None else used // MIB
+    if new:
+        return f"NVML lists a process by another number ({new}, it is {pid})", None
+    return "NVML lists no process of ours", None
+
+
+def recording_beside(stage: Stage) -> Seen:
+    """A stream is recorded while another thread allocates and waits: as without the library."""
+    box, found = stage.box("app", 4096), {}
+    for bare in (True, False):
+        with Worker(box, bare=bare) as worker:
+            worker.ok("start 0")
+            worker.ok(f"alloc 0 async {64 * MIB}")
+            worker.ok("free 0")
+            ended, granted, refused, odd = worker.ok(f"capture-beside {300 * MIB}")
+            found[bare] = ended, granted, odd
+    assert found[True] == found[False], f"without the library {found[True]}, with it {found[False]}"
+    assert SIMULATED or refused, "1 TiB was granted"
+    ended, granted, odd = found[False]
+    text = "ended well" if not ended else f"ended with {ended}, as it does without the library"
+    return Seen(f"the recording {text}; the other thread's allocation answered {granted}, its waits {odd}")
+
+
+def shared(stage: Stage) -> Seen:
+    """Memory that two processes have open counts once, also after the driver was asked again."""
+    box = stage.box("app", 6144)
+    with Worker(box) as maker, Worker(box) as opener:
+        maker.ok("start 0")
+        opener.ok("start 0")
+        maker.ok(f"alloc 0 plain {2000 * MIB}")
+        answer = maker.ask("export 0").split()
+        if answer[0] != "ok":
+            raise Skip(f"no legacy IPC here: {' '.join(answer)}")
+        before, figure = box.used_mib(), stage.nvml.processes(stage.card.uuid).get(opener.pid)
+        imported = opener.ask(f"import 0 {answer[1]}")
+        if imported != "ok":
+            raise Skip(f"opening memory of another process answered {imported}")
+        for _ in range(4):
+            opener.ok(f"alloc 1 plain {2 * MIB}")
+            opener.ok("free 1")
+            time.sleep(0.6)
+        after, later = box.used_mib(), stage.nvml.processes(stage.card.uuid).get(opener.pid)
+        assert after - before <= 64, f"{before} MiB were counted, with the same memory open twice {after}"
+        opener.ok("close 0")
+    grew = "no figure" if figure is None or later is None else f"{(later - figure) // MIB} MiB more"
+    return Seen(
+        f"2000 MiB open in two processes counted once; NVML gives {grew} for the one that opened them"
+    )
 
 
 def books_and_driver(stage: Stage) -> Seen:

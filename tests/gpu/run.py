@@ -45,6 +45,7 @@ class Case:
 
 
 CASES = (
+    Case("how the driver names us", "memory_cases.named"),
     Case("the documented story", "memory_cases.documented_story"),
     Case("the limit to the byte", "memory_cases.to_the_byte"),
     Case("every kind of allocation", "memory_cases.every_kind"),
@@ -53,10 +54,14 @@ CASES = (
     Case("neighbours", "memory_cases.neighbours"),
     Case("two processes, one limit", "memory_cases.two_processes"),
     Case("kill -9", "memory_cases.killed"),
+    Case("memory opened twice", "memory_cases.shared"),
+    Case("recording beside other threads", "memory_cases.recording_beside"),
     Case("functions of this driver", "memory_cases.known_functions"),
     Case("programs built by nvcc", "program_cases.nvcc_programs", 90),
     Case("PyTorch's allocators", "program_cases.torch_memory", 120),
     Case("PyTorch's graphs", "program_cases.torch_graph", 60),
+    Case("PyTorch's processes", "program_cases.torch_processes", 90),
+    Case("PyTorch's start and libraries", "program_cases.torch_start", 90),
     Case("a share of compute", "share_cases.one_share", 90),
     Case("compute split in two", "share_cases.split", 75),
     Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),

@@ -68,6 +68,7 @@ class Box:
 
     def __init__(self, folder: Path, card: Card, memory_mib: int, share: int | None = None) -> None:
         self.folder = folder
+        self.card = card
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
             (folder / part).mkdir(parents=True)
         (folder / "usr/lib/gpuslice").symlink_to(BUILD / "lib")
@@ -160,11 +161,12 @@ class Process:
 
 
 class Worker(Process):
-    """The tests' C program, on this machine's driver."""
+    """The tests' C program, on this machine's driver; in the box, or beside it without the library."""
 
-    def __init__(self, box: Box, way: str = "dlsym", version: int = 12020) -> None:
+    def __init__(self, box: Box, way: str = "dlsym", version: int = 12020, *, bare: bool = False) -> None:
         log = box.folder / f"worker-{time.monotonic_ns()}.log"
-        super().__init__([str(BUILD / "tests/worker"), way, str(version)], box.environment, log)
+        environment = bare_environment(box.card) if bare else box.environment
+        super().__init__([str(BUILD / "tests/worker"), way, str(version)], environment, log)
         greeting = self.hear(30)
         assert greeting == "ok", f'the worker says "{greeting}": it cannot load libcuda.so.1'
 

@@ -6,6 +6,9 @@
     busy WORK S      calls a second for so long
     memory           what PyTorch is told, what it gets, and that it goes on after a refusal
     graph            a recorded graph under the limit, and a refusal between two replays
+    workers          batches from forked workers, made while this process has a context
+    shared           a tensor lent to a process started anew; what the container is told to be used
+    libraries        products, convolutions, attention, transforms: what else comes to the card with them
 
 GPUSLICE_TORCH_DEVICE=cpu tries this file out where there is no card, as far as that goes.
 """
@@ -13,6 +16,7 @@ GPUSLICE_TORCH_DEVICE=cpu tries this file out where there is no card, as far as 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -179,13 +183,98 @@ def graph_under_limit() -> dict[str, Any]:
     return {"refused": refused, "grew_by": cell.item() - before}
 
 
+class Numbers:
+    """64 rows of 1000 ones; who makes them has forgotten the parent's context."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(1000)
+
+
+def workers() -> dict[str, Any]:
+    """PyTorch's usual way: workers are forked while the parent's context lives, batches are pinned."""
+    torch.zeros(1, device=DEVICE)
+    total = 0.0
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(
+            Numbers(),
+            batch_size=8,
+            num_workers=2,
+            pin_memory=DEVICE == "cuda",
+            multiprocessing_context=multiprocessing.get_context("fork"),
+        )
+        total += sum(float(batch.to(DEVICE, non_blocking=True).sum()) for batch in loader)
+    return {"sum": total, "expected": 2 * 64 * 1000.0}
+
+
+def used_mib() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free) // MIB
+
+
+def borrow(lent: Any, told: Any) -> None:
+    """In the process started anew: before and after it opened the tensor."""
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    before = used_mib()
+    tensor = lent.get(timeout=60)
+    told.put((before, used_mib(), int(tensor.sum().item())))
+    del tensor
+    lent.get(timeout=60)
+
+
+def lend() -> dict[str, Any]:
+    context = torch.multiprocessing.get_context("spawn")
+    lent, told = context.Queue(), context.Queue()
+    child = context.Process(target=borrow, args=(lent, told))
+    child.start()
+    tensor = torch.ones(512 * MIB, dtype=torch.uint8, device="cuda")
+    lent.put(tensor)
+    before, after, total = told.get(timeout=90)
+    lent.put(None)
+    child.join(30)
+    return {"before_mib": before, "after_mib": after, "sum_mib": total // MIB, "exit": child.exitcode}
+
+
+def libraries() -> dict[str, Any]:
+    images = torch.randn(8, 64, 56, 56, device=DEVICE, requires_grad=True)
+    layer = torch.nn.Conv2d(64, 64, 3, padding=1, device=DEVICE)
+    layer(images).square().mean().backward()
+    left = torch.randn(1024, 1024, device=DEVICE)
+    for kind in (torch.float32, torch.float16, torch.bfloat16):
+        torch.mm(left.to(kind), left.to(kind))
+    query = torch.randn(4, 8, 256, 64, device=DEVICE, dtype=torch.float16 if DEVICE == "cuda" else None)
+    torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    torch.fft.rfft2(left)
+    torch.linalg.svd(left[:128, :128])
+    torch.sort(left.flatten())
+    synchronize()
+    reserved = torch.cuda.memory_reserved() // MIB if DEVICE == "cuda" else 0
+    again = torch.empty(2 * MIB, dtype=torch.uint8, device=DEVICE)
+    time.sleep(1.2)
+    del again
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+        torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE)  # a call of the driver, a second later
+    return {"reserved_mib": reserved}
+
+
 def obey(words: list[str]) -> Any:
     order, rest = words[0], words[1:]
     if order in ("warm", "time"):
         return (warm if order == "warm" else timed)(" ".join(rest))
     if order == "busy":
         return busy(" ".join(rest[:-1]), float(rest[-1]))
-    return {"memory": memory, "graph": graph_under_limit}[order]()
+    orders: dict[str, Callable[[], Any]] = {
+        "memory": memory,
+        "graph": graph_under_limit,
+        "workers": workers,
+        "shared": lend,
+        "libraries": libraries,
+    }
+    return orders[order]()
 
 
 if __name__ == "__main__":
