@@ -210,14 +210,16 @@ def workers() -> dict[str, Any]:
 
 
 def used_mib() -> int:
+    if DEVICE != "cuda":
+        return 0
     free, total = torch.cuda.mem_get_info()
     return int(total - free) // MIB
 
 
 def borrow(lent: Any, told: Any) -> None:
     """In the process started anew: before and after it opened the tensor."""
-    torch.zeros(1, device="cuda")
-    torch.cuda.synchronize()
+    torch.zeros(1, device=DEVICE)
+    synchronize()
     before = used_mib()
     tensor = lent.get(timeout=60)
     told.put((before, used_mib(), int(tensor.sum().item())))
@@ -230,7 +232,7 @@ def lend() -> dict[str, Any]:
     lent, told = context.Queue(), context.Queue()
     child = context.Process(target=borrow, args=(lent, told))
     child.start()
-    tensor = torch.ones(512 * MIB, dtype=torch.uint8, device="cuda")
+    tensor = torch.ones(512 * MIB, dtype=torch.uint8, device=DEVICE)
     lent.put(tensor)
     before, after, total = told.get(timeout=90)
     lent.put(None)
