@@ -7,12 +7,14 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from cryptography import x509
 
 from gpuslice.apps.agent.command import switch as switch_command
+from gpuslice.apps.cli.doctor import command as doctor_command
 from gpuslice.apps.webhook.command import command as webhook_command
 from tests import tools
 
@@ -116,7 +118,8 @@ def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str)
     names = {name for _, name in render(helm, "--set", "scheduler.enabled=false")}
     switches = {"device-plugin-evict-ds", "device-plugin-recover-ds"}
     extender, lease = "gpushare-schd-extender", "gpushare-schd-extender-lease"
-    assert names == {extender, lease, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
+    ours = {extender, lease, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
+    assert names == ours | {"gpuslice-test"}  # of `helm test`, which nobody need call
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,8 @@ def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> No
         resources = {item for rule in each.get("rules", []) for item in rule["resources"]}
         if kind == "ClusterRole":
             assert not resources & {"configmaps", "secrets", "leases"}, name
+        elif "configmaps" in resources and name == "gpuslice-test":
+            assert all(rule["verbs"] == ["list"] for rule in each["rules"])
         elif "configmaps" in resources:
             assert each["metadata"]["namespace"] == "kube-system", name
 
@@ -246,6 +251,7 @@ def test_a_secret_of_ones_own_needs_its_authority(helm: str) -> None:
         ("devicePlugin.maxSurge=0", "maxSurge"),
         ("extender.resources.limit.cpu=1", "limit"),
         ("image.digest=abc", "digest"),
+        ("test.failOn=note", "failOn"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: str, setting: str, named: str) -> None:
@@ -253,6 +259,70 @@ def test_a_wrong_value_is_refused_by_name(helm: str, setting: str, named: str) -
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
     assert named in refused.stderr
+
+
+EVERYTHING = "webhook.enabled=true,exporter.enabled=true,nodeLabel=gpushare"
+
+
+def test_helm_test_is_a_pod_of_our_image_whose_flags_exist(helm: str) -> None:
+    objects = render(helm, "--set", EVERYTHING)
+    pod = objects["Pod", "gpuslice-test"]
+    (container,) = pod["spec"]["containers"]
+    extender = objects["Deployment", "gpushare-schd-extender"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == extender["image"]
+    assert container["args"][0] == "doctor"
+    asked = doctor_command.make_context("doctor", container["args"][1:]).params
+    assert (asked["fail_on"], asked["node_label"]) == ("error", "gpushare")
+    assert [urlsplit(url).hostname for url in asked["urls"]] == [
+        f"{name}.kube-system.svc"
+        for name in ("gpushare-schd-extender", "gpuslice-webhook", "gpuslice-exporter")
+    ]
+
+
+def test_helm_test_asks_for_ports_that_the_services_have(helm: str) -> None:
+    objects = render(helm, "--set", EVERYTHING + ",extender.port=7000,exporter.port=7001")
+    for argument in objects["Pod", "gpuslice-test"]["spec"]["containers"][0]["args"]:
+        if argument.startswith("--answers="):
+            url = urlsplit(argument.removeprefix("--answers="))
+            name = str(url.hostname).partition(".")[0]
+            ports = [port["port"] for port in objects["Service", name]["spec"]["ports"]]
+            assert (url.port or 443) in ports
+
+
+def test_helm_test_asks_for_what_is_installed_alone(helm: str) -> None:
+    for setting, count in (("extender.replicas=1", 1), ("exporter.enabled=true", 2)):
+        args = render(helm, "--set", setting)["Pod", "gpuslice-test"]["spec"]["containers"][0]["args"]
+        assert sum(argument.startswith("--answers=") for argument in args) == count
+    guarded = render(helm, "--set", "exporter.enabled=true,exporter.webConfigSecret=web")
+    (container,) = guarded["Pod", "gpuslice-test"]["spec"]["containers"]
+    assert not any("exporter" in argument for argument in container["args"])
+
+
+def test_the_rights_of_helm_test_are_for_reading_and_go_with_it(helm: str) -> None:
+    ours = {key: o for key, o in render(helm).items() if key[1] == "gpuslice-test"}
+    assert {kind for kind, _ in ours} == {
+        "Pod", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"
+    }  # fmt: skip
+    rules = [rule for o in ours.values() for rule in o.get("rules", [])]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
+    assert "secrets" not in {resource for rule in rules for resource in rule["resources"]}
+    for (kind, _), each in ours.items():
+        notes = each["metadata"]["annotations"]
+        assert notes["helm.sh/hook"] == "test"
+        assert ("hook-failed" in notes["helm.sh/hook-delete-policy"]) == (kind != "Pod")
+
+
+def test_helm_test_can_be_left_out(helm: str) -> None:
+    assert not any(name == "gpuslice-test" for _, name in render(helm, "--set", "test.enabled=false"))
+
+
+def test_a_network_policy_lets_helm_test_ask_the_exporter(helm: str) -> None:
+    peer = "networkPolicy.metricsFrom[0].podSelector.matchLabels.a=b"
+    objects = render(helm, "--set", f"networkPolicy.enabled=true,exporter.enabled=true,{peer}")
+    (ingress,) = objects["NetworkPolicy", "gpuslice-exporter"]["spec"]["ingress"]
+    labels = objects["Pod", "gpuslice-test"]["metadata"]["labels"]
+    selected = [peer["podSelector"]["matchLabels"] for peer in ingress["from"]]
+    assert [each.items() <= labels.items() for each in selected] == [False, True]
 
 
 def test_every_value_is_in_the_schema() -> None:

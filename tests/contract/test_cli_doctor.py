@@ -91,6 +91,23 @@ async def test_a_healthy_cluster_has_nothing_to_tell(shell: Shell) -> None:
     assert told.code == 0
 
 
+def endpoints(*pods: Object) -> Object:
+    labels = {"kubernetes.io/service-name": "gpuslice-exporter"}
+    return {"metadata": {"namespace": "gpu", "name": "x", "labels": labels}, "endpoints": [*pods]}
+
+
+@pytest.mark.parametrize(
+    ("slices", "level"),
+    [([endpoints()], Level.NOTE), ([endpoints({"addresses": ["10.0.0.1"]})], Level.ERROR), ([], Level.ERROR)],
+)
+def test_a_service_without_pods_is_not_asked(slices: list[Object], level: Level) -> None:
+    """The exporter runs on nodes that share cards; before the first is labelled there is none."""
+    url = "http://gpuslice-exporter.gpu.svc:9400/readyz"
+    assert places_of([url]) == [("gpu", "gpuslice-exporter")]
+    (finding,) = answers(Facts(slices=slices), [url], patience_s=0)
+    assert (finding.level, finding.where) == (level, url)
+
+
 def labelled(name: str, *cards: int, **labels: str) -> Object:
     return node(
         name, *cards, labels={key.replace("__", ".").replace("_S_", "/"): v for key, v in labels.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,19 @@ class Cluster:
     def render(self, *values: str, namespace: str = "kube-system") -> str:
         sets = [word for value in values for word in ("--set", value)]
         return self.helm("template", "cgpu", str(CHART), "--namespace", namespace, *sets)
+
+    def gpuslice_as(self, token: str, *arguments: str) -> Any:
+        """What our own program prints for the holder of `token`; findings are no failure."""
+        known = yaml.safe_load(Path(self._kubeconfig).read_text())
+        known["users"] = [{"name": each["name"], "user": {"token": token.strip()}} for each in known["users"]]
+        program = "from gpuslice.apps.cli.main import main; main()"
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write(yaml.safe_dump(known))
+            file.flush()
+            command = [sys.executable, "-c", program, "--kubeconfig", file.name, *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode in (0, 3), done.stderr
+        return json.loads(done.stdout)
 
     def desired(self) -> dict[str, int]:
         """How many nodes each DaemonSet is wanted on."""
@@ -210,6 +224,21 @@ def test_the_vendors_way_to_see_the_installation_lists_it(cluster: Cluster) -> N
     ):
         assert name in listed
     assert "12345:32766/TCP" in listed
+
+
+def test_the_rights_of_helm_test_are_all_that_doctor_needs(cluster: Cluster) -> None:
+    """Run as its service account, it meets nothing that it may not read."""
+    rendered = yaml.safe_load_all(cluster.render(namespace="gpu-system"))
+    wanted = [each for each in rendered if each and each["metadata"]["name"] == "gpuslice-test"]
+    (pod,) = [each for each in wanted if each["kind"] == "Pod"]
+    rights = yaml.safe_dump_all(each for each in wanted if each["kind"] != "Pod")
+    cluster.kubectl("apply", "-f", "-", given=rights)
+    token = cluster.kubectl("create", "token", "gpuslice-test", "-n", "gpu-system")
+    arguments = [word for word in pod["spec"]["containers"][0]["args"] if not word.startswith("--answers=")]
+    found = cluster.gpuslice_as(token, *arguments, "-o", "json")["findings"]
+    cluster.kubectl("delete", "-f", "-", given=rights)
+    assert found
+    assert not [each["where"] for each in found if "may not be read" in each["what"]]
 
 
 def test_an_upgrade_and_its_rollback_keep_what_cannot_change(cluster: Cluster) -> None:

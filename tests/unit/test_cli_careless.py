@@ -130,6 +130,25 @@ def test_doctor_calls_nothing_absent_that_it_may_not_read(tmp_path: Path, addres
     assert {"pods", "services"} <= {each["where"] for each in findings}
 
 
+def test_doctor_asks_addresses_and_says_which_does_not_answer(tmp_path: Path, address: str) -> None:
+    words = [
+        "--answers",
+        f"{address}/any",
+        "--answers",
+        f"{address}/stranger",
+        "--fail-on",
+        "error",
+        "-o",
+        "json",
+    ]
+    known = kubeconfig(tmp_path, f"{address}/nodes-only")
+    told = gpuslice("doctor", *words, KUBECONFIG=known)
+    errors = [each for each in json.loads(told.stdout)["findings"] if each["level"] == "error"]
+    assert (told.returncode, [each["where"] for each in errors]) == (3, [f"{address}/stranger"])
+    assert "Unauthorized" in errors[0]["what"]
+    assert gpuslice("doctor", *words[:2], *words[4:], KUBECONFIG=known).returncode == 0
+
+
 @pytest.mark.parametrize("name", ["", "/", "a/b/c", "../x", "p?x=1", "ü", "a b"])
 def test_what_is_no_name_of_a_pod_is_not_asked_for(tmp_path: Path, address: str, name: str) -> None:
     told = gpuslice("explain", name, KUBECONFIG=kubeconfig(tmp_path, f"{address}/any"))

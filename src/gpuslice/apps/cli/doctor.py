@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import counted, output_flag, print_document
+from gpuslice.core.contract import LABEL_SHARED
 
 if TYPE_CHECKING:
     from gpuslice.apps.cli.doctor_facts import Facts, Finding
@@ -17,17 +19,42 @@ FOUND = 3
 
 
 @click.command("doctor")
+@click.option(
+    "--answers",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="Ask this address too, which must answer with success; may be repeated. For use in the cluster.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning"]),
+    default="warning",
+    show_default=True,
+    help="From which level on a finding makes the exit code 3.",
+)
+@click.option(
+    "--node-label", default=LABEL_SHARED, show_default=True, metavar="LABEL", help="The chart's nodeLabel."
+)
 @output_flag
 @cluster_flags
 @click.pass_context
-def command(context: click.Context, /, output: str, **cluster: Any) -> None:
+def command(
+    context: click.Context,
+    /,
+    urls: tuple[str, ...],
+    fail_on: str,
+    node_label: str,
+    output: str,
+    **cluster: Any,
+) -> None:
     """Look for what is wrong with a cluster that shares cards, and tell how to put it right.
 
     Labels and resources of nodes, the device plugin, annotations of pods, cards promised twice, the extender,
     the scheduler's configuration where it can be read, the webhook and its certificates.
 
     Ends with 0 when nothing is wrong (notes do not count), with 3 for warnings and errors, with 1 when the
-    cluster cannot be read.
+    cluster cannot be read. `helm test` runs it in the cluster.
 
     \b
     Examples:
@@ -35,22 +62,25 @@ def command(context: click.Context, /, output: str, **cluster: Any) -> None:
       gpuslice doctor -o json        for programs: findings with level, where, what, fix
     """
     from gpuslice.apps.cli.cluster import client_of
+    from gpuslice.apps.cli.doctor_answers import places_of
     from gpuslice.apps.cli.doctor_facts import Level, read_facts
 
-    facts = read_facts(client_of(flags_of(context, cluster)))
-    findings = examine(facts)
+    client = client_of(flags_of(context, cluster))
+    facts = read_facts(client, node_label=node_label, places=places_of(urls))
+    findings = examine(facts, urls)
     if output == "table":
         click.echo(_text(facts, findings), nl=False)
     else:
         fields = ("level", "where", "what", "fix")
         shown = [{name: str(getattr(each, name)) for name in fields} for each in findings]
         print_document({"findings": shown}, output)
-    context.exit(FOUND if any(each.level is not Level.NOTE for each in findings) else 0)
+    levels = {Level.ERROR, Level(fail_on)}
+    context.exit(FOUND if any(each.level in levels for each in findings) else 0)
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
     """All findings, the worst first. A check is one function from facts to findings."""
-    from gpuslice.apps.cli import doctor_nodes, doctor_services
+    from gpuslice.apps.cli import doctor_answers, doctor_nodes, doctor_services
     from gpuslice.apps.cli.doctor_facts import Finding, Level
 
     checks = (
@@ -65,6 +95,7 @@ def examine(facts: Facts) -> list[Finding]:
         doctor_services.webhook,
     )
     found = [finding for check in checks for finding in check(facts)]
+    found += doctor_answers.answers(facts, urls)
     found += [
         Finding(
             Level.NOTE, what, "may not be read, so what depends on it was not checked", "ask for that right"

@@ -12,7 +12,7 @@ from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, Unautho
 from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SECRETS, SERVICES, Resource
 from gpuslice.adapters.kube.sync import SyncClient
-from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -61,6 +61,7 @@ class Facts:
     hooks: Sequence[Object] = ()
     secrets: Sequence[Object] = ()  # certificates of webhooks
     unreadable: Sequence[str] = ()
+    node_label: str = LABEL_SHARED
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def knows(self, resource: Resource[Any], namespace: str = "") -> bool:
@@ -99,8 +100,13 @@ def _where(resource: Resource[Any], namespace: str) -> str:
     return f"{resource.plural} of {namespace}" if namespace else resource.plural
 
 
-def read_facts(client: SyncClient) -> Facts:
-    """Ask the API server once for everything. KubeError when it does not answer, or shows us no node."""
+def read_facts(
+    client: SyncClient, *, node_label: str = LABEL_SHARED, places: Sequence[tuple[str, str]] = ()
+) -> Facts:
+    """Ask the API server once for everything. KubeError when it does not answer, or shows us no node.
+
+    `places`: namespace and name of services whose endpoints are wanted beside those of ours.
+    """
     reader = _Reader(client)
     nodes = client.list(NODES)
     services = reader.list(SERVICES, fields=f"metadata.name={EXTENDER}")
@@ -118,10 +124,11 @@ def read_facts(client: SyncClient) -> Facts:
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,
-        slices=_slices(reader, services, hooks),
+        slices=_slices(reader, services, hooks, places),
         hooks=hooks,
         secrets=_secrets(reader, hooks),
         unreadable=tuple(reader.unreadable),
+        node_label=node_label,
     )
 
 
@@ -134,8 +141,10 @@ def hook_service(hook: Object) -> tuple[str, str] | None:
     return None
 
 
-def _slices(reader: _Reader, services: Sequence[Object], hooks: Sequence[Object]) -> list[Object]:
-    wanted = {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
+def _slices(
+    reader: _Reader, services: Sequence[Object], hooks: Sequence[Object], places: Sequence[tuple[str, str]]
+) -> list[Object]:
+    wanted = set(places) | {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
     wanted |= {service for hook in hooks if (service := hook_service(hook)) is not None}
     return [
         found

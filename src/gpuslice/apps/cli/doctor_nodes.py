@@ -17,7 +17,6 @@ from gpuslice.core.contract import (
     GPU_COUNT,
     GPU_MEM,
     LABEL_SCHEDULE,
-    LABEL_SHARED,
     NODE_GPUS,
     SYSTEM_NAMESPACE,
     UNHEALTHY_CONFIGMAP_PREFIX,
@@ -41,12 +40,12 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
                 Level.ERROR,
                 where,
                 f"offers both {GPU_MEM} ({shared}) and {EXCLUSIVE_GPU} ({whole}): cards are given out twice",
-                f"label it {LABEL_SHARED}=false, or take the exclusive device plugin off it",
+                f"label it {facts.node_label}=false, or take the exclusive device plugin off it",
             )
-        if labels.get(LABEL_SHARED) == "true" and not shared:
+        if labels.get(facts.node_label) == "true" and not shared:
             yield _not_offered(facts, node)
-        yield from _left_without(node, labels, shared, whole)
-        yield from _contradiction(where, labels)
+        yield from _left_without(facts.node_label, node, shared, whole)
+        yield from _contradiction(facts.node_label, where, labels)
         yield from _cards(node, where, shared)
 
 
@@ -55,10 +54,10 @@ def _not_offered(facts: Facts, node: Node) -> Finding:
     name = node.metadata.name
     plugin = next((pod for pod in facts.plugins if pod.spec.node_name == name), None)
     if plugin is None and not facts.knows(PODS):
-        what = f"is labelled {LABEL_SHARED}=true and offers no {GPU_MEM}"
+        what = f"is labelled {facts.node_label}=true and offers no {GPU_MEM}"
         fix = "see the log of the device plugin there; its pods may not be read from here"
     elif plugin is None:
-        what = f"is labelled {LABEL_SHARED}=true and no device plugin runs there"
+        what = f"is labelled {facts.node_label}=true and no device plugin runs there"
         fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
     elif not _is_ready(plugin):
         what = f"offers no {GPU_MEM}: device plugin {plugin.metadata.name} is not ready"
@@ -76,31 +75,31 @@ def _is_ready(pod: Pod) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
 
 
-def _left_without(node: Node, labels: dict[str, str], shared: int, whole: int) -> Iterator[Finding]:
+def _left_without(label: str, node: Node, shared: int, whole: int) -> Iterator[Finding]:
     """The label was taken away instead of being set to false: nobody gives the cards out any more."""
     if (
         NODE_GPUS in (node.metadata.annotations or {})
         and not (shared or whole)
-        and LABEL_SHARED not in labels
+        and label not in (node.metadata.labels or {})
     ):
         yield Finding(
             Level.WARNING,
             f"node {node.metadata.name}",
-            f"has cards and offers neither {GPU_MEM} nor {EXCLUSIVE_GPU}: without label {LABEL_SHARED} no "
+            f"has cards and offers neither {GPU_MEM} nor {EXCLUSIVE_GPU}: without label {label} no "
             "device plugin runs there, and taking it away does not bring whole cards back",
-            f"label it {LABEL_SHARED}=false for whole cards, or {LABEL_SHARED}=true to share them",
+            f"label it {label}=false for whole cards, or {label}=true to share them",
         )
 
 
-def _contradiction(where: str, labels: dict[str, str]) -> Iterator[Finding]:
-    mode, shared = labels.get(LABEL_SCHEDULE, ""), labels.get(LABEL_SHARED)
+def _contradiction(label: str, where: str, labels: dict[str, str]) -> Iterator[Finding]:
+    mode, shared = labels.get(LABEL_SCHEDULE, ""), labels.get(label)
     if mode not in SCHEDULES or shared not in ("true", "false"):
         return
     if rules_of({LABEL_SCHEDULE: mode}).shared != (shared == "true"):
         yield Finding(
             Level.ERROR,
             where,
-            f"labels disagree: {LABEL_SHARED}={shared} and {LABEL_SCHEDULE}={mode}",
+            f"labels disagree: {label}={shared} and {LABEL_SCHEDULE}={mode}",
             "keep one of the two",
         )
 

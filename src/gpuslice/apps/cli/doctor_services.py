@@ -26,7 +26,7 @@ def extender(facts: Facts) -> Iterator[Finding]:
             Level.NOTE,
             "cluster",
             f"no node offers {GPU_MEM}",
-            "label a node with cards cgpu=true to share them",
+            f"label a node with cards {facts.node_label}=true to share them",
         )
     if not facts.services and facts.knows(SERVICES):
         yield Finding(

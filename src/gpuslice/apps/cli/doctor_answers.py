@@ -1,0 +1,93 @@
+"""Checks whether our services answer, from inside the cluster: ``gpuslice doctor --answers URL``."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level, hook_service
+from gpuslice.core.errors import words_of
+
+PATIENCE_S = 10.0  # an election, or a pod that became ready this moment
+PAUSE_S = 1.0
+TIMEOUT_S = 5.0
+
+
+def places_of(urls: Sequence[str]) -> list[tuple[str, str]]:
+    """Namespace and name of the services that are meant by ``http://NAME.NAMESPACE.svc…``."""
+    return [place for url in urls if (place := _place(url)) is not None]
+
+
+def answers(facts: Facts, urls: Sequence[str], patience_s: float = PATIENCE_S) -> Iterator[Finding]:
+    """Each of `urls` must answer with success. A service without any pod is a note: no node runs one yet."""
+    for url in urls:
+        place = _place(url)
+        if place is not None and not _has_pods(facts, place):
+            yield Finding(
+                Level.NOTE,
+                url,
+                "has no pod behind it, so it was not asked",
+                f"label a node with cards {facts.node_label}=true, if pods of it are expected",
+            )
+        elif why := _asked(url, _authority(facts, place), patience_s):
+            yield Finding(
+                Level.ERROR,
+                url,
+                f"does not answer: {why}",
+                "see whether the pods behind it are ready, their logs, and network policies before them",
+            )
+
+
+def _place(url: str) -> tuple[str, str] | None:
+    name, _, rest = (urlsplit(url).hostname or "").partition(".")
+    namespace, _, kind = rest.partition(".")
+    return (namespace, name) if kind == "svc" or kind.startswith("svc.") else None
+
+
+def _has_pods(facts: Facts, place: tuple[str, str]) -> bool:
+    """True also where nothing is known: then only asking tells."""
+    known = [
+        each
+        for each in facts.slices
+        if each["metadata"]["namespace"] == place[0]
+        and (each["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == place[1]
+    ]
+    return not known or any(each.get("endpoints") for each in known)
+
+
+def _authority(facts: Facts, place: tuple[str, str] | None) -> str:
+    """The authority that the API server trusts for this service, as PEM; "" for the system's."""
+    for hook in facts.hooks:
+        if place is not None and hook_service(hook) == place:
+            for each in hook.get("webhooks") or []:
+                if bundle := (each.get("clientConfig") or {}).get("caBundle"):
+                    return base64.b64decode(bundle).decode("ascii", "replace")
+    return ""
+
+
+def _asked(url: str, authority: str, patience_s: float) -> str:
+    """Why there was no success until the patience was over, "" when there was."""
+    ends = time.monotonic() + patience_s
+    while why := _once(url, authority):
+        if time.monotonic() >= ends:
+            return why
+        time.sleep(PAUSE_S)
+    return ""
+
+
+def _once(url: str, authority: str) -> str:
+    try:
+        context = ssl.create_default_context(cadata=authority or None)
+        with urlopen(url, timeout=TIMEOUT_S, context=context):
+            return ""
+    except HTTPError as error:
+        said = " ".join(error.read(500).decode("utf-8", "replace").split())
+        return f"{said or error.reason} (HTTP {error.code})"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
+        return words_of(reason) if isinstance(reason, Exception) else str(reason)
