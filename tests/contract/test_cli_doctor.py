@@ -16,7 +16,8 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.certificate import ends
-from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES
+from gpuslice.apps.cli.doctor_answers import answers, places_of
+from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES, Facts, Level
 from gpuslice.apps.cli.doctor_services import sample_size
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from tests.builders import api_pod
