@@ -106,6 +106,11 @@ def decode_table(name: str, text: str) -> Table:
     return table
 
 
+def per_card(name: str, text: str) -> dict[int, int]:
+    """The amounts of the allocation or core annotation `name` by card. Raises `ContractError`."""
+    return _per_card(decode_table(name, text))
+
+
 def decode_placement(
     annotations: Mapping[str, str], node_name: str, request: Request | None = None
 ) -> Placement | None:

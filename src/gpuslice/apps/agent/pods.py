@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import ANN_INDEX, ANN_VISIBLE, ENV_NO_ISOLATION, EXCLUSIVE_GPU
 from gpuslice.core.model import Pod
 from gpuslice.core.quantity import whole_number
@@ -46,7 +47,8 @@ class NodePod:
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
     `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
-    `whole`: it asks for whole cards, which kubelet gave it by another plugin.
+    `whole`: it asks for whole cards, which kubelet gave it by another plugin. `said` are its placement
+    annotations as they stand, for others read them without our care.
     """
 
     view: Pod
@@ -55,9 +57,11 @@ class NodePod:
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
     whole: bool = False
+    said: Mapping[str, str] = field(default_factory=dict)
 
 
 def node_pod(pod: AgentPod) -> NodePod:
+    annotations = pod.metadata.annotations or {}
     return NodePod(
         pod_view(pod),
         pod.metadata.creation_timestamp or "",
@@ -65,6 +69,7 @@ def node_pod(pod: AgentPod) -> NodePod:
         reading=frozenset(_with(_reads_placement, pod.spec)),
         running=frozenset(_running(pod.status)),
         whole=any(_asks_whole(each) for each in [*(pod.spec.init_containers or ()), *pod.spec.containers]),
+        said={name: text for name, text in annotations.items() if name in PLACEMENT_ANNOTATIONS},
     )
 
 

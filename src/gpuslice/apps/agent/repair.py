@@ -13,8 +13,17 @@ from dataclasses import dataclass
 
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.wants import Want, wished
-from gpuslice.core.annotations import container_key, encode_table, placement_annotations
-from gpuslice.core.contract import ANN_ALLOCATION, ANN_ASSIGNED, ANN_ASSUME_TIME, ANN_INDEX
+from gpuslice.core.annotations import container_key, encode_table, per_card, placement_annotations
+from gpuslice.core.contract import (
+    ANN_ALLOCATION,
+    ANN_ASSIGNED,
+    ANN_ASSUME_TIME,
+    ANN_CORE,
+    ANN_INDEX,
+    ANN_POD_UNITS,
+    ANN_VISIBLE,
+)
+from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.holding import Holding
 from gpuslice.core.model import ContainerKind, Node, Placement, Pod, Request, Share
@@ -26,10 +35,10 @@ Table = dict[str, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Annotations to write on one pod, and why in a few words."""
+    """Annotations to write on one pod, None for one to take away, and why in a few words."""
 
     pod: Pod
-    annotations: dict[str, str]
+    annotations: Mapping[str, str | None]
     reason: str
 
 
@@ -142,15 +151,38 @@ def _placement(table: Table, request: Request, node: Node) -> Placement:
 def _repair(truth: Truth, node: Node, now_ns: int) -> Repair | None:
     pod = truth.pod.view
     assert pod.request is not None
+    said = truth.pod.said
+    true = placement_annotations(truth.placement, pod.request, node, now_ns)
+    true[ANN_ALLOCATION] = encode_table(_named(truth.table))
+    true[ANN_ASSIGNED] = "true"
+    written = {**dict.fromkeys(said), **true}
     if pod.placement is None or wished_cards(pod.placement) != wished_cards(truth.placement):
-        written = placement_annotations(truth.placement, pod.request, node, now_ns)
-        written[ANN_ALLOCATION] = encode_table(_named(truth.table))
-        written[ANN_ASSIGNED] = "true"
         meant = ",".join(str(share.gpu) for share in pod.placement.shares) if pod.placement else "none"
         return Repair(pod, written, f"annotated card {meant}, kubelet gave card {written[ANN_INDEX]}")
+    if wrong := _misleading(said, true):
+        return Repair(pod, written, f"{wrong} said something else than kubelet's book")
     if not pod.assigned:
         return Repair(pod, {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}, "assigned")
     return None
+
+
+def _misleading(said: Mapping[str, str], true: Mapping[str, str]) -> str:
+    """The annotation that tells those who go by it alone something else; "" when none does.
+
+    Where two disagree, `Pod.placement` is of the more exact one, and others read the other. What was never
+    written is not missed: not every extender writes all of them.
+    """
+    names = (ANN_INDEX, ANN_POD_UNITS, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE)
+    return next((name for name in names if name in said and not _same(name, said[name], true)), "")
+
+
+def _same(name: str, text: str, true: Mapping[str, str]) -> bool:
+    if name in {ANN_ALLOCATION, ANN_CORE}:
+        try:
+            return name in true and per_card(name, text) == per_card(name, true[name])
+        except ContractError:
+            return False
+    return name in true and sorted(text.split(",")) == sorted(true[name].split(","))
 
 
 def _named(table: Table) -> dict[str, dict[str, int]]:
