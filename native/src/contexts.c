@@ -12,26 +12,30 @@
 #define DEVICES 64
 enum { MULTIPROCESSOR_COUNT = 16 };
 
-static struct gs_lock birth_lock; /* one context at a time comes to life: else two would measure each other */
+/* One context at a time comes to life on a card: else two would measure each other. */
+static struct gs_lock birth_locks[GPUSLICE_CARDS + 1];
 static CUcontext primary_contexts[DEVICES];
 /* What a tool calls when it is told of a new context, in the midst of its making, is not another birth. */
 static _Thread_local bool giving_birth __attribute__((tls_model("initial-exec")));
 
-static void begin_births(void)
+static struct gs_lock *begin_births(CUdevice device)
 {
-    gs_lock(&birth_lock);
+    const struct gs_card *card = gs_card_of_device(device);
+    struct gs_lock *lock = &birth_locks[card ? card->index : GPUSLICE_CARDS];
+    gs_lock(lock);
     giving_birth = true;
+    return lock;
 }
 
-static void end_births(void)
+static void end_births(struct gs_lock *lock)
 {
     giving_birth = false;
-    gs_unlock(&birth_lock);
+    gs_unlock(lock);
 }
 
 void gs_forget_contexts(void)
 {
-    birth_lock = (struct gs_lock){0};
+    memset((void *)birth_locks, 0, sizeof birth_locks);
     giving_birth = false;
     memset(primary_contexts, 0, sizeof primary_contexts);
 }
@@ -83,7 +87,7 @@ static void begin(struct birth *birth, CUdevice device, bool green)
     if (birth->refused)
         return;
     birth->counted = gs_books_mine(&gs_books, birth->card->index);
-    gs_look_at_card(birth->card, &birth->before);
+    gs_look_at_card(birth->card, &birth->before, GS_MEMORY_AND_PROCESSES);
 }
 
 static uint64_t by_difference(const struct birth *birth, const struct gs_sight *after)
@@ -112,7 +116,7 @@ static uint64_t least_of_the_new(const struct reading *before, const struct read
 static uint64_t context_bytes(const struct birth *birth, struct own *own)
 {
     struct gs_sight after;
-    gs_look_at_card(own->card, &after);
+    gs_look_at_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
     gs_learn_number(own, &birth->before.reading, &after.reading);
     if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
         return after.reading.mine - birth->before.reading.mine;
@@ -168,7 +172,7 @@ static int refuse(struct birth *birth)
         struct birth birth = {0};                                                                                      \
         if (!gs_enter_cuda() || giving_birth)                                                                          \
             return DRIVER(symbol) call;                                                                                \
-        begin_births();                                                                                                \
+        struct gs_lock *births = begin_births(device);                                                                 \
         begin(&birth, device, green);                                                                                  \
         int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
         if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
@@ -176,7 +180,7 @@ static int refuse(struct birth *birth)
             ended(birth.card, NULL, *context);                                                                         \
             result = refuse(&birth);                                                                                   \
         }                                                                                                              \
-        end_births();                                                                                                  \
+        end_births(births);                                                                                            \
         return result;                                                                                                 \
     } while (0)
 
@@ -292,9 +296,9 @@ int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     if (!gs_enter_cuda() || giving_birth || is_active(device))
         return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
-    begin_births();
+    struct gs_lock *births = begin_births(device);
     int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
-    end_births();
+    end_births(births);
     return result;
 }
 
@@ -324,10 +328,10 @@ void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context
 {
     if (giving_birth || !is_alive())
         return;
-    begin_births();
+    struct gs_lock *births = begin_births(device);
     if (!gs_has_context(card))
         take_in(card, device, context);
-    end_births();
+    end_births(births);
 }
 
 static void primary_ended(CUdevice device)

@@ -25,7 +25,8 @@ struct reading {
 };
 
 struct own *gs_own_of(struct gs_card *card);
-void gs_read_card(const struct own *own, struct reading *reading);
+void gs_read_memory(const struct own *own, struct reading *reading);
+void gs_read_processes(const struct own *own, struct reading *reading); /* a thousand times as slow on many a driver */
 bool gs_reading_lists(const struct reading *reading, uint32_t pid);
 /* By which number NVML speaks of us shows when our first context comes to life. */
 void gs_learn_number(struct own *own, const struct reading *before, struct reading *after);
@@ -38,7 +39,8 @@ struct gs_sight {
     struct reading reading;
     uint64_t held;
 };
-void gs_look_at_card(struct gs_card *card, struct gs_sight *sight);
+enum gs_depth { GS_MEMORY, GS_MEMORY_AND_PROCESSES };
+void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth);
 int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after);
 /* What something took in a context, or gave back; until it is dropped, or its context is. */
 void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t bytes);

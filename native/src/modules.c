@@ -17,7 +17,8 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    gs_look_at_card(load->card, &load->before);
+    if (!gs_number_known()) /* else measured afterwards, and that is all */
+        gs_look_at_card(load->card, &load->before, GS_MEMORY);
     return true;
 }
 
@@ -27,7 +28,7 @@ static bool fits(struct load *load, uint64_t key)
     struct gs_sight after;
     load->measured = gs_measure(load->card);
     if (!load->measured) {
-        gs_look_at_card(load->card, &after);
+        gs_look_at_card(load->card, &after, GS_MEMORY);
         load->grown = gs_grown(&load->before, &after);
         load->grown = load->grown < load->most ? load->grown : load->most;
         load->before = after; /* the state that an undoing starts from */
@@ -45,7 +46,7 @@ static bool again(struct load *load, uint64_t key)
         gs_measure(load->card);
     } else {
         gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, -load->grown);
-        gs_look_at_card(load->card, &after);
+        gs_look_at_card(load->card, &after, GS_MEMORY);
         int64_t returned = -gs_grown(&load->before, &after);
         load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
         load->before = after;

@@ -77,7 +77,7 @@ static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
 {
     for (int attempt = 0; attempt < 3; attempt++) {
         uint64_t counted = gs_books_mine(&gs_books, own->card->index);
-        gs_read_card(own, reading);
+        gs_read_processes(own, reading);
         if (measure_own(own, reading, counted, bytes))
             return true;
         if (!reading->listed)
@@ -90,7 +90,7 @@ bool gs_measure(struct gs_card *card)
 {
     struct reading reading = {0};
     uint64_t bytes;
-    if (card->index >= GPUSLICE_CARDS)
+    if (card->index >= GPUSLICE_CARDS || !gs_number_known())
         return false;
     gs_pools_changed();
     gs_lock(&lock);
@@ -138,11 +138,15 @@ void gs_measure_sometimes(struct gs_card *card)
 
 /* ---- what the card lost meanwhile ---- */
 
-void gs_look_at_card(struct gs_card *card, struct gs_sight *sight)
+void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
 {
     gs_lock(&lock);
     sight->held = gs_used(card);
-    gs_read_card(gs_own_of(card), &sight->reading);
+    sight->reading.count = 0;
+    sight->reading.listed = false;
+    gs_read_memory(gs_own_of(card), &sight->reading);
+    if (depth == GS_MEMORY_AND_PROCESSES)
+        gs_read_processes(gs_own_of(card), &sight->reading);
     gs_unlock(&lock);
 }
 

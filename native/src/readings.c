@@ -1,25 +1,64 @@
 /* What NVML says of a card, and by which number it speaks of this process. */
 #include "measured.h"
+
+#include <string.h>
+
+#include "elf.h"
 #include "own.h"
 #include "slots.h"
 
 static uint32_t number; /* by which NVML speaks of this process; 0 unknown */
 static bool nvml_ready;
+static bool leaving; /* the process is at its end: NVML may be gone, and nobody asks any more */
+static nvmlDevice_t devices[GPUSLICE_CARDS];
 
 void gs_forget_readings(void)
 {
     number = 0;
     nvml_ready = false;
+    memset(devices, 0, sizeof devices);
 }
 
-bool gs_number_known(void) { return __atomic_load_n(&number, __ATOMIC_RELAXED) != 0; }
+static uint32_t our_number(void) { return __atomic_load_n(&number, __ATOMIC_RELAXED); }
+
+bool gs_number_known(void) { return our_number() != 0; }
+
+static void leave(void *unused)
+{
+    (void)unused;
+    __atomic_store_n(&leaving, true, __ATOMIC_RELAXED);
+}
+
+/* The runtime unloads its modules at the end, one by one. By a name that every libc has, if not every header. */
+static void notice_end(void)
+{
+    int (*at_exit)(void (*)(void *), void *, void *) =
+        (int (*)(void (*)(void *), void *, void *))gs_elf_function("__cxa_atexit");
+    if (at_exit)
+        at_exit(leave, NULL, NULL);
+}
+
+/* Under the lock of who asks. Held for good: the program's own count of initialisations stays its own. */
+static bool is_ready(void)
+{
+    gs_bind_nvml(NULL);
+    if (__atomic_load_n(&leaving, __ATOMIC_RELAXED))
+        return false;
+    if (!nvml_ready && DRIVER(nvmlInit_v2)() == NVML_SUCCESS) {
+        nvml_ready = true;
+        notice_end();
+    }
+    return nvml_ready;
+}
 
 static bool open_device(const struct gs_card *card, nvmlDevice_t *device)
 {
-    gs_bind_nvml(NULL);
-    if (!__atomic_load_n(&nvml_ready, __ATOMIC_ACQUIRE) && DRIVER(nvmlInit_v2)() == NVML_SUCCESS)
-        __atomic_store_n(&nvml_ready, true, __ATOMIC_RELEASE); /* held for good: the program's own count stays its own */
-    return nvml_ready && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device) == NVML_SUCCESS;
+    if (!is_ready())
+        return false;
+    if (!devices[card->index] && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, &devices[card->index]) != NVML_SUCCESS)
+        devices[card->index] = NULL;
+    *device = devices[card->index];
+    return *device != NULL;
 }
 
 static void add_entry(struct reading *reading, uint32_t pid, uint64_t bytes)
@@ -60,10 +99,14 @@ static uint64_t figure_of(const struct reading *reading, uint32_t pid)
 }
 
 /* A driver without a figure is one that looks for it under the wrong number: a process with a context holds something. */
-static void read_processes(nvmlDevice_t device, struct reading *reading)
+void gs_read_processes(const struct own *own, struct reading *reading)
 {
-    read_list(device, reading);
-    reading->mine = number ? figure_of(reading, number) : 0;
+    nvmlDevice_t device;
+    reading->count = 0;
+    if (open_device(own->card, &device))
+        read_list(device, reading);
+    uint32_t self = our_number();
+    reading->mine = self ? figure_of(reading, self) : 0;
     reading->listed = reading->mine > 0;
 }
 
@@ -78,19 +121,15 @@ static void ask_driver(const struct own *own, struct reading *reading)
         reading->device_used = total - free_bytes;
 }
 
-void gs_read_card(const struct own *own, struct reading *reading)
+void gs_read_memory(const struct own *own, struct reading *reading)
 {
     nvmlDevice_t device;
     nvmlMemory_t memory;
-    reading->known = reading->listed = false;
-    reading->count = 0;
-    if (!open_device(own->card, &device) || DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) != NVML_SUCCESS) {
+    reading->known = open_device(own->card, &device) && DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) == NVML_SUCCESS;
+    if (reading->known)
+        reading->device_used = memory.used;
+    else
         ask_driver(own, reading);
-        return;
-    }
-    reading->known = true;
-    reading->device_used = memory.used;
-    read_processes(device, reading);
 }
 
 bool gs_reading_lists(const struct reading *reading, uint32_t pid)
@@ -129,20 +168,20 @@ static uint32_t number_of_ours(const struct reading *before, const struct readin
 
 void gs_learn_number(struct own *own, const struct reading *before, struct reading *after)
 {
-    uint32_t found = number || own->contexts || !before->known ? 0 : number_of_ours(before, after);
+    uint32_t found = our_number() || own->contexts || !before->known ? 0 : number_of_ours(before, after);
     if (!found)
         return;
     __atomic_store_n(&number, found, __ATOMIC_RELAXED);
     if (found != gs_pid())
         gs_books_set_host_pid(&gs_books, found);
-    gs_read_card(own, after);
+    gs_read_processes(own, after);
 }
 
 /* Without a look from before: our own number, if it is there with a figure. */
 void gs_assume_number(struct own *own)
 {
     struct reading reading = {0};
-    gs_read_card(own, &reading);
-    if (!number && figure_of(&reading, gs_pid()))
+    gs_read_processes(own, &reading);
+    if (!our_number() && figure_of(&reading, gs_pid()))
         __atomic_store_n(&number, gs_pid(), __ATOMIC_RELAXED);
 }
