@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.gpu.driver import FOLDERS, Skip
-from tests.gpu.stage import MIB, ROOT, SIMULATED, Box, Seen, Stage, Worker
+from tests.gpu.stage import MIB, ROOT, SIMULATED, Box, Seen, Stage, Worker, in_host_namespace
 
 KINDS = (
     *("plain", "pitch", "managed", "async", "pool", "physical"),
@@ -21,7 +20,6 @@ WAYS = (
     *(("proc2", 13000), ("proc2-own", 12020)),
 )
 NAMES = (("cuMemAlloc", 0), ("cuMemAllocAsync", 2), ("cuMemCreate", 0), ("cuMemAlloc_v2", 0))
-HOST_NAMESPACE = "pid:[4026531836]"
 OUT_OF_MEMORY = "error 2"
 TAKES = re.compile(r"Alloc|Create|Import|Map|Retain|Instantiate")
 GRAPHICS = re.compile(r"cu(GL|EGL|VDPAU|D3D|Graphics)")
@@ -155,8 +153,7 @@ def named(stage: Stage) -> Seen:
         grown = (stage.nvml.used_bytes(stage.card.uuid) - before) // MIB
         own = box.usage().processes[0].own_bytes // MIB
         how, figure = _how_named(worker.pid, listed, strangers)
-    host = os.readlink("/proc/self/ns/pid") == HOST_NAMESPACE
-    where = "the host's PID namespace" if host else "a PID namespace of its own"
+    where = "the host's PID namespace" if in_host_namespace() else "a PID namespace of its own"
     text = f"in {where} {how}; the card lost {grown} MiB to a context, the library counts {own} MiB"
     low, high = min(grown, figure or grown), max(grown, figure or grown)
     assert low - 64 <= own <= high + 64, text

@@ -134,6 +134,16 @@ def test_the_exporter_reads_the_process_list_of_any_driver(tmp_path: Path, versi
     assert nvml(READER, state) == [[4711, 711], [4712, 712], [4713, 713]]
 
 
+def test_a_process_without_a_figure_has_none(tmp_path: Path) -> None:
+    """Drivers of 535 to 560 list processes in a PID namespace with 0 bytes, which is not what they hold."""
+    state = gpu.create(tmp_path / "state", ["H200"])
+    with gpu.Machine(state) as machine:
+        machine.add_ghost(0, 4711, 500, "python")
+    for figures in ("none", "unknown"):
+        code = READER.replace(" >> 20", "")
+        assert nvml(code, state, visible="all", GPUSLICE_SIM_PROCESS_FIGURES=figures) == [[4711, None]]
+
+
 def test_an_xid_reaches_each_listener_once(tmp_path: Path) -> None:
     body = """
 from gpuslice.sim import gpu

@@ -28,7 +28,7 @@ _FORMS = (("_v2", Struct("@I4xQII")), ("", Struct("@I4xQ")))
 The second and not the third, which has the same entries: drivers 535.43 to 535.86 write longer ones there.
 """
 _SAMPLE = Struct("@I4xQIIII")  # pid, time in us, percents of SM, memory, encoder, decoder
-_NOT_TOLD = 2**64 - 1  # bytes, where the driver does not say
+_NOT_TOLD = {0, 2**64 - 1}  # bytes, where the driver does not say; 0 in PID namespaces, by some drivers
 _ROOM = 64
 _MOST_PERCENT = 100  # drivers are known to report garbage above
 HOLD_S = 2.5
@@ -94,7 +94,7 @@ class ProcessReader:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""
         found: dict[int, int | None] = {}
         for pid, told, *_ in self._listed():
-            before, used = found.get(pid), None if told == _NOT_TOLD else int(told)
+            before, used = found.get(pid), None if told in _NOT_TOLD else int(told)
             known = [amount for amount in (before, used) if amount is not None]
             found[pid] = max(known) if known else None
         return found
