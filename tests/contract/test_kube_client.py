@@ -280,3 +280,24 @@ async def test_the_blocking_client_reads_the_same(server: ApiServer, client: Kub
             return names, blocking.get(PODS, "p1", "default").metadata.name
 
     assert await asyncio.to_thread(read) == (["p0", "p1", "p2"], "p1")
+
+
+async def test_a_server_that_is_too_busy_for_now_is_asked_again_when_it_says(
+    server: ApiServer, client: KubeClient
+) -> None:
+    server.cluster.add_fault(Fault(method="POST", path=".*/pods", code=429, times=1, retry_after_s=1))
+    await client.create(PODS, pod("p1"))
+    server.cluster.add_fault(Fault(method="GET", code=429, times=1, retry_after_s=1))
+
+    def read() -> str:
+        with SyncTransport(Connection(server=server.url)) as transport:
+            return SyncClient(transport).get(PODS, "p1", "default").metadata.name
+
+    assert await asyncio.to_thread(read) == "p1"
+
+
+async def test_a_429_that_names_no_time_is_an_answer(server: ApiServer, client: KubeClient) -> None:
+    server.cluster.add_fault(Fault(method="POST", path=".*/pods", code=429, times=1))
+    with pytest.raises(UnavailableError) as refused:
+        await client.create(PODS, pod("p1"))
+    assert not refused.value.outcome_unknown

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 NO_STRINGS: Mapping[str, str] = {}
+BUSY_TRIES = 5  # of a request that the server is too busy for
+LONGEST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +31,15 @@ class Response:
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+
+    @property
+    def asks_to_wait_s(self) -> float | None:
+        """How long to wait before the same again, where the server was too busy to look at the request.
+
+        None for every other answer. Only a 429 that names a time was surely not carried out, and will be: an
+        eviction that a budget forbids is a 429 too, and names none (client-go goes by the same header).
+        """
+        after = self.headers.get("retry-after", "")
+        if self.status != 429 or not (after.isascii() and after.isdecimal() and len(after) < 6):
+            return None
+        return min(float(after), LONGEST_WAIT_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+import time
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -13,7 +14,7 @@ from gpuslice.adapters.kube import requests
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.errors import UnavailableError
-from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.http import BUSY_TRIES, Request, Response
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
 
@@ -43,6 +44,15 @@ class SyncTransport:
 
     def request(self, request: Request) -> Response:
         """The answer, whatever its status; UnavailableError when there was none."""
+        answer = self._authorized(request)
+        for _ in range(BUSY_TRIES - 1):
+            if (wait_s := answer.asks_to_wait_s) is None:
+                break
+            time.sleep(wait_s)
+            answer = self._authorized(request)
+        return answer
+
+    def _authorized(self, request: Request) -> Response:
         secret = self._connection.credentials.current()
         answer = self._once(request, secret)
         if answer.status == 401:

@@ -19,7 +19,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
-from gpuslice.adapters.kube.http import NO_STRINGS, Request, Response
+from gpuslice.adapters.kube.http import BUSY_TRIES, NO_STRINGS, Request, Response
 from gpuslice.adapters.kube.line import BrokenLineError, Line
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
@@ -94,6 +94,11 @@ class HttpTransport:
         request = Request(method, path, query, headers, body)
         answer = await self._once(request)
         if answer.status == 401 and await self._renewed():
+            answer = await self._once(request)
+        for _ in range(BUSY_TRIES - 1):
+            if (wait_s := answer.asks_to_wait_s) is None:
+                break
+            await asyncio.sleep(wait_s)
             answer = await self._once(request)
         return answer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuslice.sim.cluster.request import Object, Response, json_response
@@ -45,7 +45,9 @@ class ApiError(Exception):
         return status | {"code": self.code}
 
     def response(self) -> Response:
-        return json_response(self.status(), self.code)
+        answer = json_response(self.status(), self.code)
+        after_s = self.details.get("retryAfterSeconds")
+        return replace(answer, headers={**answer.headers, "retry-after": str(after_s)}) if after_s else answer
 
 
 def _details(kind: str, group: str, name: str = "", **more: Any) -> Object:
