@@ -283,6 +283,24 @@ async def test_who_takes_too_long_is_cut_off(sent: str, patience: Patience) -> N
         assert await line.ended()
 
 
+async def test_of_too_many_clients_the_one_that_is_silent_longest_goes() -> None:
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        server.clients.most = 3
+
+        async def line() -> Client:
+            return await stack.enter_async_context(contextlib.aclosing(await server.line()))
+
+        first, second, third = [await line() for _ in range(3)]
+        for each in (first, third):
+            each.send(request())
+            assert (await each.reply()).status == 200
+        fourth = await line()
+        assert await second.ended()
+        for each in (first, third, fourth):
+            each.send(request())
+            assert (await each.reply()).status == 200
+
+
 async def test_who_does_not_read_is_not_answered_without_end() -> None:
     asked, begun = 0, asyncio.Event()
 

@@ -22,6 +22,8 @@ App = Callable[[Request], Answer | Awaitable[Answer]]
 
 HEAD_LIMIT_BYTES = 64 << 10
 BODY_LIMIT_BYTES = 128 << 20  # whole nodes of a large cluster, from a caller that is not nodeCacheCapable
+MOST_CLIENTS = 500
+"""kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Clients:
     app: App
     body_limit_bytes: int = BODY_LIMIT_BYTES
     patience: Patience = Patience()
+    most: int = MOST_CLIENTS
     draining: bool = False
     connections: set[Connection] = field(default_factory=set)
     answering: set[asyncio.Task[None]] = field(default_factory=set)
@@ -48,6 +51,12 @@ class Clients:
 
     def __call__(self) -> Connection:
         return Connection(self)
+
+    def welcome(self, connection: Connection, now: float) -> None:
+        """A new client. Of too many the one that has been silent longest goes: each is an open file."""
+        self.connections.add(connection)
+        if len(self.connections) > self.most:
+            max(self.connections, key=lambda each: each.silent_s(now)).abort()
 
     def sweep(self, now: float) -> None:
         """Cut off those that took too long. Looked at now and then: a timer for each request costs more."""
@@ -104,7 +113,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
-        self._clients.connections.add(self)
+        self._clients.welcome(self, self._loop.time())
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -275,6 +284,10 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has come to an end here; less than nothing while an answer is being made."""
+        return -1.0 if self._busy else now - self._since
 
     def hurry(self, now: float) -> None:
         if not self._busy and self._transport is not None and now - self._since > self._allowed_s():
