@@ -58,7 +58,7 @@ def test_a_pod_line_becomes_a_shape() -> None:
         ("a,x,1,1,500,,LS", 't.csv:2 cpu_milli is "x", wants a whole number'),
         ("a,1,1,1,-5,,LS", 't.csv:2 gpu_milli is "-5", wants a number that is not negative'),
         ("a,1,1,1,0,,LS", 't.csv:2 gpu_milli is "0", wants 1 to 1000'),
-        ("a,1", 't.csv:2 num_gpu is "None", wants a whole number'),
+        ("a,1", 't.csv:2 num_gpu is "", wants a whole number'),
     ],
 )
 def test_a_bad_line_is_named(line: str, message: str) -> None:
