@@ -117,7 +117,7 @@ async def test_the_sockets_may_vanish_without_a_restart(tmp_path: Path) -> None:
         before = node.agent.server.registrations
         (node.kubelet.plugin_folder / "aliyungpushare.sock").unlink()
         await eventually(lambda: node.agent.server.registrations > before, "registered again")
-        assert node.kubelet.healthy() == 15
+        await eventually(lambda: node.kubelet.healthy() == 15, "told the devices")
 
 
 async def test_sighup_registers_again(tmp_path: Path) -> None:
