@@ -21,7 +21,7 @@ App = Callable[[Request], Answer | Awaitable[Answer]]
 """Answers requests, at once where it can. It raises nothing: an error is an answer too."""
 
 HEAD_LIMIT_BYTES = 64 << 10
-BODY_LIMIT_BYTES = 128 << 20  # whole nodes of a large cluster, from a caller that is not nodeCacheCapable
+_STEP_BITS = 20  # so often, in bytes as a power of two, a body that grows is held against all the others
 MOST_CLIENTS = 500
 """kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
 
@@ -38,10 +38,13 @@ class Patience:
 
 @dataclass(slots=True)
 class Clients:
-    """All connections of one server; called, it makes the protocol of a new one."""
+    """All connections of one server; called, it makes the protocol of a new one.
+
+    `body_limit_bytes` is of one request, and of all large ones together.
+    """
 
     app: App
-    body_limit_bytes: int = BODY_LIMIT_BYTES
+    body_limit_bytes: int
     patience: Patience = Patience()
     most: int = MOST_CLIENTS
     draining: bool = False
@@ -57,6 +60,10 @@ class Clients:
         self.connections.add(connection)
         if len(self.connections) > self.most:
             max(self.connections, key=lambda each: each.silent_s(now)).abort()
+
+    def held_bytes(self) -> int:
+        """Of bodies that are on their way or being answered."""
+        return sum(each.held_bytes for each in self.connections)
 
     def sweep(self, now: float) -> None:
         """Cut off those that took too long. Looked at now and then: a timer for each request costs more."""
@@ -95,6 +102,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._refusal: Answer | None = None  # the last answer: what came after the waiting ones is no request
         self._busy = False  # an answer is being made
+        self._answering_bytes = 0  # of the body that it answers
         self._blocked = False  # the client does not read what we send
         self._deaf = False  # what it sends is not looked at any more
         self._lingering = False
@@ -171,16 +179,16 @@ class Connection(asyncio.Protocol):
             self._refuse(400, "the Host header is missing")
         elif int(self._headers.get("content-length", 0)) > self._clients.body_limit_bytes:
             self._refuse_body()
-        elif (encoding := self._headers.get("content-encoding", "identity")).lower() != "identity":
-            self._refuse(415, f"the request's body is encoded as {encoding}, wants it as it is")
         elif self._headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, part: bytes) -> None:
-        self._body_bytes += len(part)
+        before, self._body_bytes = self._body_bytes, self._body_bytes + len(part)
         if self._body_bytes > self._clients.body_limit_bytes:
             self._refuse_body()
-        elif self._refusal is None:
+        elif before >> _STEP_BITS != self._body_bytes >> _STEP_BITS:
+            self._refuse_crowd()
+        if self._refusal is None:
             self._body.append(part)
 
     def on_message_complete(self) -> None:
@@ -195,7 +203,7 @@ class Connection(asyncio.Protocol):
                     keep_alive=self._parser.should_keep_alive(),
                 )
             )
-        self._body = []
+        self._body, self._body_bytes = [], 0
 
     # -- answering -------------------------------------------------------------------------------------------
 
@@ -218,7 +226,7 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, Answer):
             self._answered(request, answer)
             return
-        self._busy = True
+        self._busy, self._answering_bytes = True, len(request.body)
         task = asyncio.ensure_future(self._await(request, answer))
         self._clients.answering.add(task)
         task.add_done_callback(self._clients.answering.discard)
@@ -228,7 +236,7 @@ class Connection(asyncio.Protocol):
         try:
             answer = await coming
         finally:
-            self._busy = False
+            self._busy, self._answering_bytes = False, 0
             self._clients.changed.set()
         self._answered(request, answer)
         self._go_on()
@@ -258,12 +266,17 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, status: int, sentence: str) -> None:
         self._deaf = True
-        self._body = []
+        self._body, self._body_bytes = [], 0
         if self._refusal is None:
             self._refusal = json_answer({"error": sentence}, status)
 
     def _refuse_body(self) -> None:
         self._refuse(413, f"the request's body has more than {self._clients.body_limit_bytes} bytes")
+
+    def _refuse_crowd(self) -> None:
+        """Each alone may send that much, all at once may not: it would be more memory than there is."""
+        if self._clients.held_bytes() > self._clients.body_limit_bytes:
+            self._refuse(503, "others send large requests just now; try again")
 
     def _linger(self) -> None:
         """Closing at once on a client that still sends would reset the connection before it has read why."""
@@ -284,6 +297,11 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    @property
+    def held_bytes(self) -> int:
+        waiting = sum(len(request.body) for request in self._waiting)
+        return self._body_bytes + waiting + self._answering_bytes
 
     def silent_s(self, now: float) -> float:
         """For how long nothing has come to an end here; less than nothing while an answer is being made."""

@@ -42,6 +42,7 @@ class Listen:
 
     `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
     `inherited`: a listening socket that somebody else opened for us, in place of host and port.
+    `body_limit_bytes`: as of `Clients`.
     """
 
     port: int
@@ -53,6 +54,7 @@ class Listen:
     drain_s: float = 5.0  # what a request that is under way gets to finish
     reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
     inherited: socket.socket | None = None
+    body_limit_bytes: int = 1 << 20
 
     @property
     def tls(self) -> bool:
@@ -65,7 +67,7 @@ async def serving(app: App, listen: Listen) -> AsyncIterator[int]:
 
     Raises `CannotServeError`.
     """
-    clients = Clients(app)
+    clients = Clients(app, listen.body_limit_bytes)
     context = _tls_context(listen) if listen.tls else None
     try:
         server = await _listening(clients, listen, context)

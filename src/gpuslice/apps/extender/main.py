@@ -46,6 +46,9 @@ from gpuslice.core.policy import make_policy
 
 _log = logging.getLogger(__name__)
 
+LARGEST_QUESTION_BYTES = 128 << 20
+"""Whole nodes of a large cluster, from a kube-scheduler that was not told ``nodeCacheCapable``."""
+
 COMPONENT = "gpushare-schd-extender"
 FIRST_LEASE_S = 1.0  # how long the start waits for the lease, so that the first list is already the leader's
 SETTLE_EVERY_S = 15.0
@@ -296,6 +299,7 @@ def listen_of(settings: ExtenderSettings) -> Listen:
         host=settings.host,
         certificate=settings.tls_certificate,
         key=settings.tls_key,
+        body_limit_bytes=LARGEST_QUESTION_BYTES,
     )
 
 

@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 Decide = Callable[[AdmissionRequest], dict[str, Any]]
 
+LARGEST_REVIEW_BYTES = 16 << 20  # two pods, the old and the new, of which the API server takes 3 MiB each
+
 
 class Webhook:
     """Everything of one webhook process."""
@@ -55,7 +57,13 @@ class Webhook:
 
     def _listen(self) -> Listen:
         chosen = self.settings
-        return Listen(chosen.port, chosen.host, certificate=chosen.tls_certificate, key=chosen.tls_key)
+        return Listen(
+            chosen.port,
+            chosen.host,
+            certificate=chosen.tls_certificate,
+            key=chosen.tls_key,
+            body_limit_bytes=LARGEST_REVIEW_BYTES,
+        )
 
     def _handler(self, verb: str, decide: Decide) -> Handler:
         def handle(request: Request) -> Answer:
