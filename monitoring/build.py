@@ -46,10 +46,10 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "These are the metrics of `gpuslice exporter` itself. In addition it exports the fields of the counter",
-        "file under dcgm-exporter's names, with device labels only ([replacing dcgm-exporter](dcgm-exporter.md)).",
-        "Names end with the base unit; a `_ratio` is 0 to 1. A value that could not be read is absent and",
-        "counted in `gpuslice_unavailable`.",
+        "These are the metrics of `gpuslice exporter` itself. In addition it exports the fields of the",
+        "counter file under dcgm-exporter's names, with device labels only",
+        "([replacing dcgm-exporter](dcgm-exporter.md)). Names end with the base unit; a `_ratio` is 0 to 1.",
+        "A value that could not be read is absent and counted in `gpuslice_unavailable`.",
         "",
     ]
     for group in groups():
