@@ -2,6 +2,7 @@
  * fit. */
 #include <string.h>
 
+#include "kernels.h"
 #include "measured.h"
 #include "own.h"
 #include "pools.h"
@@ -118,6 +119,8 @@ static uint64_t context_bytes(const struct birth *birth, struct own *own)
     struct gs_sight after;
     gs_look_at_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
     gs_learn_number(own, &birth->before.reading, &after.reading);
+    if (!gs_number_known())
+        gs_watch_kernels();
     if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
         return after.reading.mine - birth->before.reading.mine;
     /* In the books stand own->charged and the reservation, both of them for what is being measured. */
@@ -310,8 +313,10 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
         remember_primary(device, context);
     gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
     gs_assume_number(gs_own_of(card));
-    if (!gs_measure(card))
-        gs_add_piece(card, (uint64_t)(uintptr_t)context, 0, (int64_t)expected(card, device));
+    if (gs_measure(card))
+        return;
+    gs_watch_kernels();
+    gs_add_piece(card, (uint64_t)(uintptr_t)context, 0, (int64_t)expected(card, device));
 }
 
 /* One that was reset may still be current. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "elf.h"
+#include "kernels.h"
 #include "own.h"
 #include "pools.h"
 #include "throttle.h"
@@ -161,6 +162,7 @@ void gs_forget_everything(void)
     gs_forget_graphs();
     gs_forget_imports();
     gs_forget_own();
+    gs_forget_kernels();
     gs_pools_forget();
     gs_throttle_forget();
     gs_contexts_changed();

@@ -1,4 +1,5 @@
 /* Launches: a test of one flag where nothing is throttled. */
+#include "kernels.h"
 #include "throttle.h"
 
 #define BLOCKS ((uint64_t)grid_x * grid_y * grid_z)
@@ -12,8 +13,8 @@ int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y
                    unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
                    CUstream stream, void **parameters, void **extra)
 {
-    THROTTLED(DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream,
-                                     parameters, extra),
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                       shared_bytes, stream, parameters, extra)),
               stream, false, gs_work_key(function, BLOCKS));
 }
 
@@ -21,29 +22,31 @@ int cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int g
                         unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
                         CUstream stream, void **parameters, void **extra)
 {
-    THROTTLED(DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,
-                                          stream, parameters, extra),
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                            shared_bytes, stream, parameters, extra)),
               stream, true, gs_work_key(function, BLOCKS));
 }
 
 int cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream = config ? config->hStream : NULL;
-    THROTTLED(DRIVER(cuLaunchKernelEx)(config, function, parameters, extra), stream, false, key_of(function, config));
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernelEx)(config, function, parameters, extra)), stream, false,
+              key_of(function, config));
 }
 
 int cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
 {
     CUstream stream = config ? config->hStream : NULL;
-    THROTTLED(DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra), stream, true, key_of(function, config));
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra)), stream, true,
+              key_of(function, config));
 }
 
 int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                               unsigned int block_x, unsigned int block_y, unsigned int block_z,
                               unsigned int shared_bytes, CUstream stream, void **parameters)
 {
-    THROTTLED(DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                shared_bytes, stream, parameters),
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y,
+                                                                  block_z, shared_bytes, stream, parameters)),
               stream, false, gs_work_key(function, BLOCKS));
 }
 
@@ -51,8 +54,8 @@ int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, uns
                                    unsigned int block_x, unsigned int block_y, unsigned int block_z,
                                    unsigned int shared_bytes, CUstream stream, void **parameters)
 {
-    THROTTLED(DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                     shared_bytes, stream, parameters),
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y,
+                                                                       block_z, shared_bytes, stream, parameters)),
               stream, true, gs_work_key(function, BLOCKS));
 }
 

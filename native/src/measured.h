@@ -41,9 +41,16 @@ struct gs_sight {
 };
 enum gs_depth { GS_MEMORY, GS_MEMORY_AND_PROCESSES };
 void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth);
+/* The same in few words. */
+struct gs_glance {
+    bool known;
+    uint64_t device_used, held;
+};
+void gs_glance(struct gs_card *card, struct gs_glance *glance);
 int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after);
 /* What something took in a context, or gave back; until it is dropped, or its context is. */
 void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t bytes);
+uint64_t gs_piece(uint64_t key);
 void gs_drop_piece(struct gs_card *card, uint64_t key);
 
 void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes);

@@ -150,6 +150,17 @@ void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth
     gs_unlock(&lock);
 }
 
+void gs_glance(struct gs_card *card, struct gs_glance *glance)
+{
+    struct reading reading;
+    gs_lock(&lock);
+    glance->held = gs_used(card);
+    gs_read_memory(gs_own_of(card), &reading);
+    gs_unlock(&lock);
+    glance->known = reading.known;
+    glance->device_used = reading.known ? reading.device_used : 0;
+}
+
 int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after)
 {
     if (!before->reading.known || !after->reading.known)
@@ -192,6 +203,13 @@ static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
         gs_table_sift(&pieces, gather, &sum);
     uint64_t bytes = piece.bytes + sum.bytes;
     gs_charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
+}
+
+uint64_t gs_piece(uint64_t key)
+{
+    struct gs_entry piece = {0};
+    gs_table_get(&pieces, key, &piece);
+    return piece.bytes;
 }
 
 void gs_drop_piece(struct gs_card *card, uint64_t key)

@@ -1,5 +1,5 @@
 # libgpuslice.so: what containers preload. No dependency but libc, and nothing of it that an old glibc or musl lacks.
-SLICE_SOURCES := arrays attach books contexts core driver elf entry graphs holders imports launches limits memory modules os own \
+SLICE_SOURCES := arrays attach books contexts core driver elf entry graphs holders imports kernels launches limits memory modules os own \
   physical pools readings share slots table throttle told
 SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 # On aarch64 gcc otherwise asks the processor once, through a function of libc's that not every musl has.

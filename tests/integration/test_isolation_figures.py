@@ -126,6 +126,35 @@ def test_code_that_came_unseen_is_counted_within_a_second_of_allocations(tmp_pat
         assert box.card().used_bytes == box.machine.used()
 
 
+@pytest.mark.parametrize("figures", ["full", "none"])
+def test_code_that_comes_with_a_first_launch_is_counted(tmp_path: Path, figures: str) -> None:
+    """Also where there is no figure for the process: by what the card lost during that launch."""
+    box = contained(tmp_path / "box", machine_with(tmp_path, "560.35.03"), figures)
+    with box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok("alloc 0 plain 1")
+        for _ in range(3):
+            worker.ok(f"launch-lazily {20 * MIB}")
+        until = time.monotonic() + 20
+        while box.card().used_bytes < box.machine.used() and time.monotonic() < until:
+            worker.ok(f"alloc 1 plain {2 * MIB}")
+            worker.ok("free 1")
+        assert box.card().used_bytes == box.machine.used() > 60 * MIB
+        worker.ok("reset")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_a_neighbour_that_takes_much_during_a_first_launch_is_not_us(tmp_path: Path) -> None:
+    """No kernel brings that much."""
+    machine = machine_with(tmp_path, "560.35.03")
+    box = contained(tmp_path / "box", machine, "none")
+    with box.worker() as worker:
+        worker.ok("start 0")
+        before = box.card().used_bytes
+        worker.ok(f"launch-lazily {400 * MIB}")
+        assert box.card().used_bytes < before + 100 * MIB
+
+
 # ---- what may be in the driver's figure or not
 
 
