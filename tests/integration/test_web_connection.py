@@ -150,6 +150,7 @@ async def test_requests_sent_ahead_are_answered_one_at_a_time_and_in_order() -> 
         (f"{POST_ECHO}Content-Length: {LIMIT_BYTES + 1}\r\n\r\n", 413, "more than 1000 bytes"),
         (chunked(*["x" * 100] * 11), 413, "more than 1000 bytes"),
         (f"GET /echo HTTP/1.1\r\n{HEAD}Long: {'x' * 600_000}", 431, "head has more than"),
+        (f"{POST_ECHO}Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello", 415, "encoded as gzip"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400, "this is not HTTP/1.1"),  # TLS on a plain port
     ],
 )  # fmt: skip
