@@ -68,6 +68,15 @@ def test_a_pod_asks_for_its_peak() -> None:
     assert pod_feed(decoded(containers=apps, initContainers=inits)) == Feed(3200, 4096)
 
 
+def test_what_a_pod_asks_for_as_a_whole_wins_and_its_runtime_class_costs_more() -> None:
+    apps = [container("1", "1Gi"), container("500m", "2Gi")]
+    whole = {"requests": {"cpu": "4"}, "limits": {"cpu": "4"}}
+    assert pod_feed(decoded(containers=apps, resources=whole)) == Feed(4000, 3072)
+    assert pod_feed(decoded(containers=apps, overhead={"cpu": "250m", "memory": "120Mi"})) == Feed(1750, 3192)
+    bare = [{"name": "bare"}]
+    assert pod_feed(decoded(containers=bare, resources={"requests": {"memory": "1Gi"}})) == Feed(0, 1024)
+
+
 def test_who_asks_for_one_of_both_or_for_nothing_asks_for_no_more() -> None:
     bare, quiet = {"name": "bare"}, {"name": "quiet", "resources": {}}
     cpu = {"name": "cpu", "resources": {"requests": {"cpu": "1"}}}

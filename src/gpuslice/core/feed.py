@@ -47,10 +47,32 @@ class FedSpecLike(Protocol):
     def containers(self) -> Sequence[FedLike]: ...
     @property
     def init_containers(self) -> Sequence[FedLike] | None: ...
+    @property
+    def resources(self) -> AmountsLike | None: ...
+    @property
+    def overhead(self) -> Mapping[str, str | int | float] | None: ...
 
 
 def pod_feed(spec: FedSpecLike) -> Feed:
-    """What a pod asks for at its peak: apps beside sidecars, or an init container beside those before it."""
+    """What a pod asks for, as kube-scheduler counts it (``PodRequests`` of k8s.io/component-helpers).
+
+    What it asks for as a whole wins over the sum of its containers; its runtime class may cost some more.
+    """
+    asked = _of_containers(spec)
+    whole = spec.resources.requests if spec.resources is not None else None
+    if whole:
+        told = _feed(whole.get("cpu", 0), whole.get("memory", 0))
+        asked = Feed(
+            told.cpu_milli if "cpu" in whole else asked.cpu_milli,
+            told.memory_mib if "memory" in whole else asked.memory_mib,
+        )
+    if not spec.overhead:
+        return asked
+    return _plus(asked, _feed(spec.overhead.get("cpu", 0), spec.overhead.get("memory", 0)))
+
+
+def _of_containers(spec: FedSpecLike) -> Feed:
+    """At their peak: apps beside sidecars, or an init container beside those before it."""
     apps = sidecars = largest = NO_FEED
     for each in spec.containers:
         apps = _plus(apps, _asked(each))

@@ -53,6 +53,8 @@ class PodSpec(_Object):
     scheduler_name: str = ""
     containers: list[Container] = []
     init_containers: list[Container] | None = None
+    resources: Resources | None = None
+    overhead: dict[str, str | int | float] | None = None
     node_selector: dict[str, str] | None = None
     tolerations: list[Toleration] | None = None
     affinity: dict[str, Any] | None = None

@@ -72,6 +72,8 @@ class SlimPodSpec(_Slim):
     scheduler_name: str = ""
     containers: list[SlimContainer] = []
     init_containers: list[SlimContainer] | None = None
+    resources: SlimResources | None = None
+    overhead: dict[str, str | int | float] | None = None
     priority: int | None = None
     node_selector: dict[str, str] | None = None
     affinity: SlimAffinity | None = None

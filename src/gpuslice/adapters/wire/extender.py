@@ -52,6 +52,8 @@ class Spread(_Wire):
 class PodSpec(_Wire):
     containers: list[Container] = []
     init_containers: list[Container] | None = None
+    resources: Resources | None = None
+    overhead: dict[str, str | int | float] | None = None
     priority: int | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[Spread] | None = None
