@@ -42,7 +42,7 @@ struct gpuslice_card {
     _Alignas(64) _Atomic int64_t credit_ns;
     _Atomic uint64_t credit_at_ns; /* monotonic time up to which credit was given */
     _Atomic uint64_t charged_ns;   /* device time charged, ever */
-    _Atomic uint64_t window_busy_ns, window_charged_ns; /* since the newest sample: as events told, as charged */
+    _Atomic uint64_t busy_ns, billed_ns; /* ever: as events told, and what of it was charged at once */
     _Atomic uint64_t recent_busy_ns, recent_own_ns; /* of late: as events told, what of it was our own */
     _Atomic uint64_t learned_at_ns;
 };

@@ -24,6 +24,7 @@ struct reading {
     uint64_t bytes[GS_LISTED]; /* 0 where NVML gives none */
 };
 
+bool gs_open_device(const struct gs_card *card, nvmlDevice_t *device);
 struct own *gs_own_of(struct gs_card *card);
 void gs_read_memory(const struct own *own, struct reading *reading);
 void gs_read_processes(const struct own *own, struct reading *reading); /* a thousand times as slow on many a driver */

@@ -38,26 +38,29 @@ static void notice_end(void)
         at_exit(leave, NULL, NULL);
 }
 
-/* Under the lock of who asks. Held for good: the program's own count of initialisations stays its own. */
+/* Held for good: the program's own count of initialisations stays its own. Two threads may find the same at once. */
 static bool is_ready(void)
 {
     gs_bind_nvml(NULL);
     if (__atomic_load_n(&leaving, __ATOMIC_RELAXED))
         return false;
-    if (!nvml_ready && DRIVER(nvmlInit_v2)() == NVML_SUCCESS) {
-        nvml_ready = true;
+    bool ready = __atomic_load_n(&nvml_ready, __ATOMIC_ACQUIRE);
+    if (!ready && DRIVER(nvmlInit_v2)() == NVML_SUCCESS) {
+        ready = true;
+        __atomic_store_n(&nvml_ready, true, __ATOMIC_RELEASE);
         notice_end();
     }
-    return nvml_ready;
+    return ready;
 }
 
-static bool open_device(const struct gs_card *card, nvmlDevice_t *device)
+bool gs_open_device(const struct gs_card *card, nvmlDevice_t *device)
 {
     if (!is_ready())
         return false;
-    if (!devices[card->index] && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, &devices[card->index]) != NVML_SUCCESS)
-        devices[card->index] = NULL;
-    *device = devices[card->index];
+    *device = __atomic_load_n(&devices[card->index], __ATOMIC_ACQUIRE);
+    if (!*device && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device) != NVML_SUCCESS)
+        return false;
+    __atomic_store_n(&devices[card->index], *device, __ATOMIC_RELEASE);
     return *device != NULL;
 }
 
@@ -103,7 +106,7 @@ void gs_read_processes(const struct own *own, struct reading *reading)
 {
     nvmlDevice_t device;
     reading->count = 0;
-    if (open_device(own->card, &device))
+    if (gs_open_device(own->card, &device))
         read_list(device, reading);
     uint32_t self = our_number();
     reading->mine = self ? figure_of(reading, self) : 0;
@@ -125,7 +128,7 @@ void gs_read_memory(const struct own *own, struct reading *reading)
 {
     nvmlDevice_t device;
     nvmlMemory_t memory;
-    reading->known = open_device(own->card, &device) && DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) == NVML_SUCCESS;
+    reading->known = gs_open_device(own->card, &device) && DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) == NVML_SUCCESS;
     if (reading->known)
         reading->device_used = memory.used;
     else

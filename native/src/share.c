@@ -107,8 +107,8 @@ uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t b
 {
     uint64_t busy = busy_ns < (uint64_t)MOST_DEBT_NS ? busy_ns : (uint64_t)MOST_DEBT_NS;
     uint64_t own = (uint64_t)own_part_of(card, now_ns, (int64_t)busy);
-    atomic_fetch_add(&card->window_busy_ns, busy);
-    atomic_fetch_add(&card->window_charged_ns, own);
+    atomic_fetch_add(&card->busy_ns, busy);
+    atomic_fetch_add(&card->billed_ns, own);
     gs_share_spend(card, own);
     return own;
 }
@@ -173,26 +173,88 @@ static void settle(struct gpuslice_card *card, int64_t charged_ns, int64_t own_n
         take(card, own_ns - charged_ns);
 }
 
-void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
-                    const struct gs_share_sample *sample, enum gs_share_ask how)
+/* ---- the past ---- */
+
+#define MOMENT_NS 8000000u /* between two moments: two seconds in all */
+
+static const struct gs_share_moment *moment(const struct gs_share_past *past, uint32_t number)
 {
-    uint64_t from_us = atomic_load(&card->sampled_us);
-    if (sample->until_us == from_us)
+    return &past->moments[number % GS_SHARE_MOMENTS];
+}
+
+void gs_share_note(struct gs_share_past *past, struct gpuslice_card *card, uint64_t now_ns)
+{
+    if (past->count && now_ns - moment(past, past->count - 1)->at_ns < MOMENT_NS)
         return;
-    int64_t in_flight = clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
-    int64_t window = clamp((int64_t)(sample->until_us - from_us), 0, MOST_DEBT_NS / 1000 + 1) * 1000;
-    int64_t busy = clamp((int64_t)atomic_exchange(&card->window_busy_ns, 0), 0, MOST_DEBT_NS);
-    int64_t charged = clamp((int64_t)atomic_exchange(&card->window_charged_ns, 0), 0, MOST_DEBT_NS);
-    atomic_store(&card->sampled_us, sample->until_us);
-    int64_t covered = covered_ns(window, busy, how);
+    past->moments[past->count++ % GS_SHARE_MOMENTS] =
+        (struct gs_share_moment){now_ns, atomic_load(&card->busy_ns), atomic_load(&card->billed_ns)};
+}
+
+static uint64_t between(uint64_t from, uint64_t to, double part)
+{
+    return to > from ? from + (uint64_t)((double)(to - from) * part) : from;
+}
+
+/* How far the account was then; what happened between two moments happened evenly. False if nobody looked so early. */
+static bool account_at(const struct gs_share_past *past, const struct gs_share_moment *now, uint64_t at_ns,
+                       struct gs_share_moment *account)
+{
+    uint32_t kept = past->count < GS_SHARE_MOMENTS ? past->count : GS_SHARE_MOMENTS;
+    const struct gs_share_moment *after = now, *before;
+    for (uint32_t back = 1; back <= kept; back++, after = before) {
+        before = moment(past, past->count - back);
+        if (before->at_ns > at_ns)
+            continue;
+        double part = after->at_ns > at_ns ? (double)(at_ns - before->at_ns) / (double)(after->at_ns - before->at_ns) : 1;
+        *account = (struct gs_share_moment){at_ns, between(before->busy_ns, after->busy_ns, part),
+                                            between(before->billed_ns, after->billed_ns, part)};
+        return true;
+    }
+    return false;
+}
+
+/* ---- a sample ---- */
+
+/* What the account says of the sample's window. */
+struct window {
+    int64_t ns, busy_ns, billed_ns;
+};
+
+/* From the end of the last window, or where another process settled that one, from its time. */
+static bool window_of(struct gs_share_past *past, const struct gs_share_moment *now, uint64_t from_ns, uint64_t until_ns,
+                      struct window *window)
+{
+    struct gs_share_moment from = past->settled, until;
+    uint64_t off_ns = from.at_ns > from_ns ? from.at_ns - from_ns : from_ns - from.at_ns;
+    if (until_ns - from_ns > (uint64_t)MOST_DEBT_NS || !account_at(past, now, until_ns, &until))
+        return false;
+    past->settled = until;
+    if (off_ns > MOMENT_NS && !account_at(past, now, from_ns, &from))
+        return false;
+    *window = (struct window){(int64_t)(until_ns - from_ns), clamp((int64_t)(until.busy_ns - from.busy_ns), 0, MOST_DEBT_NS),
+                              clamp((int64_t)(until.billed_ns - from.billed_ns), 0, MOST_DEBT_NS)};
+    return true;
+}
+
+void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
+                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
+                    enum gs_share_ask how)
+{
+    struct gs_share_moment now = {now_ns, atomic_load(&card->busy_ns), atomic_load(&card->billed_ns)};
+    uint64_t from_us = atomic_load(&card->sampled_us), from_ns = until_ns - (sample->until_us - from_us) * 1000;
+    struct window window;
+    if (sample->until_us == from_us || !atomic_compare_exchange_strong(&card->sampled_us, &from_us, sample->until_us))
+        return;
+    int64_t covered = window_of(past, &now, from_ns, until_ns, &window) ? covered_ns(window.ns, window.busy_ns, how) : 0;
     if (sample->own_percent <= 0 || covered <= 0) {
         atomic_store(&card->unsettled_ns, 0);
         return;
     }
     /* What was sampled beyond our busy time is of work under way, which no event has told of yet. */
+    int64_t in_flight = clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
     int64_t seen = clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
-    int64_t own = clamp(seen, least_own_ns(sample, covered, busy), busy);
+    int64_t own = clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);
     atomic_store(&card->unsettled_ns, (uint64_t)clamp(seen - own, 0, in_flight));
-    settle(card, charged, own, in_flight);
-    remember(card, percent, now_ns, busy, own);
+    settle(card, window.billed_ns, own, in_flight);
+    remember(card, percent, now_ns, window.busy_ns, own);
 }

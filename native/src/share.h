@@ -29,7 +29,21 @@ enum gs_share_ask { GS_SHARE_NOT_NOW, GS_SHARE_ASK, GS_SHARE_ASK_AFTER_GAP };
 /* Whether NVML may have something new, told to one caller at a time; `after gap` when nobody asked for so long that
  * samples may have gone by unseen. `realtime_us` is on the clock of the samples. */
 enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us, bool waits);
+
+/* How far the account was at some moments of the last seconds: samples may be that old when they come. A process's own;
+ * zeros are an empty one. */
+#define GS_SHARE_MOMENTS 256u
+struct gs_share_past {
+    struct gs_share_moment {
+        uint64_t at_ns, busy_ns, billed_ns;
+    } moments[GS_SHARE_MOMENTS]; /* a ring */
+    uint32_t count;              /* ever */
+    struct gs_share_moment settled; /* the end of the last sample's window */
+};
+void gs_share_note(struct gs_share_past *past, struct gpuslice_card *card, uint64_t now_ns);
+/* `until_ns`: of the sample, on the clock of `now_ns`. */
 void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
-                    const struct gs_share_sample *sample, enum gs_share_ask how);
+                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
+                    enum gs_share_ask how);
 
 #endif

@@ -1,6 +1,6 @@
 # libgpuslice.so: what containers preload. No dependency but libc, and nothing of it that an old glibc or musl lacks.
 SLICE_SOURCES := arrays attach books contexts core driver elf entry graphs holders imports kernels launches limits memory modules os own \
-  physical pools readings share slots table throttle told
+  physical pools readings samples share slots table throttle told
 SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 # On aarch64 gcc otherwise asks the processor once, through a function of libc's that not every musl has.
 NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /dev/null 2>&1 && echo -mno-outline-atomics)

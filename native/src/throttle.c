@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "os.h"
+#include "samples.h"
 #include "share.h"
 #include "slots.h"
 
@@ -20,7 +21,6 @@
 #define DENSE_NS 20000u      /* launches closer than this are timed together */
 #define LOOK_EVERY_NS 50000u /* at the oldest batch */
 #define SWEEP_EVERY_NS UINT64_C(100000000)
-#define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
 #define STALLED_NS (UINT64_C(2) * SECOND_NS)
 #define FIRST_GUESS_NS 1000000u /* of work of which none has finished yet: one such goes at a time */
 #define KEYS 1024u
@@ -51,6 +51,9 @@ struct line {
     struct batch batches[BATCHES]; /* a ring: [oldest, oldest + count) are under way */
     uint32_t oldest, count;
     uint64_t looked_ns;
+    uint64_t settled_ns; /* busy time since this process last saw a sample */
+    struct gs_share_past past;
+    uint64_t worked_at_ns; /* the last time that it had work under way */
     uint32_t average_ns[KEYS]; /* own time of a launch, by key; 0 unknown */
     CUevent covered; /* busy time up to here is charged: work on several streams at once is busy once */
     CUcontext covered_context;
@@ -70,6 +73,7 @@ void gs_throttle_start(const struct gs_card *cards, uint32_t card_count)
 void gs_throttle_forget(void)
 {
     lock = (struct gs_lock){0};
+    gs_samples_forget();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (lines[i].card) /* else never touched: no need for its memory */
             memset(&lines[i], 0, sizeof lines[i]);
@@ -135,8 +139,10 @@ static uint32_t clipped_ns(double ns) { return ns < FIRST_UNDER_WAY + 1 ? FIRST_
 
 static void settle(struct line *line, const struct batch *batch, uint64_t busy_ns)
 {
-    uint64_t own = gs_share_charge(entry_of(line->card), gs_monotonic_ns(), busy_ns);
+    uint64_t now_ns = gs_monotonic_ns(), own = gs_share_charge(entry_of(line->card), now_ns, busy_ns);
     change_in_flight(line->card, -(int64_t)batch->estimate_ns);
+    line->settled_ns += busy_ns;
+    line->worked_at_ns = now_ns;
     for (uint32_t i = 0; i < batch->launches; i++) {
         uint32_t *average = &line->average_ns[batch->launched[i].key];
         double now = (double)own * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
@@ -258,73 +264,35 @@ static struct batch *open_batch(struct line *line, const struct gs_work *work, u
 
 /* ---- what NVML knows ---- */
 
-/* NVML speaks of processes by the host's numbers. Ours are known by them where they were learned, or where they are our
- * own numbers too. */
-static bool bears(const struct gpuslice_slot *slot, uint32_t pid)
+static struct gs_doings doings_of(const struct line *line, uint64_t now_ns)
 {
-    uint64_t host_pid = atomic_load(&slot->host_pid);
-    if (!host_pid && atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE)
-        host_pid = atomic_load(&slot->pid);
-    return host_pid == pid && atomic_load(&slot->owner);
+    gs_lock(&lock);
+    bool idle = !line->count && line->worked_at_ns && now_ns > line->worked_at_ns;
+    struct gs_doings doings = {line->settled_ns, idle ? now_ns - line->worked_at_ns : 0};
+    gs_unlock(&lock);
+    return doings;
 }
 
-static bool is_ours(uint32_t pid)
+static void begin_doings(struct line *line)
 {
-    struct gs_attachment at = gs_books_at(&gs_books);
-    for (uint64_t i = 0; pid && i < gs_slots_high(at.region, at.slot); i++)
-        if (bears(&at.region->slots[i], pid))
-            return true;
-    return false;
+    gs_lock(&lock);
+    line->settled_ns = 0;
+    gs_unlock(&lock);
 }
 
-#define SAMPLES 256u
-#define SAMPLED_US 1000000u
-
-static bool is_newest(const nvmlProcessUtilizationSample_t *samples, unsigned int number, unsigned int i)
-{
-    for (unsigned int other = 0; other < number; other++)
-        if (samples[other].pid == samples[i].pid &&
-            (samples[other].timeStamp > samples[i].timeStamp || (other < i && samples[other].timeStamp == samples[i].timeStamp)))
-            return false;
-    return true;
-}
-
-/* Each process counts with its newest sample. */
-static struct gs_share_sample sum_of(const nvmlProcessUtilizationSample_t *samples, unsigned int number)
-{
-    struct gs_share_sample sum = {0};
-    for (unsigned int i = 0; i < number; i++) {
-        if (samples[i].timeStamp > sum.until_us)
-            sum.until_us = samples[i].timeStamp;
-        if (!is_newest(samples, number, i) || samples[i].smUtil > 100)
-            continue;
-        *(is_ours(samples[i].pid) ? &sum.own_percent : &sum.others_percent) += (int32_t)samples[i].smUtil;
-        sum.listed++;
-    }
-    return sum;
-}
-
-/* False if NVML cannot tell, or has nothing newer than what was seen. */
-static bool take_sample(const struct gs_card *card, struct gs_share_sample *sum)
-{
-    nvmlDevice_t device;
-    nvmlProcessUtilizationSample_t samples[SAMPLES];
-    unsigned int number = SAMPLES;
-    uint64_t earliest = gs_realtime_us() - SAMPLED_US, seen = atomic_load(&entry_of(card)->sampled_us);
-    gs_bind_nvml(NULL);
-    if (DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, &device) != NVML_SUCCESS ||
-        DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, &number, seen > earliest ? seen : earliest) != NVML_SUCCESS)
-        return false;
-    *sum = sum_of(samples, number < SAMPLES ? number : SAMPLES);
-    return sum->until_us != seen;
-}
-
-static void learn(const struct gs_card *card, uint64_t now_ns, bool waits)
+static void learn(struct line *line, const struct gs_card *card, uint64_t now_ns, bool waits)
 {
     struct gs_share_sample sample;
+    gs_share_note(&line->past, entry_of(card), now_ns);
     enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us(), waits);
-    if (how && take_sample(card, &sample))
-        gs_share_learn(entry_of(card), card->share_percent, now_ns, in_flight_ns(card), &sample, how);
+    if (how == GS_SHARE_NOT_NOW)
+        return;
+    struct gs_doings doings = doings_of(line, now_ns);
+    if (!gs_sample(card, &doings, how == GS_SHARE_ASK, &sample))
+        return;
+    begin_doings(line);
+    uint64_t age_us = gs_realtime_us() - sample.until_us, until_ns = gs_monotonic_ns() - age_us * 1000;
+    gs_share_learn(entry_of(card), card->share_percent, now_ns, in_flight_ns(card), &line->past, &sample, until_ns, how);
 }
 
 /* ---- launching ---- */
@@ -381,7 +349,7 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
     struct progress progress = {atomic_load(&entry_of(card)->charged_ns), now};
     int64_t headroom;
     look_locked(line, now, LOOK_EVERY_NS);
-    learn(card, now, false);
+    learn(line, card, now, false);
     while (!may_launch(line, key, headroom = headroom_ns(card, now)) && !is_stalled(card, &progress, now)) {
         pause_launching(line);
         gs_sleep_ns(gs_share_wait_ns(card->share_percent, headroom));
@@ -389,7 +357,7 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
         atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);
         now = woken;
         look_locked(line, now, 0);
-        learn(card, now, true);
+        learn(line, card, now, true);
         if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
             swept = now;
             gs_books_sweep(&gs_books);
@@ -457,6 +425,8 @@ struct gs_work gs_work_begin(CUstream stream, bool own_stream, uint64_t key)
     }
     gs_books_look(&gs_books);
     struct line *line = &lines[work.place.card->index];
+    if (!line->card)
+        gs_samples_begin(work.place.card);
     wait_for_credit(line, work.place.card, work.key);
     note_launch(line, &work);
     return work;

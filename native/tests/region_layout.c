@@ -23,8 +23,8 @@ int main(void)
     FIELD(gpuslice_card, credit_ns);
     FIELD(gpuslice_card, credit_at_ns);
     FIELD(gpuslice_card, charged_ns);
-    FIELD(gpuslice_card, window_busy_ns);
-    FIELD(gpuslice_card, window_charged_ns);
+    FIELD(gpuslice_card, busy_ns);
+    FIELD(gpuslice_card, billed_ns);
     FIELD(gpuslice_card, recent_busy_ns);
     FIELD(gpuslice_card, recent_own_ns);
     FIELD(gpuslice_card, learned_at_ns);

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -121,26 +122,42 @@ def assert_charged(box: Container) -> None:
     assert head.cards[0].charged_ns >= 0.8 * busy_ns(box.machine)
 
 
-def test_two_containers_get_their_shares(tmp_path: Path) -> None:
-    """Each its own, within a few percent of the card, although both want all of it."""
+def worked_ns(machine: Machine, worker: Worker) -> int:
+    with gpu.Machine(machine.state) as cards:
+        return cards.worked_ns(worker.pid)
+
+
+def shares_of_work(machine: Machine, workers: Sequence[Worker], seconds: float) -> list[float]:
+    """Each one's percent of the card from now on."""
+    began, before = time.monotonic_ns(), [worked_ns(machine, worker) for worker in workers]
+    time.sleep(seconds)
+    passed = time.monotonic_ns() - began
+    done = [worked_ns(machine, worker) for worker in workers]
+    return [100 * (after - start) / passed for start, after in zip(before, done, strict=True)]
+
+
+@pytest.mark.parametrize("shares", [(30, 60), (10, 20, 30)], ids=str)
+def test_busy_containers_get_their_shares_within_two_seconds(tmp_path: Path, shares: tuple[int, ...]) -> None:
+    """Each its own, although all want the whole card and nobody tells them of each other."""
     machine = make_machine(tmp_path, kernel_us=1000)
-    small = make_container(tmp_path / "small", machine, share=30)
-    large = make_container(tmp_path / "large", machine, share=60)
-    with small.worker() as one, large.worker() as two:
-        one.ok("start 0")
-        two.ok("start 0")
+    boxes = [make_container(tmp_path / f"{share}", machine, share=share) for share in shares]
+    with ExitStack() as stack:
+        workers = [stack.enter_context(box.worker()) for box in boxes]
+        for worker in workers:
+            worker.ok("start 0")
 
-        def furthest_below() -> float:
-            """How far from its share the worse of the two is, below it; 100 if one is above."""
-            for worker in (one, two):
-                burn(worker, WARM_UP_MS + MEASURED_MS, 1)
-            launched = [int(worker.heard().split()[1]) for worker in (one, two)]
-            shares = [100 * count / (WARM_UP_MS + MEASURED_MS) for count in launched]
-            assert shares[0] <= 30 + 5, shares
-            assert shares[1] <= 60 + 5, shares
-            return 100 - max(30 - shares[0], 60 - shares[1])
+        def least_part() -> float:
+            """The part of its share that the worst off got, in percent; none of them more than its share."""
+            for worker in workers:
+                burn(worker, 2000 + MEASURED_MS + 500, 1)
+            time.sleep(2)
+            found = shares_of_work(machine, workers, MEASURED_MS / 1000)
+            for worker in workers:
+                worker.heard()
+            assert all(percent <= share + 5 for percent, share in zip(found, shares, strict=True)), found
+            return min(100 * percent / share for percent, share in zip(found, shares, strict=True))
 
-        assert_reaches(furthest_below, 100 - 5, 110)
+        assert_reaches(least_part, 85, 160)
 
 
 def spent(worker: Worker) -> None:
@@ -200,14 +217,46 @@ def test_a_forked_child_launches_within_the_same_share(tmp_path: Path) -> None:
         assert_reaches(lambda: share_of_card(box.machine, worker, 1), 25, 35)
 
 
-def test_figures_that_are_not_of_our_processes_correct_nothing(tmp_path: Path) -> None:
-    """Where NVML names processes by numbers that the container does not know, all of them look like others':
-    taken for idleness of ours, that would raise the share without end."""
+OTHER_NAMESPACE = 4026532999
+
+
+def in_a_pid_namespace(box: Container) -> None:
+    """As a container's first process finds itself: its own number says nothing about NVML's."""
+    with box.region_path.open("r+b") as region:
+        region.seek(ctypes.sizeof(layout.Head) + layout.Slot.pid_namespace.offset)
+        region.write(OTHER_NAMESPACE.to_bytes(8, "little"))
+
+
+def first_slot(box: Container) -> layout.Slot:
+    return layout.Slot.from_buffer_copy(box.region_path.read_bytes(), ctypes.sizeof(layout.Head))
+
+
+def test_alone_nothing_is_corrected_whatever_nvml_says(tmp_path: Path) -> None:
     with container(tmp_path, share=30, kernel_us=1000) as box, box.worker() as worker:
         worker.ok("start 0")
-        with box.region_path.open("r+b") as region:
-            region.seek(ctypes.sizeof(layout.Head) + layout.Slot.pid_namespace.offset)
-            region.write((4026532999).to_bytes(8, "little"))
+        in_a_pid_namespace(box)
         assert_reaches(lambda: share_of_card(box.machine, worker, 1), 25, 35)
-        head = layout.Head.from_buffer_copy(box.region_path.read_bytes())
-        assert head.cards[0].recent_busy_ns == 0
+
+
+def test_in_a_pid_namespace_samples_show_which_number_is_ours(tmp_path: Path) -> None:
+    """Neighbours were at work before us: they are somebody else. Who is new whenever we work is us."""
+    machine = make_machine(tmp_path, kernel_us=500)
+    box = make_container(tmp_path / "box", machine, share=10)
+    other = make_container(tmp_path / "other", machine, share=40)
+    with box.worker() as worker, other.worker() as neighbour:
+        worker.ok("start 0")
+        neighbour.ok("start 0")
+        in_a_pid_namespace(box)
+
+        def part_of_share() -> float:
+            burn(neighbour, 7000, 0)
+            time.sleep(1)
+            burn(worker, 5500, 0)
+            time.sleep(3.5)
+            (found,) = shares_of_work(machine, [worker], 1.5)
+            for each in (worker, neighbour):
+                each.heard()
+            return 10 * found
+
+        assert_reaches(part_of_share, 85, 150)
+        assert first_slot(box).host_pid == worker.pid

@@ -16,6 +16,16 @@ class Sample(ctypes.Structure):
     )
 
 
+class Past(ctypes.Structure):
+    """How far the account was at 256 moments."""
+
+    _fields_ = (
+        ("moments", ctypes.c_uint64 * 3 * 256),
+        ("count", ctypes.c_uint32),
+        ("settled", ctypes.c_uint64 * 3),
+    )
+
+
 class Arithmetic:
     """share.c."""
 
@@ -32,6 +42,9 @@ class Arithmetic:
         self.spend.argtypes, self.spend.restype = (card, u64), None
         self.ask = library.gs_share_ask
         self.ask.argtypes, self.ask.restype = (card, u64, u64, ctypes.c_bool), ctypes.c_int
+        self.note = library.gs_share_note
+        self.note.argtypes, self.note.restype = (ctypes.POINTER(Past), card, u64), None
         self.learn = library.gs_share_learn
-        self.learn.argtypes = (card, u32, u64, u64, ctypes.POINTER(Sample), ctypes.c_int)
+        sample, past = ctypes.POINTER(Sample), ctypes.POINTER(Past)
+        self.learn.argtypes = (card, u32, u64, u64, past, sample, u64, ctypes.c_int)
         self.learn.restype = None

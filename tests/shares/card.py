@@ -52,7 +52,8 @@ class Taken:
 class Card:
     """Processes with work take turns: evenly at every moment, or for `slice_ns` each."""
 
-    def __init__(self, slice_ns: int = 0) -> None:
+    def __init__(self, slice_ns: int = 0, sample_age_ns: int = 0) -> None:
+        self._sample_age = sample_age_ns
         self.now = float(EPOCH)
         self.processes: list[Process] = []
         self.samples: deque[Taken] = deque(maxlen=16)
@@ -61,6 +62,11 @@ class Card:
         self._turn_ends = 0.0
         self._sample_ends = EPOCH + SAMPLE
         self._step_ends = EPOCH + STEP
+
+    def newest_sample(self) -> Taken | None:
+        """The newest that can be had: they may come late."""
+        past = (each for each in reversed(self.samples) if each.until <= self.now - self._sample_age)
+        return next(past, None)
 
     def advance(self, to: float) -> Process | None:
         """Up to that time, or to the moment at which a process that is watched has nothing left."""

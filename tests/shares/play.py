@@ -63,11 +63,12 @@ def play(
     seconds: float,
     *,
     slice_ns: int = 0,
+    sample_age_ns: int = 0,
     seed: int = 0,
 ) -> list[Seen]:
     """All containers at once on one card for so long."""
     chance = random.Random(seed)
-    card = Card(slice_ns)
+    card = Card(slice_ns, sample_age_ns)
     boxes, threads = [], []
     for each in parties:
         box = Container(each.share, arithmetic, card, each.reading)

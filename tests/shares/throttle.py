@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Sample
+from tests.shares.arithmetic import Arithmetic, Past, Sample
 from tests.shares.card import MS, SECOND, US, Card, Event, Process, Work
 
 BATCHES: Final = 64
@@ -64,14 +64,17 @@ class Container:
             else 1
         )
 
-    def learn(self, waits: bool) -> None:
+    def learn(self, past: Past, waits: bool) -> None:
         now = int(self.card.now)
+        self.arithmetic.note(past, self.at, now)
         how = self.arithmetic.ask(self.at, now, now // US, waits)
-        newest = self.card.samples[-1] if self.card.samples else None
-        if not how or not newest or newest.until // US <= self.entry.sampled_us:
+        newest = self.card.newest_sample()
+        if not how or not newest or newest.until // US == self.entry.sampled_us:
             return
         sample = Sample(newest.until // US, *self.reading(newest.percents, self._numbers()))
-        self.arithmetic.learn(self.at, self.share, now, self.in_flight(), ctypes.byref(sample), how)
+        self.arithmetic.learn(
+            self.at, self.share, now, self.in_flight(), past, ctypes.byref(sample), newest.until, how
+        )
 
 
 @dataclass(eq=False)
@@ -97,6 +100,7 @@ class Throttle:
         self._ring: deque[Batch] = deque()
         self._averages: dict[int, float] = {}
         self._covered = -1.0
+        self._past = Past()
 
     def launch(self, own_ns: float, key: int = 0) -> Steps:
         if self._box.share < 100:
@@ -116,7 +120,7 @@ class Throttle:
     def _wait(self, key: int) -> Steps:
         charged, since = self._box.entry.charged_ns, self._card.now
         self._look()
-        self._box.learn(waits=False)
+        self._box.learn(self._past, waits=False)
         while not self._may_launch(key, headroom := self._box.headroom()):
             if self._ring:
                 self._close(self._ring[-1])
@@ -124,7 +128,7 @@ class Throttle:
                 break
             yield int(self._box.arithmetic.wait(self._box.share, headroom) + self._latency())
             self._look()
-            self._box.learn(waits=True)
+            self._box.learn(self._past, waits=True)
             if charged != self._box.entry.charged_ns:
                 charged, since = self._box.entry.charged_ns, self._card.now
 

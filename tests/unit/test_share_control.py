@@ -165,7 +165,18 @@ def test_a_card_that_slows_down_is_divided_all_the_same(arithmetic: Arithmetic) 
         assert max(seen.windows(0)) <= seen.share + ABOVE
 
 
-# ---- what NVML says may be missing or wrong
+# ---- what NVML says may be late, missing or wrong
+
+
+@pytest.mark.parametrize(("age_ns", "points"), [(300 * MS, 1.0), (SECOND, 2.0)], ids=["0.3 s", "1 s"])
+@pytest.mark.parametrize("mix", [(30, 70), (10, 20, 30), (25, 25, 25, 25)], ids=str)
+def test_samples_may_come_late(
+    arithmetic: Arithmetic, mix: tuple[int, ...], age_ns: int, points: float
+) -> None:
+    """They are held against the account of their own time, so lateness is no reason to swing."""
+    for seen in play(arithmetic, [party(share, SHORT) for share in mix], 8, sample_age_ns=age_ns):
+        assert abs(seen.mean(4) - seen.share) <= points
+        assert max(seen.windows(4)) - min(seen.windows(4)) <= 2 * near(seen.share)
 
 
 def test_where_nvml_cannot_tell_nobody_gets_more(arithmetic: Arithmetic) -> None:
