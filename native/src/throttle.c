@@ -273,37 +273,33 @@ static struct gs_doings doings_of(const struct line *line, uint64_t now_ns)
     return doings;
 }
 
-static void begin_doings(struct line *line)
-{
-    gs_lock(&lock);
-    line->settled_ns = 0;
-    gs_unlock(&lock);
-}
-
 static void learn(struct line *line, const struct gs_card *card, uint64_t now_ns, bool waits)
 {
     struct gs_share_sample sample;
-    gs_share_note(&line->past, entry_of(card), now_ns);
     enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us(), waits);
     if (how == GS_SHARE_NOT_NOW)
         return;
     struct gs_doings doings = doings_of(line, now_ns);
     if (!gs_sample(card, &doings, how == GS_SHARE_ASK, &sample))
         return;
-    begin_doings(line);
-    uint64_t age_us = gs_realtime_us() - sample.until_us, until_ns = gs_monotonic_ns() - age_us * 1000;
-    gs_share_learn(entry_of(card), card->share_percent, now_ns, in_flight_ns(card), &line->past, &sample, until_ns, how);
+    uint64_t in_flight = in_flight_ns(card), age_us = gs_realtime_us() - sample.until_us;
+    uint64_t until_ns = gs_monotonic_ns() - age_us * 1000;
+    gs_lock(&lock);
+    line->settled_ns = 0;
+    gs_share_learn(entry_of(card), card->share_percent, now_ns, in_flight, &line->past, &sample, until_ns, how);
+    gs_unlock(&lock);
 }
 
 /* ---- launching ---- */
 
-static void look_locked(struct line *line, uint64_t now_ns, uint64_t every_ns)
+static void look_locked(struct line *line, const struct gs_card *card, uint64_t now_ns, uint64_t every_ns)
 {
     gs_lock(&lock);
     if (now_ns - line->looked_ns >= every_ns) {
         int mode = relax_capture();
         look(line, now_ns);
         restore_capture(mode);
+        gs_share_note(&line->past, entry_of(card), now_ns);
     }
     gs_unlock(&lock);
 }
@@ -348,7 +344,7 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
     uint64_t now = gs_monotonic_ns(), swept = now;
     struct progress progress = {atomic_load(&entry_of(card)->charged_ns), now};
     int64_t headroom;
-    look_locked(line, now, LOOK_EVERY_NS);
+    look_locked(line, card, now, LOOK_EVERY_NS);
     learn(line, card, now, false);
     while (!may_launch(line, key, headroom = headroom_ns(card, now)) && !is_stalled(card, &progress, now)) {
         pause_launching(line);
@@ -356,7 +352,7 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
         uint64_t woken = gs_monotonic_ns();
         atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);
         now = woken;
-        look_locked(line, now, 0);
+        look_locked(line, card, now, 0);
         learn(line, card, now, true);
         if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
             swept = now;

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic
+from tests.shares.arithmetic import Arithmetic, Past, Sample
 from tests.shares.card import EPOCH, MS, SECOND, US
 from tests.shares.play import Party, Seen, party, play
 from tests.shares.programs import Program, between, killed, mixed, on_and_off, one_by_one, queued, slower
@@ -229,19 +229,28 @@ ANY = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**63 - 1, 2**
 
 
 @settings(max_examples=200, deadline=None)
-@given(words=st.lists(ANY, min_size=len(WORDS), max_size=len(WORDS)), busy=ANY, in_flight=ANY)
+@given(
+    words=st.lists(ANY, min_size=len(WORDS), max_size=len(WORDS)),
+    others=st.lists(ANY, min_size=9, max_size=9),
+)
 def test_no_bytes_in_the_region_lead_astray(
-    arithmetic: Arithmetic, words: list[int], busy: int, in_flight: int
+    arithmetic: Arithmetic, words: list[int], others: list[int]
 ) -> None:
-    """The tenant can write there: any numbers at all give credit and waits within bounds."""
-    card = layout.Card()
+    """The tenant can write there: whatever it is, credit and waits stay within bounds."""
+    card, past = layout.Card(), Past()
     for name, word in zip(WORDS, words, strict=True):
         setattr(card, name, word if name != "credit_ns" else ctypes.c_int64(word).value)
     at = ctypes.pointer(card)
     minute = 60 * SECOND
-    assert 0 <= arithmetic.charge(at, EPOCH, busy) <= minute
-    headroom = arithmetic.headroom(at, 30, EPOCH, in_flight)
-    assert -2 * minute <= headroom <= 2 * minute
-    assert 50 * US <= arithmetic.wait(30, headroom) <= 5 * MS
-    arithmetic.ask(at, EPOCH, EPOCH // US, True)
-    assert -2 * minute <= arithmetic.headroom(at, 30, EPOCH + SECOND, in_flight) <= 2 * minute
+    busy, in_flight, own, theirs, listed, until_us, until, *_ = others
+    for now in range(EPOCH, EPOCH + SECOND, 100 * MS):
+        assert 0 <= arithmetic.charge(at, now, busy) <= minute
+        headroom = arithmetic.headroom(at, 30, now, in_flight)
+        assert -2 * minute <= headroom <= 2 * minute
+        assert 50 * US <= arithmetic.wait(30, headroom) <= 5 * MS
+        arithmetic.note(past, at, now)
+        how = arithmetic.ask(at, now, now // US, True)
+        sample = Sample(until_us, own % 200, theirs % 300, listed % 2**32)
+        arithmetic.learn(at, 30, now, in_flight, past, ctypes.byref(sample), until, how)
+        until_us, until = now // US, now
+    assert -2 * minute <= card.credit_ns <= 2 * minute + 2 * SECOND
