@@ -161,7 +161,7 @@ def test_the_program_keeps_its_exit_status_and_its_card(tmp_path: Path) -> None:
     [
         (("--mem", "4.5", "--", "true"), 125, '--mem is "4.5", wants a whole number of GiB'),
         (("--mem", "4", "--gpu", "7", "--", "true"), 125, 'there is no card "7": this machine has 0 (GPU-'),
-        (("--mem", "4", "--gpus", "3", "true"), 125, "3 cards are asked for and there are 2 to choose from"),
+        (("--mem", "4", "--gpus", "3", "true"), 125, "3 cards are asked for, and there are 2 to choose from"),
         (("--mem", "4", "--group", "../x", "--", "true"), 125, 'the group is "../x"'),
         (("--mem", "4", "--", "no-such-program"), 127, 'there is no program "no-such-program"'),
         (("--mem", "4", "--", "/etc/passwd"), 126, '"/etc/passwd" is no program that may be executed'),
@@ -172,6 +172,22 @@ def test_what_cannot_be_is_said(tmp_path: Path, arguments: tuple[str, ...], code
     done = Workstation(tmp_path).run(*arguments)
     assert (done.returncode, sentence in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", [None, b"", b"#!/bin/sh\n", b"\x7fELF" + bytes(60)])
+def test_a_library_that_the_loader_would_leave_out_starts_nothing(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    """It would start the program without limits, with a line on stderr."""
+    library = tmp_path / "libgpuslice.so"
+    if content is not None:
+        library.write_bytes(content)
+    desk = Workstation(tmp_path)
+    done = desk.gpuslice("run", "--mem", "4", "--library", str(library), "--", "echo", "started")
+    assert (done.returncode, done.stdout) == (125, "")
+    told = f"{library} cannot hold a program: it " if content is not None else f"there is no file {library}"
+    assert f"--library: {told}" in done.stderr
+    assert desk.gpuslice("ps", "-o", "json").stdout == "[]\n"
 
 
 @pytest.mark.skipif(not STATIC.exists(), reason="no libc to link statically on this machine")

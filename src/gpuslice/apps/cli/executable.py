@@ -1,13 +1,18 @@
-"""Whether this machine's dynamic loader would put a library into a program: by the file's first bytes."""
+"""Whether this machine's dynamic loader would put a library into a program: by the files' first bytes."""
 
 from __future__ import annotations
 
+import platform
 import struct
 import sys
 from pathlib import Path
 
+from gpuslice.core.errors import words_of
+
 _HEAD = struct.Struct("<16xHHIQQQIHHH")  # Elf64_Ehdr up to e_phnum
 _INTERPRETER = 3  # PT_INTERP
+_SHARED = 3  # ET_DYN
+_MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine
 _MOST_BYTES = 4096  # program headers stand right behind the head
 
 
@@ -29,3 +34,18 @@ def why_not_held(path: Path) -> str:
         if at + 4 <= len(begin)
     ]
     return "" if _INTERPRETER in kinds or len(kinds) < count else "linked statically"
+
+
+def why_not_loaded(library: Path) -> str:
+    """Why the loader would leave `library` out and start programs without it; "" if it would take it."""
+    try:
+        with library.open("rb") as file:
+            begin = file.read(_HEAD.size)
+    except OSError as error:
+        return f"it cannot be read: {words_of(error)}"
+    if begin[:4] != b"\x7fELF" or len(begin) < _HEAD.size or _HEAD.unpack(begin)[0] != _SHARED:
+        return "it is no shared library"
+    machine = _HEAD.unpack(begin)[1]
+    if machine != _MACHINES.get(platform.machine(), machine):
+        return "it is made for another kind of processor"
+    return ""

@@ -54,7 +54,8 @@ def chosen_cards(
     wanted = named_cards(names, "--gpu", cards) if names else visible_cards(cards)
     count = count or (len(wanted) if names else 1)
     if count > len(wanted):
-        raise BudgetError(f"{count} cards are asked for and there are {len(wanted)} to choose from")
+        there = "is 1" if len(wanted) == 1 else f"are {len(wanted)}"
+        raise BudgetError(f"{count} cards are asked for, and there {there} to choose from")
     best = sorted(wanted, key=lambda card: -room_bytes(card, running))[:count]
     for card in best:
         room, asked = room_bytes(card, running), memory_bytes(memory, card)

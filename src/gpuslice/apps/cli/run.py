@@ -16,11 +16,11 @@ from typing import IO, Any, NoReturn
 import click
 
 from gpuslice.adapters.gpu.source import Card
-from gpuslice.adapters.region.budget import Budget, BudgetError, Budgets, Member
+from gpuslice.adapters.region.budget import LIBRARY, Budget, BudgetError, Budgets, Member
 from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.living import start_time_of
-from gpuslice.apps.cli.executable import why_not_held
+from gpuslice.apps.cli.executable import why_not_held, why_not_loaded
 from gpuslice.apps.cli.machine import chosen_cards, machine_cards, memory_bytes, named_cards, parse_memory
 from gpuslice.apps.cli.ps import base_flag
 from gpuslice.core.units import MIB
@@ -178,7 +178,7 @@ def given_budget(
         CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.share_percent)
         for card in chosen_cards(wish.gpu, wish.gpus, wish.memory, cards, running)
     )
-    return budgets.make(name, limits, library or found_library()), limits
+    return budgets.make(name, limits, checked_library(library or found_library())), limits
 
 
 def same_budget(wish: Wish, cards: Sequence[Card], budget: Budget) -> tuple[CardLimit, ...]:
@@ -217,6 +217,16 @@ def found_library() -> Path:
         raise BudgetError(
             f"libgpuslice.so is in none of {', '.join(map(str, LIBRARIES))}: say --library PATH"
         )
+    return found
+
+
+def checked_library(path: Path) -> Path:
+    """The loader only warns of one that it cannot load, and starts the program without limits."""
+    if not path.is_file():
+        raise BudgetError(f"--library: there is no file {path}")
+    found = path.resolve().parent / Path(LIBRARY).name  # budgets link the folder
+    if why := why_not_loaded(found):
+        raise BudgetError(f"--library: {found} cannot hold a program: {why}")
     return found
 
 
