@@ -23,9 +23,11 @@ from gpuslice.core.errors import GpusliceError
 
 from .limits import CardLimit, read_limits, write_limits
 from .living import PROC, of_the_living, start_time_of
+from .plain import read_plain
 from .reader import CardUsage, RegionError, prepare_region, read_region
 
 LIBRARY = "usr/lib/gpuslice/libgpuslice.so"
+LARGEST_NOTE_BYTES = 4 << 20  # a command line may have 2 MiB
 
 
 class BudgetError(GpusliceError):
@@ -155,10 +157,15 @@ def _usages(folder: Path) -> dict[str, CardUsage]:
 def _members(folder: Path) -> tuple[Member, ...]:
     members = []
     for path in sorted(folder.glob("[0-9]*")):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            read = json.loads(path.read_text())
-            members.append(Member(**(read | {"command": tuple(read["command"])})))
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            read = json.loads(read_plain(path, LARGEST_NOTE_BYTES))
+            members.append(Member(**(read | {"command": tuple(map(_shown, read["command"]))})))
     return tuple(member for member in members if start_time_of(member.pid) == member.start_time)
+
+
+def _shown(word: str) -> str:
+    """As ps(1) shows it: what others call their programs must not speak to our terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in word)
 
 
 def _is_alive(budget: Budget) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from .layout import CARDS
+from .plain import read_plain
 
 MOST_MEMORY_BYTES: Final = 2**63 - 1
 LARGEST_FILE_BYTES: Final = 8191
@@ -88,7 +89,7 @@ def write_limits(path: Path | str, limits: Sequence[CardLimit]) -> None:
 def read_limits(path: Path | str) -> tuple[CardLimit, ...] | None:
     """The limits in a file; None if there is no file, which means no limits. Raises LimitsError, OSError."""
     try:
-        return parse_limits(Path(path).read_bytes().decode("latin-1"))
+        return parse_limits(read_plain(path, LARGEST_FILE_BYTES + 1).decode("latin-1"))
     except FileNotFoundError:
         return None
 

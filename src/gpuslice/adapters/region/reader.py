@@ -6,13 +6,13 @@ limit rests on them. The file is read, never mapped: cut short under our hands i
 
 import ctypes
 import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from . import layout
+from .plain import open_plain, read_plain
 
 MOST_BYTES: Final = 1 << 50
 """No card has more: such a number was not written by the library."""
@@ -78,24 +78,9 @@ def prepare_region(path: Path | str) -> None:
 def read_region(path: Path | str) -> RegionReading | None:
     """The region in a file; None if there is none yet or nobody has used it. Raises RegionError, OSError."""
     try:
-        file = _open_region(str(path))
+        return parse_region(read_plain(path, layout.REGION_BYTES))
     except FileNotFoundError:
         return None
-    try:
-        return parse_region(os.pread(file, layout.REGION_BYTES, 0))
-    finally:
-        os.close(file)
-
-
-def _open_region(path: str) -> int:
-    """The tenant owns the folder, and may have put anything there: a pipe would hold us up for ever, a link
-    lead to a neighbour's region. Raises RegionError, OSError.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise RegionError("it is no plain file")
-    return file
 
 
 class RegionFile:
@@ -158,7 +143,7 @@ class RegionFile:
             return False
         if self._file < 0 or inode != self._inode:
             self.close()
-            self._file = _open_region(self._path)
+            self._file = open_plain(self._path)
             self._inode = inode
         return True
 
