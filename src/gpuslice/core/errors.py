@@ -1,5 +1,7 @@
 """One class for each reaction of a caller."""
 
+LONGEST_VALUE = 200
+
 
 class GpusliceError(Exception):
     """Base of every error that gpuslice raises itself."""
@@ -11,6 +13,13 @@ def words_of(error: Exception) -> str:
     return " ".join(str(text).replace('in "<byte string>",', "at").split())
 
 
+def shown(value: object) -> str:
+    """What somebody wrote, for logs, events and terminals: no longer than a line, and nothing they obey."""
+    text = str(value)
+    text = text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
+
+
 class InvalidRequestError(GpusliceError):
     """A pod asks for something that can never be given; tell its author.
 
@@ -18,7 +27,7 @@ class InvalidRequestError(GpusliceError):
     """
 
     def __init__(self, field: str, value: object, wants: str) -> None:
-        super().__init__(f'{field} is "{value}", wants {wants}')
+        super().__init__(f'{field} is "{shown(value)}", wants {wants}')
         self.field = field
 
 
@@ -26,5 +35,5 @@ class ContractError(GpusliceError):
     """An annotation, ConfigMap or payload of the contract cannot be read; leave it out and say so."""
 
     def __init__(self, field: str, value: object, wants: str) -> None:
-        super().__init__(f'{field} is "{value}", wants {wants}')
+        super().__init__(f'{field} is "{shown(value)}", wants {wants}')
         self.field = field

@@ -1,0 +1,24 @@
+"""What somebody wrote is repeated in logs, events and terminals: so that it is one line of words there."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpuslice.core.errors import LONGEST_VALUE, ContractError, InvalidRequestError
+
+
+@pytest.mark.parametrize("kind", [ContractError, InvalidRequestError])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("0,x", "0,x"),
+        (4.5, "4.5"),
+        ("ünï", "ünï"),
+        ("\x1b[2J\n\u2028red\x07", "?[2J??red?"),
+        ("7" * 5000, "7" * LONGEST_VALUE + "…"),
+    ],
+)
+def test_a_value_is_shown_as_one_line_that_nothing_obeys(
+    kind: type[ContractError | InvalidRequestError], value: object, shown: str
+) -> None:
+    assert str(kind("field", value, "a number")) == f'field is "{shown}", wants a number'
