@@ -16,7 +16,11 @@ def words_of(error: Exception) -> str:
 def shown(value: object) -> str:
     """What somebody wrote, for logs, events and terminals: no longer than a line, and nothing they obey."""
     text = str(value)
-    text = text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+    return printable(text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…")
+
+
+def printable(text: str) -> str:
+    """As ps(1) shows other users' commands: nothing in it ends a line or speaks to a terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 

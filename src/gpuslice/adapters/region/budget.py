@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuslice.core.errors import GpusliceError
+from gpuslice.core.errors import GpusliceError, printable
 
 from .limits import CardLimit, read_limits, write_limits
 from .living import PROC, of_the_living, start_time_of
@@ -159,13 +159,8 @@ def _members(folder: Path) -> tuple[Member, ...]:
     for path in sorted(folder.glob("[0-9]*")):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             read = json.loads(read_plain(path, LARGEST_NOTE_BYTES))
-            members.append(Member(**(read | {"command": tuple(map(_shown, read["command"]))})))
+            members.append(Member(**(read | {"command": tuple(map(printable, read["command"]))})))
     return tuple(member for member in members if start_time_of(member.pid) == member.start_time)
-
-
-def _shown(word: str) -> str:
-    """As ps(1) shows it: what others call their programs must not speak to our terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in word)
 
 
 def _is_alive(budget: Budget) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.cli.explanation import Told, event_time
 from gpuslice.apps.cli.table import aligned, row
+from gpuslice.core.errors import printable
 from gpuslice.core.explanation import Explanation, NodeClass
 from gpuslice.core.model import Gpu, Pod
 from gpuslice.core.units import limit_mib
@@ -81,7 +82,7 @@ def _rows(explanation: Explanation) -> str:
 
 def _event_row(event: objects.Event) -> str:
     times = f" (x{event.count})" if event.count > 1 else ""
-    return "  " + row(event_time(event), event.type, event.reason + times, event.message)
+    return "  " + row(event_time(event), event.type, event.reason + times, printable(event.message))
 
 
 # -- document ----------------------------------------------------------------------------------------------
