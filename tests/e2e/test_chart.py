@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,22 @@ def test_the_rights_of_helm_test_are_all_that_doctor_needs(cluster: Cluster) -> 
     cluster.kubectl("delete", "-f", "-", given=rights)
     assert found
     assert not [each["where"] for each in found if "may not be read" in each["what"]]
+
+
+@pytest.mark.parametrize(("phase", "left"), [("Succeeded", []), ("Failed", ["pod/gpuslice-test"])])
+def test_helm_test_takes_its_rights_away_again(cluster: Cluster, phase: str, left: list[str]) -> None:
+    """The node of its pod is played here, without a kubelet. Of a failed test the pod stays, to be read."""
+    space, pod = ("-n", "kube-system"), ("pod", "gpuslice-test", "-n", "kube-system")
+    with ThreadPoolExecutor() as threads:
+        run = threads.submit(cluster.helm, "test", "cgpu", *space, "--timeout", "60s")
+        until(lambda: cluster.kubectl("get", *pod, "--ignore-not-found", "-o", "name") != "", "a pod")
+        status = json.dumps({"status": {"phase": phase}})
+        cluster.kubectl("patch", *pod, "--subresource=status", "--type=merge", "-p", status)
+        assert (run.exception() is None) == (phase == "Succeeded")
+    kinds = "pods,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings"
+    found = cluster.kubectl("get", kinds, *space, "-o", "name").split()
+    assert [name for name in found if "gpuslice-test" in name] == left
+    cluster.kubectl("delete", *pod, "--ignore-not-found", "--force")
 
 
 def test_an_upgrade_and_its_rollback_keep_what_cannot_change(cluster: Cluster) -> None:
