@@ -118,10 +118,12 @@ static void ask_driver(const struct own *own, struct reading *reading)
 {
     size_t free_bytes, total;
     CUdevice device;
+    int mode = gs_relax_capture();
     reading->known = DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS && gs_card_of_device(device) == own->card &&
                      DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
     if (reading->known)
         reading->device_used = total - free_bytes;
+    gs_restore_capture(mode);
 }
 
 void gs_read_memory(const struct own *own, struct reading *reading)
