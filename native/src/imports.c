@@ -24,6 +24,7 @@ static void mark_exported(CUdeviceptr address)
         return;
     entry.kind |= GS_EXPORTED;
     gs_books_exported(&gs_books, entry.card, entry.bytes);
+    gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
     gs_table_put(&gs_held, &entry);
 }
 
@@ -42,7 +43,7 @@ static void note_opened(struct gs_place place, CUdeviceptr address)
         return;
     gs_books_imported(&gs_books, place.card->index, 1);
     if (gs_table_count(&opened, address, 1) == 0)
-        gs_doubt(place.card->index, GS_IMPORTED_MEMORY, (int64_t)bytes_at(address));
+        gs_doubt(place.card->index, GS_PERHAPS_MORE, (int64_t)bytes_at(address));
 }
 
 int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
@@ -76,7 +77,7 @@ int cuIpcCloseMemHandle(CUdeviceptr address)
     if (times)
         gs_books_imported(&gs_books, place.card->index, -1);
     if (times == 1)
-        gs_doubt(place.card->index, GS_IMPORTED_MEMORY, -(int64_t)bytes);
+        gs_doubt(place.card->index, GS_PERHAPS_MORE, -(int64_t)bytes);
     return result;
 }
 
@@ -88,7 +89,7 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
     int result = DRIVER(cuImportExternalMemory)(memory, description);
     if (place.card && result == CUDA_SUCCESS) {
         gs_books_imported(&gs_books, place.card->index, 1);
-        gs_doubt(place.card->index, GS_IMPORTED_MEMORY, (int64_t)description->size);
+        gs_doubt(place.card->index, GS_PERHAPS_MORE, (int64_t)description->size);
         gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*memory,
                                                   .bytes = description->size,
                                                   .owner = (uint64_t)(uintptr_t)place.context,

@@ -38,15 +38,15 @@ static void hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uin
     if (!gs_table_put(&gs_held, &entry))
         return; /* stays charged: it cannot be recognised when it is freed */
     if (managed)
-        gs_doubt(entry.card, GS_MANAGED_MEMORY, (int64_t)entry.bytes);
+        gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
     gs_settle(place.card, reserved, own ? charge : count_pages(address, bytes, 1));
 }
 
 uint64_t gs_release_entry(struct gs_entry *entry)
 {
     uint64_t bytes = 0;
-    if (entry->kind & GS_MANAGED)
-        gs_doubt(entry->card, GS_MANAGED_MEMORY, -(int64_t)entry->bytes);
+    if (entry->kind & (GS_MANAGED | GS_EXPORTED))
+        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
     switch (entry->kind & 0xff) {
     case GS_LINEAR:
     case GS_ARRAY:
@@ -60,7 +60,7 @@ uint64_t gs_release_entry(struct gs_entry *entry)
         gs_pool_block_freed(entry);
         break;
     case GS_IMPORT:
-        gs_doubt(entry->card, GS_IMPORTED_MEMORY, -(int64_t)entry->bytes);
+        gs_doubt(entry->card, GS_PERHAPS_MORE, -(int64_t)entry->bytes);
         gs_books_imported(&gs_books, entry->card, -1);
         break;
     }

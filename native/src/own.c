@@ -17,8 +17,7 @@ static struct own owns[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
 static struct gs_lock lock;
 
-/* Of what this process asked for and of what it opened of others', these bytes may be in NVML's figure or not: managed
- * memory is where it was touched last, and drivers differ in whose they call what two processes have open. */
+/* Managed memory is where it was touched last, and drivers may differ in whose they call what two processes have open. */
 static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
 
 void gs_forget_own(void)
@@ -65,9 +64,10 @@ static bool measure_own(struct own *own, const struct reading *reading, uint64_t
     uint32_t card = own->card->index;
     if (!reading->listed || now != counted || now < own->charged)
         return false;
-    uint64_t asked_for = now - own->charged, managed = atomic_load(&perhaps[card][GS_MANAGED_MEMORY]);
-    uint64_t most = less(reading->mine, less(asked_for, managed));
-    uint64_t least = less(less(reading->mine, asked_for), atomic_load(&perhaps[card][GS_IMPORTED_MEMORY]));
+    uint64_t asked_for = now - own->charged;
+    uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]);
+    uint64_t most = less(reading->mine, less(asked_for, missing));
+    uint64_t least = less(less(reading->mine, asked_for), atomic_load(&perhaps[card][GS_PERHAPS_MORE]));
     *bytes = own->charged > most ? most : own->charged < least ? least : own->charged;
     return true;
 }

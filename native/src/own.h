@@ -25,8 +25,8 @@ void gs_measure_sometimes(struct gs_card *card);
 void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context);
 bool gs_has_context(struct gs_card *card);
 
-/* Bytes that the driver's figure for this process may hold or not. */
-enum gs_doubt { GS_MANAGED_MEMORY, GS_IMPORTED_MEMORY, GS_DOUBTS };
+/* Bytes that we count and the driver's figure for this process may lack, and such as it may hold beside what we count. */
+enum gs_doubt { GS_PERHAPS_MISSING, GS_PERHAPS_MORE, GS_DOUBTS };
 void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes);
 
 #endif

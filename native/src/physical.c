@@ -102,7 +102,7 @@ static void note_size(uint64_t object, uint64_t bytes)
     struct gs_entry entry;
     if (!gs_table_get(&objects, object, &entry) || entry.kind != GS_IMPORT || entry.bytes >= bytes)
         return;
-    gs_doubt(entry.card, GS_IMPORTED_MEMORY, (int64_t)(bytes - entry.bytes));
+    gs_doubt(entry.card, GS_PERHAPS_MORE, (int64_t)(bytes - entry.bytes));
     entry.bytes = bytes;
     gs_table_put(&objects, &entry);
 }
@@ -184,6 +184,7 @@ static bool mark_exported(uint64_t object)
         return false;
     entry.kind |= GS_EXPORTED;
     gs_books_exported(&gs_books, entry.card, entry.bytes);
+    gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
     return gs_table_put(&objects, &entry);
 }
 
