@@ -146,7 +146,7 @@ class HangingSource:
         self._go.set()
 
     async def inventory(self) -> Inventory:
-        return await self._worker.call(self._read, 0.05)
+        return await self._worker.call(self._read, 0.05 if self.hangs else 10.0)
 
     def _read(self) -> Inventory:
         if self.hangs:
