@@ -193,3 +193,24 @@ bool gs_elf_is_in(const void *address, const char *file_name)
     struct whereabouts it = {address, file_name};
     return dl_iterate_phdr(compare_holder, &it) == 1;
 }
+
+struct order {
+    const void *address;
+    bool passed_us;
+};
+
+static int stop_at_holder(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct order *order = context;
+    if (holds(object, order->address))
+        return 1;
+    order->passed_us |= holds(object, (const void *)gs_elf_function);
+    return 0;
+}
+
+bool gs_elf_is_behind(const void *address)
+{
+    struct order order = {address, false};
+    return dl_iterate_phdr(stop_at_holder, &order) == 1 && order.passed_us;
+}

@@ -14,6 +14,9 @@ bool gs_elf_own_path(char *path, size_t room);
 /* Whether an object whose file name begins so is loaded, e.g. "libcuda.so". */
 bool gs_elf_is_loaded(const char *file_name);
 
+/* Whether this address lies in an object that was loaded after this library. */
+bool gs_elf_is_behind(const void *address);
+
 /* Whether this address lies in an object whose file name begins so. */
 bool gs_elf_is_in(const void *address, const char *file_name);
 

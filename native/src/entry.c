@@ -74,6 +74,16 @@ static void *replacement(void *handle, const char *name, void *found, const void
     return address;
 }
 
+/* RTLD_NEXT asks for what comes after the caller. From in front of us that is our own symbol, which libc finds by itself:
+ * so another tool stands before us as it should. From behind us, as communication libraries look for what they wrap, it
+ * would be the driver's. */
+static void *next(const char *name, const void *caller)
+{
+    if (!is_driver_name(name) || gs_hook_named(name) < 0 || !gs_elf_is_behind(caller))
+        return NULL;
+    return replacement(RTLD_DEFAULT, name, gs_real_dlsym(RTLD_NEXT, name), caller);
+}
+
 /* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */
 static void *own_entry(const char *name)
 {
@@ -87,13 +97,11 @@ static void *own_entry(const char *name)
 __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
 {
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
-    /* RTLD_NEXT asks for what comes after the caller, which only libc can tell: another tool in front of us finds
-     * our symbol that way, as it should. */
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
-    if (handle == RTLD_NEXT || !name || !is_driver_name(name))
+    if (!name || !is_driver_name(name))
         return NULL;
-    return replacement(handle, name, real(handle, name), caller);
+    return handle == RTLD_NEXT ? next(name, caller) : replacement(handle, name, real(handle, name), caller);
 }
 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
@@ -102,9 +110,9 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
-    if (handle == RTLD_NEXT || !name || !version || !is_driver_name(name))
+    if (!name || !version || !is_driver_name(name))
         return NULL;
-    return replacement(handle, name, real(handle, name, version), caller);
+    return handle == RTLD_NEXT ? next(name, caller) : replacement(handle, name, real(handle, name, version), caller);
 }
 
 /* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours. Where limits hold, the flag is

@@ -94,6 +94,45 @@ def test_a_tool_preloaded_before_us_stands_in_front(tmp_path: Path) -> None:
         assert done.stdout.strip() == "early 2"
 
 
+WRAPPER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int cuMemAlloc_v2(unsigned long long *address, unsigned long bytes)
+{
+    int (*next)(unsigned long long *, unsigned long) = dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    return next(address, bytes);
+}
+int wrapped(unsigned long long *address, unsigned long bytes) { return cuMemAlloc_v2(address, bytes); }
+"""
+WRAPPED = r"""
+#include <stdio.h>
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+int wrapped(unsigned long long *, unsigned long);
+int main(void)
+{
+    void *context;
+    unsigned long long address;
+    cuInit(0), cuDevicePrimaryCtxRetain(&context, 0), cuCtxSetCurrent(context);
+    printf("%d %d\n", wrapped(&address, 64 << 20), wrapped(&address, 1900ul << 20));
+}
+"""
+
+
+@pytest.mark.skipif(bool(SANITIZER), reason="programs without the sanitizer")
+def test_a_library_that_wraps_the_driver_behind_us_is_held(tmp_path: Path) -> None:
+    """As communication libraries watch allocations: what comes after them by RTLD_NEXT is the driver's."""
+    library, program = tmp_path / "libwrap.so", tmp_path / "program"
+    (tmp_path / "wrap.c").write_text(WRAPPER)
+    (tmp_path / "program.c").write_text(WRAPPED)
+    flags = ["-L" + str(BUILD / "sim"), "-l:libcuda.so.1", "-ldl"]
+    hidden = ["cc", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", str(library), str(tmp_path / "wrap.c")]
+    subprocess.run([*hidden, *flags], check=True)
+    linked = ["cc", "-o", str(program), str(tmp_path / "program.c"), str(library), *flags]
+    subprocess.run(linked, check=True)
+    with container(tmp_path / "box") as box:
+        assert box.run(str(program)).stdout.split() == ["0", "2"]
+
+
 def test_a_forked_child_holds_nothing_of_its_parents(tmp_path: Path) -> None:
     with container(tmp_path) as box, box.worker() as worker:
         worker.ok("start 0")
