@@ -73,14 +73,15 @@ def _authority(facts: Facts, place: tuple[str, str] | None) -> str:
 def _asked(url: str, authority: str, patience_s: float) -> str:
     """Why there was no success until the patience was over, "" when there was."""
     ends = time.monotonic() + patience_s
-    while why := _once(url, authority):
+    while why := ask(url, authority):
         if time.monotonic() >= ends:
             return why
         time.sleep(PAUSE_S)
     return ""
 
 
-def _once(url: str, authority: str) -> str:
+def ask(url: str, authority: str) -> str:
+    """Why `url` did not answer with success, "" when it did. `authority`: PEM; "" for the system's."""
     try:
         context = ssl.create_default_context(cadata=authority or None)
         with urlopen(url, timeout=TIMEOUT_S, context=context):
