@@ -37,12 +37,16 @@ NEAR_POINTS, NEAR_PART = 2.0, 0.1
 
 @dataclass(frozen=True)
 class Work:
-    """What every container does: kernels of so many microseconds, and after how many it waits (0: never)."""
+    """What every container does: kernels of so many microseconds, and after how many it waits (0: never).
+
+    `least_s`: how long it must run for means to mean something.
+    """
 
     name: str
     kernel_us: float
     every: int = 0
     how: str = "kernel"
+    least_s: float = 2 * WARM_S
 
 
 QUEUED = Work("kernels of 200 us, queued", 200)
@@ -53,7 +57,7 @@ WORKS = (
     QUEUED,
     LONG,
     Work("kernels of 20 ms, one by one", 20000, 1),
-    Work("kernels of 500 ms, one by one", 500000, 1),
+    Work("kernels of 500 ms, one by one", 500000, 1, least_s=32),
     ONE_BY_ONE,
     Work("graphs, one by one", 1000, 1, "graph"),
     Work("four streams", 500, 0, "streams"),
@@ -154,14 +158,14 @@ def row(found: list[Kept]) -> str:
         return f"{' / '.join(figure(one) for one in found)} {unit}"
 
     def settled(one: Kept) -> str:
-        return "not" if one.settled_s is None else f"{one.settled_s:.1f}"
+        return "never" if one.settled_s is None else f"{one.settled_s:.1f} s"
 
     cells = (
         found[0].work,
         f"{found[0].beside} %",
         each(lambda one: f"{one.mean:.1f}", "%"),
         each(lambda one: f"{one.highest:.1f}", "%"),
-        each(settled, "s"),
+        each(settled, "").rstrip(),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -169,7 +173,7 @@ def row(found: list[Kept]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("words", nargs="*", help="only lines with all of these in them")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of work in each run, 4 or more (6)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of work in each run, at the least (6)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     table: list[list[Kept]] = []
@@ -179,7 +183,7 @@ def main() -> None:
         title = f"{work.name} {' + '.join(map(str, split))} %"
         if not all(word in title for word in options.words):
             continue
-        table.append(run(work, split, max(options.seconds, 2 * WARM_S)))
+        table.append(run(work, split, max(options.seconds, work.least_s)))
         if not options.json:
             print(row(table[-1]), flush=True)
     if options.json:

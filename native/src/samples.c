@@ -1,6 +1,6 @@
-/* NVML speaks of processes by the host's numbers, in a PID namespace too, or by the namespace's own: drivers differ.
- * Where the memory lists did not show which is ours, the samples do: it is among those listed whenever we were at work,
- * and never among those that worked while we did not.
+/* In a PID namespace NVML may speak of processes by other numbers in its samples than in its memory lists, or have no
+ * lists. Which is ours the samples show themselves: it is among those listed whenever we were at work, and never among
+ * those that worked while we did not.
  */
 #include "samples.h"
 
@@ -55,10 +55,11 @@ static bool is_ours(uint32_t pid)
     return false;
 }
 
-static bool number_is_known(void)
+/* There samples name us by our own number, whatever else. */
+static bool in_host_namespace(void)
 {
     struct gpuslice_slot *slot = gs_books_at(&gs_books).slot;
-    return !slot || (!found && (atomic_load(&slot->host_pid) || atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE));
+    return !slot || atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE;
 }
 
 static bool holds(const struct numbers *numbers, uint32_t pid)
@@ -73,6 +74,15 @@ struct list {
     nvmlProcessUtilizationSample_t samples[SAMPLES];
     unsigned int count;
 };
+
+/* Under the number that the memory lists taught us, or that we found here. */
+static bool lists_us(const struct list *list)
+{
+    for (unsigned int i = 0; i < list->count; i++)
+        if (bears(gs_books_at(&gs_books).slot, list->samples[i].pid))
+            return true;
+    return false;
+}
 
 static void add_strangers(const struct list *list)
 {
@@ -153,7 +163,7 @@ static bool read_samples(const struct gs_card *card, uint64_t after_us, struct l
 void gs_samples_begin(const struct gs_card *card)
 {
     struct list list;
-    if (number_is_known() || !read_samples(card, gs_realtime_us() - SAMPLED_US, &list))
+    if (in_host_namespace() || !read_samples(card, gs_realtime_us() - SAMPLED_US, &list))
         return;
     gs_lock(&lock);
     add_strangers(&list);
@@ -165,7 +175,7 @@ static void compare(const struct list *list, const struct gs_doings *doings, boo
     gs_lock(&lock);
     if (doings->idle_ns > IDLE_NS)
         add_strangers(list);
-    else if (!found && whole && doings->busy_ns >= BUSY_NS * list->count)
+    else if (!lists_us(list) && whole && doings->busy_ns >= BUSY_NS * list->count)
         find_ourselves(list);
     gs_unlock(&lock);
 }
@@ -177,7 +187,7 @@ bool gs_sample(const struct gs_card *card, const struct gs_doings *doings, bool 
     uint64_t seen = atomic_load(&gs_books_at(&gs_books).region->cards[card->index].sampled_us);
     if (!read_samples(card, seen > earliest ? seen : earliest, &list))
         return false;
-    if (!number_is_known())
+    if (!in_host_namespace())
         compare(&list, doings, whole);
     *sum = sum_of(&list);
     return sum->until_us != seen;

@@ -53,6 +53,17 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_uint64), ("free", ctypes.c_uint64), ("used", ctypes.c_uint64))
 
 
+class _Sample(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("timestamp_us", ctypes.c_ulonglong),
+        ("sm_percent", ctypes.c_uint),
+        ("memory_percent", ctypes.c_uint),
+        ("encoder_percent", ctypes.c_uint),
+        ("decoder_percent", ctypes.c_uint),
+    )
+
+
 class _Process(ctypes.Structure):
     _fields_ = (
         ("pid", ctypes.c_uint),
@@ -150,6 +161,16 @@ class Nvml:
         name = "nvmlDeviceGetComputeRunningProcesses_v2"
         self._call(name, self._by_uuid(uuid), ctypes.byref(count), found)
         return {each.pid: None if each.used in _UNKNOWN else each.used for each in found[: count.value]}
+
+    def samples(self, uuid: str, after_us: int) -> list[tuple[int, int, int]]:
+        """Who worked when: pid, time in microseconds, percent; nobody since then is an empty list."""
+        count = ctypes.c_uint(256)
+        found = (_Sample * 256)()
+        arguments = ctypes.byref(count), ctypes.c_ulonglong(after_us)
+        with suppress(NoDriverError):  # also: nothing found
+            self._call("nvmlDeviceGetProcessUtilization", self._by_uuid(uuid), found, *arguments)
+            return [(each.pid, each.timestamp_us, each.sm_percent) for each in found[: count.value]]
+        return []
 
     def _card(self, card: ctypes.c_void_p) -> Card:
         return Card(

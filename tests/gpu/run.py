@@ -64,6 +64,8 @@ CASES = (
     Case("PyTorch's start and libraries", "program_cases.torch_start", 90),
     Case("a share of compute", "share_cases.one_share", 90),
     Case("compute split in two", "share_cases.split", 75),
+    Case("compute split in three", "share_cases.three", 75),
+    Case("who worked, by NVML's samples", "share_cases.samples", 60),
     Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
     Case("overhead at the driver", "speed_cases.overhead_driver", 90),
     Case("telemetry beside nvidia-smi", "telemetry_cases.conversions", 60),

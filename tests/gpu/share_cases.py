@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from tests.gpu.driver import Skip
 from tests.gpu.stage import SIMULATED, Box, Program, Seen, Stage, bare_environment, torch_python
 
 BUSY_S = 1.0 if SIMULATED else 4.0
 PLACES = {"torch": "matrix product", "driver": "arithmetic kernel"}
+SETTLED_S = 2.0
+MICROSECONDS = 1_000_000
 POINTS = 30.0 if SIMULATED else 12.0  # a test machine may be busy with other things
 """How far from its share, in percent of the card, a container may be over some seconds."""
 
@@ -49,10 +55,67 @@ def split(stage: Stage) -> Seen:
 
 
 def _settled_rate(program: Program, kind: str) -> float:
-    """The second of two: what the controller learns from NVML's samples takes it some seconds."""
-    order = f"busy {PLACES[kind]} {BUSY_S * 1.5}"
-    program.answer(order)
-    return float(program.answer(order))
+    """After two seconds, in which the library learns from NVML's samples what is its own of busy time."""
+    program.answer(f"busy {PLACES[kind]} {SETTLED_S}")
+    return float(program.answer(f"busy {PLACES[kind]} {BUSY_S * 1.5}"))
+
+
+def three(stage: Stage) -> Seen:
+    """10 % beside 20 % and 30 %: the small one too gets what is due to it."""
+    kind = _kinds()[0]
+    whole = _rate(stage, kind, None)
+    shares = (10, 20, 30)
+    boxes = [stage.box(f"with-{share}", 8192, share) for share in shares]
+    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        programs = [stack.enter_context(_program(stage, kind, box)) for box in boxes]
+        for program in programs:
+            program.answer(f"warm {PLACES[kind]}")
+        rates = list(pool.map(lambda each: _settled_rate(each, kind), programs))
+    percents = [100 * rate / whole for rate in rates]
+    text = " / ".join(f"{percent:.1f}" for percent in percents) + " % of an unlimited run"
+    assert all(abs(got - due) <= POINTS for got, due in zip(percents, shares, strict=True)), text
+    return Seen(f"{PLACES[kind]}: {text}", figures={"percents": percents})
+
+
+def samples(stage: Stage) -> Seen:
+    """What the division among busy neighbours rests on: how often NVML samples, how late, by which number."""
+    kind = _kinds()[-1]
+    with _program(stage, kind, None) as program, ThreadPoolExecutor(1) as pool:
+        program.answer(f"warm {PLACES[kind]}")
+        strangers = {pid for pid, _, _ in stage.nvml.samples(stage.card.uuid, _now_us() - MICROSECONDS)}
+        running = pool.submit(program.answer, f"busy {PLACES[kind]} {SETTLED_S + BUSY_S}")
+        found = _watched(stage, SETTLED_S + BUSY_S - 0.5)
+        running.result()
+    if len(found) < 3:
+        raise Skip(f"NVML has no samples of processes here: {found}")
+    times = sorted({at_us for _, at_us, _, _ in found})
+    periods = [(later - earlier) / 1e6 for earlier, later in itertools.pairwise(times)]
+    ages = [age_us / 1e6 for _, _, _, age_us in found]
+    numbers = {pid for pid, _, _, _ in found} - strangers
+    named = "our own number" if program.pid in numbers else f"other numbers, {sorted(numbers)}"
+    busiest = max(percent for pid, _, percent, _ in found if pid in numbers or not numbers)
+    text = (
+        f"every {statistics.median(periods):.3f} s, {statistics.median(ages):.3f} s old when they come "
+        f"(at most {max(ages):.3f}), by {named}; a process alone is busy for {busiest} %"
+    )
+    figures = {"period_s": statistics.median(periods), "age_s": statistics.median(ages), "percent": busiest}
+    return Seen(text, figures=figures)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _watched(stage: Stage, for_s: float) -> list[tuple[int, int, int, int]]:
+    """Each sample as it comes: pid, its time, percent, and how old it was when it came, in microseconds."""
+    found: list[tuple[int, int, int, int]] = []
+    newest, until = _now_us(), time.monotonic() + for_s
+    while time.monotonic() < until:
+        new = stage.nvml.samples(stage.card.uuid, newest)
+        found += [(pid, at_us, percent, _now_us() - at_us) for pid, at_us, percent in new if at_us > newest]
+        newest = max([newest, *(at_us for _, at_us, _ in new)])
+        time.sleep(0.01)
+    return found
 
 
 def _kinds() -> tuple[str, ...]:
