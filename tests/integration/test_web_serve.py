@@ -18,7 +18,7 @@ import pytest
 import trustme
 import uvloop
 
-from gpuslice.adapters.web.app import Probes, Route, get, make_app
+from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app, post
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.logs import JsonFormatter
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
@@ -155,6 +155,46 @@ def test_a_large_answer_in_pieces_arrives_whole(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(fetched())
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_is_for_known_clients_is_for_no_others(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    """Who is known is told by a certificate of one CA; a probe shows none and sees what is for all."""
+    authority, of_clients, of_others = trustme.CA(), trustme.CA(), trustme.CA()
+    write_certificate(tmp_path, authority)
+    of_clients.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
+    listen = Listen(
+        0,
+        "localhost",
+        certificate=str(tmp_path / "cert.pem"),
+        key=str(tmp_path / "key.pem"),
+        client_ca=str(tmp_path / "clients.pem"),
+    )
+    routes = [for_known_clients(post("/act", lambda _: text_answer("done"))), get("/see", lambda _: Answer())]
+
+    async def asked(port: int, issuer: trustme.CA | None, method: str, path: str) -> int:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        if issuer is not None:
+            issuer.issue_cert("scheduler@example.org").configure_cert(context)
+        async with (
+            aiohttp.ClientSession() as client,
+            client.request(method, f"https://localhost:{port}{path}", ssl=context) as answer,
+        ):
+            return answer.status
+
+    async def all_of_it() -> None:
+        async with serving(app_of(*routes), listen) as port:
+            assert await asked(port, of_clients, "POST", "/act") == 200
+            assert await asked(port, None, "POST", "/act") == 403
+            assert await asked(port, None, "GET", "/see") == 200
+            with pytest.raises(aiohttp.ClientError):
+                await asked(port, of_others, "POST", "/act")
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(all_of_it())
 
 
 async def test_the_tasks_of_a_process_end_with_it() -> None:

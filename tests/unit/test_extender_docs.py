@@ -41,3 +41,8 @@ def test_the_reasons_are_documented() -> None:
 def test_half_of_a_certificate_stops_the_start() -> None:
     with pytest.raises(SettingsError, match="--tls-certificate and --tls-key go together"):
         load(ExtenderSettings, {"tls_key": "key.pem"}, {})
+
+
+def test_known_clients_without_a_certificate_of_our_own_stop_the_start() -> None:
+    with pytest.raises(SettingsError, match="--tls-client-ca needs --tls-certificate"):
+        load(ExtenderSettings, {"tls_client_ca": "ca.pem"}, {})

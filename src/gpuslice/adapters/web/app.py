@@ -44,6 +44,17 @@ def post(path: str, handler: Handler) -> Route:
     return Route("POST", path, handler)
 
 
+def for_known_clients(route: Route) -> Route:
+    """The same for clients that show a certificate; the others are told to."""
+
+    def handler(request: Request) -> Answer | Awaitable[Answer]:
+        if not request.known:
+            return json_answer({"error": f"{route.path} wants a certificate of the CA for clients"}, 403)
+        return route.handler(request)
+
+    return Route(route.method, route.path, handler)
+
+
 def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
     """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics`` and `routes`."""
     return Router(

@@ -101,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None  # None before and after
         self._waiting: deque[Request] = deque()
         self._refusal: Answer | None = None  # the last answer: what came after the waiting ones is no request
+        self._known = False
         self._busy = False  # an answer is being made
         self._answering_bytes = 0  # of the body that it answers
         self._blocked = False  # the client does not read what we send
@@ -121,6 +122,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
+        self._known = bool(transport.get_extra_info("peercert"))  # what was shown has been verified
         self._clients.welcome(self, self._loop.time())
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -203,6 +205,7 @@ class Connection(asyncio.Protocol):
                     self._headers,
                     b"".join(self._body) if len(self._body) != 1 else self._body[0],
                     keep_alive=self._parser.should_keep_alive(),
+                    known=self._known,
                 )
             )
         self._body, self._body_bytes = [], 0

@@ -20,7 +20,8 @@ TEXT = "text/plain; charset=utf-8"
 class Request:
     """One request, read whole. `target` is the path as it came, with its query; header names are lower case.
 
-    `part` is what stood in the place of a route's ``{name}``.
+    `part` is what stood in the place of a route's ``{name}``. `known`: the client showed a certificate of the
+    CA that we were given for clients.
     """
 
     method: str
@@ -29,6 +30,7 @@ class Request:
     body: bytes = b""
     keep_alive: bool = True
     part: str = ""
+    known: bool = False
 
     @property
     def path(self) -> str:

@@ -20,7 +20,7 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.adapters.web.app import Probes, get, make_app
+from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
@@ -160,7 +160,7 @@ class Extender:
             bind_errors_as_500=self.settings.bind_errors_as_500,
         )
         probes = Probes(gpuslice.__version__, self.not_ready, self._render_metrics)
-        app = make_app(probes, [*verbs.routes(), get("/prepared", self._prepared)])
+        app = make_app(probes, [*self._guarded(verbs.routes()), get("/prepared", self._prepared)])
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             async with serving(app, listen_of(self.settings)) as port:
@@ -168,6 +168,12 @@ class Extender:
                 listening(port)
                 await stopped
             background.cancel()
+
+    def _guarded(self, routes: list[Route]) -> list[Route]:
+        """What changes or decides something, for kube-scheduler alone where that can be told."""
+        if not self.settings.tls_client_ca:
+            return routes
+        return [for_known_clients(each) if each.method == "POST" else each for each in routes]
 
     def _prepared(self, _: Request) -> Answer:
         reason = self.not_prepared()
@@ -299,6 +305,7 @@ def listen_of(settings: ExtenderSettings) -> Listen:
         host=settings.host,
         certificate=settings.tls_certificate,
         key=settings.tls_key,
+        client_ca=settings.tls_client_ca,
         body_limit_bytes=LARGEST_QUESTION_BYTES,
     )
 

@@ -111,8 +111,18 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         str, about("PEM file with the server certificate; plain HTTP without it. Renewals are picked up.")
     ] = ""
     tls_key: Annotated[str, about("PEM file with the key of the certificate.")] = ""
+    tls_client_ca: Annotated[
+        str,
+        about(
+            "PEM file with a CA: what kube-scheduler asks is answered only to clients with a certificate of "
+            "it, such as tlsConfig of the extender in its configuration names. Without it whoever reaches "
+            "the port can have pods bound. Probes and metrics need none."
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
+        if self.tls_client_ca and not self.tls_certificate:
+            raise SettingsError("--tls-client-ca needs --tls-certificate: plain HTTP knows no certificates")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
         if self.label_leader and not self.lease_identity:
