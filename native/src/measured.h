@@ -11,6 +11,7 @@ struct own {
     uint64_t charged;
     uint64_t last; /* what the last look while it worked found: what is less twice is less */
     uint64_t due_ns; /* for the next look; 0: none is planned */
+    uint64_t pause_ns;
     uint32_t contexts;
 };
 

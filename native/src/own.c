@@ -11,7 +11,8 @@
 /* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
  * launched, and with them the local memory that they want. */
 #define MEASURE_EVERY_NS UINT64_C(1000000000)
-#define MEASURE_PART 500u /* of the time at most, where a driver is slow to answer */
+#define MEASURE_LATEST_NS UINT64_C(8000000000) /* where nothing came for long */
+#define MEASURE_PART 500u                      /* of the time at most, where a driver is slow to answer */
 
 static struct own owns[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
@@ -118,8 +119,16 @@ static void measure_again(struct own *own)
 static bool is_due(struct own *own)
 {
     uint64_t now = gs_coarse_ns(), due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
-    return now >= due && __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
+    return now >= due &&
+           __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
            due;
+}
+
+static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
+{
+    uint64_t longer = own->pause_ns < MEASURE_LATEST_NS ? own->pause_ns * 2 : MEASURE_LATEST_NS;
+    own->pause_ns = steady && longer ? longer : MEASURE_EVERY_NS;
+    return own->pause_ns > cost_ns * MEASURE_PART ? own->pause_ns : cost_ns * MEASURE_PART;
 }
 
 void gs_measure_sometimes(struct gs_card *card)
@@ -130,10 +139,12 @@ void gs_measure_sometimes(struct gs_card *card)
     gs_pools_changed();
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
+    uint64_t before = own->charged;
     measure_again(own);
+    uint64_t ended = gs_monotonic_ns();
+    uint64_t pause = pause_after(own, own->charged == before && own->last == before, ended - began);
     gs_unlock(&lock);
-    uint64_t ended = gs_monotonic_ns(), pause = (ended - began) * MEASURE_PART;
-    __atomic_store_n(&own->due_ns, ended + (pause > MEASURE_EVERY_NS ? pause : MEASURE_EVERY_NS), __ATOMIC_RELAXED);
+    __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
 }
 
 /* ---- what the card lost meanwhile ---- */

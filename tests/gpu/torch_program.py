@@ -255,11 +255,11 @@ def libraries() -> dict[str, Any]:
     synchronize()
     reserved = torch.cuda.memory_reserved() // MIB if DEVICE == "cuda" else 0
     again = torch.empty(2 * MIB, dtype=torch.uint8, device=DEVICE)
-    time.sleep(1.2)
+    time.sleep(2.5)
     del again
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
-        torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE)  # a call of the driver, a second later
+        torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE)  # a call of the driver, after a pause
     return {"reserved_mib": reserved}
 
 

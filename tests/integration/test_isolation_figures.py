@@ -132,7 +132,7 @@ def test_a_context_that_came_unseen_is_counted_when_it_is_used(tmp_path: Path, f
         assert box.card().used_bytes == machine.used()
 
 
-def test_code_that_came_unseen_is_counted_within_a_second_of_allocations(tmp_path: Path) -> None:
+def test_code_that_came_unseen_is_counted_while_the_program_allocates(tmp_path: Path) -> None:
     box = make_container(tmp_path / "box", machine_with(tmp_path, "560.35.03"))
     with box.worker() as worker:
         worker.ok("start 0")
