@@ -99,10 +99,19 @@ def test_a_placement_is_read_from_either_protocol(
     assert decode_placement(annotations, "n1") == placement
 
 
-def test_without_the_amount_the_request_says_it() -> None:
-    assert decode_placement({ANN_INDEX: "1"}, "n1", make_request(4)) == make_placement("n1", 4, 1)
-    said = decode_placement({ANN_INDEX: "1", ANN_POD_UNITS: "3"}, "n1", make_request(4))
-    assert said == make_placement("n1", 3, 1)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {ANN_INDEX: "1"},
+        {ANN_INDEX: "1", ANN_POD_UNITS: "3"},
+        {ANN_INDEX: "1", ANN_POD_UNITS: "999999999"},
+        {ANN_INDEX: "1", ANN_POD_UNITS: "1", ANN_ALLOCATION: '{"0":{"1":1}}'},
+        {ANN_ALLOCATION: '{"0":{"1":1}}'},
+    ],
+)
+def test_the_request_says_the_amount_whatever_annotations_do(said: dict[str, str]) -> None:
+    """Nobody gets more than its request, and nobody's card is free for what an annotation plays down."""
+    assert decode_placement(said, "n1", make_request(4)) == make_placement("n1", 4, 1)
 
 
 def test_an_amount_that_is_missing_is_told_so_and_not_shown_as_empty() -> None:

@@ -4,8 +4,9 @@ Written: the vendor's first protocol (``ALIYUN_COM_GPU_MEM_*``) and beside it
 ``scheduler.framework.gpushare.allocation``, which the public command-line tools prefer and which alone can
 show a pod whose containers sit on different cards.
 
-Read: where the two disagree in amount, the first protocol wins, because it is what every extender and device
-plugin writes; where they agree in amount, the allocation wins, because it is more exact.
+Read: the amount is what the pod asks for, where that is known, since a bound pod's request cannot be changed
+and annotations can. Where the allocation says as much it wins over the first protocol, because it is more
+exact; else the first protocol, because it is what every extender and device plugin writes.
 """
 
 from __future__ import annotations
@@ -116,11 +117,11 @@ def decode_placement(
 ) -> Placement | None:
     """Where the annotations say that a pod sits on `node_name`; None when they do not say.
 
-    Without ``_POD`` the amount is the request's, as the vendor's inspect command counts. Raises
-    `ContractError` naming the annotation that cannot be read.
+    The amount is the request's, as the vendor's inspect command counts, and ``_POD`` where that is not known.
+    Raises `ContractError` naming the annotation that cannot be read.
     """
     if ANN_INDEX not in annotations:
-        return _placement_from_allocation(annotations, node_name)
+        return _placement_from_allocation(annotations, node_name, request)
     cards = _cards(annotations[ANN_INDEX])
     units = _pod_units(annotations, request)
     exact = _exact_allocation(annotations, units)
@@ -202,9 +203,9 @@ def _is_card(text: str) -> bool:
 
 
 def _pod_units(annotations: Mapping[str, str], request: Request | None) -> int:
-    text = annotations.get(ANN_POD_UNITS)
-    if text is None and request is not None:
+    if request is not None:
         return request.units
+    text = annotations.get(ANN_POD_UNITS)
     if text is None or not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9):
         raise ContractError(f'annotation "{ANN_POD_UNITS}"', text or "absent", "a whole number of units")
     return int(text)
@@ -221,11 +222,15 @@ def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, i
     return per_card if sum(per_card.values()) == units else None
 
 
-def _placement_from_allocation(annotations: Mapping[str, str], node_name: str) -> Placement | None:
+def _placement_from_allocation(
+    annotations: Mapping[str, str], node_name: str, request: Request | None
+) -> Placement | None:
     text = annotations.get(ANN_ALLOCATION)
     if not text:
         return None
     per_card = _per_card(decode_table(ANN_ALLOCATION, text))
+    if per_card and request is not None and sum(per_card.values()) != request.units:
+        per_card = _evenly(request.units, list(per_card))
     return _placement(node_name, per_card, _core_per_card(annotations)) if per_card else None
 
 
