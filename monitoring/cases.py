@@ -94,8 +94,8 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_app(c.MEMORY_USED), "97"),
     ),
     "GpuContainerPastMemoryLimit": (
-        _always(_app(c.MEMORY_USED), "101") | _always(_app(c.MEMORY_LIMIT), "100"),
-        _always(_app(c.MEMORY_USED), "100") | _always(_app(c.MEMORY_LIMIT), "100"),
+        _always(_app(c.MEMORY_USED), "104") | _always(_app(c.MEMORY_LIMIT), "100"),
+        _always(_app(c.MEMORY_USED), "103") | _always(_app(c.MEMORY_LIMIT), "100"),
     ),
     "GpuContainerPastComputeShare": (
         _always(_app(c.SM_UTILIZATION), "0.5") | _always(_app(c.COMPUTE_SHARE), "0.3"),

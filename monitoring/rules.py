@@ -185,7 +185,7 @@ ALERTS = (
     ),
     Alert(
         "GpuContainerPastMemoryLimit",
-        f"{_USED} > {_LIMIT}",
+        f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less
         "critical",
         f"{_WHO} holds more GPU memory than its limit.",
         "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. Stop it.",
