@@ -25,15 +25,13 @@ struct numbers {
 
 static struct gs_lock lock;
 static struct numbers strangers; /* at work while we were not */
-static uint32_t suspect, seen_alone; /* the only one that may be ours, and in how many samples on end */
-static bool found;
+static struct numbers suspects;  /* one of them is us; none: not begun */
+static uint32_t sure, unseen;    /* samples on end with one suspect, with none */
 
 void gs_samples_forget(void)
 {
     lock = (struct gs_lock){0};
-    strangers.count = 0;
-    suspect = seen_alone = 0;
-    found = false;
+    strangers.count = suspects.count = sure = unseen = 0;
 }
 
 /* ---- whose number is whose ---- */
@@ -84,41 +82,41 @@ static bool lists_us(const struct list *list)
     return false;
 }
 
+static void add(struct numbers *numbers, uint32_t pid)
+{
+    if (!holds(numbers, pid) && numbers->count < NUMBERS)
+        numbers->of[numbers->count++] = pid;
+}
+
 static void add_strangers(const struct list *list)
 {
     for (unsigned int i = 0; i < list->count; i++)
-        if (!holds(&strangers, list->samples[i].pid) && strangers.count < NUMBERS)
-            strangers.of[strangers.count++] = list->samples[i].pid;
-    if (found && holds(&strangers, suspect)) { /* it was never us */
-        found = false;
-        gs_books_set_host_pid(&gs_books, 0);
-    }
+        if (list->samples[i].smUtil)
+            add(&strangers, list->samples[i].pid);
 }
 
-/* The one that may be ours; 0 if there are several, or none. */
-static uint32_t only_suspect(const struct list *list)
+/* All that are listed at first, and of these only who is listed again: who comes later is a neighbour. */
+static void narrow_suspects(const struct list *list)
 {
-    uint32_t only = 0;
+    struct numbers left = {.count = 0};
     for (unsigned int i = 0; i < list->count; i++) {
         uint32_t pid = list->samples[i].pid;
-        if (holds(&strangers, pid) || is_ours(pid) || pid == only)
-            continue;
-        if (only)
-            return 0;
-        only = pid;
+        if (pid && !holds(&strangers, pid) && !is_ours(pid) && (!suspects.count || holds(&suspects, pid)))
+            add(&left, pid);
     }
-    return only;
+    suspects = left;
 }
 
 static void find_ourselves(const struct list *list)
 {
-    uint32_t only = only_suspect(list);
-    seen_alone = only && only == suspect ? seen_alone + 1 : only != 0;
-    suspect = only;
-    if (seen_alone < SURE_AFTER || strangers.count == NUMBERS)
+    narrow_suspects(list);
+    sure = suspects.count == 1 ? sure + 1 : 0;
+    unseen = suspects.count ? 0 : unseen + 1;
+    if (unseen >= SURE_AFTER) /* we are taken for a stranger: copies before the first launch, say */
+        strangers.count = unseen = 0;
+    if (sure < SURE_AFTER || strangers.count == NUMBERS)
         return;
-    found = true;
-    gs_books_set_host_pid(&gs_books, suspect);
+    gs_books_set_host_pid(&gs_books, suspects.of[0]);
 }
 
 /* ---- samples ---- */

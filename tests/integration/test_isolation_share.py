@@ -260,3 +260,23 @@ def test_in_a_pid_namespace_samples_show_which_number_is_ours(tmp_path: Path) ->
 
         assert_reaches(part_of_share, 85, 150)
         assert first_slot(box).host_pid == worker.pid
+
+
+def test_a_process_that_copied_before_its_first_launch_is_no_stranger_to_itself(tmp_path: Path) -> None:
+    """It is listed already when it begins; that nobody else is there whenever it works shows the mistake. A
+    neighbour that comes afterwards is not taken for it.
+    """
+    with container(tmp_path, share=30, kernel_us=500) as box, box.worker() as worker:
+        worker.ok("start 0")
+        in_a_pid_namespace(box)
+        with gpu.Machine(box.machine.state) as cards:
+            cards.add_ghost(0, worker.pid, 1, "copies", percent=5)
+            burn(worker, 100, 0)
+            worker.heard()
+            cards.remove_ghost(worker.pid)
+            deadline = time.monotonic() + 30
+            while first_slot(box).host_pid == 0 and time.monotonic() < deadline:
+                burn(worker, 2000, 0)
+                worker.heard()
+                cards.add_ghost(0, 4_000_000, 1, "neighbour", percent=10)
+        assert first_slot(box).host_pid == worker.pid
