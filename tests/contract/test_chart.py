@@ -156,10 +156,24 @@ def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> No
 WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
 
 
-def test_there_is_no_webhook_unless_asked_for(helm: str) -> None:
-    objects = render(helm)
-    assert not {name for _, name in objects if "webhook" in name}
-    assert not {kind for kind, _ in objects if "Webhook" in kind}
+@pytest.mark.parametrize(
+    ("settings", "there"),
+    [
+        ((), True),
+        (("--set", "scheduler.enabled=false"), False),
+        (("--set", "scheduler.enabled=false,webhook.enabled=true"), True),
+        (("--set", "webhook.enabled=false"), False),
+        (("--kube-version", "1.28.0-eks-1"), True),
+        (("--kube-version", "1.27.16"), False),
+        (("--kube-version", "1.27.16", "--set", "webhook.enabled=true"), True),
+    ],
+)
+def test_the_webhook_is_there_where_pods_need_another_schedulers_name(
+    helm: str, settings: tuple[str, ...], there: bool
+) -> None:
+    objects = render(helm, *settings)
+    assert {kind for kind, _ in objects if "Webhook" in kind} == {kind for kind, _ in WEBHOOKS if there}
+    assert (("Deployment", "gpuslice-webhook") in objects) is there
 
 
 @pytest.mark.parametrize(("kind", "verb"), WEBHOOKS)
@@ -290,7 +304,7 @@ def test_helm_test_asks_for_ports_that_the_services_have(helm: str) -> None:
 
 
 def test_helm_test_asks_for_what_is_installed_alone(helm: str) -> None:
-    for setting, count in (("extender.replicas=1", 1), ("exporter.enabled=true", 2)):
+    for setting, count in (("webhook.enabled=false", 1), ("exporter.enabled=true", 3)):
         args = render(helm, "--set", setting)["Pod", "gpuslice-test"]["spec"]["containers"][0]["args"]
         assert sum(argument.startswith("--answers=") for argument in args) == count
     guarded = render(helm, "--set", "exporter.enabled=true,exporter.webConfigSecret=web")

@@ -68,6 +68,13 @@ type: RollingUpdate
 rollingUpdate: {{ if . }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
 {{- end }}
 
+{{- /* Not empty where there is a webhook. Before 1.28 the API server would ask it about every pod. */}}
+{{- define "gpuslice.webhook" -}}
+{{- if eq (toString .Values.webhook.enabled) "auto" -}}
+{{- if and .Values.scheduler.enabled (semverCompare ">=1.28-0" .Capabilities.KubeVersion.Version) }}yes{{ end -}}
+{{- else if .Values.webhook.enabled -}}yes{{- end -}}
+{{- end }}
+
 {{- define "gpuslice.webhookNames" -}}
 {{- $names := list "aliyun.com/gpu-mem" "aliyun.com/gpu-core.percentage" }}
 {{- if .Values.webhook.hami.enabled }}
