@@ -115,10 +115,14 @@ uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t b
 
 /* ---- what NVML knows better ---- */
 
-enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us, bool waits)
+bool gs_share_is_divided(struct gpuslice_card *card)
 {
-    if (!waits && atomic_load(&card->recent_own_ns) >= atomic_load(&card->recent_busy_ns))
-        return GS_SHARE_NOT_NOW; /* charged in full already */
+    return atomic_load_explicit(&card->recent_own_ns, memory_order_relaxed) <
+           atomic_load_explicit(&card->recent_busy_ns, memory_order_relaxed);
+}
+
+enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us)
+{
     uint64_t last = atomic_load(&card->asked_at_ns), seen_us = atomic_load(&card->sampled_us);
     bool ahead = last > now_ns; /* not written by us */
     if (!ahead && (now_ns - last < ASK_AGAIN_NS || realtime_us - seen_us < SAMPLE_US))

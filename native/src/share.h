@@ -25,10 +25,13 @@ uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t b
 /* Work that could not be timed. */
 void gs_share_spend(struct gpuslice_card *card, uint64_t own_ns);
 
+/* Whether less than busy time is charged: then samples must be followed, also while nobody waits. */
+bool gs_share_is_divided(struct gpuslice_card *card);
+
 enum gs_share_ask { GS_SHARE_NOT_NOW, GS_SHARE_ASK, GS_SHARE_ASK_AFTER_GAP };
 /* Whether NVML may have something new, told to one caller at a time; `after gap` when nobody asked for so long that
  * samples may have gone by unseen. `realtime_us` is on the clock of the samples. */
-enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us, bool waits);
+enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us);
 
 /* How far the account was at some moments of the last seconds: samples may be that old when they come. A process's own;
  * zeros are an empty one. */

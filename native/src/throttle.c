@@ -273,10 +273,10 @@ static struct gs_doings doings_of(const struct line *line, uint64_t now_ns)
     return doings;
 }
 
-static void learn(struct line *line, const struct gs_card *card, uint64_t now_ns, bool waits)
+static void learn(struct line *line, const struct gs_card *card, uint64_t now_ns)
 {
     struct gs_share_sample sample;
-    enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us(), waits);
+    enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us());
     if (how == GS_SHARE_NOT_NOW)
         return;
     struct gs_doings doings = doings_of(line, now_ns);
@@ -345,7 +345,8 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
     struct progress progress = {atomic_load(&entry_of(card)->charged_ns), now};
     int64_t headroom;
     look_locked(line, card, now, LOOK_EVERY_NS);
-    learn(line, card, now, false);
+    if (gs_share_is_divided(entry_of(card)))
+        learn(line, card, now);
     while (!may_launch(line, key, headroom = headroom_ns(card, now)) && !is_stalled(card, &progress, now)) {
         pause_launching(line);
         gs_sleep_ns(gs_share_wait_ns(card->share_percent, headroom));
@@ -353,7 +354,7 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
         atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);
         now = woken;
         look_locked(line, card, now, 0);
-        learn(line, card, now, true);
+        learn(line, card, now);
         if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
             swept = now;
             gs_books_sweep(&gs_books);

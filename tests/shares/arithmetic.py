@@ -40,8 +40,10 @@ class Arithmetic:
         self.charge.argtypes, self.charge.restype = (card, u64, u64), u64
         self.spend = library.gs_share_spend
         self.spend.argtypes, self.spend.restype = (card, u64), None
+        self.is_divided = library.gs_share_is_divided
+        self.is_divided.argtypes, self.is_divided.restype = (card,), ctypes.c_bool
         self.ask = library.gs_share_ask
-        self.ask.argtypes, self.ask.restype = (card, u64, u64, ctypes.c_bool), ctypes.c_int
+        self.ask.argtypes, self.ask.restype = (card, u64, u64), ctypes.c_int
         self.note = library.gs_share_note
         self.note.argtypes, self.note.restype = (ctypes.POINTER(Past), card, u64), None
         self.learn = library.gs_share_learn

@@ -64,10 +64,9 @@ class Container:
             else 1
         )
 
-    def learn(self, past: Past, waits: bool) -> None:
+    def learn(self, past: Past) -> None:
         now = int(self.card.now)
-        self.arithmetic.note(past, self.at, now)
-        how = self.arithmetic.ask(self.at, now, now // US, waits)
+        how = self.arithmetic.ask(self.at, now, now // US)
         newest = self.card.newest_sample()
         if not how or not newest or newest.until // US == self.entry.sampled_us:
             return
@@ -120,7 +119,8 @@ class Throttle:
     def _wait(self, key: int) -> Steps:
         charged, since = self._box.entry.charged_ns, self._card.now
         self._look()
-        self._box.learn(self._past, waits=False)
+        if self._box.arithmetic.is_divided(self._box.at):
+            self._box.learn(self._past)
         while not self._may_launch(key, headroom := self._box.headroom()):
             if self._ring:
                 self._close(self._ring[-1])
@@ -128,7 +128,7 @@ class Throttle:
                 break
             yield int(self._box.arithmetic.wait(self._box.share, headroom) + self._latency())
             self._look()
-            self._box.learn(self._past, waits=True)
+            self._box.learn(self._past)
             if charged != self._box.entry.charged_ns:
                 charged, since = self._box.entry.charged_ns, self._card.now
 
@@ -169,8 +169,9 @@ class Throttle:
         while self._ring:
             self._close(self._ring[0])
             if self._ring[0].end.at < 0:
-                return
+                break
             self._settle(self._ring.popleft())
+        self._box.arithmetic.note(self._past, self._box.at, int(self._card.now))
 
     def _settle(self, batch: Batch) -> None:
         took = max(batch.end.at - max(batch.start.at, self._covered), 0)
