@@ -17,6 +17,7 @@ from gpuslice.core.model import Placement, Pod, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import eviction
+from gpuslice.core.words import counted
 
 ROOM = "Has room now"
 NOT_SHARED = "Shares no cards"
@@ -269,13 +270,15 @@ def _too_large(shared: Sequence[_Found], request: Request) -> str:
     if largest < request.units_per_gpu:
         cards = f" on each of {request.gpu_count} cards" if request.gpu_count > 1 else ""
         return (
-            f"It will never fit here: it asks for {request.units_per_gpu} units{cards}, and the largest card "
-            f"of the nodes that share any has {largest}. Ask for less, or spread it over more cards."
+            f"It will never fit here: it asks for {counted(request.units_per_gpu, 'unit')}{cards}, and the "
+            f"largest card of the nodes that share any has {largest}. Ask for less, or spread it over more "
+            "cards."
         )
     most = max(sum(gpu.units >= request.units_per_gpu for gpu in node.gpus) for node in nodes)
     return (
-        f"It will never fit here: it asks for {request.units_per_gpu} units on each of {request.gpu_count} "
-        f"cards of one node, and no node has more than {most} that large. Ask for fewer cards."
+        f"It will never fit here: it asks for {counted(request.units_per_gpu, 'unit')} on each of "
+        f"{request.gpu_count} cards of one node, and no node has more than {most} that large. Ask for fewer "
+        "cards."
     )
 
 
@@ -301,10 +304,11 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
     if enough:
         total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
         yield (
-            f"The free memory is in pieces: {best.name} has {total} units free in all, the most on one card "
-            f"is {best.most}, and {_wanted(request)}. It fits when a pod leaves."
+            f"The free memory is in pieces: {best.name} has {counted(total, 'unit')} free in all, the most "
+            f"on one card is {best.most}, and {_wanted(request)}. It fits when a pod leaves."
         )
         return
     all_free = sum(total for total, _ in scattered)
     if all_free:
-        yield f"{all_free} units are free on all these nodes together, on none of them {request.units}."
+        are = f"{counted(all_free, 'unit')} {'is' if all_free == 1 else 'are'}"
+        yield f"{are} free on all these nodes together, on none of them {request.units}."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.model import Node, Placement, Refusal, Request, Share
+from gpuslice.core.words import counted
 
 NO_ROOM = "Insufficient GPU Memory in one device"
 NO_ROOM_IN_SEVERAL = "Insufficient GPU Memory in {count} devices"
@@ -77,8 +78,9 @@ def refuse(state: NodeState, request: Request) -> Refusal:
 def _refuse_core(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
     most = max(state.core_left[slot] for slot in roomy)
     detail = (
-        f"asked for {request.core_percent} % of the compute of one card that has {request.units} units free; "
-        f"the most left on such a card of {state.node.name} is {most} %"
+        f"asked for {request.core_percent} % of the compute of one card that has "
+        f"{counted(request.units, 'unit')} free; the most left on such a card of {state.node.name} is "
+        f"{most} %"
     )
     return Refusal(NO_CORE, never=state.node.core_percent < request.core_percent, detail=detail)
 
@@ -89,11 +91,11 @@ def _refuse_memory(state: NodeState, request: Request, roomy: list[int]) -> Refu
     never = large_enough < request.gpu_count
     if request.gpu_count > 1:
         detail = (
-            f"asked for {each} units on each of {request.gpu_count} cards; {node.name} has that much free "
-            f"on {len(roomy)} of {len(node.gpus)} cards"
+            f"asked for {counted(each, 'unit')} on each of {request.gpu_count} cards; {node.name} has that "
+            f"much free on {len(roomy)} of {len(node.gpus)} cards"
         )
         return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.gpu_count), never, detail)
-    return Refusal(NO_ROOM, never, f"asked for {each} units on one card; {_most_free(state)}")
+    return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {_most_free(state)}")
 
 
 def _most_free(state: NodeState) -> str:

@@ -10,6 +10,7 @@ from gpuslice.core.contract import DEVICE_ID_SEPARATOR, GPU_MEM, card_of_device_
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.holding import Holding
 from gpuslice.core.model import Gpu, Node, Refusal
+from gpuslice.core.words import counted
 
 Free = Mapping[int, Sequence[str]]
 """Ids that kubelet can give, by card index and in unit order."""
@@ -112,9 +113,9 @@ def _best_fit(free: Free, must: frozenset[str], size: int, gpu_count: int, node:
 def _no_room(free: Free, size: int, gpu_count: int, node: Node) -> str:
     said = {card: "out of use" if card in node.unhealthy else len(ids) for card, ids in free.items()}
     room = ", ".join(f"card {card}: {what}" for card, what in sorted(said.items())) or "no card"
-    wanted = f"{size} units of {GPU_MEM} on one card"
+    wanted = f"{counted(size, 'unit')} of {GPU_MEM} on one card"
     if gpu_count > 1:
-        wanted = f"{size // gpu_count} units of {GPU_MEM} on each of {gpu_count} cards"
+        wanted = f"{counted(size // gpu_count, 'unit')} of {GPU_MEM} on each of {gpu_count} cards"
     return f"node {node.name} has no room for {wanted} (free units: {room})"
 
 
@@ -191,10 +192,10 @@ def _no_match(units: int, cards: Mapping[int, int], node: Node) -> str:
     if len(cards) > 1:
         mix = ", ".join(f"{count} of card {card}" for card, count in sorted(cards.items()))
         return (
-            f"kubelet offered {units} units of {GPU_MEM} from several cards of node {node.name} ({mix}), "
-            f"and no pod that waits here was placed like that"
+            f"kubelet offered {counted(units, 'unit')} of {GPU_MEM} from several cards of node {node.name} "
+            f"({mix}), and no pod that waits here was placed like that"
         )
     return (
-        f"no pod that waits on node {node.name} was placed with {units} units of {GPU_MEM} for a container; "
-        f"a pod gets its card from the gpuslice extender, so let the scheduler place it"
+        f"no pod that waits on node {node.name} was placed with {counted(units, 'unit')} of {GPU_MEM} for a "
+        f"container; a pod gets its card from the gpuslice extender, so let the scheduler place it"
     )

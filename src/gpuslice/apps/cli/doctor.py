@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import counted, output_flag, print_document
+from gpuslice.apps.cli.output import output_flag, print_document
 from gpuslice.core.contract import LABEL_SHARED
+from gpuslice.core.words import counted
 
 if TYPE_CHECKING:
     from gpuslice.apps.cli.doctor_facts import Facts, Finding

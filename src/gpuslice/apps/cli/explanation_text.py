@@ -22,6 +22,7 @@ from gpuslice.core.errors import printable
 from gpuslice.core.explanation import Explanation, NodeClass
 from gpuslice.core.model import Gpu, Pod
 from gpuslice.core.units import limit_mib
+from gpuslice.core.words import counted
 
 
 def text(told: Told) -> str:
@@ -44,9 +45,8 @@ def _asked(pod: Pod) -> str:
     problem = f"Problem: {pod.problem}\n" if pod.problem else ""
     if pod.request is None:
         return problem
-    each = f"{pod.request.units_per_gpu} units of one card"
-    if pod.request.gpu_count > 1:
-        each = f"{pod.request.units_per_gpu} units on each of {pod.request.gpu_count} cards of one node"
+    units, cards = counted(pod.request.units_per_gpu, "unit"), pod.request.gpu_count
+    each = f"{units} on each of {cards} cards of one node" if cards > 1 else f"{units} of one card"
     core = f", and {pod.request.core_percent} % of its compute" if pod.request.core_percent else ""
     return f"{problem}It asks for {each}{core}.\n"
 

@@ -36,8 +36,3 @@ def print_document(document: Any, form: str) -> None:
 def complain(sentence: str) -> None:
     """Tell something that is not the answer."""
     click.echo(sentence, err=True)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: 1 node, 2 nodes."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

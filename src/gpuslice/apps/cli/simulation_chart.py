@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuslice.apps.cli.chart import Chart, Line
-from gpuslice.apps.cli.output import counted
 from gpuslice.apps.cli.simulation import Result, Simulation
 from gpuslice.apps.cli.simulation_text import asked_percent, question
 from gpuslice.core.policy import POLICIES
+from gpuslice.core.words import counted
 
 LEAST_START = 20.0  # %; a picture that could begin below begins at 0
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by the colour-blind, too

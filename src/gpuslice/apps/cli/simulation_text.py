@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from gpuslice.apps.cli.output import counted
 from gpuslice.apps.cli.simulation import Result, Simulation
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.policy import Shape
 from gpuslice.core.policy.capacity import Needed, Outcome, Unplaced
+from gpuslice.core.words import counted
 
 MOST_LINES = 10  # of what does not fit, in a table
 
@@ -157,7 +157,7 @@ def asked(shape: Shape) -> str:
     """What a shape wants of the cards, in words; of a pod without GPU, what else it wants."""
     if not shape.cards:
         return f"{shape.cpu_milli} milli CPU, {shape.memory_mib} MiB"
-    words = [f"{shape.units} units" + (f" on each of {shape.cards} cards" if shape.cards > 1 else "")]
+    words = [counted(shape.units, "unit") + (f" on each of {shape.cards} cards" if shape.cards > 1 else "")]
     if shape.core_percent:
         words.append(f"{shape.core_percent} % compute")
     if shape.models:

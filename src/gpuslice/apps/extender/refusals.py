@@ -16,6 +16,7 @@ from gpuslice.core.model import Request
 from gpuslice.core.placement import refuse
 from gpuslice.core.policy import Policy
 from gpuslice.core.policy.fleet import Shape
+from gpuslice.core.words import counted
 
 REMEMBERED = 10_000
 SAMPLED = (
@@ -81,13 +82,14 @@ class Refusals:
         known = asked.rows != UNKNOWN
         shared = int(known.sum())
         if not shared:
-            return f"asked for {request.units} units; none of the {len(asked.rows)} nodes shares its cards"
+            nodes = counted(len(asked.rows), "node")
+            return f"asked for {counted(request.units, 'unit')}; none of {nodes} shares its cards"
         left = self._ledger.fleet.left[asked.rows]
         fitting = (left >= request.units_per_gpu).sum(axis=1)
         most = np.where(known, fitting if request.gpu_count > 1 else left.max(axis=1), -1)
         state = self._ledger.state(asked.names(np.array([most.argmax()]))[0])
         detail = refuse(state, request).detail if state is not None else ""
-        return f"{detail} ({shared} nodes with shared cards looked at)"
+        return f"{detail} ({counted(shared, 'node')} with shared cards looked at)"
 
 
 def is_sample(asked: int, nodes: int) -> bool:

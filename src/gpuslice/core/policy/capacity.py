@@ -16,6 +16,7 @@ from gpuslice.core.policy import make_policy
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
 from gpuslice.core.policy.ranking import card_fits, fitting_rows
 from gpuslice.core.policy.replay import Cluster, Filling, Progress, fill
+from gpuslice.core.words import counted
 
 MOST_TIMES = 32  # the nodes given; a workload that needs more is a mistake in its description
 
@@ -218,9 +219,11 @@ def _never(fleet: Fleet, shape: Shape, rows: Rows) -> str:
         )
     large = (fleet.size[rows] >= max(shape.units, 1)).sum(axis=1)
     if large.max() == 0:
-        return f"no card has {shape.units} units, the largest has {int(fleet.size[rows].max())}"
+        return f"no card has {counted(shape.units, 'unit')}, the largest has {int(fleet.size[rows].max())}"
     if large.max() < shape.cards:
-        return f"no node has {shape.cards} cards of {shape.units} units, at most {int(large.max())}"
+        return (
+            f"no node has {shape.cards} cards of {counted(shape.units, 'unit')}, at most {int(large.max())}"
+        )
     if (fleet.cpu_milli[rows] < shape.cpu_milli).all():
         return f"no node has {shape.cpu_milli} milli CPU"
     if (fleet.memory_mib[rows] < shape.memory_mib).all():
@@ -239,7 +242,9 @@ def _no_cards(fleet: Fleet, shape: Shape, rows: Rows) -> str:
         some = f"{cards} such cards are free, but at most {int(enough.max())} on one node"
         return some if cards >= shape.cards else f"only {cards} such cards are free, on all nodes together"
     if shape.core_percent and (left >= shape.units).any():
-        return f"no card with {shape.units} units free has {shape.core_percent} % of its compute left"
+        return (
+            f"no card with {counted(shape.units, 'unit')} free has {shape.core_percent} % of its compute left"
+        )
     if left.sum() >= shape.units:
         return f"{int(left.sum())} units are free in pieces, at most {int(left.max())} on one card"
     return f"in all no more than {int(left.sum())} units are free"
