@@ -28,7 +28,8 @@ _WORD = 8
 _SHIFT = np.uint64(29)
 _SPARE_BITS = 2  # a table has four to eight places for each name
 _QUOTE, _COMMA = ord('"'), ord(",")
-_EDGES = np.frombuffer(b'"",', dtype=np.uint8)
+_EDGE, _EDGE_BYTES = int.from_bytes(b'","', "little"), 0xFFFFFF
+"""What stands between two names, and which bytes of a little-endian word that starts there are looked at."""
 _NUMBERS = np.array([list(b"%2d" % number) for number in range(20)], dtype=np.uint8)
 _KEPT_TEXTS = 8
 _TAIL = np.array([(1 << (8 * count)) - 1 for count in range(_WORD)] + [(1 << 64) - 1], dtype=np.uint64)
@@ -156,11 +157,8 @@ def _even_bounds(text: Bytes, width: int) -> tuple[slice, Rows] | None:
     count, rest = divmod(len(text) - 1, width)
     if width < 3 or rest:
         return None
-    cells = text[1:].reshape(count, width)
-    edges = (
-        (cells[:, 0] == _QUOTE).all() and (cells[:, -2] == _QUOTE).all() and (cells[:-1, -1] == _COMMA).all()
-    )
-    if not edges or np.count_nonzero(text == _QUOTE) != 2 * count:
+    edges = np.ndarray((count - 1,), dtype="<u4", buffer=text, offset=width - 1, strides=(width,))
+    if not ((edges & _EDGE_BYTES) == _EDGE).all() or np.count_nonzero(text == _QUOTE) != 2 * count:
         return None
     return slice(2, len(text), width), np.array([width - 3])
 

@@ -60,12 +60,14 @@ def _some_best(keys: Ints, count: int) -> Ints:
 
 def scores(keys: Ints) -> Ints:
     """Best key 10, the others by their cost between 9 and 0, what does not fit 0."""
-    scores = np.zeros(len(keys), dtype=np.int64)
-    fits = np.flatnonzero(keys != NEVER)
-    if len(fits):
-        costs = keys.take(fits) >> TIE_BITS  # the policy's own cost, without the fixed order among equals
-        most = costs.max()
-        spread = max(1, most - costs.min())
-        scores[fits] = np.rint((most - costs) * ((TOP_SCORE - 1) / spread))
-        scores[keys.argmin()] = TOP_SCORE
+    costs, never = keys >> TIE_BITS, keys == NEVER  # the policy's own cost, without the order among equals
+    refused = never.any()
+    if refused and never.all():
+        return np.zeros(len(keys), dtype=np.int64)
+    best = keys.argmin()
+    least = costs[best]
+    most = costs[~never].max() if refused else costs.max()
+    scores: Ints = np.rint((most - costs) * ((TOP_SCORE - 1) / max(1, most - least))).astype(np.int64)
+    scores[never] = 0
+    scores[best] = TOP_SCORE
     return scores

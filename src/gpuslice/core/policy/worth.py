@@ -214,7 +214,8 @@ class Worth:
             return np.zeros(len(kind))
         slots = np.minimum(states.whole_cards[:, None] / columns.cards, _fed(states, columns) / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
-        slots += self._turnover * self._near_slots(states, columns)
+        if self._turnover:
+            slots += self._turnover * self._near_slots(states, columns)
         worth: Floats = np.einsum("ij,ij->i", slots * columns.gpu, columns.weight[kind])
         return worth
 
