@@ -25,7 +25,7 @@
 #define FIRST_GUESS_NS 1000000u /* of work of which none has finished yet: one such goes at a time */
 #define KEYS 1024u
 #define FIRST_UNDER_WAY 1u
-enum { CAPTURE_RELAXED = 2, CUDA_ERROR_NOT_READY = 600 };
+enum { CUDA_ERROR_NOT_READY = 600 };
 
 /* Launches timed together: from before the first to behind the last. */
 struct batch {
@@ -110,16 +110,6 @@ static void change_in_flight(const struct gs_card *card, int64_t by)
 }
 
 /* ---- batches, under the lock ---- */
-
-/* Between begin and end the thread may be recording a stream, and other threads too: our questions must not spoil it. */
-static int relax_capture(void)
-{
-    int mode = CAPTURE_RELAXED;
-    DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
-    return mode;
-}
-
-static void restore_capture(int mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(&mode); }
 
 static int record(CUevent event, CUstream stream, bool own_stream)
 {
@@ -296,9 +286,9 @@ static void look_locked(struct line *line, const struct gs_card *card, uint64_t 
 {
     gs_lock(&lock);
     if (now_ns - line->looked_ns >= every_ns) {
-        int mode = relax_capture();
+        int mode = gs_relax_capture();
         look(line, now_ns);
-        restore_capture(mode);
+        gs_restore_capture(mode);
         gs_share_note(&line->past, entry_of(card), now_ns);
     }
     gs_unlock(&lock);
@@ -307,9 +297,9 @@ static void look_locked(struct line *line, const struct gs_card *card, uint64_t 
 static void pause_launching(struct line *line)
 {
     gs_lock(&lock);
-    int mode = relax_capture();
+    int mode = gs_relax_capture();
     close_newest(line);
-    restore_capture(mode);
+    gs_restore_capture(mode);
     gs_unlock(&lock);
 }
 
