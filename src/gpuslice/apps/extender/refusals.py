@@ -83,7 +83,7 @@ class Refusals:
         shared = int(known.sum())
         if not shared:
             nodes = counted(len(asked.rows), "node")
-            return f"asked for {counted(request.units, 'unit')}; none of {nodes} shares its cards"
+            return f"asked for {counted(request.units, 'unit')}; {nodes} looked at, none with shared cards"
         left = self._ledger.fleet.left[asked.rows]
         fitting = (left >= request.units_per_gpu).sum(axis=1)
         most = np.where(known, fitting if request.gpu_count > 1 else left.max(axis=1), -1)
