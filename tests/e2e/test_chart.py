@@ -228,7 +228,7 @@ def test_the_vendors_way_to_see_the_installation_lists_it(cluster: Cluster) -> N
 
 
 def test_the_rights_of_helm_test_are_all_that_doctor_needs(cluster: Cluster) -> None:
-    """Run as its service account, it meets nothing that it may not read but Secrets: those it is not shown."""
+    """Run as its service account, it meets nothing that it may not read but Secrets."""
     rendered = yaml.safe_load_all(cluster.render(namespace="gpu-system"))
     wanted = [each for each in rendered if each and each["metadata"]["name"] == "gpuslice-test"]
     (pod,) = [each for each in wanted if each["kind"] == "Pod"]
