@@ -89,24 +89,32 @@ def test_where_nothing_can_be_read_there_is_only_the_reason() -> None:
     assert shown(found) == ["http://127.0.0.1:1/metrics: Connection refused"]
 
 
+class Quiet(http.server.BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: tests' output is for tests."""
+
+
+@contextmanager
+def serving(handler: type[Quiet]) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 @contextmanager
 def answering(line: bytes) -> Iterator[str]:
     """A server that answers this, and hangs up."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self) -> None:
             self.wfile.write(line)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing: tests' output is for tests."""
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        yield f"{url}/metrics"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def cluster() -> Iterator[str]:
     """An API server with the exporters of two nodes; that of n2 does not answer."""
     over = threading.Event()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self) -> None:
             if "/e2:" in self.path:
                 over.wait(20)
@@ -176,17 +184,11 @@ def cluster() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body.encode())
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing: tests' output is for tests."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        over.set()
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        try:
+            yield url
+        finally:
+            over.set()
 
 
 def test_an_exporter_that_does_not_answer_keeps_nobody_waiting() -> None:

@@ -58,10 +58,9 @@ class Ahead:
 
     def _name(self, row: int) -> str:
         fleet = self._ledger.fleet
-        version = (fleet.cards_version, len(fleet.row_of))
-        if version != self._names_version:
+        if fleet.nodes_version != self._names_version:
             self._names = [""] * fleet.rows
             for name, each in fleet.row_of.items():
                 self._names[each] = name
-            self._names_version = version
+            self._names_version = fleet.nodes_version
         return self._names[row]

@@ -99,7 +99,7 @@ class Names:
 
     def renew(self) -> None:
         """Make a new table if nodes came or went since the last."""
-        version = (self.fleet.cards_version, len(self.fleet.row_of))
+        version = self.fleet.nodes_version
         if version != self._version:
             self._table, self._version = NameTable(self.fleet.row_of), version
             self._expected.clear()

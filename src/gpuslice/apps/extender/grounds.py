@@ -35,7 +35,7 @@ class Ground:
 
     def shown(self, rows: Ints, now_s: float) -> None:
         """kube-scheduler asked about these rows; those below 0 are none of ours."""
-        version = self._fleet_version()
+        version = self.fleet.nodes_version
         if version != self._version or now_s >= self._since_s + LASTS_S:
             self.open = np.zeros(self.fleet.rows, dtype=np.bool_)
             self._version, self._since_s = version, now_s
@@ -43,7 +43,7 @@ class Ground:
 
     def is_known(self, now_s: float) -> bool:
         """Whether what was shown still holds, and is worth something."""
-        fresh = self._version == self._fleet_version() and now_s < self._since_s + LASTS_S
+        fresh = self._version == self.fleet.nodes_version and now_s < self._since_s + LASTS_S
         return fresh and now_s >= self._paused_until_s
 
     def tried(self) -> None:
@@ -72,6 +72,3 @@ class Ground:
         self._paused_until_s = now_s + PAUSE_S
         self._tried = self._missed = 0
         return True
-
-    def _fleet_version(self) -> tuple[int, int]:
-        return self.fleet.cards_version, len(self.fleet.row_of)

@@ -105,6 +105,11 @@ class Fleet:
         """How many rows the arrays have, used or not."""
         return len(self.stamp)
 
+    @property
+    def nodes_version(self) -> tuple[int, int]:
+        """Another one whenever nodes came or went: what rows mean may have changed then."""
+        return self.cards_version, len(self.row_of)
+
     def put(self, node: FleetNode) -> int:
         """Add a node or bring its row up to date; returns the row. Nothing changes when nothing differs."""
         self._widen(len(node.size))
