@@ -109,7 +109,11 @@ def decode_table(name: str, text: str) -> Table:
 
 def per_card(name: str, text: str) -> dict[int, int]:
     """The amounts of the allocation or core annotation `name` by card. Raises `ContractError`."""
-    return _per_card(decode_table(name, text))
+    sums: dict[int, int] = defaultdict(int)
+    for cards in decode_table(name, text).values():
+        for card, amount in cards.items():
+            sums[int(card)] += amount
+    return dict(sums)
 
 
 def decode_placement(
@@ -124,9 +128,8 @@ def decode_placement(
         return _placement_from_allocation(annotations, node_name, request)
     cards = _cards(annotations[ANN_INDEX])
     units = _pod_units(annotations, request)
-    exact = _exact_allocation(annotations, units)
-    per_card = exact or _evenly(units, cards)
-    return _placement(node_name, per_card, _core_per_card(annotations))
+    amounts = _exact_allocation(annotations, units) or _evenly(units, cards)
+    return _placement(node_name, amounts, _core_per_card(annotations))
 
 
 def decode_assume_time(annotations: Mapping[str, str]) -> int:
@@ -216,10 +219,10 @@ def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, i
     if ANN_ALLOCATION not in annotations:
         return None
     try:
-        per_card = _per_card(decode_table(ANN_ALLOCATION, annotations[ANN_ALLOCATION]))
+        amounts = per_card(ANN_ALLOCATION, annotations[ANN_ALLOCATION])
     except ContractError:
         return None  # the first protocol stands on its own
-    return per_card if sum(per_card.values()) == units else None
+    return amounts if sum(amounts.values()) == units else None
 
 
 def _placement_from_allocation(
@@ -228,10 +231,10 @@ def _placement_from_allocation(
     text = annotations.get(ANN_ALLOCATION)
     if not text:
         return None
-    per_card = _per_card(decode_table(ANN_ALLOCATION, text))
-    if per_card and request is not None and sum(per_card.values()) != request.units:
-        per_card = _evenly(request.units, list(per_card))
-    return _placement(node_name, per_card, _core_per_card(annotations)) if per_card else None
+    amounts = per_card(ANN_ALLOCATION, text)
+    if amounts and request is not None and sum(amounts.values()) != request.units:
+        amounts = _evenly(request.units, list(amounts))
+    return _placement(node_name, amounts, _core_per_card(annotations)) if amounts else None
 
 
 def _evenly(units: int, cards: list[int]) -> dict[int, int]:
@@ -242,17 +245,9 @@ def _evenly(units: int, cards: list[int]) -> dict[int, int]:
     return dict.fromkeys(cards, each)
 
 
-def _per_card(table: Table) -> dict[int, int]:
-    sums: dict[int, int] = defaultdict(int)
-    for cards in table.values():
-        for card, amount in cards.items():
-            sums[int(card)] += amount
-    return dict(sums)
-
-
 def _core_per_card(annotations: Mapping[str, str]) -> dict[int, int]:
     text = annotations.get(ANN_CORE)
-    return _per_card(decode_table(ANN_CORE, text)) if text else {}
+    return per_card(ANN_CORE, text) if text else {}
 
 
 def _placement(node_name: str, units: Mapping[int, int], core: Mapping[int, int]) -> Placement:
