@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.wire.extender import BindingArgs, decode_args
+from gpuslice.adapters.wire.extender import BindingArgs, Questions
 from gpuslice.apps.extender.guiding import LIMITS, GuideLimits
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
@@ -88,7 +88,7 @@ class Queue(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
 
         async def ask() -> bytes:
-            return self.extender.decisions.prioritize(decode_args(body))
+            return self.extender.decisions.prioritize(Questions().decode(body))
 
         return {each["Host"]: each["Score"] for each in msgspec.json.decode(self._done(ask()))}
 
@@ -104,7 +104,7 @@ class Queue(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
 
         async def ask() -> list[str]:
-            answer = self.extender.decisions.filter(decode_args(body))
+            answer = self.extender.decisions.filter(Questions().decode(body))
             passed: list[str] = msgspec.json.decode(answer.node_names)
             return passed
 

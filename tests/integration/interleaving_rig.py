@@ -17,7 +17,7 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.adapters.wire.extender import BindingArgs, decode_args
+from gpuslice.adapters.wire.extender import BindingArgs, Questions
 from gpuslice.apps.extender.guiding import GuideLimits
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
@@ -85,7 +85,7 @@ class World:
         args = {"Pod": pod, "NodeNames": list(names or self.nodes)}
 
         async def ask() -> None:
-            decisions.filter(decode_args(msgspec.json.encode(args)))
+            decisions.filter(Questions().decode(msgspec.json.encode(args)))
 
         self.process.start(ask(), "filter call")
         self.loop.settle()

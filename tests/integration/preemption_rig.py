@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.wire.extender import BindingArgs, decode_args, decode_preemption
+from gpuslice.adapters.wire.extender import BindingArgs, Questions, decode_preemption
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
@@ -108,7 +108,7 @@ class Story(Played):
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": nodes})
 
         async def answered() -> Any:
-            return self.extender.decisions.filter(decode_args(body))
+            return self.extender.decisions.filter(Questions().decode(body))
 
         result = self.loop.run_until_complete(answered())
         found: list[str] = msgspec.json.decode(result.node_names)

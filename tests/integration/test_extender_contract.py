@@ -279,7 +279,7 @@ async def test_filter_can_let_only_the_best_pass() -> None:
         answer = await extender.filter(api_pod(memory="6"), "n1", "n2", "n3")
         assert answer["NodeNames"] == ["n2"]
         assert answer["FailedNodes"] == {
-            "n1": "Others fit better",
+            "n1": "Outranked",
             "n3": NO_ROOM,
         }
 
@@ -292,7 +292,7 @@ async def test_of_many_fitting_nodes_the_best_pass_and_the_others_are_told_so() 
         assert len(answer["NodeNames"]) == 64
         assert "n70" in answer["NodeNames"]
         assert sorted([*answer["NodeNames"], *answer["FailedNodes"]]) == sorted(names)
-        assert set(answer["FailedNodes"].values()) == {"Others fit better"}
+        assert set(answer["FailedNodes"].values()) == {"Outranked"}
         assert not answer["FailedAndUnresolvableNodes"]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from gpuslice.adapters.wire.extender import Pod as WirePod
-from gpuslice.adapters.wire.extender import decode_args
+from gpuslice.adapters.wire.extender import Questions
 from gpuslice.apps.extender.decisions import Decisions
 from gpuslice.core.contract import GPU_CORE, GPU_COUNT
 from gpuslice.core.ledger import Ledger
@@ -94,14 +94,14 @@ class Stage:
             labels={GPU_COUNT: cards} if cards else None,
         )
         names = [on] if on else self.ledger.node_names()
-        args = decode_args(msgspec.json.encode({"Pod": document, "NodeNames": names}))
+        args = Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": names}))
         answer = self.decisions.filter(args)
         passing = msgspec.json.decode(answer.node_names)
         if not passing:
-            return self.refused(msgspec.json.decode(answer.failed_nodes))
+            return self.refused(msgspec.json.decode(b"".join(answer.failed_nodes)))
         scores = msgspec.json.decode(
             self.decisions.prioritize(
-                decode_args(msgspec.json.encode({"Pod": document, "NodeNames": passing}))
+                Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": passing}))
             )
         )
         best = max(scores, key=lambda each: each["Score"])["Host"]

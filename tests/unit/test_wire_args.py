@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.wire.errors import MalformedError
-from gpuslice.adapters.wire.extender import ExtenderArgs, decode_args
+from gpuslice.adapters.wire.extender import ExtenderArgs, Questions
 from gpuslice.adapters.wire.names import name_list
 
 NAMES = st.lists(st.text(max_size=12), max_size=6)
@@ -28,7 +28,7 @@ def names_of(args: ExtenderArgs) -> list[str] | None:
 def test_the_names_are_found_wherever_they_stand(keys: list[str], names: list[str], marks: Any) -> None:
     whole: dict[str, Any] = {"Pod": POD, "Nodes": None, "NodeNames": names}
     body = json.dumps({key: whole[key] for key in keys}, separators=marks).encode()
-    args = decode_args(body)
+    args = Questions().decode(body)
     assert args.pod is not None
     assert (args.pod.metadata.name, names_of(args)) == ("a", names)
 
@@ -36,7 +36,7 @@ def test_the_names_are_found_wherever_they_stand(keys: list[str], names: list[st
 @pytest.mark.parametrize("change", [str.lower, str.upper])
 def test_outer_keys_are_known_in_any_case(change: Any) -> None:
     body = json.dumps({change(key): value for key, value in json.loads(WHOLE).items()}).encode()
-    args = decode_args(body)
+    args = Questions().decode(body)
     assert args.pod is not None
     assert names_of(args) == ["n1", "n2"]
 
@@ -47,7 +47,7 @@ def test_outer_keys_are_known_in_any_case(change: Any) -> None:
 def test_a_damaged_question_is_refused_or_means_what_it_says(junk: bytes, at: int, cut: int) -> None:
     body = WHOLE[:at] + junk + WHOLE[at + cut :]
     try:
-        args = decode_args(body)
+        args = Questions().decode(body)
         pod, names = args.pod, names_of(args)
     except MalformedError:
         return
@@ -57,3 +57,20 @@ def test_a_damaged_question_is_refused_or_means_what_it_says(junk: bytes, at: in
     assert (pod is None) == (said.get("pod") is None)
     if said.get("nodenames") is not None:
         assert names == said["nodenames"]
+
+
+def test_the_second_question_about_a_pod_has_its_own_names_and_another_pod_its_own_all() -> None:
+    questions = Questions()
+    for pod, names in (("a", ["n1", "n2"]), ("a", ["n2"]), ("b", ["n2"]), ("a", ["n3"])):
+        body = json.dumps({"Pod": {**POD, "metadata": {"name": pod}}, "Nodes": None, "NodeNames": names})
+        args = questions.decode(body.replace(", ", ",").replace(": ", ":").encode())
+        assert args.pod is not None
+        assert (args.pod.metadata.name, names_of(args)) == (pod, names)
+
+
+def test_after_a_question_that_cannot_be_read_the_next_is_read_as_ever() -> None:
+    questions = Questions()
+    for _ in range(2):
+        with pytest.raises(MalformedError):
+            questions.decode(WHOLE.replace(b'"name":"a"', b'"name":7'))
+        assert names_of(questions.decode(WHOLE)) == ["n1", "n2"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import FilterResult, NodeList
-from gpuslice.adapters.wire.names import UNKNOWN, NameTable, joined
+from gpuslice.adapters.wire.names import UNKNOWN, NameTable, framed
 
 NAMES = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,60}[a-z0-9])?", fullmatch=True)
 
@@ -103,10 +103,10 @@ def test_what_is_written_is_json_that_says_so(names: list[str]) -> None:
     expected = names[::-1]
     scores = rows % 11
     assert msgspec.json.decode(table.names(rows)) == expected
-    assert msgspec.json.decode(joined([table.pairs(rows, 'no "room"')], b"{", b"}")) == dict.fromkeys(
-        expected, 'no "room"'
-    )
-    hosts = msgspec.json.decode(joined([table.scores(rows, scores), b""], b"[", b"]"))
+    assert msgspec.json.decode(
+        b"".join(framed([table.pairs(rows, 'no "room"')], b"{", b"}"))
+    ) == dict.fromkeys(expected, 'no "room"')
+    hosts = msgspec.json.decode(b"".join(framed([table.scores(rows, scores), b""], b"[", b"]")))
     assert [(each["Host"], each["Score"]) for each in hosts] == list(
         zip(expected, scores.tolist(), strict=True)
     )
@@ -115,7 +115,21 @@ def test_what_is_written_is_json_that_says_so(names: list[str]) -> None:
     assert bytes(table.pairs(nobody, "x")) == bytes(table.scores(nobody, nobody)) == b""
 
 
-def test_the_answer_of_filter_is_written_as_msgspec_would() -> None:
-    whole = FilterResult(NodeList(items=[msgspec.Raw(b'{"a":1}')]), msgspec.Raw(b'["n"]'), error='no "pod"')
-    for result in (FilterResult(), whole, FilterResult(failed_nodes=msgspec.Raw(b'{"n":"no"}'))):
-        assert b"".join(result.pieces()) == msgspec.json.encode(result)
+def test_the_answer_of_filter_has_the_fields_of_the_protocol() -> None:
+    nothing = {"Nodes": None, "NodeNames": None, "FailedNodes": None, "FailedAndUnresolvableNodes": None}
+    whole = FilterResult(NodeList(items=[msgspec.Raw(b'{"a":1}')]), b'["n"]', error='no "pod"')
+    failed = FilterResult(failed_nodes=(b"{", b'"n":"no"', b"}"))
+    for result, said in (
+        (FilterResult(), {**nothing, "Error": ""}),
+        (failed, {**nothing, "FailedNodes": {"n": "no"}, "Error": ""}),
+        (
+            whole,
+            {
+                **nothing,
+                "Nodes": {"metadata": {}, "items": [{"a": 1}]},
+                "NodeNames": ["n"],
+                "Error": 'no "pod"',
+            },
+        ),
+    ):
+        assert msgspec.json.decode(b"".join(result.pieces())) == said

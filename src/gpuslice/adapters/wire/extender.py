@@ -8,13 +8,15 @@ something is missing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
+from gpuslice.adapters.wire.names import Pieces
 
-_NULL = msgspec.Raw(b"null")
+_NULL = b"null"
 _NAMES_KEY = b'"NodeNames":'
 
 
@@ -92,17 +94,28 @@ class NodeList(_Wire):
     items: list[msgspec.Raw] | None = None
 
 
-class ExtenderArgs(msgspec.Struct, gc=False, rename="pascal"):
-    """The body of filter and prioritize: names only when the extender is ``nodeCacheCapable``."""
+class _Args(msgspec.Struct, gc=False, rename="pascal"):
+    pod: Pod | None = None
+    nodes: NodeList | None = None
+    node_names: msgspec.Raw = msgspec.Raw(_NULL)
+
+    @property
+    def incomplete(self) -> bool:
+        return self.pod is None or (self.nodes is None and self.node_names == _NULL)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderArgs:
+    """The body of filter and prioritize: `names`, as JSON, only when the extender is ``nodeCacheCapable``."""
 
     pod: Pod | None = None
     nodes: NodeList | None = None
-    node_names: msgspec.Raw = _NULL
+    names: bytes | None = None
 
     def names_json(self) -> bytes | None:
         """The nodes to decide about as a JSON list of names; None when the caller named none."""
-        if self.node_names != _NULL:
-            return bytes(self.node_names)
+        if self.names is not None:
+            return self.names
         if self.nodes is None or self.nodes.items is None:
             return None
         return msgspec.json.encode([_decode(_NODE, item).metadata.name for item in self.nodes.items])
@@ -110,29 +123,30 @@ class ExtenderArgs(msgspec.Struct, gc=False, rename="pascal"):
     @property
     def whole_nodes(self) -> list[msgspec.Raw] | None:
         """The node objects, where the caller sent them instead of names."""
-        return self.nodes.items if self.nodes is not None and self.node_names == _NULL else None
+        return self.nodes.items if self.nodes is not None and self.names is None else None
 
 
-class FilterResult(msgspec.Struct, rename="pascal"):
-    """`failed_nodes` may be helped by preemption, those in `failed_and_unresolvable_nodes` not."""
+@dataclass(slots=True)
+class FilterResult:
+    """`failed_nodes` may be helped by preemption, those in `failed_and_unresolvable_nodes` not. In JSON."""
 
     nodes: NodeList | None = None
-    node_names: msgspec.Raw = _NULL
-    failed_nodes: msgspec.Raw = _NULL
-    failed_and_unresolvable_nodes: msgspec.Raw = _NULL
+    node_names: bytes = _NULL
+    failed_nodes: Pieces = (_NULL,)
+    failed_and_unresolvable_nodes: Pieces = (_NULL,)
     error: str = ""
 
-    def pieces(self) -> tuple[bytes | memoryview, ...]:
+    def pieces(self) -> Pieces:
         """As JSON. By hand: the lists are JSON already, and large enough that each copy of them counts."""
         return (
             b'{"Nodes":',
             msgspec.json.encode(self.nodes),
             b',"NodeNames":',
-            memoryview(self.node_names),
+            self.node_names,
             b',"FailedNodes":',
-            memoryview(self.failed_nodes),
+            *self.failed_nodes,
             b',"FailedAndUnresolvableNodes":',
-            memoryview(self.failed_and_unresolvable_nodes),
+            *self.failed_and_unresolvable_nodes,
             b',"Error":',
             msgspec.json.encode(self.error),
             b"}",
@@ -197,28 +211,44 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
 
 T = TypeVar("T")
 
-_ARGS = msgspec.json.Decoder(ExtenderArgs)
+_ARGS = msgspec.json.Decoder(_Args)
 _BINDING = msgspec.json.Decoder(BindingArgs)
 _PREEMPTION = msgspec.json.Decoder(PreemptionArgs)
 _NODE = msgspec.json.Decoder(_NamedNode)
 _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def decode_args(body: bytes) -> ExtenderArgs:
-    """The body of filter or prioritize. Raises `MalformedError`.
+class Questions:
+    """Reads the bodies of filter and prioritize.
 
-    The list of names is nearly all of the body and is read by `names` anyway: where it stands at the end, as
-    kube-scheduler writes it, it is cut off here unread, and may still turn out to be no list of strings.
+    The list of names is nearly all of a body and is read by `names` anyway: where it stands at the end, as
+    kube-scheduler writes it, it is cut off here unread, and may still turn out to be no list of strings. What
+    stands before it, the pod, is the same in the two questions about a pod, and read once.
     """
-    names_at = body.rfind(b"[")
-    if body.startswith(_NAMES_KEY, names_at - len(_NAMES_KEY)) and body.endswith(b'"]}'):
-        args = _decode(_ARGS, body[:names_at] + b"null}")
-        args.node_names = msgspec.Raw(body[names_at:-1])
-    else:
+
+    def __init__(self) -> None:
+        self._before = b""
+        self._last = _Args()
+
+    def decode(self, body: bytes) -> ExtenderArgs:
+        """Raises `MalformedError`."""
+        names_at = body.rfind(b"[")
+        if not (body.startswith(_NAMES_KEY, names_at - len(_NAMES_KEY)) and body.endswith(b'"]}')):
+            return self._decode_whole(body)
+        before = body[:names_at]
+        if before != self._before:
+            self._before, self._last = b"", _decode(_ARGS, before + b"null}")
+            self._before = before
+        if self._last.pod is None:
+            return self._decode_whole(body)
+        return ExtenderArgs(self._last.pod, self._last.nodes, body[names_at:-1])
+
+    def _decode_whole(self, body: bytes) -> ExtenderArgs:
         args = _decode(_ARGS, body)
-    if args.pod is None or (args.nodes is None and args.node_names == _NULL):
-        return _in_any_case(_ARGS, body)
-    return args
+        if args.incomplete:
+            args = _in_any_case(_ARGS, body)
+        names = bytes(args.node_names)
+        return ExtenderArgs(args.pod, args.nodes, None if names == _NULL else names)
 
 
 def decode_binding(body: bytes) -> BindingArgs:

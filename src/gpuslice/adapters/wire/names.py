@@ -6,12 +6,14 @@ names stay bytes. Each is hashed as 64-bit words straight from the body, all at 
 answers are put together from rows of ready-made JSON, padded with blanks to one width.
 
 A hash stands for its name: every step of it can be undone, so names that differ in one word never share one,
-and of names that differ in several about one pair in 2⁶⁴ does.
+and of names that differ in several about one pair in 2⁶⁴ does. What follows a name in the list is hashed with
+it: where every name is found, the list needs no other proof that it is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -22,14 +24,15 @@ from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
+Pieces = tuple[bytes | memoryview, ...]
+"""JSON, in pieces that are not put together: they are large enough that each copy of them counts."""
 
 UNKNOWN = -1
 _WORD = 8
 _SHIFT = np.uint64(29)
-_SPARE_BITS = 2  # a table has four to eight places for each name
+_SPARE_BITS = 3  # a table has eight to sixteen places for each name
 _QUOTE, _COMMA = ord('"'), ord(",")
-_EDGE, _EDGE_BYTES = int.from_bytes(b'","', "little"), 0xFFFFFF
-"""What stands between two names, and which bytes of a little-endian word that starts there are looked at."""
+_EDGE = b'","'  # what stands between two names, and is taken to stand after the last as well
 _NUMBERS = np.array([list(b"%2d" % number) for number in range(20)], dtype=np.uint8)
 _KEPT_TEXTS = 8
 _TAIL = np.array([(1 << (8 * count)) - 1 for count in range(_WORD)] + [(1 << 64) - 1], dtype=np.uint64)
@@ -44,11 +47,9 @@ class NameTable:
         size = max(row_of.values(), default=-1) + 1
         self._quoted = _matrix(self._row_of, size)
         self._lines: dict[tuple[bytes, bytes], Bytes] = {}
-        longest = self._quoted.shape[1] // _WORD + 2
-        self._factors = _odd_numbers(longest, seed)
-        self._hash_of_row = np.zeros(
-            size + 1, dtype=np.uint64
-        )  # an empty place in a table points to the last
+        self._longest = self._quoted.shape[1] - 2 + len(_EDGE)
+        self._factors = _odd_numbers(-(-self._longest // _WORD), seed)
+        self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)  # empty places of a table point to the last
         self._fill_table()
 
     def rows(self, raw: bytes) -> Rows:
@@ -56,11 +57,14 @@ class NameTable:
 
         Raises `MalformedError` when `raw` is not such a list.
         """
-        found = _bounds(raw)
-        if found is None:  # anything unusual goes the plain way
-            get = self._row_of.get
-            return np.array([get(name, UNKNOWN) for name in name_list(raw)], dtype=np.int64)
-        return self._look_up(self._hashes(raw, *found))
+        if raw.startswith(b'["') and raw.endswith(b'"]'):
+            for cut_of in (_even_cut, _uneven_cut):
+                if (cut := cut_of(raw)) is not None:
+                    rows = self._look_up(self._hashes(raw, cut), cut)
+                    if rows.min() != UNKNOWN or _is_plain(raw, cut):
+                        return rows
+        get = self._row_of.get  # anything unusual goes the plain way
+        return np.array([get(name, UNKNOWN) for name in name_list(raw)], dtype=np.int64)
 
     def names(self, rows: Rows) -> bytes:
         """A JSON list of these rows' names, as compact as Go writes it."""
@@ -90,43 +94,52 @@ class NameTable:
 
     # -- hashing ---------------------------------------------------------------------------------------------
 
-    def _hashes(self, raw: bytes, starts: Rows | slice, lengths: Rows) -> Words:
-        """One 64-bit number for each name: its length, then one word after the other stirred in."""
-        *factors, length_factor = self._factors
-        words, shortest = _words(raw, starts, len(factors)), int(lengths.min())
-        hashes: Words = np.empty(len(words), dtype=np.uint64)
-        hashes[:] = lengths.astype(np.uint64) * length_factor
-        for number, factor in enumerate(factors):
-            word, end = words[:, number], (number + 1) * _WORD
-            if shortest < end:
-                word = word & _TAIL.take(lengths - end + _WORD, mode="clip")
-            hashes ^= word
-            hashes *= factor
-            hashes ^= hashes >> _SHIFT
+    def _hashes(self, raw: bytes, cut: _Cut) -> Words:
+        """One 64-bit number for each name, from the last word to the first: a last word 0 changes nothing."""
+        text = raw[:-1] + _EDGE[1:] + bytes(_WORD * len(self._factors))
+        longest, shortest = int(cut.lengths.max()), int(cut.lengths.min())
+        hashes: Words | None = None
+        for number in reversed(range(min(-(-longest // _WORD), len(self._factors)))):
+            start = number * _WORD
+            everywhere = np.ndarray((len(raw),), dtype="<u8", buffer=text, offset=start, strides=(1,))
+            word = everywhere[cut.starts].copy()
+            if shortest < start + _WORD:
+                word &= _TAIL.take(cut.lengths - start, mode="clip")
+            if hashes is not None:
+                hashes ^= hashes >> _SHIFT
+                word ^= hashes
+            hashes = word
+            hashes *= self._factors[number]
+        assert hashes is not None, "a cut has a length"
         return hashes
 
-    def _look_up(self, hashes: Words) -> Rows:
-        rows = self._table.take(hashes >> self._shift).astype(np.int64)
-        missed = np.flatnonzero(self._hash_of_row.take(rows) != hashes)
+    def _look_up(self, hashes: Words, cut: _Cut) -> Rows:
+        rows = self._table.take(self._places(hashes)).astype(np.int64)
+        missed = (self._hash_of_row.take(rows) != hashes).nonzero()[0]
         if len(missed):
             places = np.searchsorted(self._crowded[:-1], hashes[missed])
             found = self._crowded[places] == hashes[missed]
             rows[missed] = np.where(found, self._crowded_rows[places], UNKNOWN)
+        if cut.lengths.max() > self._longest:
+            rows[np.broadcast_to(cut.lengths > self._longest, rows.shape)] = UNKNOWN
         return rows
+
+    def _places(self, hashes: Words) -> Rows:
+        """In the table, by the first bits."""
+        return (hashes >> self._shift).view(np.int64)
 
     def _fill_table(self) -> None:
         """A table by the first bits of a hash, and in order those for which it has no place."""
         names, rows = list(self._row_of), np.array(list(self._row_of.values()), dtype=np.int32)
         bits = max(4, len(names).bit_length() + _SPARE_BITS)
         self._shift = np.uint64(64 - bits)
-        self._table = np.full(1 << bits, UNKNOWN, dtype=np.int32)
+        narrow = np.int16 if len(self._hash_of_row) < 1 << 15 else np.int32  # half the memory to look up in
+        self._table = np.full(1 << bits, UNKNOWN, dtype=narrow)
         raw = msgspec.json.encode(names)
-        bounds = _bounds(raw)
-        assert bounds is not None or not names, "node names are DNS labels"
-        hashes = self._hashes(raw, *bounds) if bounds is not None else np.zeros(0, dtype=np.uint64)
+        hashes = self._hashes(raw, _uneven_cut(raw)) if names else np.zeros(0, dtype=np.uint64)
         self._hash_of_row[rows] = hashes
-        self._table[hashes >> self._shift] = rows
-        left = np.flatnonzero(self._table.take(hashes >> self._shift) != rows)
+        self._table[self._places(hashes)] = rows
+        left = np.flatnonzero(self._table.take(self._places(hashes)) != rows)
         left = left[np.argsort(hashes[left])]
         self._crowded = np.append(hashes[left], np.uint64(0))  # one more, for what is larger than all
         self._crowded_rows = np.append(rows[left], np.int32(UNKNOWN))
@@ -140,44 +153,39 @@ def name_list(raw: bytes) -> list[str]:
         raise MalformedError(f"the request body cannot be read: node names: {error}") from error
 
 
-def _bounds(raw: bytes) -> tuple[Rows | slice, Rows] | None:
-    """Where each name starts, how long it is or all are; None when the list is not plain and compact.
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where each name of a list starts, and how long it or each of them is with the `_EDGE` after it."""
+
+    starts: Rows | slice
+    lengths: Rows
+
+
+def _even_cut(raw: bytes) -> _Cut | None:
+    """As if all names had the length of the first, as in many clusters: then they need not be looked for."""
+    width = raw.find(b",")
+    if width < len(_EDGE) or (len(raw) - 1) % width:
+        return None
+    return _Cut(slice(2, len(raw), width), np.array([width]))
+
+
+def _uneven_cut(raw: bytes) -> _Cut:
+    """As if a comma always stood between two names."""
+    commas = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == _COMMA)
+    starts = np.append(2, commas + 2)
+    return _Cut(starts, np.append(commas + 2, len(raw) + 1) - starts)
+
+
+def _is_plain(raw: bytes, cut: _Cut) -> bool:
+    """Whether it is a compact list of strings, cut where they end.
 
     With brackets around, a quote before and after each comma, no other quotes than these and no escapes it
-    can only be a list of strings. They are not looked at here: what no JSON may hold is no node's name.
+    can only be that. The strings are not looked at here: what no JSON may hold is no node's name.
     """
-    if b"\\" in raw or not (raw.startswith(b'["') and raw.endswith(b'"]')):
-        return None
     text = np.frombuffer(raw, dtype=np.uint8)
-    return _even_bounds(text, raw.find(b",")) or _uneven_bounds(text)
-
-
-def _even_bounds(text: Bytes, width: int) -> tuple[slice, Rows] | None:
-    """Where all names have one length, as in many clusters, they need not be looked for."""
-    count, rest = divmod(len(text) - 1, width)
-    if width < 3 or rest:
-        return None
-    edges = np.ndarray((count - 1,), dtype="<u4", buffer=text, offset=width - 1, strides=(width,))
-    if not ((edges & _EDGE_BYTES) == _EDGE).all() or np.count_nonzero(text == _QUOTE) != 2 * count:
-        return None
-    return slice(2, len(text), width), np.array([width - 3])
-
-
-def _uneven_bounds(text: Bytes) -> tuple[Rows, Rows] | None:
-    commas = np.flatnonzero(text == _COMMA)
-    quoted = (text.take(commas - 1) == _QUOTE).all() and (text.take(commas + 1) == _QUOTE).all()
-    if not quoted or np.count_nonzero(text == _QUOTE) != 2 * len(commas) + 2:
-        return None
-    starts = np.append(2, commas + 2)
-    return starts, np.append(commas, len(text) - 1) - starts - 1
-
-
-def _words(raw: bytes, starts: Rows | slice, count: int) -> Words:
-    """[name, number] The first `count` 64-bit words from each of `starts` on."""
-    size = count * _WORD
-    everywhere = np.ndarray((len(raw),), dtype=f"V{size}", buffer=raw + bytes(size), strides=(1,))
-    found = np.ascontiguousarray(everywhere[starts])
-    return found.view("<u8").reshape(-1, count)
+    starts = np.arange(len(raw))[cut.starts]
+    between = [(text.take(starts[1:] - len(_EDGE) + at) == byte).all() for at, byte in enumerate(_EDGE)]
+    return all(between) and np.count_nonzero(text == _QUOTE) == 2 * len(starts) and b"\\" not in raw
 
 
 def _framed(quoted: Bytes, before: bytes, after: bytes) -> Bytes:
@@ -203,10 +211,10 @@ def _odd_numbers(count: int, seed: int) -> Words:
     return numbers * np.uint64(2) + np.uint64(1)
 
 
-def joined(parts: Sequence[bytes | memoryview], opening: bytes, closing: bytes) -> bytes:
+def framed(parts: Sequence[bytes | memoryview], opening: bytes, closing: bytes) -> Pieces:
     """Parts that are not empty, with commas between."""
     between = [piece for part in parts if part for piece in (b",", part)]
-    return b"".join([opening, *between[1:], closing])
+    return (opening, *between[1:], closing)
 
 
 def _without_last(cells: Bytes) -> memoryview:

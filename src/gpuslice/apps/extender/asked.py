@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.adapters.wire.names import UNKNOWN, NameTable, Rows, joined, name_list
+from gpuslice.adapters.wire.names import UNKNOWN, NameTable, Pieces, Rows, framed, name_list
 from gpuslice.core.policy.fleet import Fleet
 
 EXPECTED = 4  # filters whose prioritize may still come
@@ -45,9 +45,9 @@ class Asked:
         """Those of `which` that are no strangers."""
         return which[self.rows.take(which) != UNKNOWN] if len(self.strangers) else which
 
-    def all_names(self) -> msgspec.Raw:
+    def all_names(self) -> bytes:
         """What was asked about, as JSON. Raises `MalformedError` when it was none."""
-        return msgspec.Raw(msgspec.json.encode(name_list(self.raw)))
+        return msgspec.json.encode(name_list(self.raw))
 
     def names(self, which: Places) -> list[str]:
         """The names as strings: only for few, or where each gets words of its own."""
@@ -61,23 +61,23 @@ class Asked:
         rows = self.rows.take(which)
         return Asked(self.table, self.table.names(rows), rows, self.strangers[:0])
 
-    def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> msgspec.Raw:
+    def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> Pieces:
         """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
         parts: list[bytes | memoryview] = [
             self.table.pairs(self.rows.take(which), text) for which, text in reasons if len(which)
         ]
         if own:
             parts.append(msgspec.json.encode(own)[1:-1])
-        return msgspec.Raw(joined(parts, b"{", b"}"))
+        return framed(parts, b"{", b"}")
 
     def scores_json(self, scores: Rows) -> bytes:
         """A list of hosts with their scores; strangers have 0."""
         if not len(self.strangers):
-            return joined([self.table.scores(self.rows, scores)], b"[", b"]")
+            return b"".join(framed([self.table.scores(self.rows, scores)], b"[", b"]"))
         known = self.known(self.everyone)
         strangers = [{"Host": name, "Score": 0} for name in self.names(self.strangers)]
         ours = self.table.scores(self.rows[known], scores[known])
-        return joined([ours, msgspec.json.encode(strangers)[1:-1]], b"[", b"]")
+        return b"".join(framed([ours, msgspec.json.encode(strangers)[1:-1]], b"[", b"]"))
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import msgspec
 import numpy as np
 
 from gpuslice.adapters.wire.extender import (
@@ -26,6 +25,7 @@ from gpuslice.adapters.wire.extender import (
     PreemptionResult,
 )
 from gpuslice.adapters.wire.extender import Pod as WirePod
+from gpuslice.adapters.wire.names import Pieces
 from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
 from gpuslice.apps.extender.ranked import best_of, impossible, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals, Refused
@@ -45,7 +45,7 @@ from gpuslice.core.views import Wants, wants_of
 HIGHEST = 1 << 31  # above every priority
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
-NOT_THE_BEST = "Others fit better"  # short: it goes over the wire once for nearly every node
+NOT_THE_BEST = "Outranked"  # short: it goes over the wire once for nearly every node
 KEPT = "The free cards are kept for a pod that others were evicted for"
 
 
@@ -121,7 +121,7 @@ class Decisions:
             others.append((worse, NOT_THE_BEST))
         if len(passing):
             question = asked.part(passing)
-            names = msgspec.Raw(question.raw)
+            names = question.raw
             self._names.expect(question)
         else:
             names = _NO_NAMES
@@ -142,7 +142,7 @@ class Decisions:
         placement = self.ledger.planned(uid) if len(asked.rows) == 1 else None
         return placement is not None and self.ledger.fleet.row_of.get(placement.node) == asked.rows[0]
 
-    def _reasons_json(self, asked: Asked, reasons: list[Reason], request: Request) -> msgspec.Raw:
+    def _reasons_json(self, asked: Asked, reasons: list[Reason], request: Request) -> Pieces:
         """The texts of `reasons`; nodes that share nothing are told so by name."""
         own = (
             {name: not_shared(name).reason for name in asked.names(asked.strangers)}
@@ -292,7 +292,8 @@ class Decisions:
         return np.flatnonzero(np.isin(asked.rows, closed) & (keys != NEVER))
 
 
-_NOBODY, _NO_NAMES = msgspec.Raw(b"{}"), msgspec.Raw(b"[]")
+_NO_NAMES = b"[]"
+_NOBODY: Pieces = (b"{}",)
 
 
 def rows_of(names: Iterable[str], fleet: Fleet) -> list[int]:
@@ -309,9 +310,7 @@ def _wants(pod: WirePod) -> Wants:
     return wants_of(pod.spec, pod.metadata.labels)
 
 
-def _answer(
-    args: ExtenderArgs, names: msgspec.Raw, passing: Places, failed: msgspec.Raw, never: msgspec.Raw
-) -> FilterResult:
+def _answer(args: ExtenderArgs, names: bytes, passing: Places, failed: Pieces, never: Pieces) -> FilterResult:
     """In the form of the question: names for names, whole nodes for whole nodes."""
     result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)
     if (nodes := args.whole_nodes) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuslice.adapters.web.app import Route, get, post
@@ -19,7 +19,7 @@ from gpuslice.adapters.wire.extender import (
     BindingResult,
     FilterResult,
     PreemptionResult,
-    decode_args,
+    Questions,
     decode_binding,
     decode_preemption,
 )
@@ -46,6 +46,7 @@ class Verbs:
     settings: Callable[[], dict[str, Any]]
     keep_pace: Callable[[], Awaitable[None] | None]
     bind_errors_as_500: bool = False
+    questions: Questions = field(default_factory=Questions)
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
@@ -53,13 +54,13 @@ class Verbs:
         began = time.perf_counter()
         result = self._filter(request.body)
         answer = Answer(content_type=JSON, more=result.pieces())
-        self._observe("filter", result.error or ("none" if bytes(result.node_names) == b"[]" else ""), began)
+        self._observe("filter", result.error or ("none" if result.node_names == b"[]" else ""), began)
         waiting = self.keep_pace()
         return answer if waiting is None else _once_over(waiting, answer)
 
     def _filter(self, body: bytes) -> FilterResult:
         try:
-            args = decode_args(body)
+            args = self.questions.decode(body)
             if reason := self.not_ready():
                 return FilterResult(error=reason)
             return self.decisions.filter(args)
@@ -74,7 +75,7 @@ class Verbs:
 
     def _prioritize(self, body: bytes) -> bytes:
         try:
-            return self.decisions.prioritize(decode_args(body))
+            return self.decisions.prioritize(self.questions.decode(body))
         except MalformedError as error:
             _log.warning("prioritize not understood", extra={"error": str(error)})
             return b"[]"  # the answer has no place for an error, and the scheduler ignores one
