@@ -55,6 +55,7 @@ PROGRAM = Path(sys.executable).parent / "gpuslice"
 PROFILE = "H100-80GB-HBM3"
 SERIES_A_CONTAINER = 10
 MOST_PROCESSES = 160
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 GOALS = {"scrape_p99_ms": 10.0, "cpu_pct": 1.0, "rss_mb": 60.0}
 GOALS_LARGE = {"scrape_p99_ms": 30.0}
 
@@ -169,9 +170,10 @@ def exporter(folder: Path, state: Path, port: int) -> Iterator[subprocess.Popen[
 
 
 def scrape(port: int, connection: http.client.HTTPConnection | None = None, coding: str = "gzip") -> bytes:
-    """The body as it came, compressed or not."""
+    """The body as it came, compressed and in the format that Prometheus prefers, or neither."""
     connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", "/metrics", headers={"Accept-Encoding": coding})
+    accept = OPENMETRICS if coding == "gzip" else "text/plain"
+    connection.request("GET", "/metrics", headers={"Accept": accept, "Accept-Encoding": coding})
     return connection.getresponse().read()
 
 

@@ -51,6 +51,10 @@ def metrics_page() -> str:
         "([replacing dcgm-exporter](dcgm-exporter.md)). Names end with the base unit; a `_ratio` is 0 to 1.",
         "A value that could not be read is absent and counted in `gpuslice_unavailable`.",
         "",
+        "All processes answer `/metrics` in OpenMetrics 1.0.0 to who asks for it by `Accept`, as Prometheus",
+        "does, else in the text format 0.0.4, with the same series. OpenMetrics knows no counter whose name",
+        "does not end in `_total`: such counters of the counter file are `unknown` there.",
+        "",
     ]
     for group in groups():
         lines += _group(group)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice.adapters.gpu.recorded import RecordedSource, record
@@ -25,6 +26,7 @@ from tests.integration.sim_node import NATIVE, Node, simulated_node
 LIBRARY = NATIVE.parent / "lib" / "libgpuslice.so"
 PROGRAM = Path(sys.executable).parent / "gpuslice"
 Labels = dict[str, str]
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 class Page:
@@ -32,9 +34,8 @@ class Page:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.samples = [
-            sample for family in text_string_to_metric_families(text) for sample in family.samples
-        ]
+        read = read_openmetrics if text.endswith("# EOF\n") else text_string_to_metric_families
+        self.samples = [sample for family in read(text) for sample in family.samples]
 
     def all(self, name: str, **labels: str) -> list[tuple[Labels, float]]:
         return [
@@ -56,6 +57,10 @@ class Page:
         """What is not about cards and fields."""
         left_out = ("#", "DCGM_", "gpuslice_gpu_", "gpuslice_exporter_field")
         return "\n".join(line for line in self.text.splitlines() if not line.startswith(left_out))
+
+    def series(self) -> list[str]:
+        """Names and labels as they are written: the parsers have their own idea of a counter's name."""
+        return [line.rpartition(" ")[0] for line in self.text.splitlines() if not line.startswith("#")]
 
     def names(self) -> set[str]:
         return {sample.name for sample in self.samples}
@@ -83,8 +88,9 @@ class RunningExporter:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/metrics"
 
-    async def page(self, url: str = "") -> Page:
-        async with aiohttp.ClientSession() as session, session.get(url or self.url) as answer:
+    async def page(self, url: str = "", accept: str = "*/*") -> Page:
+        asked = {"Accept": accept}
+        async with aiohttp.ClientSession(headers=asked) as session, session.get(url or self.url) as answer:
             assert answer.status == 200
             return Page(await answer.text())
 

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from gpuslice.sim import gpu
-from tests.integration.exporter_rig import Page, gpu_node, have_native, running_exporter
+from tests.integration.exporter_rig import OPENMETRICS, Page, gpu_node, have_native, running_exporter
 from tests.integration.test_exporter_story import MIB, app, assert_promtool_accepts, running
 
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
@@ -68,6 +68,7 @@ async def test_the_vendors_two_sets_and_pod_labels_are_behind_switches(tmp_path:
         "ack_metrics": "true",
         "legacy_address": f"127.0.0.1:{port}",
         "compat_pod_labels": "exclusive",
+        "metric_types": "upstream",
         "kubernetes_enable_pod_labels": "true",
         "kubernetes_pod_label_allowlist_regex": "app.*",
     }
@@ -103,6 +104,11 @@ async def test_the_vendors_two_sets_and_pod_labels_are_behind_switches(tmp_path:
         for path in ("", "metrics"):
             old = await exporter.page(f"http://127.0.0.1:{port}/{path}")
             assert_vendors_old_page(old)
+        for url in ("", f"http://127.0.0.1:{port}/metrics"):
+            text, opened = await exporter.page(url), await exporter.page(url, OPENMETRICS)
+            assert opened.series() == text.series()
+            assert opened.text.endswith("# EOF\n")
+            assert not text.text.endswith("# EOF\n")
 
 
 def assert_vendors_old_page(page: Page) -> None:

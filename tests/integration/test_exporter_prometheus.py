@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import aiohttp.web
 import pytest
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES
@@ -17,29 +18,32 @@ from monitoring.rules import RECORDED
 from monitoring.scaling import adapter_values, scaled_object
 
 from gpuslice.sim import gpu
-from tests.integration.exporter_rig import gpu_node, have_native
+from tests.integration.exporter_rig import RunningExporter, gpu_node, have_native, running_exporter
 from tests.integration.test_exporter_compat import free_port
 from tests.integration.test_exporter_story import app, running
 from tests.tools import find
 
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
 
+TEXT = "text/plain;version=0.0.4"
 _CONFIG = """
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
 rule_files: [{rules}]
 scrape_configs:
 - job_name: gpuslice-exporter
   honor_labels: true
-  static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+  static_configs: [{{targets: [{targets}]}}]
 """
 
 
 @contextlib.asynccontextmanager
-async def prometheus(folder: Path, target: int) -> AsyncIterator[str]:
-    """Prometheus' URL; it scrapes the port `target` each second."""
+async def prometheus(folder: Path, *targets: int) -> AsyncIterator[str]:
+    """Prometheus' URL; it scrapes the ports `targets` each second."""
     port = free_port()
     config = folder / "prometheus.yaml"
-    config.write_text(_CONFIG.format(rules=ROOT / RULES, port=target))
+    config.write_text(
+        _CONFIG.format(rules=ROOT / RULES, targets=", ".join(f'"127.0.0.1:{each}"' for each in targets))
+    )
     process = await asyncio.create_subprocess_exec(
         find("prometheus"),
         f"--config.file={config}",
@@ -70,6 +74,61 @@ async def wait_for(session: aiohttp.ClientSession, url: str, expression: str) ->
                 return found
         assert asyncio.get_running_loop().time() < deadline, f"nothing: {expression}"
         await asyncio.sleep(0.3)
+
+
+@contextlib.asynccontextmanager
+async def only_text(exporter: RunningExporter) -> AsyncIterator[int]:
+    """A port with the exporter's page as clients get it that know no OpenMetrics."""
+
+    async def page(_: aiohttp.web.Request) -> aiohttp.web.Response:
+        text = (await exporter.page(accept=TEXT)).text
+        return aiohttp.web.Response(body=text.encode(), headers={"Content-Type": f"{TEXT}; charset=utf-8"})
+
+    application = aiohttp.web.Application()
+    application.router.add_get("/metrics", page)
+    runner = aiohttp.web.AppRunner(application)
+    await runner.setup()
+    port = free_port()
+    try:
+        await aiohttp.web.TCPSite(runner, "127.0.0.1", port).start()
+        yield port
+    finally:
+        await runner.cleanup()
+
+
+async def stored(session: aiohttp.ClientSession, url: str, port: int) -> set[frozenset[tuple[str, str]]]:
+    """The series that came from a port."""
+    found = await wait_for(session, url, f'{{instance="127.0.0.1:{port}", __name__=~"DCGM_.+|gpuslice_.+"}}')
+    return {frozenset({**each["metric"], "instance": ""}.items()) for each in found}
+
+
+async def told_types(session: aiohttp.ClientSession, url: str, port: int, *names: str) -> list[str]:
+    """What Prometheus was told that these are."""
+    found = []
+    for name in names:
+        asked = {"match_target": f'{{instance="127.0.0.1:{port}"}}', "metric": name}
+        async with session.get(f"{url}/api/v1/targets/metadata", params=asked) as answer:
+            found += [each["type"] for each in (await answer.json())["data"]]
+    return found
+
+
+async def test_prometheus_stores_the_same_series_from_either_format(tmp_path: Path) -> None:
+    find("prometheus")
+    state = gpu.create(tmp_path / "machine", ["H100-80GB-HBM3"])
+    async with (
+        running_exporter(state, kubernetes="false", metric_types="upstream") as exporter,
+        only_text(exporter) as plain,
+        prometheus(tmp_path, exporter.port, plain) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        await exporter.page_when(lambda page: page.all("DCGM_FI_PROF_DRAM_ACTIVE"))
+        counter, ours = "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "gpuslice_gpu_pcie_bytes"
+        for port in (exporter.port, plain):
+            await wait_for(session, url, f'{counter}{{instance="127.0.0.1:{port}"}}')
+            await wait_for(session, url, f'DCGM_FI_PROF_DRAM_ACTIVE{{instance="127.0.0.1:{port}"}}')
+        assert await stored(session, url, exporter.port) == await stored(session, url, plain)
+        assert await told_types(session, url, exporter.port, counter, ours) == ["unknown", "counter"]
+        assert await told_types(session, url, plain, counter, f"{ours}_total") == ["counter", "counter"]
 
 
 # What dashboard 12239, made for dcgm-exporter, asks for.

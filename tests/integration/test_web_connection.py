@@ -14,6 +14,7 @@ import uvloop
 
 from gpuslice.adapters.web.app import Probes, get, make_app, post
 from gpuslice.adapters.web.connection import Clients, Patience
+from gpuslice.adapters.web.exposition import Piece
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from tests.integration.agent_bench import eventually
 
@@ -82,7 +83,7 @@ class Client:
 @contextlib.asynccontextmanager
 async def serving(patience: Patience = PATIENT) -> AsyncIterator[Server]:
     routes = [post("/echo", echo), get("/echo", echo), post("/later", later), get("/in/{}", echo)]
-    app = make_app(Probes("1", lambda: "", lambda: b"up 1\n"), routes)
+    app = make_app(Probes("1", lambda: "", lambda _: [Piece(b"up 1\n", 1)]), routes)
     clients = Clients(app, LIMIT_BYTES, patience)
     server = await asyncio.get_running_loop().create_server(clients, "127.0.0.1", 0)
     try:

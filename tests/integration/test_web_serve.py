@@ -20,13 +20,18 @@ import uvloop
 
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app, post
 from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, whole_page
 from gpuslice.adapters.web.logs import JsonFormatter
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from gpuslice.adapters.web.serve import Listen, serving, work_until
 
 
 def app_of(*routes: Route, not_ready: Callable[[], str] = lambda: "") -> App:
-    return make_app(Probes("1.2.3", not_ready, lambda: b"up 1\n"), routes)
+    return make_app(Probes("1.2.3", not_ready, a_page), routes)
+
+
+def a_page(format: Format) -> list[Piece]:
+    return whole_page([Family("up", MetricKind.GAUGE, "Whether.", [("", 1)])], format)
 
 
 async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
@@ -41,9 +46,24 @@ async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
             assert answer.status == 200
         async with session.get(f"{url}/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            assert await answer.text() == "up 1\n"
+            assert (await answer.text()).endswith("gauge\nup 1\n")
         async with session.get(f"{url}/version") as answer:
             assert await answer.text() == "1.2.3"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "identity"])
+async def test_who_asks_for_openmetrics_gets_it(coding: str) -> None:
+    kind = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    asked = {"Accept": f"{kind},text/plain;version=0.0.4;q=0.5", "Accept-Encoding": coding}
+    async with (
+        serving(app_of(), Listen(0, "127.0.0.1")) as port,
+        aiohttp.ClientSession(headers=asked) as session,
+        session.get(f"http://127.0.0.1:{port}/metrics") as answer,
+    ):
+        assert answer.headers["Content-Type"] == kind
+        assert answer.headers["Vary"] == "Accept, Accept-Encoding"
+        assert answer.headers.get("Content-Encoding", "identity") == coding
+        assert (await answer.text()).endswith("gauge\nup 1\n# EOF\n")
 
 
 async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> None:

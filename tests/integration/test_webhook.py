@@ -194,7 +194,7 @@ async def test_what_is_no_review_is_answered_400_and_counted(certificates: Certi
 
 
 async def test_a_renewed_certificate_is_shown_while_old_connections_go_on(certificates: Certificates) -> None:
-    app = make_app(Probes("1", lambda: "", bytes))
+    app = make_app(Probes("1", lambda: "", lambda _: []))
     certificate, key = certificates.files
     listen = Listen(0, "127.0.0.1", certificate, key, reload_every_s=0.02)
     trust = ssl.create_default_context()
@@ -215,7 +215,7 @@ async def test_a_renewed_certificate_is_shown_while_old_connections_go_on(certif
 
 
 async def test_a_half_written_certificate_changes_nothing(certificates: Certificates) -> None:
-    app = make_app(Probes("1", lambda: "", bytes))
+    app = make_app(Probes("1", lambda: "", lambda _: []))
     certificate, key = certificates.files
     trust = ssl.create_default_context()
     certificates.authority.configure_trust(trust)

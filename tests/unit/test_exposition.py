@@ -9,13 +9,15 @@ import zlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice.adapters.web.exposition import (
     Family,
+    Format,
     MetricKind,
     Piece,
-    accepts_gzip,
     gzipped,
     joined,
     labels,
@@ -23,11 +25,19 @@ from gpuslice.adapters.web.exposition import (
     pieces,
     render,
 )
+from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x85\u2028\u2029"))
 
 
-@given(values=st.dictionaries(st.sampled_from(["pod", "namespace", "uuid"]), texts), value=st.floats())
+VALUES = st.dictionaries(st.sampled_from(["pod", "namespace", "uuid"]), texts)
+
+
+def opened(page: bytes) -> list[Metric]:
+    return list(read_openmetrics(page.decode()))  # type: ignore[no-untyped-call]
+
+
+@given(values=VALUES, value=st.floats())
 def test_what_is_written_is_read_back(values: dict[str, str], value: float) -> None:
     family = Family("a_metric", MetricKind.GAUGE, "What it is.")
     family.add(value, labels(values))
@@ -35,6 +45,38 @@ def test_what_is_written_is_read_back(values: dict[str, str], value: float) -> N
     (sample,) = read.samples
     assert sample.labels == values
     assert sample.value == value or (math.isnan(value) and math.isnan(sample.value))
+
+
+@given(values=VALUES, value=st.floats(), about=texts)
+def test_openmetrics_is_read_back(values: dict[str, str], value: float, about: str) -> None:
+    family = Family("a_metric", MetricKind.GAUGE, about)
+    family.add(value, labels(values))
+    (read,) = opened(render([family], Format.OPENMETRICS))
+    (sample,) = read.samples
+    assert read.documentation.strip() == about.strip()  # the reader drops blanks at the ends
+    assert sample.labels == values
+    assert sample.value == value or (math.isnan(value) and math.isnan(sample.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "family", "told"),
+    [
+        ("refused_total", MetricKind.COUNTER, "refused", "counter"),
+        ("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", MetricKind.COUNTER, "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "unknown"),
+        ("used_bytes", MetricKind.GAUGE, "used_bytes", "gauge"),
+        ("odd", MetricKind.UNTYPED, "odd", "unknown"),
+    ],
+)
+def test_openmetrics_keeps_every_samples_name(name: str, kind: MetricKind, family: str, told: str) -> None:
+    """A counter that is not called _total would be stored under another name, were it told as one."""
+    page = render([Family(name, kind, "It.", [("", 1)])], Format.OPENMETRICS)
+    assert page == f"# HELP {family} It.\n# TYPE {family} {told}\n{name} 1\n# EOF\n".encode()
+    (read,) = opened(page)
+    assert [sample.name for sample in read.samples] == [name]
+
+
+def test_an_empty_page_of_openmetrics_ends_too() -> None:
+    assert render([], Format.OPENMETRICS) == b"# EOF\n"
 
 
 @given(texts)
@@ -96,3 +138,40 @@ def test_a_familys_own_pieces_stand_below_its_head_as_they_are() -> None:
 )
 def test_a_client_gets_gzip_that_names_it(header: str, accepted: bool) -> None:
     assert accepts_gzip(header) is accepted
+
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
+    "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (PROMETHEUS_2, Format.OPENMETRICS),
+        (PROMETHEUS_3, Format.OPENMETRICS),
+        ("application/openmetrics-text; version=1.0.0; charset=utf-8", Format.OPENMETRICS),
+        ("Application/OpenMetrics-Text", Format.OPENMETRICS),
+        ('application/openmetrics-text; version="1.0.0"', Format.OPENMETRICS),
+        ("application/openmetrics-text,text/plain", Format.OPENMETRICS),
+        ("text/plain;version=0.0.4;q=0.1, application/*", Format.OPENMETRICS),
+        ("text/plain;q=0, */*", Format.OPENMETRICS),
+        ("", Format.TEXT),
+        ("*/*", Format.TEXT),
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", Format.TEXT),
+        ("text/plain;version=0.0.4;q=0.6,application/openmetrics-text;version=1.0.0;q=0.5", Format.TEXT),
+        ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", Format.TEXT),
+        ("application/openmetrics-text;version=2.0.0,text/plain;version=0.0.4;q=0.5", Format.TEXT),
+        ("application/openmetrics-text;q=0, */*", Format.TEXT),
+        ("application/openmetrics-text;q=often", Format.TEXT),
+        ("application/json", Format.TEXT),
+    ],
+)
+def test_a_client_gets_the_format_that_it_likes_best(accept: str, chosen: Format) -> None:
+    assert chosen_format(accept) is chosen

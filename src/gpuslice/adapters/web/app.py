@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import CONTENT_TYPE, accepts_gzip
+from gpuslice.adapters.web.exposition import Format, Piece, gzipped, joined
 from gpuslice.adapters.web.messages import Answer, Request, json_answer, text_answer
+from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +28,14 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What a process tells about itself. `not_ready` is the reason in words, "" when it is ready."""
+    """What a process tells about itself. `not_ready` is the reason in words, "" when it is ready.
+
+    `metrics`: the whole page in the format that is asked for.
+    """
 
     version: str
     not_ready: Callable[[], str]
-    metrics: Callable[[], bytes]
-    metrics_gzip: Callable[[], bytes] | None = None  # for a large page; Prometheus asks for it always
+    metrics: Callable[[Format], Sequence[Piece]]
 
 
 def get(path: str, handler: Handler) -> Route:
@@ -63,10 +66,20 @@ def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
             get("/healthz", lambda _: text_answer("ok")),
             get("/livez", lambda _: text_answer("ok")),
             get("/readyz", lambda _: _readiness(probes.not_ready())),
-            get("/metrics", lambda request: _page(probes, request)),
+            get("/metrics", lambda request: metrics_answer(probes.metrics, request)),
             *routes,
         ]
     )
+
+
+def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: Request) -> Answer:
+    """The page in the format and the coding that the client likes best."""
+    format = chosen_format(request.headers.get("accept", ""))
+    headers = {"Vary": "Accept, Accept-Encoding"}
+    if not accepts_gzip(request.headers.get("accept-encoding", "")):
+        return Answer(joined(page(format)), content_type=format.content_type, headers=headers)
+    headers["Content-Encoding"] = "gzip"
+    return Answer(gzipped(page(format)), content_type=format.content_type, headers=headers)
 
 
 class Router:
@@ -121,14 +134,3 @@ def _no_such(request: Request, handlers: dict[str, Handler]) -> Answer:
 
 def _readiness(reason: str) -> Answer:
     return text_answer(reason or "ok", 503 if reason else 200)
-
-
-def _page(probes: Probes, request: Request) -> Answer:
-    if probes.metrics_gzip is None:
-        return Answer(probes.metrics(), content_type=CONTENT_TYPE)
-    vary = {"Vary": "Accept-Encoding"}
-    if not accepts_gzip(request.headers.get("accept-encoding", "")):
-        return Answer(probes.metrics(), content_type=CONTENT_TYPE, headers=vary)
-    return Answer(
-        probes.metrics_gzip(), content_type=CONTENT_TYPE, headers={**vary, "Content-Encoding": "gzip"}
-    )

@@ -1,29 +1,47 @@
-"""Prometheus' text format 0.0.4, written fast: label strings are made once, a scrape joins them with numbers.
+"""Pages of metrics, written fast: label strings are made once, a scrape joins them with numbers.
 
-Source of the grammar: Prometheus, "Exposition formats". Held against promtool and prometheus-client's parser.
+Prometheus' text format 0.0.4 ("Exposition formats") and OpenMetrics 1.0.0 write a sample in the same bytes:
+what is kept from page to page serves both. They part in what they say of a family, and in the last line. Held
+against promtool, Prometheus and prometheus-client's parsers.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import lru_cache
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"  # deflate, fastest, of no file
 _DEFLATE_END = b"\x03\x00"  # a last block, empty
-_REFUSED = re.compile(r"q=0(\.0*)?")
+_TOTAL = "_total"
+
+
+class Format(Enum):
+    """A format of the page."""
+
+    TEXT = "text/plain", "0.0.4"
+    OPENMETRICS = "application/openmetrics-text", "1.0.0"
+
+    @property
+    def media_type(self) -> str:
+        return self.value[0]
+
+    @property
+    def version(self) -> str:
+        return self.value[1]
+
+    @property
+    def content_type(self) -> str:
+        return f"{self.media_type}; version={self.version}; charset=utf-8"
 
 
 class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
-    HISTOGRAM = "histogram"
     UNTYPED = "untyped"
 
 
@@ -64,13 +82,29 @@ class Family:
         self.samples.append((label_text, value))
 
 
-def render(families: Iterable[Family]) -> bytes:
+def render(families: Iterable[Family], format: Format = Format.TEXT) -> bytes:
     """The body of a scrape. A family without samples is left out: unknown is absent."""
-    return joined(pieces(families))
+    return joined(whole_page(families, format))
 
 
-def pieces(families: Iterable[Family]) -> list[Piece]:
-    """The body of a scrape, with the families' own pieces in it as they are."""
+def whole_page(families: Iterable[Family], format: Format) -> list[Piece]:
+    """The body of a scrape, in pieces."""
+    return [*pieces(families, format), *end_of(format)]
+
+
+def page_of(families: Callable[[], Iterable[Family]]) -> Callable[[Format], list[Piece]]:
+    """The page of a process that makes all of its families anew for each scrape."""
+    return lambda format: whole_page(families(), format)
+
+
+def end_of(format: Format) -> list[Piece]:
+    """What stands last on a page, so that one that was cut off is known."""
+    return [Piece(b"# EOF\n", 0)] if format is Format.OPENMETRICS else []
+
+
+def pieces(families: Iterable[Family], format: Format = Format.TEXT) -> list[Piece]:
+    """A part of the body of a scrape, with the families' own pieces in it as they are."""
+    head_of = _open_head if format is Format.OPENMETRICS else _text_head
     found: list[Piece] = []
     lines: list[str] = []
     samples = 0
@@ -78,7 +112,7 @@ def pieces(families: Iterable[Family]) -> list[Piece]:
         if not family.samples and not any(piece.samples for piece in family.pieces):
             continue
         name = family.name
-        lines.append(f"# HELP {name} {_escaped_help(family.help)}\n# TYPE {name} {family.kind}\n")
+        lines.append(head_of(family))
         lines += [f"{name}{labels} {number(value)}\n" for labels, value in family.samples]
         samples += len(family.samples)
         if family.pieces:
@@ -102,15 +136,6 @@ def gzipped(page: Sequence[Piece]) -> bytes:
         size += len(piece.text)
     end = _DEFLATE_END + struct.pack("<II", checksum, size & 0xFFFFFFFF)
     return b"".join([_GZIP_HEAD, *(piece.deflated for piece in page), end])
-
-
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client's ``Accept-Encoding`` (RFC 9110) allows it by name."""
-    for offer in accept_encoding.lower().split(","):
-        coding, _, weight = offer.partition(";")
-        if coding.strip() in {"gzip", "x-gzip"}:
-            return not _REFUSED.fullmatch(weight.strip())
-    return False
 
 
 def sample_line(name: str, label_text: str, value: float) -> str:
@@ -152,5 +177,21 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-def _escaped_help(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n")
+def _text_head(family: Family) -> str:
+    about = family.help.replace("\\", "\\\\").replace("\n", "\\n")
+    return f"# HELP {family.name} {about}\n# TYPE {family.name} {family.kind}\n"
+
+
+def _open_head(family: Family) -> str:
+    """A counter is named without ``_total``, in which its samples must end.
+
+    One whose samples do not (DCGM's names) is told as unknown: a counter would have to be called otherwise,
+    and a gauge it is not. No ``# UNIT``, which says what the name does; and no ``_created``: when the driver
+    began to count is not known, and Prometheus would store it as a series more for each counter.
+    """
+    name, kind = family.name, str(family.kind)
+    if family.kind is MetricKind.COUNTER and name.endswith(_TOTAL):
+        name = name.removesuffix(_TOTAL)
+    elif family.kind is not MetricKind.GAUGE:
+        kind = "unknown"
+    return f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {kind}\n"

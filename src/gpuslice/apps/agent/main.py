@@ -27,7 +27,7 @@ from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
 from gpuslice.adapters.web.app import Probes, get, make_app
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import render
+from gpuslice.adapters.web.exposition import page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, json_answer
 from gpuslice.adapters.web.serve import Listen, run, until_stopped, work_until
@@ -253,7 +253,7 @@ class Agent:
         return "" if self.server.registered else "kubelet has not registered the plugin yet"
 
     def _app(self) -> App:
-        probes = Probes(gpuslice.__version__, self.not_ready, lambda: render(families(self)))
+        probes = Probes(gpuslice.__version__, self.not_ready, page_of(lambda: families(self)))
         return make_app(probes, [get("/debug/state", self._state)])
 
     def _state(self, _: Request) -> Answer:

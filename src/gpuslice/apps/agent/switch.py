@@ -21,6 +21,7 @@ from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.exposition import page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.agent.library import replace_file
@@ -81,7 +82,7 @@ class Switch:
             await work_until(stopped, {"switch": self._keep()})
 
     def _app(self) -> App:
-        return make_app(Probes(gpuslice.__version__, lambda: self.waits, lambda: b""))
+        return make_app(Probes(gpuslice.__version__, lambda: self.waits, page_of(tuple)))
 
     async def _keep(self) -> None:
         while True:

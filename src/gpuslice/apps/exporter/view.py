@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from gpuslice.adapters.web.exposition import Family, Piece, gzipped, joined, pieces, render
+from gpuslice.adapters.web.exposition import Family, Format, Piece, end_of, pieces, whole_page
 from gpuslice.apps.exporter import ack, dcgm, page
 from gpuslice.apps.exporter.counters import CounterKind
 from gpuslice.apps.exporter.entities import DcgmStyle, patterns_of
@@ -22,7 +22,7 @@ class View:
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
         self._key: tuple[float, int, int] | None = None
-        self._page: list[Piece] = []
+        self._pages: dict[Format, list[Piece]] = {}
         settings = exporter.settings
         self._context = page.PageContext(
             exporter.node, exporter.directory, exporter.xids, settings.max_series
@@ -30,26 +30,22 @@ class View:
         self._series = 0
         self._style = self._make_style()
 
-    def metrics(self) -> bytes:
-        """The whole page now."""
-        return joined(self._now())
-
-    def metrics_gzip(self) -> bytes:
-        """The same, compressed; what did not change since it was asked for last is not compressed again."""
-        return gzipped(self._now())
-
-    def _now(self) -> list[Piece]:
+    def metrics(self, format: Format) -> list[Piece]:
+        """The whole page now. Pieces that did not change since it was asked for last are the same."""
         snapshot = self._current()
         key = (snapshot.taken_at_s, self._exporter.config.version, self._exporter.directory.version)
         if key != self._key:
-            self._page = pieces(self._families(snapshot))
-            self._series = sum(piece.samples for piece in self._page)
+            self._pages.clear()
             self._key = key
-        return [*self._page, *pieces(page.self_families(self._exporter.node, self._report(snapshot)))]
+        if format not in self._pages:
+            self._pages[format] = pieces(self._families(snapshot), format)
+            self._series = sum(piece.samples for piece in self._pages[format])
+        own = page.self_families(self._exporter.node, self._report(snapshot))
+        return [*self._pages[format], *pieces(own, format), *end_of(format)]
 
-    def legacy(self) -> bytes:
+    def legacy(self, format: Format) -> list[Piece]:
         """The page of the vendor's old exporter."""
-        return render(ack.legacy_families(self._current(), self._exporter.node))
+        return whole_page(ack.legacy_families(self._current(), self._exporter.node), format)
 
     def not_ready(self) -> str:
         return "" if self._exporter.sampler.snapshot.taken_at_s else "no sample of the cards yet"

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpuslice
-from gpuslice.adapters.web.app import Probes, Router, get
+from gpuslice.adapters.web.app import Probes, Router, get, metrics_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import CONTENT_TYPE
 from gpuslice.adapters.web.messages import Answer, Request, json_answer, text_answer
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
@@ -32,7 +31,7 @@ def make_app(view: View) -> App:
         return text_answer("KO" if view.not_ready() else "OK")  # 200 all the same, as upstream
 
     return make_probed_app(
-        Probes(gpuslice.__version__, view.not_ready, view.metrics, view.metrics_gzip),
+        Probes(gpuslice.__version__, view.not_ready, view.metrics),
         [
             get("/", lambda _: Answer(_INDEX.encode(), content_type="text/html; charset=utf-8")),
             get("/health", health),
@@ -44,8 +43,8 @@ def make_app(view: View) -> App:
 def make_legacy_app(view: View) -> App:
     """Port 9445: the same page with and without a path."""
 
-    def page(_: Request) -> Answer:
-        return Answer(view.legacy(), content_type=CONTENT_TYPE)
+    def page(request: Request) -> Answer:
+        return metrics_answer(view.legacy, request)
 
     return Router([get("/", page), get("/metrics", page)])
 

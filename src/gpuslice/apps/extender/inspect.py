@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
+from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.apps.extender.timing import ApiTimes
 from gpuslice.core.book import Holding, NodeBook
 from gpuslice.core.ledger import Ledger
@@ -145,7 +145,7 @@ class Metrics:
         self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
         self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
 
-    def render(
+    def families(
         self,
         *,
         ready: bool,
@@ -154,8 +154,8 @@ class Metrics:
         preemptions: Mapping[str, int] = NO_COUNTS,
         preempted: int = 0,
         guided: Mapping[str, int] = NO_COUNTS,
-    ) -> bytes:
-        """The body of a scrape. `sampled`: pods refused because not all nodes were asked about."""
+    ) -> list[Family]:
+        """What a scrape gets. `sampled`: pods refused because not all nodes were asked about."""
         seen = Family(
             "gpuslice_extender_sampled_pods_total",
             MetricKind.COUNTER,
@@ -163,7 +163,7 @@ class Metrics:
         )
         seen.add(sampled)
         others = [*_preemption(preemptions, preempted), _guided(guided)]
-        return render([*self._requests(), seen, *others, *self._cluster(), *_flags(ready, leading)])
+        return [*self._requests(), seen, *others, *self._cluster(), *_flags(ready, leading)]
 
     def _requests(self) -> list[Family]:
         calls = Family("gpuslice_extender_requests_total", MetricKind.COUNTER, "Calls by verb and result.")

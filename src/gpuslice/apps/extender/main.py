@@ -21,6 +21,7 @@ from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app
+from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, text_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
@@ -159,7 +160,7 @@ class Extender:
             keep_pace=self.guide.keep_pace,
             bind_errors_as_500=self.settings.bind_errors_as_500,
         )
-        probes = Probes(gpuslice.__version__, self.not_ready, self._render_metrics)
+        probes = Probes(gpuslice.__version__, self.not_ready, page_of(self._families))
         app = make_app(probes, [*self._guarded(verbs.routes()), get("/prepared", self._prepared)])
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
@@ -260,8 +261,8 @@ class Extender:
     async def _nominated(self, uid: str) -> None:
         await self.guide.written(uid)
 
-    def _render_metrics(self) -> bytes:
-        return self.metrics.render(
+    def _families(self) -> list[Family]:
+        return self.metrics.families(
             ready=not self.not_ready(),
             leading=self.leadership.leading,
             sampled=self.decisions.refusals.sampled,

@@ -14,7 +14,7 @@ from typing import Any
 import gpuslice
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import Family, MetricKind, labels, render
+from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Answer, Request, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
@@ -46,7 +46,7 @@ class Webhook:
             await stopped
 
     def _app(self) -> App:
-        probes = Probes(gpuslice.__version__, lambda: "", self._metrics)
+        probes = Probes(gpuslice.__version__, lambda: "", page_of(self._families))
         return make_app(
             probes,
             [
@@ -90,7 +90,7 @@ class Webhook:
         self._reviews[verb, outcome] += 1
         self._seconds[verb] += time.perf_counter() - began
 
-    def _metrics(self) -> bytes:
+    def _families(self) -> list[Family]:
         reviews = Family(
             "gpuslice_webhook_reviews_total", MetricKind.COUNTER, "Reviews answered, by what came of them."
         )
@@ -101,7 +101,7 @@ class Webhook:
         )
         for verb, spent in sorted(self._seconds.items()):
             seconds.add(spent, labels({"verb": verb}))
-        return render([reviews, seconds])
+        return [reviews, seconds]
 
 
 def _outcome(response: dict[str, Any]) -> str:

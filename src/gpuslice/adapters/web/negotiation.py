@@ -1,0 +1,67 @@
+"""What a client would rather have (RFC 9110, 12.5): the format of a page, and whether it is compressed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpuslice.adapters.web.exposition import Format
+
+_REFUSED = re.compile(r"q=0(\.0*)?")
+_WEIGHT = re.compile(r"0(\.\d*)?|1(\.0*)?")
+_ANYTHING = 1  # the precision of */*
+
+_Liking = tuple[float, int]  # weight, and the precision of the range that gives it
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """One part of an Accept header: a kind of content, and how much the client likes it."""
+
+    kind: str
+    version: str
+    weight: float
+
+    def precision(self, offer: Format) -> int:
+        """How exactly it names what we offer; 0 when it does not mean it."""
+        if self.version not in {"", offer.version}:
+            return 0
+        family = offer.media_type.partition("/")[0]
+        named = {offer.media_type: 3, f"{family}/*": 2, "*/*": _ANYTHING}.get(self.kind, 0)
+        return named + (named > 0 and self.version != "")
+
+
+def chosen_format(accept: str) -> Format:
+    """The format that a client's ``Accept`` likes best; of two liked alike, the one it names more exactly.
+
+    A client that likes neither, or says nothing, gets plain text: browsers and scripts read that.
+    """
+    ranges = [_range(part) for part in accept.lower().split(",")]
+    text, opened = _liking(Format.TEXT, ranges), _liking(Format.OPENMETRICS, ranges)
+    weight, precision = opened
+    wanted = weight > 0 and precision > _ANYTHING
+    return Format.OPENMETRICS if (weight > text[0] or (wanted and opened >= text)) else Format.TEXT
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether a client's ``Accept-Encoding`` allows it by name."""
+    for offer in accept_encoding.lower().split(","):
+        coding, _, weight = offer.partition(";")
+        if coding.strip() in {"gzip", "x-gzip"}:
+            return not _REFUSED.fullmatch(weight.strip())
+    return False
+
+
+def _liking(offer: Format, ranges: list[_Range]) -> _Liking:
+    """What the range says that names the offer most exactly."""
+    precision, weight = max(((each.precision(offer), each.weight) for each in ranges), default=(0, 0.0))
+    return (weight, precision) if precision else (0.0, 0)
+
+
+def _range(part: str) -> _Range:
+    kind, *parameters = (each.strip() for each in part.split(";"))
+    told = {
+        name.strip(): value.strip().strip('"') for name, _, value in (p.partition("=") for p in parameters)
+    }
+    weight = told.get("q", "1")
+    return _Range(kind, told.get("version", ""), float(weight) if _WEIGHT.fullmatch(weight) else 0.0)
