@@ -5,6 +5,7 @@ The fleet holds what is free and knows which rows changed since a reader last lo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -20,6 +21,7 @@ AnyInts: TypeAlias = npt.NDArray[np.signedinteger]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 UNLIMITED = inf
+RECENT = 32  # changes that are found without a look at every row
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ class Fleet:
     models: list[str] = field(default_factory=list)
     row_of: dict[str, int] = field(default_factory=dict)
     _free_rows: list[int] = field(default_factory=list)
+    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # rows as they changed
 
     @property
     def rows(self) -> int:
@@ -144,10 +147,14 @@ class Fleet:
         """Tell readers that a row changed."""
         self.clock += 1
         self.stamp[row] = self.clock
+        self._recent.append(row)
 
     def changed_since(self, clock: int) -> Rows:
         """The rows that changed after `clock`, in order."""
-        return np.flatnonzero(self.stamp > clock)
+        changes = self.clock - clock
+        if changes > len(self._recent):
+            return np.flatnonzero(self.stamp > clock)
+        return np.array(sorted({self._recent[-number] for number in range(1, changes + 1)}), dtype=np.intp)
 
     def allowed(self, models: frozenset[str]) -> Flags | None:
         """Per model code whether a pod with these models may use it; None when it may use all."""

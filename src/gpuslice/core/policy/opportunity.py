@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuslice.core.policy.alike import Alike
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
@@ -77,10 +78,14 @@ class SlotPrice:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Some nodes as the cost sees them: their state, and [line, slot] what their cards have."""
+    """Some nodes as the cost sees them: their state, and [line, slot] what their cards have.
+
+    `at`: where a card stands in arrays over [row, slot] made one line.
+    """
 
     states: States
     total: Floats  # free GPU, in cards
+    at: Ints
     left: Ints
     worth: Floats  # of each card's free part
     free: Flags  # wholly free cards
@@ -197,7 +202,7 @@ class Pricing:
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         cost, slot = self.cost(shape, rows)
         step = np.floor((cost + ROUNDING) / STEP).astype(np.int64)
-        return keys_small_first(step, rows, self.fleet.cards[rows]), slot
+        return keys_small_first(step, rows, self.fleet.cards.take(rows)), slot
 
     def cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
@@ -210,59 +215,60 @@ class Pricing:
     def _cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         nodes = self._look(rows)
         slots = self._slots(shape, nodes)
-        stale = np.flatnonzero(self.fleet.stamp[rows] > self._before_at[rows])
-        after = self._after(shape, nodes, slots)
+        line = np.arange(len(rows)) * nodes.left.shape[1]
+        cards = slots + (line if slots.ndim == 1 else line[:, None])
+        after = self._after(shape, nodes, cards)
+        stale = (self.fleet.stamp.take(rows) > self._before_at.take(rows)).nonzero()[0]
         worth = self.worth.of(nodes.states.part(stale).followed_by(after))
         self._before[rows[stale]] = worth[: len(stale)]
         self._before_at[rows[stale]] = self.fleet.clock
-        cost = self._before[rows] - worth[len(stale) :] + self._tie(shape, nodes, slots)
-        return cost, slots[:, 0] if shape.cards == 1 else np.full(len(rows), NO_SLOT)
+        cost = self._before.take(rows) - worth[len(stale) :] + self._tie(shape, nodes, cards)
+        return cost, slots if shape.cards == 1 else np.full(len(rows), NO_SLOT)
 
     def _look(self, rows: Rows) -> _Nodes:
-        fleet, worth, layout = self.fleet, self.worth, self.worth.layout
-        left = fleet.left[rows].astype(np.int64)
-        values = worth.values[layout.place(rows, left)]
-        free = left == layout.size[rows]
-        states = States(
-            rows=rows,
-            value=values.sum(axis=1),
-            whole=(free * layout.weight[rows]).sum(axis=1),
-            whole_cards=free.sum(axis=1).astype(np.float64),
-            cpu_milli=fleet.cpu_left[rows],
-            memory_mib=fleet.memory_left[rows],
-        )
-        return _Nodes(states, left.sum(axis=1) / layout.mean_units, left, values, free)
+        fleet, layout = self.fleet, self.worth.layout
+        at = layout.cards_of(rows)
+        left = fleet.left.take(at).astype(np.int64)
+        values = self.worth.values.take(layout.place(at, left))
+        free = left == layout.size.take(at)
+        amounts = np.empty((5, len(rows)))
+        values.sum(axis=1, out=amounts[0])
+        (free * layout.weight.take(at)).sum(axis=1, out=amounts[1])
+        amounts[2] = free.sum(axis=1)
+        amounts[3], amounts[4] = fleet.cpu_left.take(rows), fleet.memory_left.take(rows)
+        return _Nodes(States(rows, amounts), left.sum(axis=1) / layout.mean_units, at, left, values, free)
 
     def _slots(self, shape: Shape, nodes: _Nodes) -> Ints:
-        """The cards to take, [line, card]: the fullest that fit, the lowest numbers first among equals."""
+        """The cards to take, [line] or [line, card]: the fullest that fit, the first among equals."""
         if shape.cards == 0:
             return np.zeros((len(nodes.total), 0), dtype=np.int64)
         fits = card_fits(self.fleet, shape, nodes.states.rows)
         if shape.cards == 1:
-            return fullest_card(nodes.left, fits)[:, None]
+            return fullest_card(nodes.left, fits)
         left = np.where(fits, nodes.left, LARGEST)
         return np.argsort(left, axis=1, kind="stable")[:, : shape.cards]
 
-    def _after(self, shape: Shape, nodes: _Nodes, slots: Ints) -> States:
-        """The nodes when they have given the shape what it asks of the cards at `slots` [line, card]."""
-        layout, before = self.worth.layout, nodes.states
-        line, at = np.arange(len(slots))[:, None], (before.rows[:, None], slots)
-        place = layout.place(at, nodes.left[line, slots] - shape.units)
-        free = nodes.free[line, slots]
-        return States(
-            rows=before.rows,
-            value=before.value - (nodes.worth[line, slots] - self.worth.values[place]).sum(axis=1),
-            whole=before.whole - (free * layout.weight[at]).sum(axis=1),
-            whole_cards=before.whole_cards - free.sum(axis=1),
-            cpu_milli=before.cpu_milli - shape.cpu_milli,
-            memory_mib=before.memory_mib - shape.memory_mib,
-        )
+    def _after(self, shape: Shape, nodes: _Nodes, cards: Ints) -> States:
+        """The nodes when they have given what the shape asks of `cards`: places in what is [line, slot]."""
+        layout, at, free = self.worth.layout, nodes.at.take(cards), nodes.free.take(cards)
+        place = layout.place(at, nodes.left.take(cards) - shape.units)
+        amounts = nodes.states.amounts.copy()
+        amounts[0] -= _of_nodes(nodes.worth.take(cards) - self.worth.values.take(place))
+        amounts[1] -= _of_nodes(free * layout.weight.take(at))
+        amounts[2] -= _of_nodes(free)
+        amounts[3] -= shape.cpu_milli
+        amounts[4] -= shape.memory_mib
+        return States(nodes.states.rows, amounts)
 
-    def _tie(self, shape: Shape, nodes: _Nodes, slots: Ints) -> Floats:
+    def _tie(self, shape: Shape, nodes: _Nodes, cards: Ints) -> Floats:
         """What parts placements that are worth the same: less is left on the node, and on the pod's card."""
         mean_units = self.worth.layout.mean_units
         tie = TIE_FREE_NODE * (nodes.total - shape.total_units / mean_units)
         if shape.cards == 1:
-            left = nodes.left[np.arange(len(slots)), slots[:, 0]]
-            tie += TIE_FREE_CARD / mean_units * (left - shape.units)
+            tie += TIE_FREE_CARD / mean_units * (nodes.left.take(cards) - shape.units)
         return tie
+
+
+def _of_nodes(amounts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Summed up for each node, where it gives several cards."""
+    return amounts if amounts.ndim == 1 else amounts.sum(axis=1)

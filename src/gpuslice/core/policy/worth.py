@@ -64,11 +64,18 @@ class Layout:
     cards: Ints
     mean_units: float
     version: int
+    by_unit: bool  # each card is looked at in as many parts as it has units
 
-    def place(self, at: Rows | tuple[Rows, Ints], left: Ints) -> Ints:
-        """Where in the table the value of `left` units is, on the cards `at`: rows, or rows and slots."""
-        place: Ints = self.start[at] + left * self.parts[at] // self.size[at]
-        return place
+    def cards_of(self, rows: Rows) -> Ints:
+        """[line, slot] Where the cards of `rows` stand in arrays over [row, slot] made one line."""
+        width = self.size.shape[1]
+        cards: Ints = rows[:, None] * width + np.arange(width)
+        return cards
+
+    def place(self, at: Ints, left: Ints) -> Ints:
+        """Where in the table the value of `left` units is, on the cards that stand `at` (see `cards_of`)."""
+        parts = left if self.by_unit else left * self.parts.take(at) // self.size.take(at)
+        return self.start.take(at) + parts
 
 
 def layout_of(fleet: Fleet) -> Layout:
@@ -79,10 +86,11 @@ def layout_of(fleet: Fleet) -> Layout:
     classes = _classes(sizes, numbers)
     nearest = _nearest(classes, fleet.size)
     kinds, kind = _kinds(fleet, classes, nearest, mean)
+    parts = np.array([card.parts for card in classes])[nearest]
     return Layout(
         classes=classes,
         start=np.array([card.start for card in classes])[nearest],
-        parts=np.array([card.parts for card in classes])[nearest],
+        parts=parts,
         size=np.maximum(fleet.size, 1).astype(np.int64),
         weight=np.where(present, fleet.size / mean, 0.0),
         kind=kind,
@@ -90,6 +98,7 @@ def layout_of(fleet: Fleet) -> Layout:
         cards=fleet.cards.copy(),
         mean_units=mean,
         version=fleet.cards_version,
+        by_unit=bool((parts == fleet.size)[present].all()),
     )
 
 
@@ -145,35 +154,22 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Nodes in some state, one entry each: V, wholly free cards by weight and number, free CPU and memory."""
+    """Nodes in some state, one line each.
+
+    `amounts`: [quantity, line] V, wholly free cards by weight and by number, free CPU, free memory.
+    """
 
     rows: Rows
-    value: Floats
-    whole: Floats
-    whole_cards: Floats
-    cpu_milli: Floats
-    memory_mib: Floats
+    amounts: Floats
 
     def part(self, lines: slice | Rows) -> States:
         """Some of these."""
-        return States(
-            self.rows[lines],
-            self.value[lines],
-            self.whole[lines],
-            self.whole_cards[lines],
-            self.cpu_milli[lines],
-            self.memory_mib[lines],
-        )
+        return States(self.rows[lines], self.amounts[:, lines])
 
     def followed_by(self, others: States) -> States:
         """These and then those, to be looked at in one go."""
         return States(
-            np.concatenate([self.rows, others.rows]),
-            np.concatenate([self.value, others.value]),
-            np.concatenate([self.whole, others.whole]),
-            np.concatenate([self.whole_cards, others.whole_cards]),
-            np.concatenate([self.cpu_milli, others.cpu_milli]),
-            np.concatenate([self.memory_mib, others.memory_mib]),
+            np.concatenate([self.rows, others.rows]), np.concatenate([self.amounts, others.amounts], axis=1)
         )
 
 
@@ -187,6 +183,8 @@ class Worth:
         self._slots = slots
         self._turnover = market.turnover
         self._alike = bool((parts.by_value == parts.by_value[:1]).all())
+        self._per_cpu = np.concatenate([parts.cards_per_cpu, slots.cards_per_cpu])
+        self._per_memory = np.concatenate([parts.cards_per_memory, slots.cards_per_memory])
 
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
@@ -196,44 +194,49 @@ class Worth:
         return np.concatenate([self._of_block(states.part(slice(at, at + BLOCK_ROWS))) for at in starts])
 
     def _of_block(self, states: States) -> Floats:
-        kind = self.layout.kind[states.rows]
-        return self._of_parts(states, kind) + self._of_slots(states, kind)
+        value, whole, whole_cards, cpu_milli, memory_mib = states.amounts
+        kind, parts = self.layout.kind.take(states.rows), len(self._parts)
+        fed = self._fed(cpu_milli, memory_mib)
+        slots = self._slots_fed(states.rows, whole_cards, fed[:, parts:])
+        return self._of_parts(value, whole, kind, fed[:, :parts]) + self._of_slots(slots, kind)
 
-    def _of_parts(self, states: States, kind: Ints) -> Floats:
+    def _fed(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
+        """Cards that free CPU and memory feed, [line, shape]: shares and single cards, then several."""
+        by_cpu: Floats = cpu_milli[:, None] * self._per_cpu
+        np.minimum(by_cpu, memory_mib[:, None] * self._per_memory, out=by_cpu)
+        np.maximum(by_cpu, 0.0, out=by_cpu)  # what others eat of a node may be more than we know of
+        return by_cpu
+
+    def _of_parts(self, value: Floats, whole: Floats, kind: Ints, fed: Floats) -> Floats:
         columns = self._parts
         pick = slice(0, 1) if self._alike else kind
-        room = states.value[:, None] * columns.by_value[pick]
-        room += states.whole[:, None] * columns.by_free[pick]
-        np.minimum(room, _fed(states, columns), out=room)
-        worth: Floats = np.einsum("ij,ij->i", room, columns.weight[kind])
+        room = value[:, None] * columns.by_value[pick]
+        room += whole[:, None] * columns.by_free[pick]
+        np.minimum(room, fed, out=room)
+        worth: Floats = np.einsum("ij,ij->i", room, columns.weight.take(kind, axis=0))
         return worth
 
-    def _of_slots(self, states: States, kind: Ints) -> Floats:
+    def _slots_fed(self, rows: Rows, whole_cards: Floats, fed: Floats) -> Floats:
+        """Slots for each shape of several cards, with the chances of such as come free next."""
         columns = self._slots
-        if not len(columns):
-            return np.zeros(len(kind))
-        slots = np.minimum(states.whole_cards[:, None] / columns.cards, _fed(states, columns) / columns.gpu)
+        slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, fed / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
         if self._turnover:
-            slots += self._turnover * self._near_slots(states, columns)
-        worth: Floats = np.einsum("ij,ij->i", slots * columns.gpu, columns.weight[kind])
+            slots += self._turnover * self._near_slots(rows, whole_cards)
+        return slots
+
+    def _of_slots(self, slots: Floats, kind: Ints) -> Floats:
+        columns = self._slots
+        worth: Floats = np.einsum("ij,ij->i", slots * columns.gpu, columns.weight.take(kind, axis=0))
         return worth
 
-    def _near_slots(self, states: States, columns: Columns) -> Floats:
+    def _near_slots(self, rows: Rows, whole_cards: Floats) -> Floats:
         """Chances that the next slot comes free while others fill up: less for each card it still lacks."""
-        free = states.whole_cards[:, None]
+        columns, free = self._slots, whole_cards[:, None]
         wanted = (np.floor(free / columns.cards) + 1.0) * columns.cards
-        possible = wanted <= self.layout.cards[states.rows][:, None]
+        possible = wanted <= self.layout.cards[rows][:, None]
         near: Floats = NEAR_SLOT ** (wanted - free) * possible
         return near
-
-
-def _fed(states: States, columns: Columns) -> Floats:
-    """Cards that free CPU and memory feed, for each shape."""
-    by_cpu = states.cpu_milli[:, None] * columns.cards_per_cpu
-    by_memory = states.memory_mib[:, None] * columns.cards_per_memory
-    np.minimum(by_cpu, by_memory, out=by_cpu)
-    return np.maximum(by_cpu, 0.0, out=by_cpu)  # what others eat of a node may be more than we know of
 
 
 @dataclass(frozen=True, slots=True)
