@@ -287,10 +287,18 @@ def test_helm_test_is_a_pod_of_our_image_whose_flags_exist(helm: str) -> None:
     assert container["args"][0] == "doctor"
     asked = doctor_command.make_context("doctor", container["args"][1:]).params
     assert (asked["fail_on"], asked["node_label"]) == ("error", "gpushare")
+    assert (asked["want_cards"], asked["patience_s"]) == (True, 60)
     assert [urlsplit(url).hostname for url in asked["urls"]] == [
         f"{name}.kube-system.svc"
         for name in ("gpushare-schd-extender", "gpuslice-webhook", "gpuslice-exporter")
     ]
+
+
+def test_helm_test_can_go_without_cards_and_without_waiting(helm: str) -> None:
+    objects = render(helm, "--set", "test.wantCards=false,test.patienceSeconds=0")
+    (container,) = objects["Pod", "gpuslice-test"]["spec"]["containers"]
+    asked = doctor_command.make_context("doctor", container["args"][1:]).params
+    assert (asked["want_cards"], asked["patience_s"]) == (False, 0)
 
 
 def test_helm_test_asks_for_ports_that_the_services_have(helm: str) -> None:

@@ -19,8 +19,8 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.certificate import ends
-from gpuslice.apps.cli.doctor_answers import answers, ask, places_of
-from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES, Facts, Level
+from gpuslice.apps.cli.doctor_answers import ask
+from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES
 from gpuslice.apps.cli.doctor_services import sample_size
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from tests.builders import api_pod
@@ -98,18 +98,6 @@ async def test_a_healthy_cluster_has_nothing_to_tell(shell: Shell) -> None:
 def endpoints(*pods: Object) -> Object:
     labels = {"kubernetes.io/service-name": "gpuslice-exporter"}
     return {"metadata": {"namespace": "gpu", "name": "x", "labels": labels}, "endpoints": [*pods]}
-
-
-@pytest.mark.parametrize(
-    ("slices", "level"),
-    [([endpoints()], Level.NOTE), ([endpoints({"addresses": ["10.0.0.1"]})], Level.ERROR), ([], Level.ERROR)],
-)
-def test_a_service_without_pods_is_not_asked(slices: list[Object], level: Level) -> None:
-    """The exporter runs on nodes that share cards; before the first is labelled there is none."""
-    url = "http://gpuslice-exporter.gpu.svc:9400/readyz"
-    assert places_of([url]) == [("gpu", "gpuslice-exporter")]
-    (finding,) = answers(Facts(slices=slices), [url], patience_s=0)
-    assert (finding.level, finding.where) == (level, url)
 
 
 class Ready(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from gpuslice.core.words import counted
 if TYPE_CHECKING:
     from gpuslice.apps.cli.doctor_facts import Facts, Finding
 
+PAUSE_S = 2.0
 FOUND = 3
 """The exit code when something is wrong: 1 means that the cluster could not be read."""
 
@@ -37,15 +39,31 @@ FOUND = 3
 @click.option(
     "--node-label", default=LABEL_SHARED, show_default=True, metavar="LABEL", help="The chart's nodeLabel."
 )
+@click.option(
+    "--want-cards",
+    is_flag=True,
+    help="Take it for an error, and not for a note, that no node shares its cards.",
+)
+@click.option(
+    "--patience-s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Look again for so long while something is wrong: what was just installed needs a while.",
+)
 @output_flag
 @cluster_flags
 @click.pass_context
 def command(
     context: click.Context,
     /,
+    *,
     urls: tuple[str, ...],
     fail_on: str,
     node_label: str,
+    want_cards: bool,
+    patience_s: float,
     output: str,
     **cluster: Any,
 ) -> None:
@@ -66,26 +84,32 @@ def command(
     from gpuslice.apps.cli.doctor_answers import places_of
     from gpuslice.apps.cli.doctor_facts import Level, read_facts
 
-    client = client_of(flags_of(context, cluster))
-    facts = read_facts(client, node_label=node_label, places=places_of(urls))
-    findings = examine(facts, urls)
+    client, ends = client_of(flags_of(context, cluster)), time.monotonic() + patience_s
+    while True:
+        facts = read_facts(client, node_label=node_label, wants_cards=want_cards, places=places_of(urls))
+        findings = examine(facts, urls)
+        wrong = any(each.level in {Level.ERROR, Level(fail_on)} for each in findings)
+        if not wrong or time.monotonic() >= ends:
+            break
+        time.sleep(PAUSE_S)
     if output == "table":
         click.echo(_text(facts, findings), nl=False)
     else:
         fields = ("level", "where", "what", "fix")
         shown = [{name: str(getattr(each, name)) for name in fields} for each in findings]
         print_document({"findings": shown}, output)
-    levels = {Level.ERROR, Level(fail_on)}
-    context.exit(FOUND if any(each.level in levels for each in findings) else 0)
+    context.exit(FOUND if wrong else 0)
 
 
 def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
     """All findings, the worst first. A check is one function from facts to findings."""
-    from gpuslice.apps.cli import doctor_answers, doctor_nodes, doctor_services
+    from gpuslice.apps.cli import doctor_answers, doctor_nodes, doctor_plugins, doctor_services
     from gpuslice.apps.cli.doctor_facts import Finding, Level
 
     checks = (
+        doctor_plugins.somewhere,
         doctor_nodes.shared_nodes,
+        doctor_plugins.updates,
         doctor_nodes.one_unit,
         doctor_nodes.pods_and_cards,
         doctor_nodes.running_without_devices,
@@ -93,6 +117,7 @@ def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
         doctor_nodes.cards_out_of_use,
         doctor_services.extender,
         doctor_services.scheduler_configuration,
+        doctor_services.second_scheduler,
         doctor_services.webhook,
     )
     found = [finding for check in checks for finding in check(facts)]

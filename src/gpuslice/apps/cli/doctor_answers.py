@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import base64
 import ssl
-import time
 from collections.abc import Iterator, Sequence
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level, hook_service
+from gpuslice.apps.cli.doctor_facts import EXTENDER, Facts, Finding, Level, hook_service
 from gpuslice.core.errors import words_of
 
-PATIENCE_S = 10.0  # an election, or a pod that became ready this moment
-PAUSE_S = 1.0
 TIMEOUT_S = 5.0
 
 
@@ -23,24 +20,31 @@ def places_of(urls: Sequence[str]) -> list[tuple[str, str]]:
     return [place for url in urls if (place := _place(url)) is not None]
 
 
-def answers(facts: Facts, urls: Sequence[str], patience_s: float = PATIENCE_S) -> Iterator[Finding]:
-    """Each of `urls` must answer with success. A service without any pod is a note: no node runs one yet."""
+def answers(facts: Facts, urls: Sequence[str]) -> Iterator[Finding]:
+    """Each of `urls` must answer with success."""
     for url in urls:
         place = _place(url)
         if place is not None and not _has_pods(facts, place):
-            yield Finding(
-                Level.NOTE,
-                url,
-                "has no pod behind it, so it was not asked",
-                f"label a node with cards {facts.node_label}=true, if pods of it are expected",
-            )
-        elif why := _asked(url, _authority(facts, place), patience_s):
+            yield from _without_pods(facts, url, place)
+        elif why := ask(url, _authority(facts, place)):
             yield Finding(
                 Level.ERROR,
                 url,
                 f"does not answer: {why}",
                 "see whether the pods behind it are ready, their logs, and network policies before them",
             )
+
+
+def _without_pods(facts: Facts, url: str, place: tuple[str, str]) -> Iterator[Finding]:
+    """Nothing to ask: a note only where its pods run on nodes that share cards, and there is none yet."""
+    if place[1] == EXTENDER:
+        return  # told by the check of the extender
+    anywhere = any(hook_service(hook) == place for hook in facts.hooks)
+    level = Level.ERROR if anywhere or facts.labelled() else Level.NOTE
+    fix = f"kubectl -n {place[0]} get all -l component={place[1]}, and the events of what is there"
+    if level is Level.NOTE:
+        fix = f"label a node with cards {facts.node_label}=true, if pods of it are expected"
+    yield Finding(level, url, "has no pod behind it", fix)
 
 
 def _place(url: str) -> tuple[str, str] | None:
@@ -67,16 +71,6 @@ def _authority(facts: Facts, place: tuple[str, str] | None) -> str:
             for each in hook.get("webhooks") or []:
                 if bundle := (each.get("clientConfig") or {}).get("caBundle"):
                     return base64.b64decode(bundle).decode("ascii", "replace")
-    return ""
-
-
-def _asked(url: str, authority: str, patience_s: float) -> str:
-    """Why there was no success until the patience was over, "" when there was."""
-    ends = time.monotonic() + patience_s
-    while why := ask(url, authority):
-        if time.monotonic() >= ends:
-            return why
-        time.sleep(PAUSE_S)
     return ""
 
 

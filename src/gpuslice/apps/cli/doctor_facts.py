@@ -62,11 +62,21 @@ class Facts:
     secrets: Sequence[Object] = ()  # certificates of webhooks
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
+    wants_cards: bool = False  # whether a cluster without a node that shares is wrong
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def labelled(self) -> bool:
+        """Whether any node is to share its cards."""
+        return any((node.metadata.labels or {}).get(self.node_label) == "true" for node in self.nodes)
 
     def knows(self, resource: Resource[Any], namespace: str = "") -> bool:
         """Whether absence from the lists means that there is none."""
         return _where(resource, namespace) not in self.unreadable
+
+
+def is_ready(pod: Pod) -> bool:
+    """Whether its kubelet says so."""
+    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
 
 
 class _Reader:
@@ -101,7 +111,11 @@ def _where(resource: Resource[Any], namespace: str) -> str:
 
 
 def read_facts(
-    client: SyncClient, *, node_label: str = LABEL_SHARED, places: Sequence[tuple[str, str]] = ()
+    client: SyncClient,
+    *,
+    node_label: str = LABEL_SHARED,
+    wants_cards: bool = False,
+    places: Sequence[tuple[str, str]] = (),
 ) -> Facts:
     """Ask the API server once for everything. KubeError when it does not answer, or shows us no node.
 
@@ -129,6 +143,7 @@ def read_facts(
         secrets=_secrets(reader, hooks),
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
+        wants_cards=wants_cards,
     )
 
 

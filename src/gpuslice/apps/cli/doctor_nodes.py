@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level
+from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level, is_ready
+from gpuslice.apps.cli.doctor_plugins import not_offered
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
@@ -43,36 +43,10 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
                 f"label it {facts.node_label}=false, or take the exclusive device plugin off it",
             )
         if labels.get(facts.node_label) == "true" and not shared:
-            yield _not_offered(facts, node)
+            yield not_offered(facts, node)
         yield from _left_without(facts.node_label, node, shared, whole)
         yield from _contradiction(facts.node_label, where, labels)
         yield from _cards(node, where, shared)
-
-
-def _not_offered(facts: Facts, node: Node) -> Finding:
-    """A node that is to share and does not: whose fault is it?"""
-    name = node.metadata.name
-    plugin = next((pod for pod in facts.plugins if pod.spec.node_name == name), None)
-    if plugin is None and not facts.knows(PODS):
-        what = f"is labelled {facts.node_label}=true and offers no {GPU_MEM}"
-        fix = "see the log of the device plugin there; its pods may not be read from here"
-    elif plugin is None:
-        what = f"is labelled {facts.node_label}=true and no device plugin runs there"
-        fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
-    elif not _is_ready(plugin):
-        what = f"offers no {GPU_MEM}: device plugin {plugin.metadata.name} is not ready"
-        fix = f"kubectl -n {plugin.metadata.namespace} logs {plugin.metadata.name}"
-    elif whole_number((node.status.capacity or {}).get(GPU_MEM)):
-        what = f"has {GPU_MEM} but none of it is allocatable: all of its cards are out of use"
-        fix = f"see ConfigMap unhealthy-gpu-{name} in kube-system and the log of the device plugin there"
-    else:
-        what = f"offers no {GPU_MEM} though device plugin {plugin.metadata.name} is ready there"
-        fix = "kubelet has not registered it: see its log for kubelet.sock, and kubelet's log for the plugin"
-    return Finding(Level.ERROR, f"node {name}", what, fix)
-
-
-def _is_ready(pod: Pod) -> bool:
-    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
 
 
 def _left_without(label: str, node: Node, shared: int, whole: int) -> Iterator[Finding]:
@@ -182,7 +156,7 @@ def pods_and_cards(facts: Facts) -> Iterator[Finding]:
 
 def running_without_devices(facts: Facts) -> Iterator[Finding]:
     """Pods that run although nobody confirmed that they got their devices."""
-    attended = {pod.spec.node_name for pod in facts.plugins if _is_ready(pod)}
+    attended = {pod.spec.node_name for pod in facts.plugins if is_ready(pod)}
     for found in facts.pods:
         pod = pod_view(found)
         if pod.problem or pod.request is None or pod.assigned or not _runs_for(found, facts.now, CONFIRMED):

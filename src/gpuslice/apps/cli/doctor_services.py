@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
+from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS, SERVICES
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.certificate import ends
-from gpuslice.apps.cli.doctor_facts import EXTENDER, SLICES, Facts, Finding, Level, Object, hook_service
+from gpuslice.apps.cli.doctor_facts import (
+    EXTENDER,
+    SLICES,
+    Facts,
+    Finding,
+    Level,
+    Object,
+    hook_service,
+    is_ready,
+)
 from gpuslice.core.contract import GPU_MEM, SYSTEM_NAMESPACE
-from gpuslice.core.quantity import whole_number
 
 SOON = timedelta(days=30)
 _DEFAULT = "default-scheduler"
@@ -21,13 +30,6 @@ _EVERYBODY_BELOW = 100  # nodes; kube-scheduler looks at all of so few
 
 def extender(facts: Facts) -> Iterator[Finding]:
     """Somebody must be there to answer kube-scheduler, and be ready."""
-    if not any(whole_number((node.status.allocatable or {}).get(GPU_MEM)) for node in facts.nodes):
-        yield Finding(
-            Level.NOTE,
-            "cluster",
-            f"no node offers {GPU_MEM}",
-            f"label a node with cards {facts.node_label}=true to share them",
-        )
     if not facts.services and facts.knows(SERVICES):
         yield Finding(
             Level.ERROR,
@@ -82,6 +84,28 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
             f"no configuration was found in which an extender manages {GPU_MEM}",
             "enable the chart's second scheduler, or give kube-scheduler the extender section with --config",
         )
+
+
+def second_scheduler(facts: Facts) -> Iterator[Finding]:
+    """Ours must run: while it is away nobody looks at the pods that name it, and no event tells them."""
+    for each in facts.config_maps:
+        meta = each.metadata
+        ours = (meta.labels or {}).get("app.kubernetes.io/name") == "gpuslice"
+        if not ours or not any("KubeSchedulerConfiguration" in text for text in (each.data or {}).values()):
+            continue
+        if facts.knows(PODS) and not any(_runs(pod, meta.namespace, meta.name) for pod in facts.pods):
+            yield Finding(
+                Level.ERROR,
+                f"scheduler {meta.namespace}/{meta.name}",
+                "has no ready pod: pods that name it wait, and no event says why",
+                f"kubectl -n {meta.namespace} describe deployment {meta.name}; kubectl -n {meta.namespace} "
+                f"logs deployment/{meta.name}",
+            )
+
+
+def _runs(pod: Pod, namespace: str, component: str) -> bool:
+    labels = pod.metadata.labels or {}
+    return pod.metadata.namespace == namespace and labels.get("component") == component and is_ready(pod)
 
 
 def _all_read(facts: Facts) -> bool:
