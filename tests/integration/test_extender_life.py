@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM, NODE_OUT_OF_USE
 from tests.builders import api_pod
 from tests.integration.extender_rig import Rig, cluster, rig, until
 
@@ -64,6 +64,40 @@ async def test_a_card_that_the_config_map_names_is_left_alone() -> None:
         extender.api.set_unhealthy("n1", "0,1")
         await left(extender, 0, 0)
         assert (await extender.filter(api_pod(), "n1"))["NodeNames"] == []
+
+
+async def shows(extender: Rig, node: str, cards: str | None) -> None:
+    """Until the node's annotation says so."""
+
+    def shown() -> bool:
+        found = extender.api.call("GET", f"/api/v1/nodes/{node}")["metadata"].get("annotations") or {}
+        return found.get(NODE_OUT_OF_USE) == cards
+
+    await until(shown)
+
+
+async def test_the_node_shows_its_cards_out_of_use_which_wakes_kube_scheduler() -> None:
+    api = cluster(n1=(30, 2))
+    api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {NODE_OUT_OF_USE: "1", "other": "stays"}}})
+    async with rig(api) as extender:
+        await shows(extender, "n1", None)  # left behind by a leader that ended before it could
+        for text, cards in (("1,0", "0,1"), ("0", "0"), ("", None)):
+            extender.api.set_unhealthy("n1", text)
+            await shows(extender, "n1", cards)
+            assert (await extender.filter(api_pod(), "n1"))["NodeNames"] == ([] if cards == "0,1" else ["n1"])
+        assert extender.api.call("GET", "/api/v1/nodes/n1")["metadata"]["annotations"] == {"other": "stays"}
+
+
+async def test_a_config_map_of_no_node_waits_for_the_node() -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        extender.api.set_unhealthy("n2", "0")
+        extender.api.set_unhealthy("n1", "1")
+        await shows(extender, "n1", "1")
+        extender.api.add_node("n2", 30, 2)
+        await shows(extender, "n2", "0")
+        extender.api.call("DELETE", "/api/v1/nodes/n2")
+        extender.api.set_unhealthy("n1", "0")
+        await shows(extender, "n1", "0")
 
 
 async def test_a_node_that_shrinks_has_nothing_free_and_one_that_grows_has_more() -> None:

@@ -22,6 +22,7 @@ ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices wher
 
 # -- node annotations and labels ---------------------------------------------------------------------
 NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the true size of each
+NODE_OUT_OF_USE = "gpuslice.io/out-of-use"  # "0,2", by the extender: what the ConfigMap takes away
 LABEL_SHARED = "cgpu"  # "true": the node's cards are shared
 LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enforced
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread

@@ -29,6 +29,7 @@ from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.asked import Asked
 from gpuslice.apps.extender.binding import Binder
 from gpuslice.apps.extender.decisions import Decisions
+from gpuslice.apps.extender.fences import Fences
 from gpuslice.apps.extender.guiding import LIMITS, Guide, GuideLimits
 from gpuslice.apps.extender.inspect import Metrics
 from gpuslice.apps.extender.leadership import LeaderLabel, OwnPod
@@ -135,6 +136,8 @@ class Extender:
             limits=guide_limits,
         )
         self.world.onlooker = self.guide
+        self.fences = Fences(client, leading=lambda: self.leadership.may_bind)
+        self.world.fences = self.fences
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self._label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
@@ -194,6 +197,7 @@ class Extender:
             tasks.create_task(self._tend(), name="tend policy")
             tasks.create_task(self.preemptor.run(), name="preempt")
             tasks.create_task(self.guide.run(), name="guide")
+            tasks.create_task(self.fences.run(), name="fences")
             if self.settings.label_leader:
                 tasks.create_task(self._label.run(), name="label of the leader")
 
@@ -223,6 +227,7 @@ class Extender:
                     self.leadership.changed.set()
                 else:
                     self.leadership.cleared = True
+                    self.fences.look()
                     _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
             fresh = False
             await self.leadership.changed.wait()

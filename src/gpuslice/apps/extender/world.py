@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod
 from gpuslice.adapters.kube.terms import Terms, terms_of
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
-from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
 
@@ -34,12 +34,20 @@ class Onlooker(Protocol):
     def left(self, uid: str) -> None: ...
 
 
+class FenceWatch(Protocol):
+    """Hears which cards are out of use, and what a node's annotation says about it."""
+
+    def set(self, node: str, cards: frozenset[int]) -> None: ...
+    def seen(self, node: str, text: str) -> None: ...
+
+
 class World:
     """Three reflectors and what they feed. `problem` hears of a pod whose annotations cannot be read."""
 
     def __init__(self, client: KubeClient, ledger: Ledger, *, problem: Told = lambda _: None) -> None:
         self.ledger = ledger
         self.onlooker: Onlooker | None = None
+        self.fences: FenceWatch | None = None
         self._client = client
         self._problem = problem
         self._unhealthy: dict[str, frozenset[int]] = {}
@@ -114,8 +122,10 @@ class World:
             return
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_node(change.object.metadata.name)
+            self._see_fence(change.object.metadata.name, None)
         else:
             name = change.object.metadata.name
+            self._see_fence(name, change.object.metadata.annotations)
             self._apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             strip(change.object)
 
@@ -133,6 +143,12 @@ class World:
         state = self.ledger.state(name)
         if state is not None:
             self._apply_node(replace(state.node, unhealthy=self._unhealthy.get(name, frozenset())))
+        if self.fences is not None:  # only now that the ledger knows
+            self.fences.set(name, self._unhealthy.get(name, frozenset()))
+
+    def _see_fence(self, name: str, annotations: Mapping[str, str] | None) -> None:
+        if self.fences is not None:
+            self.fences.seen(name, (annotations or {}).get(NODE_OUT_OF_USE, ""))
 
     def _apply_node(self, node: Node) -> None:
         known = self.ledger.state(node.name)

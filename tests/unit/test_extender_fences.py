@@ -1,0 +1,101 @@
+"""What a node is made to show of its cards that are out of use, write by write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.http import Response
+from gpuslice.apps.extender.fences import Fences
+from gpuslice.core.contract import NODE_OUT_OF_USE
+from tests.unit.kube_wire import ScriptedTransport, answer, failure
+
+NOBODY: frozenset[int] = frozenset()
+WRITTEN = answer({"metadata": {"name": "n1"}})
+
+
+@dataclass
+class Stage:
+    fences: Fences
+    transport: ScriptedTransport
+    leads: bool = True
+
+    async def written(self) -> list[str | None]:
+        """All that was written by the time when nothing is left to do."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+        patches = [json.loads(request.body) for request in self.transport.requests]
+        return [patch["metadata"]["annotations"][NODE_OUT_OF_USE] for patch in patches]
+
+
+@contextlib.asynccontextmanager
+async def following(*script: Response) -> AsyncIterator[Stage]:
+    transport = ScriptedTransport(*script)
+    stage = Stage(Fences(KubeClient(transport), lambda: stage.leads), transport)
+    task = asyncio.create_task(stage.fences.run())
+    try:
+        yield stage
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_each_change_is_written_once() -> None:
+    async with following(WRITTEN, WRITTEN) as stage:
+        stage.fences.set("n1", frozenset({2, 0}))
+        assert await stage.written() == ["0,2"]
+        stage.fences.seen("n1", "0,2")
+        stage.fences.set("n1", frozenset({0, 2}))
+        assert await stage.written() == ["0,2"]
+        stage.fences.set("n1", NOBODY)
+        assert await stage.written() == ["0,2", None]
+        stage.fences.seen("n1", "")
+        assert await stage.written() == ["0,2", None]
+
+
+async def test_a_fence_that_was_over_before_it_was_shown_is_a_change_all_the_same() -> None:
+    """Pods may have been refused meanwhile, and nothing else would have them tried again."""
+    async with following(WRITTEN, WRITTEN) as stage:
+        stage.fences.set("n1", frozenset({0}))
+        stage.fences.set("n1", NOBODY)
+        assert await stage.written() == ["0", None]
+
+
+async def test_what_another_leader_left_is_put_right_once_we_lead() -> None:
+    async with following(WRITTEN) as stage:
+        stage.leads = False
+        stage.fences.seen("n1", "1")
+        assert await stage.written() == []
+        stage.leads = True
+        stage.fences.look()
+        assert await stage.written() == [None]
+
+
+async def test_a_write_that_is_not_allowed_is_told_once_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    no = failure(403, "Forbidden", "may not patch nodes")
+    async with following(no, no, WRITTEN) as stage:
+        stage.fences.set("n1", frozenset({0}))
+        for _ in range(2):
+            await stage.written()
+            stage.fences.look()
+        assert await stage.written() == ["0", "0", "0"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_a_node_that_is_gone_is_not_asked_for_again() -> None:
+    async with following(failure(404, "NotFound"), WRITTEN) as stage:
+        stage.fences.set("n1", frozenset({0}))
+        await stage.written()
+        stage.fences.look()
+        assert await stage.written() == ["0"]
+        stage.fences.seen("n1", "")  # it is there now
+        assert await stage.written() == ["0", "0"]
