@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.extender.ranked import best_of
-from gpuslice.core.policy.ranking import keys_of
+from gpuslice.apps.extender.ranked import best_of, scores
+from gpuslice.core.policy.ranking import NEVER, TIE_BITS, keys_of
 
 
 @given(st.integers(2, 3000), st.integers(1, 3000), st.integers(1, 200), st.randoms())
@@ -24,3 +24,17 @@ def test_those_that_pass_are_the_best_and_the_others_follow_in_order(
     assert sorted(keys[best]) == sorted(keys[fitting])[:count]
     assert best.tolist() == sorted(best)
     assert others.tolist() == sorted(set(fitting.tolist()) - set(best.tolist()))
+
+
+@given(st.lists(st.integers(-50, 50) | st.none(), max_size=80))
+def test_the_best_has_10_alone_and_the_others_as_much_less_as_they_cost_more(costs: list[int | None]) -> None:
+    keys = np.array(
+        [NEVER if cost is None else (cost << TIE_BITS) + row for row, cost in enumerate(costs)],
+        dtype=np.int64,
+    )
+    known = [cost for cost in costs if cost is not None]
+    step = 9 / max(1, max(known) - min(known)) if known else 0
+    expected = [0 if cost is None else round((max(known) - cost) * step) for cost in costs]
+    if known:
+        expected[costs.index(min(known))] = 10
+    assert scores(keys).tolist() == expected

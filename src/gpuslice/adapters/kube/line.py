@@ -31,7 +31,7 @@ class Line(asyncio.Protocol):
     def __init__(self) -> None:
         self.fresh = True
         self.status = 0
-        self.headers: dict[str, str] = {}
+        self._head: list[tuple[bytes, bytes]] = []
         self.idle_since = 0.0
         self._loop = asyncio.get_running_loop()
         self._closed = self._loop.create_future()
@@ -43,6 +43,7 @@ class Line(asyncio.Protocol):
         self._started = self._complete = False
         self._touched = False  # something of an answer has come
         self._busy = False
+        self._late = False
         self._broken = ""
         self._news: asyncio.Future[None] | None = None
 
@@ -65,12 +66,12 @@ class Line(asyncio.Protocol):
             self._transport.write(head)
 
     async def whole(self) -> Response:
-        """The answer when it is complete."""
+        """The answer when it is complete; TimeoutError when it did not come before `expire`."""
         while not self._complete:
             await self._wait()
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._end()
-        return Response(self.status, self.headers, body)
+        return Response(self.status, self._headers(), body)
 
     async def start(self) -> None:
         """Returns when status and headers are known; the body is then had by `part`."""
@@ -97,6 +98,11 @@ class Line(asyncio.Protocol):
         if self._transport is not None:
             self._break(why or "the connection was given up")
             self._transport.abort()
+
+    def expire(self) -> None:
+        """The answer takes too long: close the connection at once."""
+        self._late = True
+        self.abandon("no answer in time")
 
     async def close(self) -> None:
         """Close it and wait until it is."""
@@ -134,7 +140,7 @@ class Line(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._started:  # else a trailer, or of an answer that nobody asked for
-            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            self._head.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._complete:
@@ -156,7 +162,7 @@ class Line(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self.status < 200:  # "continue" and the like: the answer is still to come
-            self.headers = {}
+            self._head = []
             return
         self._complete = True
         if not self._parser.should_keep_alive():
@@ -166,7 +172,7 @@ class Line(asyncio.Protocol):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self.headers = {}
+        self._head = []
         self._parts.clear()
         self._waiting_bytes = 0
         self._started = self._complete = self._touched = False
@@ -176,8 +182,11 @@ class Line(asyncio.Protocol):
         self._busy = self.fresh = False
         self.idle_since = self._loop.time()
 
+    def _headers(self) -> dict[str, str]:
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._head}
+
     def _until_close(self) -> bool:
-        return "content-length" not in self.headers and "transfer-encoding" not in self.headers
+        return not self._headers().keys() & {"content-length", "transfer-encoding"}
 
     def _break(self, why: str) -> None:
         self._broken = self._broken or why
@@ -188,7 +197,9 @@ class Line(asyncio.Protocol):
             self._news.set_result(None)
 
     async def _wait(self) -> None:
-        """Until something is new; BrokenLineError when nothing new can come."""
+        """Until something is new; BrokenLineError when nothing new can come, TimeoutError when late."""
+        if self._late:
+            raise TimeoutError
         if self._broken and not self._complete:
             raise BrokenLineError(self._broken, untouched=not self._touched)
         self._news = self._loop.create_future()

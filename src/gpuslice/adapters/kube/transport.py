@@ -149,7 +149,7 @@ class HttpTransport:
     async def _once(self, request: Request) -> Response:
         sent = _Sent()
         with _as_unavailable(request, sent):
-            async with self._free, asyncio.timeout(self._timeout_s):
+            async with self._free:
                 try:
                     return await self._exchange(request, sent)
                 except BrokenLineError as error:
@@ -161,9 +161,11 @@ class HttpTransport:
 
     async def _exchange(self, request: Request, sent: _Sent) -> Response:
         line = await self._send(request, sent)
+        end = asyncio.get_running_loop().call_later(self._timeout_s, line.expire)
         try:
             return await line.whole()
         finally:
+            end.cancel()
             self._put_back(line)
 
     async def _send(self, request: Request, sent: _Sent) -> Line:
@@ -199,7 +201,8 @@ class HttpTransport:
             if line.usable and now - line.idle_since < _IDLE_S:
                 return line
             self._discard(line)
-        line = await dial(self._route, context)
+        async with asyncio.timeout(self._timeout_s):
+            line = await dial(self._route, context)
         self._lines.add(line)
         return line
 
@@ -224,7 +227,8 @@ class HttpTransport:
         credentials = self._connection.credentials
         try:
             if credentials.blocks():  # it may take seconds: not on the event loop
-                return await asyncio.to_thread(credentials.current)
+                async with asyncio.timeout(self._timeout_s):
+                    return await asyncio.to_thread(credentials.current)
             return credentials.current()
         except ConfigError as error:
             raise UnavailableError(f"no credentials: {error}", outcome_unknown=False) from error

@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
         if self._refusal is not None and not self._busy and not self._waiting:
             self._write(self._refusal, last=True)
             self._linger()
-        elif self._busy or self._blocked or self._waiting:
+        elif self._blocked or self._waiting:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -27,7 +27,7 @@ from gpuslice.adapters.wire.extender import (
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import Pieces
 from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
-from gpuslice.apps.extender.ranked import best_of, impossible, reasons, scores
+from gpuslice.apps.extender.ranked import Impossible, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals, Refused
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
@@ -67,6 +67,7 @@ class Decisions:
         self.ledger = ledger
         self.policy = policy
         self._names = Names(ledger.fleet)
+        self._impossible = Impossible(ledger.fleet)
         self._filter_best = filter_best
         self._explain = explain
         self.refusals = Refusals(ledger, policy, on_refused)
@@ -105,7 +106,9 @@ class Decisions:
         self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
     ) -> FilterResult:
         keys = self._keys(shape_of(request), asked, request)
-        refused = reasons(fleet, asked, (keys == NEVER).nonzero()[0], request)
+        compute_counts = bool(request.core_percent or self.ledger.core_required)
+        never = (keys == NEVER).nonzero()[0]
+        refused = reasons(fleet, asked, never, request, compute_counts=compute_counts)
         kept = self._kept_for_others(asked, keys, pod, request)
         keys[kept] = NEVER
         passing = (keys != NEVER).nonzero()[0]
@@ -128,13 +131,13 @@ class Decisions:
             self.refusals.note(pod, asked, request)
         if len(passing) == len(asked.rows):
             return _answer(args, names, passing, _NOBODY, _NOBODY)
-        never = [(impossible(fleet, asked, which, request), text) for which, text in refused]
+        impossible = [(self._impossible.of(asked, which, request), text) for which, text in refused]
         return _answer(
             args,
             names,
             passing,
             self._reasons_json(asked, [*refused, *others], request),
-            self._reasons_json(asked, never, request),
+            self._reasons_json(asked, impossible, request),
         )
 
     def _is_planned(self, uid: str, asked: Asked) -> bool:

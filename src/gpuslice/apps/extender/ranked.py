@@ -14,29 +14,48 @@ from gpuslice.core.policy.ranking import TIE_BITS
 
 TOP_SCORE = 10  # MaxExtenderPriority
 SAMPLE_EVERY = 16
+KEPT_SHAPES = 256
 
 
-def reasons(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> list[Reason]:
-    """Why the known ones of the `refused` were refused."""
+def reasons(
+    fleet: Fleet, asked: Asked, refused: Places, request: Request, *, compute_counts: bool
+) -> list[Reason]:
+    """Why the known ones of the `refused` were refused; for want of memory, unless `compute_counts`."""
     known = asked.known(refused)
-    if not len(known):
-        return []
-    cards = 1 if request.core_percent else request.gpu_count
-    roomy = _with_cards(fleet.left, asked.rows.take(known), request.units_per_gpu, cards)
     text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
-    found = [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
+    found = [(known, text)]
+    if compute_counts and len(known):
+        cards = 1 if request.core_percent else request.gpu_count
+        roomy = _with_cards(fleet.left.take(asked.rows.take(known), axis=0), request.units_per_gpu, cards)
+        found = [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
     return [reason for reason in found if len(reason[0])]
 
 
-def impossible(fleet: Fleet, asked: Asked, refused: Places, request: Request) -> Places:
-    """Which of the `refused` could not hold the request if nobody else were there."""
-    large = _with_cards(fleet.size, asked.rows.take(refused), request.units_per_gpu, request.gpu_count)
-    return refused[~large]
+class Impossible:
+    """Which nodes could not hold a request if nobody else were there; found out again when cards change."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._version = -1
+        self._small: dict[tuple[int, int], Flags | None] = {}  # rows, by units and cards; None if none is
+
+    def of(self, asked: Asked, refused: Places, request: Request) -> Places:
+        """Those of the `refused`, none of them a stranger."""
+        small = self._rows(request.units_per_gpu, request.gpu_count)
+        return refused[:0] if small is None else refused[small.take(asked.rows.take(refused))]
+
+    def _rows(self, units: int, cards: int) -> Flags | None:
+        if self._version != self._fleet.cards_version or len(self._small) >= KEPT_SHAPES:
+            self._small, self._version = {}, self._fleet.cards_version
+        if (units, cards) not in self._small:
+            small = ~_with_cards(self._fleet.size, units, cards)
+            self._small[units, cards] = small if small[self._fleet.cards > 0].any() else None
+        return self._small[units, cards]
 
 
-def _with_cards(amounts: npt.NDArray[np.int32], rows: Ints, units: int, cards: int) -> Flags:
-    """Which of `rows` have at least `cards` cards with at least `units` of `amounts`."""
-    enough: Flags = (amounts.take(rows, axis=0) >= units).sum(axis=1) >= cards
+def _with_cards(amounts: npt.NDArray[np.int32], units: int, cards: int) -> Flags:
+    """Which nodes have at least `cards` cards with at least `units` of `amounts`: [node, slot]."""
+    enough: Flags = (amounts >= units).sum(axis=1) >= cards
     return enough
 
 
@@ -60,14 +79,14 @@ def _some_best(keys: Ints, count: int) -> Ints:
 
 def scores(keys: Ints) -> Ints:
     """Best key 10, the others by their cost between 9 and 0, what does not fit 0."""
-    costs, never = keys >> TIE_BITS, keys == NEVER  # the policy's own cost, without the order among equals
-    refused = never.any()
-    if refused and never.all():
+    if not len(keys) or keys[best := keys.argmin()] == NEVER:
         return np.zeros(len(keys), dtype=np.int64)
-    best = keys.argmin()
-    least = costs[best]
-    most = costs[~never].max() if refused else costs.max()
+    costs = keys >> TIE_BITS  # the policy's own cost, without the order among equals
+    least, most = int(costs[best]), int(costs.max())
+    if most == NEVER >> TIE_BITS:
+        never = keys == NEVER
+        most = int(costs[~never].max())
+        costs[never] = most
     scores: Ints = np.rint((most - costs) * ((TOP_SCORE - 1) / max(1, most - least))).astype(np.int64)
-    scores[never] = 0
     scores[best] = TOP_SCORE
     return scores
