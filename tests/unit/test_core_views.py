@@ -112,8 +112,8 @@ def test_cards_of_node_status_are_equal_and_of_unknown_size() -> None:
         ({"aliyun.com/gpu-mem": "0", "aliyun.com/gpu-count": "1"}, 0),
         ({"aliyun.com/gpu-mem": "-4", "aliyun.com/gpu-count": "1"}, 0),
         ({"aliyun.com/gpu-mem": "15", "aliyun.com/gpu-count": "0"}, 0),
-        ({"aliyun.com/gpu-mem": "1024", "aliyun.com/gpu-count": "1024"}, 1024),
-        ({"aliyun.com/gpu-mem": "1025", "aliyun.com/gpu-count": "1025"}, 0),
+        ({"aliyun.com/gpu-mem": "1024", "aliyun.com/gpu-count": "128"}, 128),
+        ({"aliyun.com/gpu-mem": "1024", "aliyun.com/gpu-count": "129"}, 0),
         ({}, 0),
     ],
 )
@@ -131,6 +131,11 @@ HUGE = 1 << 62
     [
         ({"aliyun.com/gpu-mem": str(HUGE), "aliyun.com/gpu-count": "1"}, None),
         ({"aliyun.com/gpu-mem": "1000000", "aliyun.com/gpu-count": "1000000"}, None),
+        ({"aliyun.com/gpu-mem": "1290", "aliyun.com/gpu-count": "129"}, None),
+        (
+            {"aliyun.com/gpu-mem": "1290", "aliyun.com/gpu-count": "129"},
+            [(f"GPU-{n}", 1) for n in range(129)],
+        ),
         ({"aliyun.com/gpu-mem": "15", "aliyun.com/gpu-count": "1"}, [("GPU-0", HUGE)]),
         ({"aliyun.com/gpu-mem": str(HUGE), "aliyun.com/gpu-count": "1"}, [("GPU-0", HUGE)]),
     ],
@@ -153,6 +158,7 @@ def test_no_node_is_so_large_that_the_book_of_all_nodes_cannot_be_kept(
     ledger.apply_node(found)
     ledger.apply_node(node(api_node("n1", 15, 1)))
     assert ledger.flush().size.max() == 15
+    assert ledger.fleet.size.shape[1] == 1, "every node's row is as wide as the widest"
 
 
 def test_true_sizes_win_where_the_node_shares_and_can_be_read() -> None:

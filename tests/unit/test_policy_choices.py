@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.core.policy import (
+    NEVER,
     BestFit,
     Binpack,
     Fgd,
@@ -179,6 +180,28 @@ def test_ranks_stay_in_force_until_the_new_ones_are_ready() -> None:
     for shape in shapes:
         assert beside.keys(shape).tolist() == inside.keys(shape).tolist()
     assert not beside.tend()
+
+
+@pytest.mark.parametrize("what", ["widened", "cut", "lengthened"])
+def test_new_ranks_that_were_begun_for_other_cards_are_given_up(what: str) -> None:
+    """Whatever became of the fleet's arrays while they were worked out."""
+    fleet = make_fleet(*[(10,) * 4] * 5, *[(10,) * (64 if what == "cut" else 4)])
+    policy = OpportunityCost(fleet, renew_when_asked=False)
+    shapes = [Shape(units) for units in (3, 7, 10)]
+    for shape in shapes:
+        policy.keys(shape)
+    for shape in shapes * 40:
+        policy.arrived(shape)
+    assert policy.tend()
+    if what == "cut":
+        fleet.drop("n6")
+    for number in range({"widened": 1, "cut": 0, "lengthened": 500}[what]):
+        fleet.put(make_fleet_node(f"late{number}", (10,) * (64 if what == "widened" else 4)))
+    while policy.tend():
+        pass
+    for shape in shapes:
+        ranked = np.flatnonzero(policy.keys(shape) < NEVER)
+        assert ranked.tolist() == fitting_rows(fleet, shape, np.arange(fleet.rows)).tolist()
 
 
 def test_nodes_in_the_same_state_are_costed_once_and_alike() -> None:

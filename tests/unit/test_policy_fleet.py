@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from gpuslice.core.policy import Fleet, Shape, fitting_rows
 from tests.unit.fleets import make_fleet, make_fleet_node
@@ -52,6 +53,39 @@ def test_a_node_with_more_cards_widens_the_fleet_and_keeps_the_rest() -> None:
     fleet.put(make_fleet_node("large", (80,) * 16))
     assert fleet.left[0].tolist() == [11] + [0] * 15
     assert fitting_rows(fleet, Shape(80, 16), everywhere(fleet)).tolist() == [fleet.row_of["large"]]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_fleet_is_narrow_again_once_a_node_with_many_cards_is_gone(leaves: bool) -> None:
+    """Each row has a place for every card of the widest node: one that lies would cost all of them for good."""
+    fleet = make_fleet((15,) * 8, (15,) * 3)
+    fleet.put(make_fleet_node("liar", (15,) * 100))
+    fleet.take(0, (7,), Shape(4))
+    version = fleet.cards_version
+    if leaves:
+        fleet.drop("liar")
+    else:
+        fleet.put(make_fleet_node("liar", (15,) * 4))
+    assert fleet.left.shape[1] == fleet.size.shape[1] == fleet.core_left.shape[1] == 8
+    assert fleet.left[0].tolist() == [15] * 7 + [11]
+    assert fleet.cards_version > version
+    assert len(fitting_rows(fleet, Shape(15), everywhere(fleet))) == (2 if leaves else 3)
+
+
+def test_a_fleet_keeps_room_for_cards_that_are_out_of_use() -> None:
+    fleet = make_fleet((15, 0, 0, 0))
+    fleet.put(make_fleet_node("large", (15,) * 16))
+    fleet.drop("large")
+    fleet.put(make_fleet_node("n1", (15, 15, 0, 0)))
+    assert fleet.left.shape[1] == 4
+
+
+def test_a_fleet_that_lost_all_nodes_takes_new_ones() -> None:
+    fleet = make_fleet((15,) * 8)
+    fleet.drop("n1")
+    assert len(fitting_rows(fleet, Shape(1), everywhere(fleet))) == 0
+    fleet.put(make_fleet_node("n2", (15,)))
+    assert len(fitting_rows(fleet, Shape(15), everywhere(fleet))) == 1
 
 
 def test_fleets_grow_past_their_first_rows() -> None:

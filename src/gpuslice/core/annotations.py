@@ -49,7 +49,11 @@ Table = dict[str, dict[str, int]]
 """{"<container>": {"<card>": amount}}, the shape of the allocation and of the core annotation."""
 
 _TABLE = msgspec.json.Decoder(dict[str, dict[str, int]])
-MOST_CARDS = 1024
+MOST_CARDS = 128
+"""Of one node: NVIDIA's driver takes 32 (NV_MAX_DEVICES, nvlimits.h), 16 cards of 7 MIG devices would be 112.
+
+Each card of the node that has most costs every node: the extender's arrays are as wide.
+"""
 
 
 class _GpuRecord(msgspec.Struct, frozen=True):
@@ -155,7 +159,7 @@ def decode_gpus(text: str) -> tuple[Gpu, ...]:
     indices = {record.index for record in records}
     sane = all(0 <= each.index < MOST_CARDS and 0 <= each.units <= MOST_UNITS for each in records)
     if not sane or len(indices) != len(records):
-        wants = f"cards with different indices and units from 0 to {MOST_UNITS}"
+        wants = f"cards with different indices below {MOST_CARDS} and units from 0 to {MOST_UNITS}"
         raise ContractError(f'annotation "{NODE_GPUS}"', text, wants)
     cards = (Gpu(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
     return tuple(sorted(cards, key=lambda gpu: gpu.index))

@@ -80,6 +80,7 @@ class Fleet:
     """Nodes × cards. Rows are never moved, a row that was dropped is used again by the next new node.
 
     `left`, `size`, `core_left`: [row, slot]; a slot without a usable card has size 0 and nothing left.
+    `slots`: how many of them are the node's; `cards`: how many have a usable card.
     With `feed_limits` False CPU and memory are left to somebody else to refuse for: they only decide what a
     node is worth. `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts the
     changes of which cards there are, as opposed to what is free of them.
@@ -93,6 +94,7 @@ class Fleet:
     cpu_milli: Floats = field(default_factory=_empty_floats)
     memory_mib: Floats = field(default_factory=_empty_floats)
     cards: Ints = field(default_factory=_empty_ints)
+    slots: Ints = field(default_factory=_empty_ints)
     model: Ints = field(default_factory=_empty_ints)
     stamp: Ints = field(default_factory=_empty_ints)
     feed_limits: bool = True
@@ -121,6 +123,7 @@ class Fleet:
             row = self._new_row(node.name)
         self._put_cards(row, node)
         self._put_free(row, node)
+        self._set_slots(row, len(node.size))
         return row
 
     def drop(self, name: str) -> None:
@@ -134,6 +137,7 @@ class Fleet:
         self.cards_version += 1
         self._free_rows.append(row)
         self.touch(row)
+        self._set_slots(row, 0)
 
     def take(self, row: int, slots: Sequence[int], shape: Shape) -> None:
         """Give what `shape` asks to a pod on these cards of this node."""
@@ -219,7 +223,7 @@ class Fleet:
             setattr(self, cards, np.vstack([array, np.zeros((more, array.shape[1]), dtype=np.int32)]))
         for name in ("cpu_left", "memory_left", "cpu_milli", "memory_mib"):
             setattr(self, name, np.concatenate([getattr(self, name), np.full(more, -1.0)]))
-        for name in ("cards", "model", "stamp"):
+        for name in ("cards", "slots", "model", "stamp"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, dtype=np.int64)]))
         self._free_rows = list(range(start + more - 1, start - 1, -1))
 
@@ -230,3 +234,12 @@ class Fleet:
         for cards in ("left", "size", "core_left"):
             setattr(self, cards, np.pad(getattr(self, cards), ((0, 0), (0, missing))))
         self.cards_version += 1
+
+    def _set_slots(self, row: int, slots: int) -> None:
+        """A fleet twice as wide as any of its nodes is cut: each slot costs every row and every look."""
+        before, self.slots[row] = self.slots[row], slots
+        width = self.left.shape[1]
+        if slots < before == width and (widest := max(1, int(self.slots.max()))) <= width // 2:
+            for cards in ("left", "size", "core_left"):
+                setattr(self, cards, getattr(self, cards)[:, :widest].copy())
+            self.cards_version += 1

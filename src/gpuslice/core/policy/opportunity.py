@@ -142,6 +142,9 @@ class OpportunityCost(Policy):
             if self._cache is None or not self._due:
                 return False
             self._renewal = self._renew_beside(self._cache.shapes())
+        elif self._market is None or self._cards_changed(self._market):
+            self._renewal = None  # begun for other cards, and rows; the next request begins anew
+            return False
         if next(self._renewal, self) is self:
             self._renewal = None
         return True
