@@ -57,7 +57,7 @@ def test_a_node_with_more_cards_widens_the_fleet_and_keeps_the_rest() -> None:
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_fleet_is_narrow_again_once_a_node_with_many_cards_is_gone(leaves: bool) -> None:
-    """Each row has a place for every card of the widest node: one that lies would cost all of them for good."""
+    """Each row has a place for every card of the widest node: one that lies would cost all for good."""
     fleet = make_fleet((15,) * 8, (15,) * 3)
     fleet.put(make_fleet_node("liar", (15,) * 100))
     fleet.take(0, (7,), Shape(4))
