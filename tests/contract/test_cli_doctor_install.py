@@ -16,6 +16,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.doctor_answers import answers, places_of
 from gpuslice.apps.cli.doctor_facts import Facts, Level
+from gpuslice.core.contract import GPU_MEM
 from gpuslice.sim.cluster.faults import Fault
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
@@ -96,6 +97,18 @@ async def test_a_labelled_node_is_not_told_to_be_labelled(shell: Shell) -> None:
     await shell.has([without_resources(labelled("n1", cgpu="true"))], [plugin("x", ready=False)])
     _, found = await findings(shell)
     assert list(found) == ["node n1"]
+
+
+@pytest.mark.parametrize("label", ["ack.node.gpu.schedule=default", "gpuslice.io/mode=exclusive"])
+async def test_a_node_of_whole_cards_by_another_label_is_not_missed(shell: Shell, label: str) -> None:
+    await healthy(shell)
+    name, _, value = label.partition("=")
+    bare = node("n1", 8, labels={"cgpu": "true", name: value})
+    bare["status"]["allocatable"] = {GPU_MEM: "0"}  # as kubelet leaves it
+    await shell.has([bare, node("n2", 8, labels={"cgpu": "true"})], [plugin("x")])
+    _, found = await findings(shell)
+    assert "out of use" not in str(found)
+    assert ("labels disagree" in str(found)) == (value == "default")
 
 
 @pytest.mark.parametrize(("flags", "level", "code"), [((), "note", 0), (("--want-cards",), "error", 3)])

@@ -13,7 +13,7 @@ import pytest
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
 from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_COUNT
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually
 
@@ -109,6 +109,35 @@ async def test_a_change_that_waits_for_the_agents_restart_is_told(tmp_path: Path
         assert node.agent.node.rules.isolation
         await node.restart_agent()
         assert not node.agent.node.rules.isolation
+
+
+async def offers(node: Bench, resource: str) -> bool | None:
+    """Whether the node's status names the resource; None while its two sides differ."""
+    status = (await node.node_object()).get("status", {})
+    first, second = (resource in status.get(side, {}) for side in ("capacity", "allocatable"))
+    return first if first is second else None
+
+
+@pytest.mark.parametrize("schedule", ["share", "cgpu", "default"])
+async def test_a_node_that_divides_compute_no_more_does_not_go_on_offering_it(
+    tmp_path: Path, schedule: str
+) -> None:
+    """kubelet leaves resources in the node's status that it does not know itself."""
+
+    async def offered() -> bool:
+        return await offers(node, GPU_CORE) is True
+
+    async def gone() -> bool:
+        return await offers(node, GPU_CORE) is False
+
+    async with Bench(tmp_path, labels={"ack.node.gpu.schedule": "core_mem"}).running() as node:
+        await eventually(offered, "compute is offered")
+        await label(node, **{"ack.node.gpu.schedule": schedule})
+        await node.stop_agent()
+        node.ready = False
+        await node.start_agent()
+        await eventually(gone, "compute is not offered any more")
+        assert await offers(node, GPU_COUNT) is (schedule != "default")
 
 
 # -- the plugin of whole cards ---------------------------------------------------------------------------

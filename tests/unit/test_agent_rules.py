@@ -20,11 +20,12 @@ from gpuslice.apps.agent.health import (
 )
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, IsolationMissingError
 from gpuslice.apps.agent.node import TooManyUnitsError, cut, memory_unit
-from gpuslice.apps.agent.nodekeeper import missing_amounts, wanted_amounts
+from gpuslice.apps.agent.nodekeeper import amounts_to_write, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
 from gpuslice.core.mode import Rules
+from gpuslice.core.model import NodeMode
 from tests.builders import make_node
 
 
@@ -53,13 +54,25 @@ def test_eight_large_cards_in_gib_fit_one_message_and_in_mib_do_not() -> None:
         cut(cards, "MiB")
 
 
-def test_what_node_status_lacks_is_found_on_either_side() -> None:
+def test_what_node_status_has_wrong_is_found_on_either_side() -> None:
     wanted = wanted_amounts(2, Rules(divides_compute=True))
-    assert wanted == {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "200"}
+    whole = {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "200"}
+    assert wanted == whole
     half = {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "0"}
-    status = NodeStatus(capacity=dict(wanted), allocatable=half)
-    assert missing_amounts(Node(status=status), wanted) == {"aliyun.com/gpu-core.percentage": "200"}
-    assert missing_amounts(Node(), wanted) == wanted
+    status = NodeStatus(capacity=whole, allocatable=half)
+    assert amounts_to_write(Node(status=status), wanted) == {"aliyun.com/gpu-core.percentage": "200"}
+    assert amounts_to_write(Node(), wanted) == wanted
+
+
+@pytest.mark.parametrize("rules", [Rules(), Rules(NodeMode.EXCLUSIVE)])
+def test_what_the_node_does_not_give_out_any_more_is_taken_off_its_status(rules: Rules) -> None:
+    wanted = wanted_amounts(1, rules)
+    assert wanted["aliyun.com/gpu-core.percentage"] is None
+    before = {"aliyun.com/gpu-count": "1", "aliyun.com/gpu-core.percentage": "100", "cpu": "2"}
+    node = Node(status=NodeStatus(capacity=before, allocatable={"aliyun.com/gpu-core.percentage": "100"}))
+    gone = {name for name, amount in amounts_to_write(node, wanted).items() if amount is None}
+    assert gone == {name for name, amount in wanted.items() if amount is None}
+    assert amounts_to_write(Node(status=NodeStatus(capacity={}, allocatable={})), dict.fromkeys(gone)) == {}
 
 
 # -- flags and settings ----------------------------------------------------------------------------------

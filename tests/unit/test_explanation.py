@@ -104,6 +104,14 @@ def test_no_shared_node_at_all_says_what_to_do() -> None:
     assert "label one cgpu=true" in hint
 
 
+def test_a_share_of_compute_where_no_node_divides_it_says_what_to_do() -> None:
+    ledger, wish = ledger_of({"a": (8,)}), Wish(make_request(4, core=20))
+    (hint,) = explain(ledger, [Place("a")], wish).hints
+    assert "No node divides the compute of its cards: label one ack.node.gpu.schedule=core_mem" in hint
+    ledger.apply_node(make_node("b", (2,), core_percent=100))
+    assert not any("divides" in hint for hint in explain(ledger, [Place("a"), Place("b")], wish).hints)
+
+
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=5), st.integers(1, 10), st.integers(1, 2))
 def test_it_says_room_exactly_where_placement_finds_some(used: list[int], units: int, cards: int) -> None:
     names = [f"n{number}" for number in range(len(used))]

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.contract import GPU_CORE, GPU_MEM, LABEL_SCHEDULE
 from gpuslice.core.ledger import Ledger
+from gpuslice.core.mode import CORE_MEM
 from gpuslice.core.model import Placement, Pod, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
@@ -244,6 +245,12 @@ def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
     shared = [each for each in found if each.state is not None]
     if not shared:
         yield f"No node shares its cards: label one cgpu=true, and see that it offers {GPU_MEM}."
+        return
+    if request.core_percent and not any(each.state.node.core_percent for each in shared if each.state):
+        yield (
+            f"No node divides the compute of its cards: label one {LABEL_SCHEDULE}={CORE_MEM}, or ask for no "
+            f"{GPU_CORE}."
+        )
         return
     if any(each.fits for each in found):
         yield "There is room: if the pod still waits, look at its scheduler and at the events below."

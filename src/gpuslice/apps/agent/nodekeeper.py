@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
@@ -116,12 +116,14 @@ class NodeKeeper:
 
     async def _write(self) -> None:
         gpus = self._gpus()
-        if self.seen is None or not gpus or not self.rules.shared:
+        if self.seen is None or (self.rules.shared and not gpus):
             return
         try:
-            amounts = missing_amounts(self.seen, wanted_amounts(len(gpus), self.rules))
+            amounts = amounts_to_write(self.seen, wanted_amounts(len(gpus), self.rules))
             if amounts:
                 await self._writer.node_status(amounts)
+            if not self.rules.shared:
+                return
             text = encode_gpus(gpus)
             if (self.seen.metadata.annotations or {}).get(NODE_GPUS) != text:
                 await self._writer.node_annotation(NODE_GPUS, text)
@@ -143,19 +145,24 @@ def _farewell(label: str, value: str | None, holders: list[str]) -> str:
     return f"{said}; {len(holders)} pods keep what they hold until they end: {', '.join(holders[:5])}"
 
 
-def wanted_amounts(gpu_count: int, rules: Rules) -> dict[str, str]:
-    """What the node status has to say besides kubelet's devices."""
-    amounts = {GPU_COUNT: str(gpu_count)}
-    if rules.divides_compute:
-        amounts[GPU_CORE] = str(gpu_count * WHOLE_CORE_PERCENT)
-    return amounts
+def wanted_amounts(gpu_count: int, rules: Rules) -> dict[str, str | None]:
+    """What the node status has to say besides kubelet's devices; None for what it must not say any more.
+
+    kubelet keeps resources that it does not know, so what the node gave out under other labels stays until
+    somebody takes it away, and pods that ask for it go there.
+    """
+    divided = rules.shared and rules.divides_compute
+    return {
+        GPU_COUNT: str(gpu_count) if rules.shared else None,
+        GPU_CORE: str(gpu_count * WHOLE_CORE_PERCENT) if divided else None,
+    }
 
 
-def missing_amounts(node: Node, wanted: dict[str, str]) -> dict[str, str]:
-    """Those of `wanted` that capacity or allocatable do not say."""
+def amounts_to_write(node: Node, wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Those of `wanted` that capacity or allocatable say otherwise."""
     sides = (node.status.capacity or {}, node.status.allocatable or {})
     return {
         name: amount
         for name, amount in wanted.items()
-        if any(whole_number(side.get(name)) != int(amount) for side in sides)
+        if any(whole_number(side.get(name)) != whole_number(amount) for side in sides)
     }

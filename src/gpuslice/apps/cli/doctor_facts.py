@@ -13,6 +13,7 @@ from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SECRETS, SERVICES, Resource
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice.core.mode import rules_of
 
 T = TypeVar("T")
 Object = dict[str, Any]
@@ -65,9 +66,14 @@ class Facts:
     wants_cards: bool = False  # whether a cluster without a node that shares is wrong
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    def is_to_share(self, node: Node) -> bool:
+        """By its labels: an agent is to run there, and no other label says that the cards stay whole."""
+        labels = node.metadata.labels or {}
+        return labels.get(self.node_label) == "true" and rules_of(labels).shared
+
     def labelled(self) -> bool:
         """Whether any node is to share its cards."""
-        return any((node.metadata.labels or {}).get(self.node_label) == "true" for node in self.nodes)
+        return any(map(self.is_to_share, self.nodes))
 
     def knows(self, resource: Resource[Any], namespace: str = "") -> bool:
         """Whether absence from the lists means that there is none."""

@@ -42,7 +42,7 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
                 f"offers both {GPU_MEM} ({shared}) and {EXCLUSIVE_GPU} ({whole}): cards are given out twice",
                 f"label it {facts.node_label}=false, or take the exclusive device plugin off it",
             )
-        if labels.get(facts.node_label) == "true" and not shared:
+        if facts.is_to_share(node) and not shared:
             yield not_offered(facts, node)
         yield from _left_without(facts.node_label, node, shared, whole)
         yield from _contradiction(facts.node_label, where, labels)
