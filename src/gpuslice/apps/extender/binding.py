@@ -37,7 +37,11 @@ class NotBoundError(Exception):
 
 
 class Binder:
-    """Carries out bind calls; one at a time for each pod. `leading` is asked before each write."""
+    """Carries out bind calls; one at a time for each pod. `leading` is asked before each write.
+
+    `written(uid)` waits until no nomination of a pod is on its way; `wrote` hears of our annotations: uid and
+    the version that they made.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Binder:
         *,
         leading: Callable[[], bool] = lambda: True,
         written: Callable[[str], Awaitable[None]] | None = None,
+        wrote: Callable[[str, str], None] = lambda *_: None,
         timeout_s: float = 4.0,
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -55,6 +60,7 @@ class Binder:
         self._ledger = decisions.ledger
         self._leading = leading
         self._written = written
+        self._wrote = wrote
         self._timeout_s = timeout_s
         self._now_ns = now_ns
         self._sleep = sleep
@@ -168,6 +174,8 @@ class Binder:
         except KubeError as error:  # without a Binding it is not bound, whatever became of the PATCH
             raise self._as_reason(error, pod) from error
         version = patched.metadata.resource_version
+        if pod.version:  # nobody else changed it in between
+            self._wrote(pod.uid, version)
         return await self._post_binding(pod, version, placement, annotations)
 
     async def _annotate(self, pod: Pod, annotations: dict[str, str]) -> SlimPod:

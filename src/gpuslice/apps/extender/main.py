@@ -118,6 +118,7 @@ class Extender:
             self.decisions,
             leading=lambda: self.leadership.may_bind,
             written=self._nominated,
+            wrote=self.world.own_writes.note,
             timeout_s=settings.bind_timeout_s,
         )
         self.preemptor = Preemptor(

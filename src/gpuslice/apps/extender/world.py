@@ -16,6 +16,7 @@ from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod
 from gpuslice.adapters.kube.terms import Terms, terms_of
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.apps.extender.own_writes import OwnWrites
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
@@ -47,6 +48,7 @@ class World:
     def __init__(self, client: KubeClient, ledger: Ledger, *, problem: Told = lambda _: None) -> None:
         self.ledger = ledger
         self.onlooker: Onlooker | None = None
+        self.own_writes = OwnWrites()
         self.fences: FenceWatch | None = None
         self._client = client
         self._problem = problem
@@ -89,10 +91,15 @@ class World:
     def _pod_changed(self, change: Change[SlimPod]) -> None:
         if change.object is None:
             return
+        uid = change.object.metadata.uid
+        own = self.own_writes.shown(uid, change.object.metadata.resource_version)
         if change.kind is ChangeKind.DELETED:
-            self.ledger.remove_pod(change.object.metadata.uid)
-            self._tell_left(change.object.metadata.uid)
-            self._told.discard(change.object.metadata.uid)
+            self.ledger.remove_pod(uid)
+            self._tell_left(uid)
+            self._told.discard(uid)
+            return
+        if own:
+            strip(change.object)
             return
         pod = pod_view(change.object)
         waits = not pod.node and pod.request is not None and self.onlooker is not None
