@@ -23,8 +23,7 @@ def budgets(tmp_path: Path) -> Budgets:
     library.touch()
     budgets = Budgets(tmp_path / "base")
     with budgets.locked():
-        folder = budgets.make("mine", LIMITS, library)
-        budgets.join(folder, me("train"))
+        budgets.make("mine", LIMITS, library, me("train"))
     return budgets
 
 

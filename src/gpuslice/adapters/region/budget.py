@@ -8,10 +8,14 @@
 A budget lives as long as one of its programs, or one that they started. Several people may share the base
 folder: it is sticky, and a budget's files belong to whoever made it. A folder that somebody else left behind
 cannot be removed by us: then a new budget of that name stands beside it, as `<name>~2`.
+
+Two who give out budgets at once keep out of each other's way by a lock, which anybody may hold for ever. So
+what they do holds without it: a budget is made under a hidden name and appears whole, with its first program;
+who has made one looks again and takes it back where it is too much (`apps/cli/run`).
 """
 
 import contextlib
-import fcntl
+import errno
 import json
 import os
 import shutil
@@ -23,6 +27,7 @@ from gpuslice.core.errors import GpusliceError, printable
 
 from .limits import CardLimit, read_limits, write_limits
 from .living import PROC, of_the_living, start_time_of
+from .lock import locked
 from .plain import read_plain
 from .reader import CardUsage, RegionError, prepare_region, read_region
 
@@ -67,32 +72,33 @@ class Budgets:
         """Those in which something runs, by name."""
         if not self._base.is_dir():
             return ()
-        found = (_read(folder) for folder in sorted(self._base.iterdir()) if folder.is_dir())
+        folders = [each for each in sorted(self._base.iterdir()) if not each.name.startswith(".")]
+        found = (_read(folder) for folder in folders if folder.is_dir())
         return tuple(budget for budget in found if budget is not None and _is_alive(budget))
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else gives out budgets meanwhile. Folders in which nothing runs are removed first.
+    def locked(self) -> Iterator[str]:
+        """Nobody else gives out budgets meanwhile; yields why that is not so, mostly "".
 
-        Raises BudgetError where budgets cannot be kept.
+        Folders in which nothing runs are removed first. Raises BudgetError where budgets cannot be kept.
         """
         try:
             self._base.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(PermissionError):  # somebody else's: made so by them
                 self._base.chmod(0o1777)
-            lock = _open_lock(self._base / ".lock")
+            if not os.access(self._base, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise BudgetError(f"budgets cannot be kept under {self._base}: {error.strerror}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            self._sweep()
-            yield
-        finally:
-            os.close(lock)
+        with locked(self._base / ".lock") as why_not:
+            if not why_not:
+                self._sweep()
+            yield why_not
 
-    def make(self, name: str, limits: Sequence[CardLimit], library: Path) -> Path:
-        """A new budget's folder."""
-        folder = self._free_folder(name)
+    def make(self, name: str, limits: Sequence[CardLimit], library: Path, member: Member) -> Path:
+        """A new budget's folder with its first program in it."""
+        folder = self._base / f".{member.pid}-{member.start_time}"
+        shutil.rmtree(folder, ignore_errors=True)
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice", "members"):
             (folder / part).mkdir(parents=True)
         for made in (folder, *folder.rglob("*")):
@@ -101,38 +107,59 @@ class Budgets:
         (folder / "usr/lib/gpuslice").symlink_to(library.resolve().parent)
         prepare_region(folder / "var/lib/gpuslice/region")
         write_limits(folder / "etc/gpuslice/limits", limits)
-        return folder
+        self.join(folder, member)
+        return self._shown(folder, name)
 
-    def join(self, folder: Path, member: Member) -> Path:
-        """Notes a program in a budget; returns the library it must preload."""
-        note = folder / "members" / f"{member.pid}-{member.start_time}"
-        note.write_text(json.dumps(asdict(member)) + "\n")
-        note.chmod(0o644)
-        return folder / LIBRARY
+    def join(self, folder: Path, member: Member) -> None:
+        """Notes a program in a budget, unless that has gone. Raises BudgetError where it may not."""
+        note = _note(folder, member)
+        try:
+            note.write_text(json.dumps(asdict(member)) + "\n")
+            note.chmod(0o644)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise BudgetError(f"{folder} cannot be joined: {error.strerror}") from error
 
-    def _free_folder(self, name: str) -> Path:
+    def leave(self, folder: Path, member: Member) -> None:
+        """The program does not run in it after all."""
+        _note(folder, member).unlink(missing_ok=True)
+        if not any(_note_files(folder)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _shown(self, folder: Path, name: str) -> Path:
+        """A folder under its true name, or beside what is left behind there."""
         for number in range(1, 1000):
-            folder = self._base / (name if number == 1 else f"{name}~{number}")
-            if not folder.exists():
-                return folder
+            target = self._base / (name if number == 1 else f"{name}~{number}")
+            with contextlib.suppress(OSError):
+                return folder.rename(target)
+        shutil.rmtree(folder, ignore_errors=True)
         raise BudgetError(f'"{name}" was left behind too often under {self._base}: remove what nobody uses')
 
     def _sweep(self) -> None:
         for folder in self._base.iterdir():
-            budget = _read(folder) if folder.is_dir() else None
-            if folder.is_dir() and (budget is None or not _is_alive(budget)):
+            if folder.is_dir() and not _is_needed(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # another user's goes when they come by
 
 
-def _open_lock(path: Path) -> int:
-    """First without O_CREAT: kernels may refuse that on another's file in a sticky folder."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        lock = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with contextlib.suppress(PermissionError):  # made by somebody else just now
-            os.fchmod(lock, 0o644)
-        return lock
+def _is_needed(folder: Path) -> bool:
+    if folder.name.startswith("."):
+        return _is_being_made(folder.name)
+    budget = _read(folder)
+    return budget is not None and _is_alive(budget)
+
+
+def _is_being_made(name: str) -> bool:
+    pid, _, start_time = name.removeprefix(".").partition("-")
+    return pid.isdecimal() and str(start_time_of(int(pid))) == start_time
+
+
+def _note(folder: Path, member: Member) -> Path:
+    return folder / "members" / f"{member.pid}-{member.start_time}"
+
+
+def _note_files(folder: Path) -> Iterator[Path]:
+    return (folder / "members").glob("[0-9]*")
 
 
 def _read(folder: Path) -> Budget | None:
@@ -142,7 +169,7 @@ def _read(folder: Path) -> Budget | None:
         return None
     if not limits:
         return None
-    name, members = folder.name.partition("~")[0], _members(folder / "members")
+    name, members = folder.name.partition("~")[0], _members(folder)
     return Budget(name, folder, limits, _usages(folder), members)
 
 
@@ -156,7 +183,7 @@ def _usages(folder: Path) -> dict[str, CardUsage]:
 
 def _members(folder: Path) -> tuple[Member, ...]:
     members = []
-    for path in sorted(folder.glob("[0-9]*")):
+    for path in sorted(_note_files(folder)):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             read = json.loads(read_plain(path, LARGEST_NOTE_BYTES))
             members.append(Member(**(read | {"command": tuple(map(printable, read["command"]))})))

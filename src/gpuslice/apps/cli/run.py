@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,14 @@ from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.living import start_time_of
 from gpuslice.apps.cli.executable import why_not_held, why_not_loaded
-from gpuslice.apps.cli.machine import chosen_cards, machine_cards, memory_bytes, named_cards, parse_memory
+from gpuslice.apps.cli.machine import (
+    chosen_cards,
+    machine_cards,
+    memory_bytes,
+    named_cards,
+    parse_memory,
+    room_bytes,
+)
 from gpuslice.apps.cli.ps import base_flag
 from gpuslice.core.units import MIB
 
@@ -31,6 +40,7 @@ LIBRARIES = (
     Path(__file__).resolve().parents[4] / "native/build/lib/libgpuslice.so",
 )
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+TRIES, LONGEST_PAUSE_S = 20, 0.3
 REFUSED, CANNOT_START, NOT_FOUND = 125, 126, 127
 """Exit codes of `run` itself, as env(1) and timeout(1) have them: all others are the program's."""
 
@@ -122,10 +132,12 @@ def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: 
 def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Budgets) -> NoReturn:
     """Becomes the program: its exit status, signals and terminal are its own."""
     check(wish, program)
-    cards = machine_cards()
-    with budgets.locked():
-        folder, limits = given_budget(wish, cards, budgets, library)
-        preload = budgets.join(folder, own_member(program))
+    cards, member = machine_cards(), own_member(program)
+    with budgets.locked() as why_not:
+        if why_not:
+            click.echo(f"gpuslice run: {why_not}: going on without it", err=True)
+        folder, limits = given_budget(wish, cards, budgets, library, member)
+    preload = folder / LIBRARY
     if re.search(r"[\s:]", str(preload)):
         raise BudgetError(f'the path "{preload}" has a blank or a colon, and the loader splits there')
     environment = program_environment(limits, preload)
@@ -166,19 +178,49 @@ def check(wish: Wish, program: Sequence[str]) -> None:
 
 
 def given_budget(
-    wish: Wish, cards: Sequence[Card], budgets: Budgets, library: Path | None
+    wish: Wish, cards: Sequence[Card], budgets: Budgets, library: Path | None, member: Member
 ) -> tuple[Path, tuple[CardLimit, ...]]:
-    """A budget as wished: the group's if there is one, else a new one on cards that have the room."""
-    running = budgets.list()
-    name = wish.group or f"{user_name()}-{os.getpid()}"
-    joined = next((budget for budget in running if budget.name == name), None)
-    if joined is not None:
-        return joined.folder, same_budget(wish, cards, joined)
-    limits = tuple(
+    """A budget as wished, with the program in it: the group's if there is one, else a new one.
+
+    Without the lock others may choose at the same moment: who sees that it is too much takes theirs back and
+    chooses again, whoever was first. One of two sees it for certain, since both look after both have written.
+    """
+    name = wish.group or f"{member.user}-{member.pid}"
+    for _ in range(TRIES):
+        running = budgets.list()
+        joined = next((budget for budget in running if budget.name == name), None)
+        if joined is not None:
+            folder, limits = joined.folder, same_budget(wish, cards, joined)
+            budgets.join(folder, member)
+        else:
+            limits = new_limits(wish, cards, running)
+            folder = budgets.make(name, limits, checked_library(library or found_library()), member)
+        if is_sound(folder, member, cards, budgets.list(), made=joined is None):
+            return folder, limits
+        budgets.leave(folder, member)
+        time.sleep(random.uniform(0, LONGEST_PAUSE_S))  # so that not both choose together again
+    raise BudgetError("others choose cards at the same moment, again and again: try once more")
+
+
+def is_sound(
+    folder: Path, member: Member, cards: Sequence[Card], running: Sequence[Budget], *, made: bool
+) -> bool:
+    """Whether the program is in its budget, and that, if `made` just now, is neither too much nor double."""
+    own = next((budget for budget in running if budget.folder == folder), None)
+    if own is None or member.pid not in {each.pid for each in own.members}:
+        return False
+    double = any(budget.name == own.name and budget.folder != folder for budget in running)
+    taken = {limit.uuid for limit in own.limits}
+    over = any(room_bytes(card, running) < 0 for card in cards if card.uuid in taken)
+    return not made or not (double or over)
+
+
+def new_limits(wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> tuple[CardLimit, ...]:
+    """On cards that have the room."""
+    return tuple(
         CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.share_percent)
         for card in chosen_cards(wish.gpu, wish.gpus, wish.memory, cards, running)
     )
-    return budgets.make(name, limits, checked_library(library or found_library())), limits
 
 
 def same_budget(wish: Wish, cards: Sequence[Card], budget: Budget) -> tuple[CardLimit, ...]:

@@ -1,0 +1,78 @@
+"""A lock that people share who cannot rely on each other: waited for a while, then gone without.
+
+Whoever may read a file may hold its lock, for ever. So this one only spares its users each other's way; what
+they do under it must be safe without it.
+"""
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpuslice.core.errors import printable
+
+from .living import PROC
+
+PATIENCE_S = 3.0
+LOOK_EVERY_S = 0.02
+
+
+@contextlib.contextmanager
+def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[str]:
+    """Yields "" when the lock is ours, else why it is not and who has it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = _opened(path)
+        except OSError as error:
+            why_not = f"the lock {path} cannot be opened ({error.strerror})"
+        else:
+            stack.callback(os.close, lock)
+            why_not = "" if _taken(lock, patience_s) else f"{_holder(lock)} holds the lock {path}"
+        yield why_not
+
+
+def _opened(path: Path) -> int:
+    """First without O_CREAT: kernels may refuse that on another's file in a sticky folder.
+
+    It may be a pipe or a link that somebody put there: these neither hold us up nor lead us away.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        lock = os.open(path, flags | os.O_CREAT, 0o644)
+        with contextlib.suppress(PermissionError):  # made by somebody else just now
+            os.fchmod(lock, 0o644)
+        return lock
+
+
+def _taken(lock: int, patience_s: float) -> bool:
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(LOOK_EVERY_S)
+        else:
+            return True
+
+
+def _holder(lock: int) -> str:
+    """Who has a lock on the same file, as far as /proc/locks tells."""
+    number = str(os.fstat(lock).st_ino)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (PROC / "locks").read_text().splitlines():
+            words = line.split()
+            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == number:
+                return _described(int(words[4]))
+    return "somebody"
+
+
+def _described(pid: int) -> str:
+    command = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+    owner = (PROC / str(pid)).stat().st_uid
+    return f"process {pid} of user id {owner} ({printable(command)[:80]})"
