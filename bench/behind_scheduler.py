@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+import msgspec
 import numpy as np
 
 sys.path.insert(
@@ -82,7 +83,7 @@ class Scheduled(Cluster):
     def _seen(self, shape: Shape) -> Shape:
         if self.sees == "cards":
             return Shape(shape.units, shape.cards)
-        return shape if self.sees == "models" else replace(shape, models=frozenset())
+        return shape if self.sees == "models" else msgspec.structs.replace(shape, models=frozenset())
 
     def _emptiest(self, shape: Shape, rows: Rows) -> int:
         truth = self.truth

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from bench.traces import find_pods
 
@@ -246,14 +247,14 @@ class Bent:
     def _changed(self, name: str, cpu: float = 1.0, memory: float = 1.0) -> Named:
         def change(shape: Shape) -> Shape:
             cpu_milli, memory_mib = round(shape.cpu_milli * cpu), round(shape.memory_mib * memory)
-            return replace(shape, cpu_milli=cpu_milli, memory_mib=memory_mib)
+            return msgspec.structs.replace(shape, cpu_milli=cpu_milli, memory_mib=memory_mib)
 
         return self._of(name, lambda: [change(shape) for shape in self._pods])
 
     def _with_small_shares(self) -> Named:
         def change(shape: Shape) -> Shape:
             units = 20 * int(self._random.integers(1, 11))
-            return replace(shape, units=units, cards=1) if shape.cards else shape
+            return msgspec.structs.replace(shape, units=units, cards=1) if shape.cards else shape
 
         return self._of("shares of 2 … 20 % only", lambda: [change(shape) for shape in self._pods])
 
@@ -263,7 +264,7 @@ class Bent:
                 return shape
             chosen = _draw(self._random, models)
             most = max((len(node.size) for node in self._nodes if node.model in chosen), default=0)
-            return replace(shape, models=chosen) if most >= shape.cards else shape
+            return msgspec.structs.replace(shape, models=chosen) if most >= shape.cards else shape
 
         return self._of(name, lambda: [change(shape) for shape in self._pods])
 

@@ -8,16 +8,16 @@ of them here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
+
+import msgspec
 
 from gpuslice.core.quantity import scaled
 from gpuslice.core.units import MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Feed:
+class Feed(msgspec.Struct, frozen=True, gc=False):
     """Amounts of CPU and memory; 0 where nothing is asked for, or nothing is known."""
 
     cpu_milli: int = 0
@@ -73,6 +73,8 @@ def pod_feed(spec: FedSpecLike) -> Feed:
 
 def _of_containers(spec: FedSpecLike) -> Feed:
     """At their peak: apps beside sidecars, or an init container beside those before it."""
+    if len(spec.containers) == 1 and not spec.init_containers:  # as most pods
+        return _asked(spec.containers[0])
     apps = sidecars = largest = NO_FEED
     for each in spec.containers:
         apps = _plus(apps, _asked(each))

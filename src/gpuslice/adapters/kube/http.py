@@ -39,7 +39,9 @@ class Response:
         None for every other answer. Only a 429 that names a time was surely not carried out, and will be: an
         eviction that a budget forbids is a 429 too, and names none (client-go goes by the same header).
         """
+        if self.status != 429:
+            return None
         after = self.headers.get("retry-after", "")
-        if self.status != 429 or not (after.isascii() and after.isdecimal() and len(after) < 6):
+        if not (after.isascii() and after.isdecimal() and len(after) < 6):
             return None
         return min(float(after), LONGEST_WAIT_S)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -130,14 +130,15 @@ class HttpTransport:
         sent = _Sent()
         line = None
         try:
-            with _as_unavailable(request, sent):
-                async with asyncio.timeout(self._timeout_s):
-                    line = await self._send(request, sent)
-                    await line.start()
-                    answer = await line.whole() if not 200 <= line.status < 300 else None
-        except BaseException:
+            async with asyncio.timeout(self._timeout_s):
+                line = await self._send(request, sent)
+                await line.start()
+                answer = await line.whole() if not 200 <= line.status < 300 else None
+        except BaseException as error:
             if line is not None:
                 self._discard(line)
+            if isinstance(error, FAILURES):
+                raise _as_unavailable(error, request, sent) from error
             raise
         if answer is None:
             return line
@@ -148,16 +149,19 @@ class HttpTransport:
 
     async def _once(self, request: Request) -> Response:
         sent = _Sent()
-        with _as_unavailable(request, sent):
-            async with self._free:
-                try:
-                    return await self._exchange(request, sent)
-                except BrokenLineError as error:
-                    if not (sent.reused and error.untouched and request.method == "GET"):
-                        raise
-                # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
-                self._drop_idle()
+        async with self._free:
+            try:
                 return await self._exchange(request, sent)
+            except FAILURES as error:
+                lapsed = isinstance(error, BrokenLineError) and sent.reused and error.untouched
+                if not (lapsed and request.method == "GET"):
+                    raise _as_unavailable(error, request, sent) from error
+            # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
+            self._drop_idle()
+            try:
+                return await self._exchange(request, sent)
+            except FAILURES as error:
+                raise _as_unavailable(error, request, sent) from error
 
     async def _exchange(self, request: Request, sent: _Sent) -> Response:
         line = await self._send(request, sent)
@@ -278,28 +282,34 @@ def _header_lines(headers: Mapping[str, str]) -> str:
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
-@contextlib.contextmanager
-def _as_unavailable(request: Request, sent: _Sent) -> Iterator[None]:
-    """Every way a connection can fail becomes UnavailableError, which says if the request may have worked."""
-    try:
-        yield
-    except TimeoutError as error:
+FAILURES = (TimeoutError, BrokenLineError, OSError)
+"""Every way in which a connection can fail."""
+
+
+def _as_unavailable(error: BaseException, request: Request, sent: _Sent) -> UnavailableError:
+    """What callers are told of a failure, with whether the request may have worked."""
+    if isinstance(error, TimeoutError):
         what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
-        raise UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun) from error
-    except BrokenLineError as error:
-        raise UnavailableError(f"{request}: {error}") from error
-    except OSError as error:
-        raise UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False) from error
+        return UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun)
+    if isinstance(error, BrokenLineError):
+        return UnavailableError(f"{request}: {error}")
+    return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
+
+
+async def _part(line: Line, request: Request) -> bytes:
+    try:
+        return await line.part()
+    except FAILURES as error:
+        raise _as_unavailable(error, request, _Sent(begun=True)) from error
 
 
 async def _lines(line: Line, request: Request) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
-    with _as_unavailable(request, _Sent(begun=True)):
-        while part := await line.part():
-            *texts, rest = (rest + part).split(b"\n")
-            for text in texts:
-                if text:
-                    yield text
+    while part := await _part(line, request):
+        *texts, rest = (rest + part).split(b"\n")
+        for text in texts:
+            if text:
+                yield text
     if rest.strip():
         yield rest

@@ -130,8 +130,8 @@ class Reflector(Generic[T]):
         found = {_key(item): item for item in listing.items or []}
         for key in [key for key in self.objects if key not in found]:
             self._delete(key, self.objects[key])
-        for key, item in found.items():
-            self._put(key, item)
+        for item in found.values():
+            self._put(item)
         self._version = listing.metadata.resource_version
         self._failures = 0
         if not self.synced.is_set():
@@ -168,7 +168,7 @@ class Reflector(Generic[T]):
         match line.type:
             case "ADDED" | "MODIFIED":
                 item = self._decode(line)
-                self._put(_key(item), item)
+                self._put(item)
             case "DELETED":
                 item = self._decode(line)
                 self._delete(_key(item), item)
@@ -193,20 +193,23 @@ class Reflector(Generic[T]):
 
     # -- changes --------------------------------------------------------------------------------------
 
-    def _put(self, key: tuple[str, str], item: T) -> None:
+    def _put(self, item: T) -> None:
+        namespace, name, version, uid = _metadata(item)
+        key = (namespace, name)
         old = self.objects.get(key)
-        if old is not None and _uid(old) != _uid(item):
+        _, _, old_version, old_uid = _metadata(old) if old is not None else ("", "", "", "")
+        if old is not None and old_uid != uid:
             self._delete(key, old)  # deleted and made anew while nobody watched
             old = None
         self.objects[key] = item
         if old is None:
             self._handle(Change(ChangeKind.ADDED, item))
-        elif _metadata(old)[2] != _metadata(item)[2]:
+        elif old_version != version:
             self._handle(Change(ChangeKind.MODIFIED, item, old))
 
     def _delete(self, key: tuple[str, str], item: T) -> None:
         known = self.objects.get(key)
-        if known is None or _uid(known) != _uid(item):
+        if known is None or _metadata(known)[3] != _metadata(item)[3]:
             return
         del self.objects[key]
         self._handle(Change(ChangeKind.DELETED, item))
@@ -228,18 +231,15 @@ class Reflector(Generic[T]):
         await self._sleep(delay_s)
 
 
-def _metadata(item: Any) -> tuple[str, str, str]:
-    """(namespace, name, resourceVersion) of a struct or a dict."""
+def _metadata(item: Any) -> tuple[str, str, str, str]:
+    """(namespace, name, resourceVersion, uid) of a struct or a dict."""
     if isinstance(item, dict):
         metadata = item.get("metadata", {})
-        return metadata.get("namespace", ""), metadata.get("name", ""), metadata.get("resourceVersion", "")
-    return item.metadata.namespace, item.metadata.name, item.metadata.resource_version
+        names = ("namespace", "name", "resourceVersion", "uid")
+        return tuple(str(metadata.get(name, "")) for name in names)  # type: ignore[return-value]
+    metadata = item.metadata
+    return metadata.namespace, metadata.name, metadata.resource_version, metadata.uid
 
 
 def _key(item: Any) -> tuple[str, str]:
     return _metadata(item)[:2]
-
-
-def _uid(item: Any) -> str:
-    uid = item.get("metadata", {}).get("uid", "") if isinstance(item, dict) else item.metadata.uid
-    return str(uid)

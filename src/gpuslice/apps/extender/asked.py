@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.adapters.wire.extender import Pod
 from gpuslice.adapters.wire.names import UNKNOWN, NameTable, Pieces, Rows, framed, name_list
-from gpuslice.core.policy.fleet import Fleet
+from gpuslice.core.policy.fleet import Fleet, Ints
 
 EXPECTED = 4  # filters whose prioritize may still come
 
@@ -23,6 +24,15 @@ Reason = tuple[Places, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Ranked:
+    """The ranks of the nodes of a question for the `pod` that it is about, at some `clock` of the fleet."""
+
+    pod: Pod
+    clock: int
+    keys: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """`raw` is the JSON list of names as it came; `rows` their rows, `UNKNOWN` for `strangers`."""
 
@@ -30,6 +40,7 @@ class Asked:
     raw: bytes
     rows: Rows
     strangers: Places
+    ranked: Ranked | None = None  # by the filter that let these pass
 
     @classmethod
     def of(cls, table: NameTable, raw: bytes) -> Asked:
@@ -104,6 +115,6 @@ class Names:
             self._table, self._version = NameTable(self.fleet.row_of), version
             self._expected.clear()
 
-    def expect(self, asked: Asked) -> None:
+    def expect(self, asked: Asked, ranked: Ranked) -> None:
         """kube-scheduler prioritizes what filter let pass, in the very same order and words."""
-        self._expected.appendleft(asked)
+        self._expected.appendleft(replace(asked, ranked=ranked))

@@ -26,7 +26,7 @@ from gpuslice.adapters.wire.extender import (
 )
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import Pieces
-from gpuslice.apps.extender.asked import Asked, Names, Places, Reason
+from gpuslice.apps.extender.asked import Asked, Names, Places, Ranked, Reason
 from gpuslice.apps.extender.ranked import Impossible, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals, Refused
 from gpuslice.core.ledger import Ledger, shape_of
@@ -125,7 +125,7 @@ class Decisions:
         if len(passing):
             question = asked.part(passing)
             names = question.raw
-            self._names.expect(question)
+            self._names.expect(question, Ranked(pod, fleet.clock, keys.take(passing)))
         else:
             names = _NO_NAMES
             self.refusals.note(pod, asked, request)
@@ -172,8 +172,11 @@ class Decisions:
         raw = args.names_json()
         if raw is None:
             return b"[]"
-        self.ledger.flush()
+        fleet = self.ledger.flush()
         asked = self._names.asked(raw)
+        ranked = asked.ranked
+        if ranked is not None and ranked.pod is args.pod and ranked.clock == fleet.clock:
+            return asked.scores_json(scores(ranked.keys))
         request = request_of(args.pod) if args.pod is not None else None
         if request is None or args.pod is None:
             return asked.scores_json(np.zeros(len(asked.rows), dtype=np.int64))
@@ -221,12 +224,13 @@ class Decisions:
         if book is None or book.node is None or row is None:
             return not_shared(node_name)
         state = book.state()
-        if self.policy.keys(shape)[row] == NEVER:
+        slots = self.policy.fitting_slots(shape, row)
+        if slots is None:
             return refuse(state, request)
         taken = self.ledger.nominations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
         if taken:
             return place(open_to(book, taken), request)
-        return place(state, request, self.policy.slots(shape, row))
+        return place(state, request, slots)
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
         """Choose cards for `pod` and hold them from now on: its planned ones, else before others' plans."""

@@ -59,10 +59,7 @@ class World:
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
         self._told: set[str] = set()
-
-    @property
-    def synced(self) -> bool:
-        return all(reflector.synced.is_set() for reflector in (self.pods, self.nodes, self.config_maps))
+        self.synced = False  # each of them has been read once
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
@@ -79,6 +76,7 @@ class World:
     async def until_synced(self) -> None:
         for reflector in (self.config_maps, self.nodes, self.pods):
             await reflector.synced.wait()
+        self.synced = True
 
     async def reread_pods(self) -> None:
         """Bring in what the API server knows now, not when the watch will tell: after a take-over."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +25,7 @@ UNLIMITED = inf
 RECENT = 32  # changes that are found without a look at every row
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(msgspec.Struct, frozen=True):  # the key of most that is kept: to hash it is half the cost
     """What placement sees of a pod; pods of one shape are interchangeable.
 
     `units` is asked of each of `cards` cards of one node; a pod with `cards` 0 wants no GPU. `models` empty

@@ -141,9 +141,16 @@ class Policy(ABC):
 
     def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
         """The cards of `row` for this shape, in index order; ValueError when it does not fit."""
+        slots = self.fitting_slots(shape, row)
+        if slots is None:
+            raise ValueError(f"{shape} does not fit on row {row}")
+        return slots
+
+    def fitting_slots(self, shape: Shape, row: int) -> tuple[int, ...] | None:
+        """The same; None when it does not fit."""
         ranks = self.cache().ranks(shape)
         if ranks.keys[row] == NEVER:
-            raise ValueError(f"{shape} does not fit on row {row}")
+            return None
         if shape.cards == 0:
             return ()
         if shape.cards == 1:
