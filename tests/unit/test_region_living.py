@@ -13,12 +13,14 @@ def process(pid: int, start_time: int, used_bytes: int = 100) -> ProcessUsage:
     return ProcessUsage(pid, start_time, 1, used_bytes, 0)
 
 
-def put(proc: Path, host_pid: int, start_time: int, pids: str, state: str = "S") -> None:
+def put(
+    proc: Path, host_pid: int, start_time: int, pids: str, *, state: str = "S", name: bytes = b"a) b)"
+) -> None:
     folder = proc / str(host_pid)
     folder.mkdir(parents=True)
-    fields = " ".join(["0"] * 18)
-    (folder / "stat").write_text(f"{host_pid} (a) b)) {state} {fields} {start_time} 0\n")
-    (folder / "status").write_text(f"Name:\ta\nNSpid:\t{pids}\n")
+    fields = " ".join([state, *["0"] * 18, str(start_time), "0"])
+    (folder / "stat").write_bytes(b"%d (%b) %b\n" % (host_pid, name, fields.encode()))
+    (folder / "status").write_bytes(b"Name:\t%b\nNSpid:\t%b\n" % (name, pids.encode()))
 
 
 def test_a_process_of_a_container_is_known_by_its_innermost_pid(tmp_path: Path) -> None:
@@ -34,6 +36,13 @@ def test_what_the_dead_left_is_not_in_use(tmp_path: Path) -> None:
     card = CardUsage("GPU-1", 1000, None, 350, 400, 0, 0, (process(7, 900, 100), process(8, 901, 200)))
     usage = of_the_living(card, tmp_path)
     assert (usage.used_bytes, len(usage.processes)) == (150, 1)  # 50 are orphaned: nobody's and still held
+
+
+def test_any_name_that_a_program_gives_itself_is_no_error(tmp_path: Path) -> None:
+    """prctl(PR_SET_NAME) takes any bytes, and /proc shows them as they are."""
+    put(tmp_path, 50, 900, "50\t7", name=b"\xff\xfe")
+    put(tmp_path, 51, 901, "51", name=b"\xc3")
+    assert living((process(7, 900), process(9, 901)), tmp_path) == (process(7, 900),)
 
 
 def test_we_are_alive() -> None:

@@ -2,7 +2,7 @@
 
 A slot stays until another process of its container comes by and empties it, so a region may name the dead:
 whoever reads it from outside asks here. Seen from the host, a process of a container has another pid; its
-start time and its innermost pid tell it.
+start time and its innermost pid tell it. A process's name in /proc may be any bytes: so bytes are read.
 """
 
 import os
@@ -18,10 +18,10 @@ PROC = Path("/proc")
 def start_time_of(pid: int, proc: Path = PROC) -> int | None:
     """When a process started, in clock ticks since boot; None if it is gone or a zombie."""
     try:
-        fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZXx" else int(fields[19])
+    return None if fields[0] in b"ZXx" else int(fields[19])
 
 
 def living(processes: Iterable[ProcessUsage], proc: Path = PROC) -> tuple[ProcessUsage, ...]:
@@ -69,8 +69,8 @@ def _alive(processes: Iterable[ProcessUsage], proc: Path) -> set[_Identity]:
 
 def _innermost_pid(folder: Path) -> int:
     try:
-        lines = (folder / "status").read_text().splitlines()
+        lines = (folder / "status").read_bytes().splitlines()
     except OSError:
         return -1
-    numbers = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [folder.name])
-    return int(numbers[-1])
+    numbers = next((line.split()[1:] for line in lines if line.startswith(b"NSpid:")), [])
+    return int(numbers[-1] if numbers else folder.name)

@@ -14,7 +14,7 @@ def hidden_processes(proc: str, environ: Mapping[str, str] = os.environ) -> str:
     if proc != "/proc" or "KUBERNETES_SERVICE_HOST" not in environ:
         return ""
     try:
-        first, own = Path("/proc/1/cgroup").read_text(), Path("/proc/self/cgroup").read_text()
+        first, own = Path("/proc/1/cgroup").read_bytes(), Path("/proc/self/cgroup").read_bytes()
     except OSError as error:
         return f"{HINT} ({error})"
     return HINT if first == own else ""
