@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,27 @@ async def test_a_call_that_hangs_is_given_up_and_the_next_ones_are_refused_at_on
             await asyncio.sleep(0.01)
 
 
+async def test_an_answer_that_came_while_the_loop_stood_still_is_an_answer() -> None:
+    """A frozen machine: the driver answered in time, and its time was over before anybody could look."""
+    worker, answered = BlockingWorker("driver"), threading.Event()
+    first = asyncio.create_task(worker.call(lambda: "answer", 0.01))
+    second = asyncio.create_task(worker.call(answered.set, 5))  # after the first, in the same thread
+    await asyncio.sleep(0)
+    assert answered.wait(5)
+    time.sleep(0.02)  # noqa: ASYNC251
+    assert await first == "answer"
+    assert await worker.call(lambda: 7, 5) == 7
+    await second
+
+
 async def test_an_error_of_a_call_reaches_its_caller() -> None:
     worker = BlockingWorker("driver")
     with pytest.raises(ZeroDivisionError):
         await worker.call(lambda: 1 // 0, 1)
+
+    def too_late() -> None:
+        raise TimeoutError("the driver's own")
+
+    with pytest.raises(TimeoutError, match="the driver's own"):
+        await worker.call(too_late, 1)
     assert await worker.call(lambda: "fine", 1) == "fine"

@@ -52,6 +52,8 @@ class BlockingWorker:
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
+            if not answer.cancelled():  # it came while the loop stood still, or is an error of that kind
+                return answer.result()
             self._stuck_since = time.monotonic()
             raise GpuUnavailableError(f"{self._name}: no answer within {timeout_s:g} s") from None
 
