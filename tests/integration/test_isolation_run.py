@@ -18,6 +18,10 @@ from typing import Any
 
 import pytest
 
+from gpuslice.adapters.gpu.source import Card
+from gpuslice.adapters.region.budget import Budgets
+from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.apps.cli.run import Wish, given_budget, own_member, user_name
 from gpuslice.sim import gpu
 from gpuslice.sim.gpu_creation import CardSpec
 from tests.integration.isolation_rig import BUILD, MIB, SIM, V100
@@ -135,6 +139,16 @@ def test_a_group_shares_one_budget(tmp_path: Path) -> None:
         assert len(budget["programs"]) == 2
         other = desk.gpuslice("run", "--mem", "3", "--group", "team", "--", "true")
         assert 'group "team" runs with 2150 MiB, not 3226 MiB' in other.stderr
+
+
+@pytest.mark.parametrize("name", [f"{user_name()}-{os.getpid()}", "~2"])
+def test_without_a_group_nobody_joins_a_budget_whatever_its_name(tmp_path: Path, name: str) -> None:
+    """Whoever made a budget says what is loaded into its programs; the names of ours can be guessed."""
+    budgets, library, card = Budgets(tmp_path), BUILD / "lib/libgpuslice.so", Card(0, "GPU-1", 16130)
+    with budgets.locked():
+        theirs = budgets.make(name, [CardLimit(card.uuid, 4301 * MIB, None)], library, own_member(["bait"]))
+        ours, _ = given_budget(Wish("4", None, "", None, ""), [card], budgets, library, own_member(["train"]))
+    assert ours != theirs
 
 
 def test_a_budget_ends_with_its_last_program(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""What other users put into the folders that all budgets of a machine are in holds nobody up."""
+"""What other users put into the folders that all budgets of a machine are in harms nobody."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpuslice.adapters.region.budget import Budgets, Member
+from gpuslice.adapters.region.budget import BudgetError, Budgets, Member
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.living import start_time_of
 from gpuslice.adapters.region.plain import read_plain
@@ -17,10 +18,15 @@ LIMITS = [CardLimit("GPU-1", 1 << 30)]
 
 
 @pytest.fixture
-def budgets(tmp_path: Path) -> Budgets:
+def library(tmp_path: Path) -> Path:
     library = tmp_path / "lib" / "libgpuslice.so"
     library.parent.mkdir()
     library.touch()
+    return library
+
+
+@pytest.fixture
+def budgets(tmp_path: Path, library: Path) -> Budgets:
     budgets = Budgets(tmp_path / "base")
     with budgets.locked():
         budgets.make("mine", LIMITS, library, me("train"))
@@ -43,17 +49,61 @@ def test_a_pipe_in_anybodys_budget_holds_nobody_up(budgets: Budgets, tmp_path: P
         pass
 
 
-@pytest.mark.parametrize("note", ["[" * 100_000, '{"pid": 1}', "7", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "note",
+    [
+        "[" * 100_000,
+        '{"pid": 1}',
+        "7",
+        b"\xff\xfe",
+        '{"pid": "\\u0000", "start_time": 1, "user": "me", "command": []}',
+        '{"pid": 1, "start_time": 1, "user": "me", "command": [7]}',
+    ],
+)
 def test_a_note_that_cannot_be_read_is_none(budgets: Budgets, tmp_path: Path, note: str | bytes) -> None:
     text = note.encode() if isinstance(note, str) else note
     (tmp_path / "base" / "mine" / "members" / "1-1").write_bytes(text)
     assert [each.members for each in budgets.list()] == [(me("train"),)]
 
 
-def test_a_program_is_called_nothing_that_a_terminal_obeys(budgets: Budgets, tmp_path: Path) -> None:
-    note = {**json.loads(read_plain(*one_note(tmp_path))), "command": ["\x1b[2Jtrain", "ü"]}
+def test_nothing_is_called_what_a_terminal_obeys(budgets: Budgets, tmp_path: Path) -> None:
+    told = {"command": ["\x1b[2Jtrain", "ü"], "user": "\x1b[1mroot"}
+    note = {**json.loads(read_plain(*one_note(tmp_path))), **told}
     one_note(tmp_path)[0].write_text(json.dumps(note))
-    assert [each.members for each in budgets.list()] == [(me("?[2Jtrain", "ü"),)]
+    (tmp_path / "base" / "mine").rename(tmp_path / "base" / "\x1b[1mours")
+    (budget,) = budgets.list()
+    assert budget.name == "?[1mours"
+    assert budget.members == (replace(me("?[2Jtrain", "ü"), user="?[1mroot"),)
+
+
+def test_a_link_in_the_place_of_a_note_leads_nobody_to_write_elsewhere(
+    budgets: Budgets, tmp_path: Path
+) -> None:
+    """Whoever made the budget sees us start, and knows the name of our note before we write it."""
+    treasure, folder = tmp_path / "treasure", tmp_path / "base" / "mine"
+    treasure.write_text("mine\n")
+    (note,) = (folder / "members").iterdir()
+    note.unlink()
+    note.symlink_to(treasure)
+    with pytest.raises(BudgetError, match="cannot be joined: File exists"):
+        budgets.join(folder, me("train"))
+    assert treasure.read_text() == "mine\n"
+
+
+def test_a_new_budget_is_in_a_folder_of_its_own(budgets: Budgets, tmp_path: Path, library: Path) -> None:
+    """Whoever owns the folder says which library is loaded into its programs."""
+    theirs = tmp_path / "theirs"
+    (tmp_path / "base" / "next").symlink_to(theirs)
+    guessed = tmp_path / "base" / f".{me().pid}-{me().start_time}"
+    guessed.mkdir()
+    folder = budgets.make("next", LIMITS, library, me("train"))
+    assert (folder.name, theirs.exists(), [*guessed.iterdir()]) == ("next~2", False, [])
+
+
+def test_what_the_disk_refuses_is_said(budgets: Budgets, library: Path) -> None:
+    cannot = pytest.raises(BudgetError, match=r"budgets cannot be kept under .*: File name too long")
+    with cannot, budgets.locked():
+        budgets.make("next", LIMITS, library, Member(10**300, 1, "me", ()))
 
 
 def one_note(tmp_path: Path) -> tuple[Path, int]:

@@ -7,7 +7,8 @@
 
 A budget lives as long as one of its programs, or one that they started. Several people may share the base
 folder: it is sticky, and a budget's files belong to whoever made it. A folder that somebody else left behind
-cannot be removed by us: then a new budget of that name stands beside it, as `<name>~2`.
+cannot be removed by us: then a new budget of that name stands beside it, as `<name>~2`. What others put there
+is read without trusting it, and nothing is written where something stands already.
 
 Two who give out budgets at once keep out of each other's way by a lock, which anybody may hold for ever. So
 what they do holds without it: a budget is made under a hidden name and appears whole, with its first program;
@@ -18,10 +19,13 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from gpuslice.core.errors import GpusliceError, printable
 
@@ -80,7 +84,8 @@ class Budgets:
     def locked(self) -> Iterator[str]:
         """Nobody else gives out budgets meanwhile; yields why that is not so, mostly "".
 
-        Folders in which nothing runs are removed first. Raises BudgetError where budgets cannot be kept.
+        Folders in which nothing runs are removed first. Raises BudgetError where budgets cannot be kept, also
+        for what fails of `make`, `join` and `leave` inside.
         """
         try:
             self._base.mkdir(parents=True, exist_ok=True)
@@ -88,17 +93,20 @@ class Budgets:
                 self._base.chmod(0o1777)
             if not os.access(self._base, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            with locked(self._base / ".lock") as why_not:
+                if not why_not:
+                    self._sweep()
+                yield why_not
         except OSError as error:
             raise BudgetError(f"budgets cannot be kept under {self._base}: {error.strerror}") from error
-        with locked(self._base / ".lock") as why_not:
-            if not why_not:
-                self._sweep()
-            yield why_not
 
     def make(self, name: str, limits: Sequence[CardLimit], library: Path, member: Member) -> Path:
-        """A new budget's folder with its first program in it."""
-        folder = self._base / f".{member.pid}-{member.start_time}"
-        shutil.rmtree(folder, ignore_errors=True)
+        """A new budget's folder with its first program in it.
+
+        Nobody made it before, or guessed its hidden name: its owner says what is loaded into programs.
+        """
+        folder = self._base / f".{member.pid}-{member.start_time}-{secrets.token_hex(8)}"
+        folder.mkdir()
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice", "members"):
             (folder / part).mkdir(parents=True)
         for made in (folder, *folder.rglob("*")):
@@ -111,11 +119,17 @@ class Budgets:
         return self._shown(folder, name)
 
     def join(self, folder: Path, member: Member) -> None:
-        """Notes a program in a budget, unless that has gone. Raises BudgetError where it may not."""
+        """Notes a program in a budget, unless that has gone.
+
+        Raises BudgetError where it may not, and where something stands in the place of the note: a link of
+        whoever made the budget would have us write over a file of our own.
+        """
         note = _note(folder, member)
         try:
-            note.write_text(json.dumps(asdict(member)) + "\n")
-            note.chmod(0o644)
+            file = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with os.fdopen(file, "w") as out:
+                os.fchmod(file, 0o644)
+                out.write(json.dumps(asdict(member)) + "\n")
         except FileNotFoundError:
             return
         except OSError as error:
@@ -150,7 +164,7 @@ def _is_needed(folder: Path) -> bool:
 
 
 def _is_being_made(name: str) -> bool:
-    pid, _, start_time = name.removeprefix(".").partition("-")
+    pid, start_time, *_ = (*name.removeprefix(".").split("-"), "")
     return pid.isdecimal() and str(start_time_of(int(pid))) == start_time
 
 
@@ -169,7 +183,7 @@ def _read(folder: Path) -> Budget | None:
         return None
     if not limits:
         return None
-    name, members = folder.name.partition("~")[0], _members(folder)
+    name, members = printable(folder.name.partition("~")[0]), _members(folder)
     return Budget(name, folder, limits, _usages(folder), members)
 
 
@@ -182,12 +196,17 @@ def _usages(folder: Path) -> dict[str, CardUsage]:
 
 
 def _members(folder: Path) -> tuple[Member, ...]:
-    members = []
-    for path in sorted(_note_files(folder)):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            read = json.loads(read_plain(path, LARGEST_NOTE_BYTES))
-            members.append(Member(**(read | {"command": tuple(map(printable, read["command"]))})))
-    return tuple(member for member in members if start_time_of(member.pid) == member.start_time)
+    noted = (_member(path) for path in sorted(_note_files(folder)))
+    return tuple(each for each in noted if each is not None and start_time_of(each.pid) == each.start_time)
+
+
+def _member(note: Path) -> Member | None:
+    """None for a note that cannot be read: anybody may put one there."""
+    try:
+        member = msgspec.convert(json.loads(read_plain(note, LARGEST_NOTE_BYTES)), Member)
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError):
+        return None
+    return replace(member, user=printable(member.user), command=tuple(map(printable, member.command)))
 
 
 def _is_alive(budget: Budget) -> bool:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -170,7 +170,7 @@ def check(wish: Wish, program: Sequence[str]) -> None:
         raise BudgetError(
             f'the group is "{wish.group}", wants letters, digits, dots, dashes and underscores, at most 63'
         )
-    if "libgpuslice.so" in Path("/proc/self/maps").read_text():
+    if b"libgpuslice.so" in Path("/proc/self/maps").read_bytes():
         raise BudgetError(
             "this shell has a part of a card already, and what it starts shares that:"
             " start the program without `gpuslice run`, or from another shell"
@@ -188,31 +188,38 @@ def given_budget(
     name = wish.group or f"{member.user}-{member.pid}"
     for _ in range(TRIES):
         running = budgets.list()
-        joined = next((budget for budget in running if budget.name == name), None)
+        joined = next(of_the_group(wish, running), None)
         if joined is not None:
             folder, limits = joined.folder, same_budget(wish, cards, joined)
             budgets.join(folder, member)
         else:
             limits = new_limits(wish, cards, running)
             folder = budgets.make(name, limits, checked_library(library or found_library()), member)
-        if is_sound(folder, member, cards, budgets.list(), made=joined is None):
+        running = budgets.list()
+        is_too_much = joined is None and is_over_or_double(folder, wish, cards, running)
+        if is_member(folder, member, running) and not is_too_much:
             return folder, limits
         budgets.leave(folder, member)
         time.sleep(random.uniform(0, LONGEST_PAUSE_S))  # so that not both choose together again
     raise BudgetError("others choose cards at the same moment, again and again: try once more")
 
 
-def is_sound(
-    folder: Path, member: Member, cards: Sequence[Card], running: Sequence[Budget], *, made: bool
-) -> bool:
-    """Whether the program is in its budget, and that, if `made` just now, is neither too much nor double."""
-    own = next((budget for budget in running if budget.folder == folder), None)
-    if own is None or member.pid not in {each.pid for each in own.members}:
-        return False
-    double = any(budget.name == own.name and budget.folder != folder for budget in running)
-    taken = {limit.uuid for limit in own.limits}
+def of_the_group(wish: Wish, running: Sequence[Budget]) -> Iterator[Budget]:
+    """None where no group is named: a budget that is called like ours then is somebody else's bait."""
+    return (budget for budget in running if wish.group and budget.name == wish.group)
+
+
+def is_member(folder: Path, member: Member, running: Sequence[Budget]) -> bool:
+    return any(
+        budget.folder == folder and member.pid in {each.pid for each in budget.members} for budget in running
+    )
+
+
+def is_over_or_double(folder: Path, wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> bool:
+    """Whether a budget made just now promises more than its cards have, or is the second of its group."""
+    taken = {limit.uuid for budget in running if budget.folder == folder for limit in budget.limits}
     over = any(room_bytes(card, running) < 0 for card in cards if card.uuid in taken)
-    return not made or not (double or over)
+    return over or any(budget.folder != folder for budget in of_the_group(wish, running))
 
 
 def new_limits(wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> tuple[CardLimit, ...]:
