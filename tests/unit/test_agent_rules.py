@@ -118,7 +118,7 @@ def test_the_operators_file_names_cards_by_index_or_uuid() -> None:
     gpus = make_node(cards=(15, 15, 15)).gpus
     assert excluded_cards(b'{"index":["1"],"uuid":["GPU-n1-2"]}', gpus) == {"GPU-n1-1", "GPU-n1-2"}
     assert excluded_cards(b'{"index":[0]}', gpus) == {"GPU-n1-0"}
-    for text in (b"", b"[]", b'{"index":"0"}', b"\xff"):
+    for text in (b"", b"[]", b'{"index":"0"}', b"\xff", b'{"uuid":["\xff"]}'):
         with pytest.raises(ContractError, match=r"unhealthyDevices\.json"):
             excluded_cards(text, gpus)
 

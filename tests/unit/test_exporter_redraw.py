@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,6 +105,19 @@ async def test_a_container_without_a_process_is_looked_at_in_turns(tmp_path: Pat
     seen = [bool((await reader.read(busy=())).problems) for _ in range(2 * CHECK_EVERY)]
     assert seen.index(True) < CHECK_EVERY
     assert seen == sorted(seen)  # what cannot be read is asked for until it can
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"pod": "\xff"}'])
+async def test_an_owner_that_cannot_be_read_is_a_problem_of_its_own(tmp_path: Path, content: bytes) -> None:
+    (_folder(tmp_path) / "owner.json").write_bytes(content)
+    found = await IsolationReader(tmp_path).read()
+    assert (found.containers, len(found.problems)) == ({}, 1)
+
+
+async def test_folders_that_cannot_be_listed_are_a_problem_and_not_the_end(tmp_path: Path) -> None:
+    (tmp_path / "containers").write_text("no folder")
+    found = await IsolationReader(tmp_path).read()
+    assert found == Isolation({}, (f"{tmp_path}/containers: Not a directory",))
 
 
 async def test_a_container_with_a_process_is_looked_at_each_time(tmp_path: Path) -> None:

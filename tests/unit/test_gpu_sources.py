@@ -27,10 +27,20 @@ async def test_a_recording_gives_back_what_was_recorded(tmp_path: Path) -> None:
     assert found.driver_version == "418.87"
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"cards": 3}', '{"card": []}', '{"cards": [{"index": "x"}]}'])
-async def test_a_broken_recording_is_a_driver_that_cannot_be_asked(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b'{"cards": 3}',
+        b'{"card": []}',
+        b'{"cards": [{"index": "x"}]}',
+        b'{"driver_version": "\xff"}',
+    ],
+)
+async def test_a_broken_recording_is_a_driver_that_cannot_be_asked(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "cards.json"
-    file.write_text(text)
+    file.write_bytes(text)
     with pytest.raises(GpuUnavailableError, match=r"cards\.json"):
         await RecordedSource(file).inventory()
 

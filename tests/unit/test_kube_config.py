@@ -148,6 +148,13 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, overrides: dict[str, Any],
         of(kubeconfig(tmp_path / "config", **overrides))
 
 
+def test_a_certificate_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.der").write_bytes(b"\x30\x82\xff")
+    cluster = {"server": "https://x", "certificate-authority": "ca.der"}
+    with pytest.raises(ConfigError, match=r"certificate-authority .*/ca\.der cannot be read: it is no text"):
+        of(kubeconfig(tmp_path / "config", cluster=cluster))
+
+
 def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("a: [")
     with pytest.raises(ConfigError, match="is not YAML"):

@@ -47,11 +47,13 @@ def test_a_token_that_vanishes_for_a_moment_is_kept(tmp_path: Path) -> None:
     assert credentials.current().token == "first"
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "cannot be read"), ("\n", "is empty")])
-def test_a_token_file_without_token_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "cannot be read"), (b"\n", "is empty"), (b"\xff", "cannot be read")]
+)
+def test_a_token_file_without_token_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "token"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"token file {path} {words}"):
         TokenFile(str(path)).current()
 
@@ -62,7 +64,7 @@ class Plugin:
     def __init__(self, folder: Path, output: Any, *, code: int = 0, complaint: str = "") -> None:
         self.runs, self.told = folder / "runs", folder / "told"
         self.path, answer = folder / "plugin", folder / "answer"
-        answer.write_text(output if isinstance(output, str) else json.dumps(output))
+        answer.write_bytes(output if isinstance(output, bytes) else json.dumps(output).encode())
         self.path.write_text(
             f'#!/bin/sh\necho "$@" >> {self.runs}\necho "$KUBERNETES_EXEC_INFO" > {self.told}\n'
             f"cat {answer}\necho '{complaint}' >&2\nexit {code}\n"
@@ -125,11 +127,13 @@ def test_a_plugin_may_give_a_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "code", "words"),
     [
-        ("not json", 0, "answered no ExecCredential"),
+        (b"not json", 0, "answered no ExecCredential"),
+        (b'{"kind": "\xff"}', 0, "answered no ExecCredential"),
+        (credential(token="x", expirationTimestamp="2026-01-01T00:00:00"), 0, "answered no ExecCredential"),
         (credential("client.authentication.k8s.io/v1beta1", token="x"), 0, "the kubeconfig says"),
         (credential(), 0, "neither a token nor a client certificate"),
         (credential(clientCertificateData="CERT"), 0, "only by half"),
-        ("", 3, "ended with code 3: please log in"),
+        (b"", 3, "ended with code 3: please log in"),
     ],
 )
 def test_a_plugin_that_fails_is_named_with_its_words(

@@ -93,6 +93,13 @@ def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
         read(config=str(file))
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_bytes(b'{"host": "\xff"}')
+    with pytest.raises(SettingsError, match=r"settings file .*settings\.json cannot be read"):
+        read(config=str(file))
+
+
 def test_a_required_setting_says_what_it_is_for() -> None:
     with pytest.raises(SettingsError, match=r"--node-name is not set, wants: The node this process runs on"):
         load(Needy, {}, {})

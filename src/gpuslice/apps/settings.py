@@ -235,7 +235,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
         values = decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SettingsError(f"settings file {path} cannot be read: {words_of(error)}") from error
     if values is None:
         return {}

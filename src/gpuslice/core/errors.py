@@ -9,6 +9,8 @@ class GpusliceError(Exception):
 
 def words_of(error: Exception) -> str:
     """Why it failed, on one line: without the number and path of the system, or the frame of a parser."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).replace('in "<byte string>",', "at").split())
 

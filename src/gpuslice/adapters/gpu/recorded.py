@@ -53,7 +53,7 @@ class RecordedSource:
     def _read(self) -> Recording:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=Recording)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:
             raise GpuUnavailableError(f"recording {self._path}: {error}") from error
 
 

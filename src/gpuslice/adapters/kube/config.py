@@ -34,6 +34,7 @@ from gpuslice.adapters.kube.kubeconfig import (
     User,
     merge,
 )
+from gpuslice.core.errors import words_of
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
@@ -241,8 +242,8 @@ def _data_or_file(data: str, path: str, folder: Path, what: str) -> str:
 def _read(path: Path, what: str) -> str:
     try:
         return path.read_text()
-    except OSError as error:
-        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{what} {path} cannot be read: {words_of(error)}") from error
 
 
 # -- proxies -----------------------------------------------------------------------------------------

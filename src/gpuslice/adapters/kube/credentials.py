@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from gpuslice.adapters.kube.errors import ConfigError
+from gpuslice.adapters.kube.errors import UNREADABLE, ConfigError
+from gpuslice.core.errors import words_of
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -98,10 +99,10 @@ class TokenFile:
     def _read(self) -> str:
         try:
             token = Path(self.path).read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             if self._token:  # a rotation is a moment without the file: the old one is still good
                 return self._token
-            raise ConfigError(f"token file {self.path} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"token file {self.path} cannot be read: {words_of(error)}") from error
         if not token:
             raise ConfigError(f"token file {self.path} is empty")
         return token
@@ -127,7 +128,7 @@ class _ExecStatus(msgspec.Struct, rename="camel"):
     token: str = ""
     client_certificate_data: str = ""
     client_key_data: str = ""
-    expiration_timestamp: datetime | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class _ExecCredential(msgspec.Struct, rename="camel"):
@@ -207,7 +208,7 @@ class Exec:
     def _decode(self, answer: bytes) -> _ExecStatus:
         try:
             credential = msgspec.json.decode(answer, type=_ExecCredential)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except UNREADABLE as error:
             raise self._failure(f"answered no ExecCredential: {error}") from error
         status = credential.status
         if credential.api_version != self.plugin.api_version:

@@ -204,7 +204,7 @@ def _member(note: Path) -> Member | None:
     """None for a note that cannot be read: anybody may put one there."""
     try:
         member = msgspec.convert(json.loads(read_plain(note, LARGEST_NOTE_BYTES)), Member)
-    except (OSError, ValueError, RecursionError, msgspec.ValidationError):
+    except (OSError, ValueError, RecursionError):
         return None
     return replace(member, user=printable(member.user), command=tuple(map(printable, member.command)))
 

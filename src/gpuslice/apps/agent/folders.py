@@ -207,7 +207,7 @@ def _of_library(limit: CardLimit, limited: bool) -> limits_file.CardLimit:
 def _read_owner(folder: Path) -> Owner:
     try:
         return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return Owner([])
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.adapters.region.counts import NOTHING, Counts
-from gpuslice.adapters.region.limits import CardLimit, LimitsError, read_limits
+from gpuslice.adapters.region.limits import CardLimit, read_limits
 from gpuslice.adapters.region.living import all_of_the_living
-from gpuslice.adapters.region.reader import CardUsage, RegionError, RegionFile
+from gpuslice.adapters.region.reader import CardUsage, RegionFile
 from gpuslice.core.attribution import ContainerKey, Owner
 
 
@@ -136,7 +136,10 @@ class IsolationReader:
         Lets others run in between: a scrape must not wait for thousands of files.
         """
         self._turn += 1
-        names = self._names()
+        try:
+            names = self._names()
+        except OSError as error:
+            return Isolation({}, (f"{self._folder}: {error.strerror}",))
         for gone in self._known.keys() - set(names):
             self._known.pop(gone).region.close()
         found: dict[ContainerKey, Isolated] = {}
@@ -148,7 +151,7 @@ class IsolationReader:
                 if folder.key is not None:
                     at_rest = not fresh and busy is not None and folder.key not in busy
                     found[folder.key] = (at_rest and folder.isolated) or folder.read(fresh=fresh)
-            except (OSError, LimitsError, RegionError, msgspec.DecodeError) as error:
+            except (OSError, ValueError) as error:
                 problems.append(f"{self._folder / name}: {error}")
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
