@@ -16,12 +16,13 @@ import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.objects import ConfigMap, Metadata
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.certificate import ends
 from gpuslice.apps.cli.doctor_answers import ask
-from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES
-from gpuslice.apps.cli.doctor_services import sample_size
+from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES, Facts, Level
+from gpuslice.apps.cli.doctor_scheduler import sample_size, scheduler_configuration
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
@@ -235,7 +236,7 @@ async def test_pods_and_cards_that_do_not_agree_are_found(shell: Shell) -> None:
         ({"ignorable": True}, "error", "placed on cards that are full"),
         ({"bindVerb": ""}, "error", "no bindVerb"),
         ({"nodeCacheCapable": False}, "warning", "sends whole nodes"),
-        ({"preemptVerb": ""}, "note", "picked by the node's sum"),
+        ({"preemptVerb": None}, "note", "picked by the node's sum"),
         (
             {"managedResources": [{"name": GPU_MEM, "ignoredByScheduler": True}]},
             "warning",
@@ -252,6 +253,22 @@ async def test_a_scheduler_configuration_that_hurts_is_found(
     section = found["ConfigMap kube-system/scheduler, config.yaml"]
     assert (section["level"], code) == (level, 0 if level == "note" else 3)
     assert what in section["what"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"managedResources": [GPU_MEM]}, "$.extenders[0].managedResources[0]"),
+        ({"extenders": [f"managedResources: {GPU_MEM}"]}, "$.extenders[0]"),
+    ],
+)
+def test_a_scheduler_configuration_of_another_shape_is_found(changes: Object, place: str) -> None:
+    told = configuration(**changes)
+    config_map = ConfigMap(Metadata(name="scheduler", namespace="kube-system"), told["data"])
+    (finding,) = scheduler_configuration(Facts(config_maps=[config_map]))
+    assert (finding.level, finding.where) == (Level.WARNING, "ConfigMap kube-system/scheduler, config.yaml")
+    why = f"Expected `object`, got `str` - at `{place}`"
+    assert finding.what == f"is no KubeSchedulerConfiguration that can be read: {why}"
 
 
 async def test_pods_of_a_scheduler_that_asks_nobody_are_found(shell: Shell) -> None:

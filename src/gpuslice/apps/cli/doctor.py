@@ -103,7 +103,13 @@ def command(
 
 def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
     """All findings, the worst first. A check is one function from facts to findings."""
-    from gpuslice.apps.cli import doctor_answers, doctor_nodes, doctor_plugins, doctor_services
+    from gpuslice.apps.cli import (
+        doctor_answers,
+        doctor_nodes,
+        doctor_plugins,
+        doctor_scheduler,
+        doctor_services,
+    )
     from gpuslice.apps.cli.doctor_facts import Finding, Level
 
     checks = (
@@ -116,8 +122,8 @@ def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
         doctor_nodes.promised_twice,
         doctor_nodes.cards_out_of_use,
         doctor_services.extender,
-        doctor_services.scheduler_configuration,
-        doctor_services.second_scheduler,
+        doctor_scheduler.scheduler_configuration,
+        doctor_scheduler.second_scheduler,
         doctor_services.webhook,
     )
     found = [finding for check in checks for finding in check(facts)]

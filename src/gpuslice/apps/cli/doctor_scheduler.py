@@ -1,0 +1,222 @@
+"""Checks of kube-scheduler's configuration: is an extender asked, and in a way that keeps cards right?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gpuslice.adapters.kube.objects import Pod
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level, Object, is_ready
+from gpuslice.core.contract import GPU_MEM, SYSTEM_NAMESPACE
+from gpuslice.core.errors import words_of
+
+_KIND = "KubeSchedulerConfiguration"
+_DEFAULT = "default-scheduler"
+_EVERYBODY_BELOW = 100  # nodes; kube-scheduler looks at all of so few
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    name: str = ""
+    ignored_by_scheduler: bool | None = None
+
+
+class _Section(msgspec.Struct, rename="camel"):
+    """One extender. A field without a value, as templates leave them, is as good as none."""
+
+    bind_verb: str | None = None
+    preempt_verb: str | None = None
+    ignorable: bool | None = None
+    node_cache_capable: bool | None = None
+    managed_resources: list[_Managed] | None = None
+
+
+class _Profile(msgspec.Struct, rename="camel"):
+    scheduler_name: str | None = None
+
+
+class _Configuration(msgspec.Struct, rename="camel"):
+    """What is read of a ``KubeSchedulerConfiguration`` (kubescheduler.config.k8s.io/v1)."""
+
+    percentage_of_nodes_to_score: int | None = None
+    extenders: list[_Section] | None = None
+    profiles: list[_Profile] | None = None
+
+    @property
+    def sections(self) -> list[_Section]:
+        """The extenders for GPU memory."""
+        return [
+            section
+            for section in self.extenders or ()
+            if any(each.name == GPU_MEM for each in section.managed_resources or ())
+        ]
+
+
+def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
+    """Every configuration that can be read and calls an extender for GPU memory; and whether there is one."""
+    configurations = {where: _configuration(text) for where, text in _texts(facts)}
+    found = {}
+    for where, read in configurations.items():
+        if isinstance(read, str):
+            yield Finding(Level.WARNING, where, read, "correct it: kube-scheduler does not start with it")
+        elif read.sections:
+            found[where] = read
+    for where, read in found.items():
+        for section in read.sections:
+            yield from _section(where, section)
+        yield from _sampling(where, read, len(facts.nodes))
+    files = sorted({file for pod in facts.schedulers if (file := _config_file(pod))})
+    if found:
+        yield from ([] if files else _elsewhere(facts, _profiles(found.values())))
+    elif files:
+        yield Finding(
+            Level.NOTE,
+            "kube-scheduler",
+            f"is configured by {files[0]} on its host, which cannot be read from here",
+            f"see there that an extender manages {GPU_MEM}, and percentageOfNodesToScore is 100",
+        )
+    elif facts.services and _all_read(facts):
+        yield Finding(
+            Level.ERROR,
+            "kube-scheduler",
+            f"no configuration was found in which an extender manages {GPU_MEM}",
+            "enable the chart's second scheduler, or give kube-scheduler the extender section with --config",
+        )
+
+
+def second_scheduler(facts: Facts) -> Iterator[Finding]:
+    """Ours must run: while it is away nobody looks at the pods that name it, and no event tells them."""
+    for each in facts.config_maps:
+        meta = each.metadata
+        ours = (meta.labels or {}).get("app.kubernetes.io/name") == "gpuslice"
+        if not ours or not any(_KIND in text for text in (each.data or {}).values()):
+            continue
+        if facts.knows(PODS) and not any(_runs(pod, meta.namespace, meta.name) for pod in facts.pods):
+            yield Finding(
+                Level.ERROR,
+                f"scheduler {meta.namespace}/{meta.name}",
+                "has no ready pod: pods that name it wait, and no event says why",
+                f"kubectl -n {meta.namespace} describe deployment {meta.name}; kubectl -n {meta.namespace} "
+                f"logs deployment/{meta.name}",
+            )
+
+
+def _runs(pod: Pod, namespace: str, component: str) -> bool:
+    labels = pod.metadata.labels or {}
+    return pod.metadata.namespace == namespace and labels.get("component") == component and is_ready(pod)
+
+
+def _all_read(facts: Facts) -> bool:
+    """Whether we saw every place where a configuration is looked for."""
+    spaces = {SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in facts.services)}
+    return facts.knows(PODS, SYSTEM_NAMESPACE) and all(facts.knows(CONFIG_MAPS, space) for space in spaces)
+
+
+def _texts(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Where a configuration with an extender for GPU memory stands, and what stands there."""
+    for config_map in facts.config_maps:
+        for key, text in (config_map.data or {}).items():
+            if _KIND in text and GPU_MEM in text:
+                name = f"{config_map.metadata.namespace}/{config_map.metadata.name}"
+                yield f"ConfigMap {name}, {key}", text
+
+
+def _configuration(text: str) -> _Configuration | str:
+    """The configuration, or why it is none."""
+    try:
+        return msgspec.yaml.decode(text, type=_Configuration)
+    except ValueError as error:
+        return f"is no {_KIND} that can be read: {words_of(error)}"
+
+
+def _profiles(found: Iterable[_Configuration]) -> set[str]:
+    """The scheduler names that the configurations answer to."""
+    return {
+        profile.scheduler_name or _DEFAULT
+        for configuration in found
+        for profile in configuration.profiles or [_Profile()]
+    }
+
+
+def _elsewhere(facts: Facts, known: set[str]) -> Iterator[Finding]:
+    """Pods without a card whose scheduler never asks for one."""
+    astray: dict[str, list[str]] = {}
+    for found in facts.pods:
+        pod, scheduler = pod_view(found), found.spec.scheduler_name or _DEFAULT
+        if pod.request is not None and pod.placement is None and scheduler not in known:
+            astray.setdefault(scheduler, []).append(pod.key)
+    for scheduler, pods in sorted(astray.items()):
+        yield Finding(
+            Level.ERROR,
+            f"scheduler {scheduler}",
+            f"calls no extender that can be found, and {len(pods)} pods without a card name it: {pods[0]} …",
+            f"give them schedulerName {sorted(known)[0]}; the webhook does it for pods that left it open",
+        )
+
+
+def _section(where: str, section: _Section) -> Iterator[Finding]:
+    if not section.bind_verb:
+        yield Finding(
+            Level.ERROR,
+            where,
+            "the extender has no bindVerb: pods are bound without a card",
+            "set bindVerb: bind, and take it from any other extender: only one may bind",
+        )
+    if section.ignorable:
+        yield Finding(
+            Level.ERROR,
+            where,
+            "the extender is ignorable: while it is away, pods are placed on cards that are full",
+            "set ignorable: false",
+        )
+    if not section.node_cache_capable:
+        yield Finding(
+            Level.WARNING,
+            where,
+            "nodeCacheCapable is not set: kube-scheduler sends whole nodes, 10 to 20 KB each, for every pod",
+            "set nodeCacheCapable: true",
+        )
+    if any(each.ignored_by_scheduler for each in section.managed_resources or ()):
+        yield Finding(
+            Level.WARNING,
+            where,
+            f"{GPU_MEM} is ignoredByScheduler: nodes without cards fill what the extender is shown",
+            "set ignoredByScheduler: false",
+        )
+    if not section.preempt_verb:
+        yield Finding(
+            Level.NOTE,
+            where,
+            "the extender has no preemptVerb: victims are picked by the node's sum, not by card",
+            "set preemptVerb: preempt",
+        )
+
+
+def _sampling(where: str, configuration: _Configuration, nodes: int) -> Iterator[Finding]:
+    """kube-scheduler shows an extender only as many fitting nodes as it wants to score."""
+    shown = sample_size(nodes, configuration.percentage_of_nodes_to_score or 0)
+    if shown < nodes:
+        yield Finding(
+            Level.WARNING,
+            where,
+            f"the extender sees {shown} of {nodes} nodes: pods wait while cards on the others are free",
+            "set percentageOfNodesToScore: 100",
+        )
+
+
+def sample_size(nodes: int, percentage: int) -> int:
+    """How many feasible nodes kube-scheduler looks for (``numFeasibleNodesToFind`` of 1.36)."""
+    if nodes < _EVERYBODY_BELOW or percentage >= 100:
+        return nodes
+    percentage = percentage or max(5, 50 - nodes // 125)
+    return max(_EVERYBODY_BELOW, nodes * percentage // 100)
+
+
+def _config_file(pod: Object) -> str:
+    for container in pod["spec"]["containers"]:
+        for word in [*(container.get("command") or []), *(container.get("args") or [])]:
+            if word.startswith("--config="):
+                return str(word.removeprefix("--config="))
+    return ""
