@@ -53,6 +53,53 @@ print(json.dumps(found))
 """
 
 
+NO_VALUES = """
+import asyncio, json, pynvml as N
+from gpuslice.adapters.gpu.telemetry import NvmlTelemetry
+N.nvmlInit()
+N._nvmlGetFunctionPointer_cache["nvmlDeviceGetFieldValues"] = lambda *_: N.NVML_ERROR_NOT_SUPPORTED
+wanted = {150: "", 1009: "", 449: "", 230: "NVML_FI_DEV_ECC_CURRENT", -197: "NVML_FI_DEV_PCIE_COUNT_TX_BYTES"}
+async def samples():
+    telemetry = NvmlTelemetry()
+    return [await telemetry.sample(wanted) for _ in range(2)]
+def told(sample):
+    return sample.lost, [(sorted(card.fields), card.unsupported) for card in sample.cards]
+print(json.dumps([told(sample) for sample in asyncio.run(samples())]))
+"""
+
+
+SAMPLES = """
+import asyncio, json, pynvml as N
+from gpuslice.adapters.gpu.telemetry import RETRY_UNSUPPORTED_S, NvmlTelemetry
+N.nvmlInit()
+card, alive, now_s = N.nvmlDeviceGetHandleByIndex(0), 0, 0.0
+def counted(name, by):
+    call = N._nvmlGetFunctionPointer(name)
+    def count(*given):
+        global alive
+        alive += by
+        return call(*given)
+    N._nvmlGetFunctionPointer_cache[name] = count
+counted("nvmlGpmSampleAlloc", 1)
+counted("nvmlGpmSampleFree", -1)
+get = N._nvmlGetFunctionPointer("nvmlGpmSampleGet")
+async def play():
+    global now_s
+    telemetry = NvmlTelemetry(clock=lambda: now_s)
+    N._nvmlGetFunctionPointer_cache["nvmlGpmSampleGet"] = lambda *_: N.NVML_ERROR_NO_PERMISSION
+    for _ in range(3):
+        await telemetry.sample({1001: ""})
+        now_s += RETRY_UNSUPPORTED_S
+    refused = alive
+    N._nvmlGetFunctionPointer_cache["nvmlGpmSampleGet"] = get
+    await telemetry.sample({1001: ""})
+    assert alive == 2
+    await telemetry.renew()
+    return refused, alive
+print(json.dumps(asyncio.run(play())))
+"""
+
+
 def on_card(body: str, state: Path) -> Any:
     environment = {**os.environ, **gpu.environment(state, NATIVE)}
     told = subprocess.run(
@@ -77,3 +124,16 @@ def test_counters_are_read_between_two_samples(tmp_path: Path) -> None:
     assert {*ratios, "1009", "1010"} <= all_of_them.keys()  # at once when they are asked for
     assert all(0 <= all_of_them[field] <= 1 for field in ratios)
     assert another.keys() == {"1009"}
+
+
+def test_a_driver_without_field_values_loses_these_alone(tmp_path: Path) -> None:
+    first, second = on_card(NO_VALUES, gpu.create(tmp_path / "state", ["H100-80GB-HBM3"]))
+    assert (first[0], first[1][0][0]) == ([], [150])
+    lost, ((fields, unsupported),) = second
+    assert (lost, fields, unsupported.keys()) == ([], [150, 1009], {"230", "-197", "449"})
+    assert unsupported["-197"] == "Not Supported"
+
+
+def test_counters_that_are_refused_or_looked_for_anew_leave_no_samples_behind(tmp_path: Path) -> None:
+    after_refusals, after_renewal = on_card(SAMPLES, gpu.create(tmp_path / "state", ["H100-80GB-HBM3"]))
+    assert after_refusals == after_renewal == 0

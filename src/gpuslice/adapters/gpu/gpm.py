@@ -6,6 +6,7 @@ metrics of a card. Source of the ids: nvml.h, ``nvmlGpmMetricId_t``; of the pair
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from struct import Struct
@@ -95,8 +96,10 @@ class GpmReader:
         return self._between()
 
     def close(self) -> None:
+        """Give the samples back. Never raises: the card may be gone."""
         for sample in (self._older, self._newer):
-            pynvml.nvmlGpmSampleFree(sample)
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
 
     def _between(self) -> dict[int, float]:
         request = self._request

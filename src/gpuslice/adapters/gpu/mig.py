@@ -7,7 +7,6 @@ nobody while MIG is on.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,6 +67,12 @@ class MigReader:
         counted = self._count(sorted({*counters, *BUSY_FIELDS} - gpm.RECENT_FIELDS))
         return tuple(self._sample(device, counted.get(device.gpu_instance, {})) for device in self._devices)
 
+    def close(self) -> None:
+        """Let go of the counters."""
+        for reader in self._counters.values():
+            reader.close()
+        self._counters = {}
+
     def _look(self) -> None:
         devices = _devices(self._card)
         self.enabled = devices is not None
@@ -114,10 +119,7 @@ class MigReader:
             self._counters[instance] = gpm.GpmReader(self._card, instance)
 
     def _forget_counters(self) -> None:
-        for reader in self._counters.values():
-            with contextlib.suppress(pynvml.NVMLError):
-                reader.close()
-        self._counters = {}
+        self.close()
         self.refused, self.without = "", {}
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from gpuslice.adapters.gpu.readings import optional, text
 from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.units import MIB
@@ -88,7 +89,7 @@ class _Driver:
         self._initialise()
         try:
             count = pynvml.nvmlDeviceGetCount()
-            version = _text(pynvml.nvmlSystemGetDriverVersion())
+            version = text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError:
             self.shutdown()  # e.g. after the driver was reloaded: start from the beginning next time
             raise
@@ -143,32 +144,20 @@ class _Driver:
         if known or not _address(handle):
             return known
         try:
-            return _text(pynvml.nvmlDeviceGetUUID(handle))
+            return text(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError:
             return ""
 
 
 def _card(handle: Any, position: int) -> Card:
     return Card(
-        index=_optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), position),
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        index=optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), position),
+        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
-        model=_optional(lambda: _text(pynvml.nvmlDeviceGetName(handle)), ""),
-        pci_bus_id=_optional(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
+        model=optional(lambda: text(pynvml.nvmlDeviceGetName(handle)), ""),
+        pci_bus_id=optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
     )
-
-
-def _optional(read: Callable[[], T], fallback: T) -> T:
-    """What a card may be unable to tell without being lost. A lost card says so in the calls before."""
-    try:
-        return read()
-    except (pynvml.NVMLError, AttributeError):
-        return fallback
 
 
 def _address(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

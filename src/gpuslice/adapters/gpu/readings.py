@@ -8,12 +8,13 @@ value (``NVML_FI_*``), which `telemetry` asks for all at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
 from gpuslice.core.units import MIB
 
+T = TypeVar("T")
 Reading = float | str
 Read = Callable[[Any], Reading | None]
 
@@ -63,6 +64,22 @@ def memory_info(card: Any) -> Any:
 
 def text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def optional(read: Callable[[], T], fallback: T) -> T:
+    """What a card may be unable to tell without being lost. Raises NVMLError for one that is."""
+    try:
+        return read()
+    except (pynvml.NVMLError, AttributeError) as error:
+        raise_if_lost(error)
+        return fallback
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Raises `error` again if it is no answer but the end of the card, or of the driver."""
+    lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_RESET_REQUIRED)
+    if isinstance(error, pynvml.NVMLError) and error.value in lost:
+        raise error
 
 
 def _temperature(card: Any) -> Reading | None:

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import pynvml
 
@@ -29,14 +29,14 @@ from gpuslice.adapters.gpu.readings import (
     memory_info,
     of_memory,
     of_utilization,
+    optional,
+    raise_if_lost,
     text,
 )
 from gpuslice.adapters.gpu.source import GpuUnavailableError
 from gpuslice.adapters.gpu.values import FieldId, FieldValues, field_id
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
-
-T = TypeVar("T")
 
 RETRY_UNSUPPORTED_S = 600.0
 PEERS = -100_000
@@ -153,7 +153,7 @@ class NvmlTelemetry:
             try:
                 cards.append(self._card(position).sample(of_cards, began))
             except pynvml.NVMLError as error:
-                self._cards.pop(position, None)
+                self._drop(position)
                 lost.append((position, str(error)))
         peers = self._peers_now(began) if PEERS in wanted else {}
         return NodeSample(tuple(cards), tuple(lost), version, began, self._clock() - began, peers)
@@ -183,9 +183,14 @@ class NvmlTelemetry:
             self._cards[position] = _Card(position)
         return self._cards[position]
 
+    def _drop(self, position: int) -> None:
+        if (card := self._cards.pop(position, None)) is not None:
+            card.close()
+
     def _forget(self) -> None:
         """After the driver failed as a whole: start from the beginning at the next question."""
-        self._cards.clear()
+        for position in list(self._cards):
+            self._drop(position)
         if self._initialised:
             self._initialised = False
             with contextlib.suppress(pynvml.NVMLError):
@@ -199,9 +204,9 @@ class _Card:
         self._position = position
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(position)
         self._uuid = text(pynvml.nvmlDeviceGetUUID(self._handle))
-        self._index = _optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(self._handle)), position)
-        self._model = _optional(lambda: text(pynvml.nvmlDeviceGetName(self._handle)), "")
-        self._bus = _optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(self._handle).busId), "")
+        self._index = optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(self._handle)), position)
+        self._model = optional(lambda: text(pynvml.nvmlDeviceGetName(self._handle)), "")
+        self._bus = optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(self._handle).busId), "")
         self._processes = ProcessReader(self._handle, self._uuid)
         self._unsupported: dict[int, tuple[str, float]] = {}  # field → reason, when to ask again
         self._gpm: dict[str, gpm.GpmReader] = {}
@@ -276,7 +281,7 @@ class _Card:
         memory = memory_info(self._handle)
         for _ in range(_TRIES):
             before = int(memory.used)
-            processes = _optional(lambda: tuple(self._processes.read(now_s)), None)
+            processes = optional(lambda: tuple(self._processes.read(now_s)), None)
             rest = before - sum(each.memory_bytes or 0 for each in processes or ())
             if rest == self._rest:
                 break
@@ -306,7 +311,7 @@ class _Card:
                 rates = of_utilization(self._handle)
                 found |= {number: rates[number] for number in wanted}
             except pynvml.NVMLError as error:
-                _raise_if_lost(error)
+                raise_if_lost(error)
                 for number in wanted:
                     self._refuse(number, str(error), now_s)
         return found
@@ -317,7 +322,7 @@ class _Card:
             try:
                 value = _CALLS[number](self._handle)
             except (pynvml.NVMLError, AttributeError, ValueError) as error:
-                _raise_if_lost(error)
+                raise_if_lost(error)
                 self._refuse(number, str(error), now_s)
                 continue
             if value is not None:
@@ -357,14 +362,24 @@ class _Card:
                 self._gpm[kind] = gpm.GpmReader(self._handle)
             found = self._gpm[kind].read(numbers)
         except (pynvml.NVMLError, AttributeError) as error:
-            _raise_if_lost(error)
-            self._gpm.pop(kind, None)
+            raise_if_lost(error)
+            self._close_counters(kind)
             for number in numbers:
                 self._refuse(number, f"hardware counters: {error}", now_s)
             return {}
         for number, reason in self._gpm[kind].without.items():
             self._refuse(number, f"hardware counters: {reason}", now_s)
         return dict(found)
+
+    def _close_counters(self, *kinds: str) -> None:
+        for kind in kinds:
+            if (reader := self._gpm.pop(kind, None)) is not None:
+                reader.close()
+
+    def close(self) -> None:
+        """Let go of what the driver keeps for this card."""
+        self._close_counters(*self._gpm)
+        self._mig.close()
 
     def _link_rates(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
         if not numbers:
@@ -392,17 +407,3 @@ def _field_id(name: str) -> FieldId | None:
 def _reserved(memory: Any) -> int | None:
     reserved = getattr(memory, "reserved", None)
     return None if reserved is None else int(reserved)
-
-
-def _optional(read: Callable[[], T], fallback: T) -> T:
-    try:
-        return read()
-    except (pynvml.NVMLError, AttributeError) as error:
-        _raise_if_lost(error)
-        return fallback
-
-
-def _raise_if_lost(error: Exception) -> None:
-    lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_RESET_REQUIRED)
-    if isinstance(error, pynvml.NVMLError) and error.value in lost:
-        raise error

@@ -14,6 +14,8 @@ from typing import Any
 
 import pynvml
 
+from gpuslice.adapters.gpu.readings import raise_if_lost
+
 _VALUE = Struct("@II16xii8s")  # field, scope, type and result of the figure, and the union it is in
 _TYPES = tuple(Struct(f"@{letter}") for letter in "dILQqiH")
 """By ``nvmlValueType_t``, the member of the union that the driver filled."""
@@ -32,13 +34,17 @@ class FieldValues:
     def read(self, ids: Sequence[FieldId]) -> list[tuple[int, float]]:
         """For each field the driver's verdict on it, an ``nvmlReturn_t``, and the figure: 0 without one.
 
-        Raises NVMLError when nothing could be asked.
+        A driver that does not know the question says no to each. Raises NVMLError for a card that is lost.
         """
         if ids != self._ids:
             self._ids = ids
             self._array = ctypes.create_string_buffer(b"".join(_VALUE.pack(*i, 0, 0, b"") for i in ids))
-        ask = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
-        pynvml._nvmlCheckReturn(ask(self._card, ctypes.c_int32(len(ids)), self._array))
+        try:
+            ask = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+            pynvml._nvmlCheckReturn(ask(self._card, ctypes.c_int32(len(ids)), self._array))
+        except pynvml.NVMLError as error:
+            raise_if_lost(error)
+            return [(error.value, 0.0)] * len(ids)
         room = _VALUE.size * len(ids)
         answers = _VALUE.iter_unpack(memoryview(self._array)[:room])
         return [(result, 0.0 if result else _number(kind, union)) for _, _, kind, result, union in answers]
