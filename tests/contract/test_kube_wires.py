@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import socket
@@ -39,6 +40,7 @@ async def ask_blocking(connection: Connection, path: str) -> Response:
     return await asyncio.to_thread(ask)
 
 
+LOGIN = "Basic " + base64.b64encode(b"me:p@ss").decode()
 both = pytest.mark.parametrize("ask", [ask_async, ask_blocking], ids=["async", "blocking"])
 
 
@@ -219,9 +221,17 @@ async def test_a_401_with_the_same_token_is_an_answer(ask: Ask) -> None:
 
 @both
 async def test_plain_http_goes_through_a_proxy(ask: Ask) -> None:
-    async with serving(echo) as proxy:
-        answer = await ask(Connection("http://api.example:8080", proxy_url=proxy), "/api")
-    assert answer.status == 200
+    known: list[str | None] = []
+
+    async def proxy(request: web.Request) -> web.Response:
+        known.append(request.headers.get("Proxy-Authorization"))
+        return web.Response()
+
+    async with serving(proxy) as url:
+        for place in (url, url.replace("://", "://me:p%40ss@")):
+            answer = await ask(Connection("http://api.example:8080", proxy_url=place), "/api")
+            assert answer.status == 200
+    assert known == [None, LOGIN]
 
 
 @both
@@ -229,7 +239,7 @@ async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority) -> No
     asked: list[str] = []
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0].decode())
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         with contextlib.suppress(ConnectionError):
@@ -240,10 +250,19 @@ async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority) -> No
         async with await asyncio.start_server(tunnel, "127.0.0.1", 0) as proxy:
             port = proxy.sockets[0].getsockname()[1]
             connection = Connection(
-                "https://api.example:6443", tls=Tls(authority.pem), proxy_url=f"http://127.0.0.1:{port}"
+                "https://api.example:6443",
+                tls=Tls(authority.pem),
+                proxy_url=f"http://me:p%40ss@127.0.0.1:{port}",
             )
             assert (await ask(connection, "/")).status == 200
-    assert [line.rpartition(" ")[0] for line in asked] == ["CONNECT api.example:6443"]
+    (head,) = asked
+    assert head.startswith("CONNECT api.example:6443 ")
+    assert f"\r\nProxy-Authorization: {LOGIN}\r\n" in head
+
+
+async def test_a_proxy_that_wants_tls_itself_is_none_for_commands() -> None:
+    with pytest.raises(ConfigError, match=r'proxy is "https://proxy:3128", wants an http URL'):
+        await ask_blocking(Connection("https://x", proxy_url="https://me:secret@proxy:3128"), "/")
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

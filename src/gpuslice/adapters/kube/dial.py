@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import ssl
 from dataclasses import dataclass
 from typing import cast
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from gpuslice.adapters.kube.http import proxy_authorization
 from gpuslice.adapters.kube.line import Line
 
 _LONGEST_HEAD_BYTES = 16 << 10
@@ -37,7 +37,7 @@ class Route:
         """The headers that every request on this route carries."""
         headers = {"Host": urlsplit(self.server).netloc.rpartition("@")[2], "User-Agent": "gpuslice"}
         if self.proxy_url and not self.tunnelled:
-            headers |= _proxy_authorization(urlsplit(self.proxy_url))
+            headers |= proxy_authorization(self.proxy_url)
         return headers
 
 
@@ -67,7 +67,7 @@ async def _through_tunnel(route: Route, context: ssl.SSLContext) -> Line:
     try:
         host = server.hostname or ""
         where = f"[{host}]:{_port(server)}" if ":" in host else f"{host}:{_port(server)}"
-        headers = {"Host": where, **_proxy_authorization(proxy)}
+        headers = {"Host": where, **proxy_authorization(route.proxy_url)}
         lines = [f"CONNECT {where} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         await opening.opened
@@ -119,10 +119,3 @@ def _name(route: Route) -> str:
 
 def _port(url: SplitResult) -> int:
     return url.port or _PORTS.get(url.scheme, 443)
-
-
-def _proxy_authorization(proxy: SplitResult) -> dict[str, str]:
-    if proxy.username is None:
-        return {}
-    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}

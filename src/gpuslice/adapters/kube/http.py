@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
 
 NO_STRINGS: Mapping[str, str] = {}
 BUSY_TRIES = 5  # of a request that the server is too busy for
@@ -45,3 +47,12 @@ class Response:
         if not (after.isascii() and after.isdecimal() and len(after) < 6):
             return None
         return min(float(after), LONGEST_WAIT_S)
+
+
+def proxy_authorization(proxy_url: str) -> dict[str, str]:
+    """The header for the user and password that stand in a proxy's URL; none without."""
+    proxy = urlsplit(proxy_url)
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}

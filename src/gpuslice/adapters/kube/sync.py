@@ -13,8 +13,8 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from gpuslice.adapters.kube import requests
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
-from gpuslice.adapters.kube.errors import UnavailableError
-from gpuslice.adapters.kube.http import BUSY_TRIES, Request, Response
+from gpuslice.adapters.kube.errors import ConfigError, UnavailableError
+from gpuslice.adapters.kube.http import BUSY_TRIES, Request, Response, proxy_authorization
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
 
@@ -86,6 +86,7 @@ class SyncTransport:
             "Accept": requests.JSON,
             **self._connection.headers,
             **authorization(secret),
+            **(proxy_authorization(self._connection.proxy_url) if self._through_proxy else {}),
             **request.headers,
         }
         line.request(request.method, self._target(request), request.body or None, headers)
@@ -96,8 +97,12 @@ class SyncTransport:
     def _target(self, request: Request) -> str:
         server = urlsplit(self._connection.server)
         target = server.path + request.path + (f"?{urlencode(request.query)}" if request.query else "")
-        through_proxy = self._connection.proxy_url and server.scheme == "http"
-        return f"{server.scheme}://{server.netloc}{target}" if through_proxy else target
+        return f"{server.scheme}://{server.netloc}{target}" if self._through_proxy else target
+
+    @property
+    def _through_proxy(self) -> bool:
+        """Whether a proxy reads the requests; in a tunnel it does not."""
+        return bool(self._connection.proxy_url) and self._connection.server.startswith("http:")
 
     def _connected(self, secret: Secret) -> http.client.HTTPConnection:
         if self._open is None or self._open[0].certificate != secret.certificate:
@@ -107,6 +112,9 @@ class SyncTransport:
 
     def _new(self, secret: Secret) -> http.client.HTTPConnection:
         server, proxy = urlsplit(self._connection.server), urlsplit(self._connection.proxy_url)
+        if proxy.scheme == "https":  # TLS in TLS is beyond http.client
+            place = proxy.netloc.rpartition("@")[2]
+            raise ConfigError(f'the proxy is "https://{place}", wants an http URL')
         first = proxy if proxy.hostname else server
         if server.scheme == "http":
             return _plain(first, self._timeout_s)
@@ -114,7 +122,8 @@ class SyncTransport:
         context = tls_context(tls, secret)
         line = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
         if proxy.hostname:
-            line.set_tunnel(server.hostname or "", server.port or 443)
+            login = proxy_authorization(self._connection.proxy_url)
+            line.set_tunnel(server.hostname or "", server.port or 443, login)
         return line
 
 
