@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.apps.exporter import fields
+from gpuslice.apps.exporter.clocks import ClockWindows
 from gpuslice.apps.exporter.counters import CounterKind, parse
 
 CATALOGUE = fields.load()
@@ -55,3 +56,13 @@ def test_no_file_is_too_strange_to_be_read(text: str) -> None:
 
 def test_every_field_of_dcgm_is_known() -> None:
     assert len({field.id for field in CATALOGUE.values()}) == 591
+
+
+def test_a_sample_that_is_still_the_last_one_counts_once() -> None:
+    """While the driver does not answer, nobody knows what holds the clocks down."""
+    windows = ClockWindows(10)
+    for taken_at_s in (1.0, 1.0, 1.0, 2.0):
+        windows.add("GPU-1", 0x4, taken_at_s)
+    assert windows.counts() == {"GPU-1": {"power_cap": 2}}
+    windows.add("GPU-1", 0, 11.5)
+    assert windows.counts() == {"GPU-1": {"power_cap": 1}}

@@ -26,6 +26,7 @@ from gpuslice.adapters.web.exposition import (
     render,
 )
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
+from gpuslice.adapters.web.scrape import Sample, parse
 
 texts = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\x85\u2028\u2029"))
 
@@ -77,6 +78,25 @@ def test_openmetrics_keeps_every_samples_name(name: str, kind: MetricKind, famil
 
 def test_an_empty_page_of_openmetrics_ends_too() -> None:
     assert render([], Format.OPENMETRICS) == b"# EOF\n"
+
+
+@given(
+    values=st.dictionaries(
+        st.sampled_from(["pod", "hpc_job"]), st.text(st.characters(blacklist_categories=["Cs"])), min_size=1
+    ),
+    value=st.floats(),
+)
+def test_what_is_written_is_what_we_read_ourselves(values: dict[str, str], value: float) -> None:
+    """A line ends at its line feed, whatever else ends lines elsewhere."""
+    family = Family("a_metric", MetricKind.GAUGE, "What it is.", [(labels(values), value)])
+    (sample,) = parse(render([family]).decode()).samples
+    assert (sample.name, sample.labels) == ("a_metric", values)
+    assert sample.value == value or (math.isnan(value) and math.isnan(sample.value))
+
+
+@pytest.mark.parametrize("value", ["1.2.3", "1e", "0x1", "١", "++1", ""])
+def test_a_line_with_no_number_is_no_sample(value: str) -> None:
+    assert parse(f"a_metric {value}\nanother 1\n").samples == (Sample("another", {}, 1.0),)
 
 
 @given(texts)

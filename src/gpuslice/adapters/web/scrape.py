@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from gpuslice.core.errors import GpusliceError
 
-_NUMBER = r"[-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
-_SAMPLE = re.compile(rf"^([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})? ({_NUMBER})(?: -?\d+)?$")
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
+_SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})? ({_NUMBER})(?: -?\d+)?", re.ASCII)
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
@@ -41,8 +41,8 @@ class Page:
 def parse(text: str) -> Page:
     """A page in the text format 0.0.4. Lines that are no sample are left out."""
     found = []
-    for line in text.splitlines():
-        if match := _SAMPLE.match(line):
+    for line in text.split("\n"):  # not splitlines: a label's value may hold all that ends lines elsewhere
+        if match := _SAMPLE.fullmatch(line):
             labels = {name: _unescaped(value) for name, value in _LABEL.findall(match[2] or "")}
             found.append(Sample(match[1], labels, float(match[3])))
     return Page(tuple(found))

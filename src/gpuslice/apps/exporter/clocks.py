@@ -15,10 +15,12 @@ class ClockWindows:
         self._window_s = window_s
         self._seen: dict[str, deque[tuple[float, int]]] = defaultdict(deque)
 
-    def add(self, uuid: str, bits: int, now_s: float) -> None:
+    def add(self, uuid: str, bits: int, taken_at_s: float) -> None:
+        """What a sample showed; the same one again counts no more."""
         seen = self._seen[uuid]
-        seen.append((now_s, bits))
-        while seen and seen[0][0] < now_s - self._window_s:
+        if not seen or seen[-1][0] != taken_at_s:
+            seen.append((taken_at_s, bits))
+        while seen[0][0] < taken_at_s - self._window_s:
             seen.popleft()
 
     def counts(self) -> Mapping[str, Mapping[str, int]]:

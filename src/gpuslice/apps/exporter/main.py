@@ -131,10 +131,11 @@ class Exporter:
         while True:
             began_s = time.monotonic()
             await self.sampler.sample()
-            for uuid, bits in self.sampler.snapshot.clock_events.items():
-                self.clocks.add(uuid, bits, began_s)
+            snapshot = self.sampler.snapshot
+            for uuid, bits in snapshot.clock_events.items():
+                self.clocks.add(uuid, bits, snapshot.taken_at_s)
             if self.config.asks("DCGM_EXP_GPU_HEALTH_STATUS"):
-                for card in self.sampler.snapshot.cards:
+                for card in snapshot.cards:
                     self.rises.add(card.sample.uuid, card.sample.fields, began_s)
             self._tell_unsupported()
             await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
