@@ -1,16 +1,24 @@
 /* Graphs with memory nodes. The driver takes their memory when a graph is instantiated, uploaded or launched, and
  * keeps it for the next graph: what it tells to have reserved is charged. Before a call that may take memory, the
- * most it can take is reserved: the sum of the graph's allocations. */
+ * most it can take is reserved: on each device the sum of the graph's allocations there. */
 #include "core.h"
 #include "own.h"
 #include "pools.h"
 #include "throttle.h"
 
-enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1, NODES = 4096, DEEPEST = 8 };
+#define DEVICE_BITS 6
+#define DEVICES (1 << DEVICE_BITS)
 
-static struct gs_table executables; /* → the most one takes, its device */
+enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1, DEEPEST = 8 };
 
-void gs_forget_graphs(void) { gs_table_forget(&executables); }
+static struct gs_table executables; /* → the devices it takes memory of, a bit each in `owner` */
+static struct gs_table parts;       /* executable and device → the most it takes there */
+
+void gs_forget_graphs(void)
+{
+    gs_table_forget(&executables);
+    gs_table_forget(&parts);
+}
 
 /* ---- adding nodes ---- */
 
@@ -28,7 +36,7 @@ static CUdevice device_of(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 static struct gs_card *see(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
     CUdevice device = device_of(parameters);
-    struct gs_card *card = gs_card_of_device(device);
+    struct gs_card *card = device < DEVICES ? gs_card_of_device(device) : NULL;
     if (card)
         gs_graph_memory_seen(device, card);
     return card;
@@ -85,9 +93,26 @@ int cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *befor
 /* ---- how much a graph may take ---- */
 
 struct demand {
-    uint64_t bytes;
-    CUdevice device;
+    uint64_t devices; /* a bit for each of which there is any */
+    uint64_t bytes[DEVICES];
 };
+
+static void add_demand(struct demand *demand, CUdevice device, uint64_t bytes)
+{
+    demand->devices |= UINT64_C(1) << device;
+    if (__builtin_add_overflow(demand->bytes[device], bytes, &demand->bytes[device]))
+        demand->bytes[device] = UINT64_MAX;
+}
+
+/* The next device after this one; DEVICES behind the last. -1 stands before the first. */
+static CUdevice next_device(uint64_t devices, CUdevice device)
+{
+    uint64_t left = device < DEVICES - 1 ? devices >> (device + 1) << (device + 1) : 0;
+    return left ? (CUdevice)__builtin_ctzll(left) : DEVICES;
+}
+
+#define FOR_EACH_DEVICE(device, devices)                                                                               \
+    for (CUdevice device = next_device(devices, -1); device < DEVICES; device = next_device(devices, device))
 
 static void add_graph(struct demand *demand, CUgraph graph, int depth);
 
@@ -101,10 +126,8 @@ static void add_node(struct demand *demand, CUgraphNode node, int depth)
     if (type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
         add_graph(demand, child, depth + 1);
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-        DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS && see(&parameters)) {
-        demand->bytes += gs_round_up(parameters.bytesize, GS_PAGE_BYTES);
-        demand->device = device_of(&parameters);
-    }
+        DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS && see(&parameters))
+        add_demand(demand, device_of(&parameters), gs_round_up(parameters.bytesize, GS_PAGE_BYTES));
 }
 
 static void add_graph(struct demand *demand, CUgraph graph, int depth)
@@ -123,54 +146,87 @@ static void add_graph(struct demand *demand, CUgraph graph, int depth)
 
 static struct demand demand_of(CUgraph graph)
 {
-    struct demand demand = {0, -1};
+    struct demand demand = {0};
     if (gs_graph_memory_exists())
         add_graph(&demand, graph, 0);
     return demand;
 }
 
 /* What is reserved for graphs already serves the next; what is in use does not, but for a graph's own repetition. */
-static uint64_t missing(struct demand demand, bool again)
+static uint64_t missing(uint64_t bytes, CUdevice device, bool again)
 {
     uint64_t reserved = 0, used = 0;
-    if (!gs_ask_graph_memory(demand.device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved))
-        return demand.bytes;
+    if (!gs_ask_graph_memory(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved))
+        return bytes;
     if (!again)
-        gs_ask_graph_memory(demand.device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used);
+        gs_ask_graph_memory(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used);
     uint64_t idle = reserved > used ? reserved - used : 0;
-    return demand.bytes > idle ? demand.bytes - idle : 0;
+    return bytes > idle ? bytes - idle : 0;
 }
 
 struct step {
-    struct gs_card *card;
-    struct demand demand;
-    uint64_t reserved;
+    uint64_t devices; /* where something is reserved */
+    uint64_t reserved[DEVICES];
 };
-
-static bool begin(struct step *step, struct demand demand, bool again)
-{
-    *step = (struct step){.demand = demand};
-    if (!demand.bytes)
-        return true;
-    step->card = gs_card_of_device(demand.device);
-    step->reserved = missing(demand, again);
-    return !step->card || gs_reserve(step->card, step->reserved);
-}
 
 static void finish(const struct step *step)
 {
-    if (step->card)
-        gs_graph_settle(step->demand.device, step->card, step->reserved);
+    FOR_EACH_DEVICE(device, step->devices) {
+        gs_graph_settle(device, gs_card_of_device(device), step->reserved[device]);
+    }
+}
+
+/* False: refused on one of the devices, and on none is anything reserved. */
+static bool begin(struct step *step, const struct demand *demand, bool again)
+{
+    step->devices = 0;
+    FOR_EACH_DEVICE(device, demand->devices) {
+        step->reserved[device] = missing(demand->bytes[device], device, again);
+        if (!gs_reserve(gs_card_of_device(device), step->reserved[device])) {
+            finish(step);
+            return false;
+        }
+        step->devices |= UINT64_C(1) << device;
+    }
+    return true;
 }
 
 /* ---- instantiating ---- */
 
-static void remember(CUgraphExec made, struct demand demand)
+static uint64_t part_of(CUgraphExec graph, CUdevice device)
 {
-    if (demand.bytes)
-        gs_table_put(&executables, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made,
-                                                      .bytes = demand.bytes,
-                                                      .owner = (uint64_t)demand.device});
+    return (uint64_t)(uintptr_t)graph << DEVICE_BITS | (uint64_t)device; /* addresses leave the highest bits free */
+}
+
+static void remember(CUgraphExec made, const struct demand *demand)
+{
+    FOR_EACH_DEVICE(device, demand->devices) {
+        gs_table_put(&parts, &(struct gs_entry){.key = part_of(made, device), .bytes = demand->bytes[device]});
+    }
+    if (demand->devices)
+        gs_table_put(&executables, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made, .owner = demand->devices});
+}
+
+static void recall(CUgraphExec graph, uint64_t devices, struct demand *demand)
+{
+    struct gs_entry part;
+    *demand = (struct demand){.devices = devices};
+    FOR_EACH_DEVICE(device, devices) {
+        if (gs_table_get(&parts, part_of(graph, device), &part))
+            demand->bytes[device] = part.bytes;
+    }
+}
+
+/* Before the driver's call: afterwards another may be given the same address. */
+static bool forget(CUgraphExec graph)
+{
+    struct gs_entry whole, part;
+    if (!gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &whole))
+        return false;
+    FOR_EACH_DEVICE(device, whole.owner) {
+        gs_table_take(&parts, part_of(graph, device), &part);
+    }
+    return true;
 }
 
 #define INSTANTIATE(symbol, call)                                                                                      \
@@ -179,12 +235,12 @@ static void remember(CUgraphExec made, struct demand demand)
         if (!gs_enter_cuda() || gs_likely(!gs_graph_memory_exists()))                                                  \
             return DRIVER(symbol) call;                                                                                \
         struct demand demand = demand_of(graph);                                                                       \
-        if (!begin(&step, demand, false))                                                                              \
+        if (!begin(&step, &demand, false))                                                                             \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         int result = DRIVER(symbol) call;                                                                              \
         finish(&step);                                                                                                 \
         if (result == CUDA_SUCCESS)                                                                                    \
-            remember(*made, demand);                                                                                   \
+            remember(*made, &demand);                                                                                  \
         return result;                                                                                                 \
     } while (0)
 
@@ -215,9 +271,7 @@ int cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, void *pa
 
 int cuGraphExecDestroy(CUgraphExec graph)
 {
-    struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_graph_memory_exists() &&
-                 gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &entry);
+    bool known = gs_enter_cuda() && gs_graph_memory_exists() && forget(graph);
     int result = DRIVER(cuGraphExecDestroy)(graph);
     if (known)
         gs_pools_changed();
@@ -238,11 +292,13 @@ int cuDeviceGraphMemTrim(CUdevice device)
 #define RUN(symbol, call)                                                                                              \
     do {                                                                                                               \
         struct gs_entry entry;                                                                                         \
+        struct demand demand;                                                                                          \
         struct step step;                                                                                              \
         if (gs_likely(!gs_graph_memory_exists()) || !gs_enter_cuda() ||                                                \
             !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))                                           \
             return DRIVER(symbol) call;                                                                                \
-        if (!begin(&step, (struct demand){entry.bytes, (CUdevice)entry.owner}, entry.kind == LAUNCHED))               \
+        recall(graph, entry.owner, &demand);                                                                           \
+        if (!begin(&step, &demand, entry.kind == LAUNCHED))                                                            \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         int result = DRIVER(symbol) call;                                                                              \
         finish(&step);                                                                                                 \

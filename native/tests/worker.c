@@ -311,6 +311,15 @@ static int add_allocation(struct graph *made, int id, size_t bytes, bool general
     return result;
 }
 
+/* Memory on the current card, and a page on the next one. */
+static int add_allocations_on_two(struct graph *made, int id, size_t bytes)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS page = {
+        .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, current_device() + 1}}, .bytesize = 1};
+    int result = add_allocation(made, id, bytes, false);
+    return result ? result : CALL(cuGraphAddMemAllocNode, &made->node, made->graph, NULL, 0, &page);
+}
+
 static int capture_allocation(struct graph *made, int id, size_t bytes)
 {
     CUstream stream;
@@ -338,8 +347,9 @@ static int run_graph(struct graph *made)
 static int make_graph(int id, size_t bytes, const char *kind)
 {
     struct graph *made = calloc(1, sizeof *made);
-    int result = is(kind, "captured") ? capture_allocation(made, id, bytes)
-                                      : add_allocation(made, id, bytes, is(kind, "node"));
+    int result = is(kind, "captured")      ? capture_allocation(made, id, bytes)
+                 : is(kind, "graph-on-two") ? add_allocations_on_two(made, id, bytes)
+                                            : add_allocation(made, id, bytes, is(kind, "node"));
     if (!result)
         result = CALL(cuGraphInstantiateWithFlags, &made->executable, made->graph, 0);
     if (!result)
@@ -446,7 +456,7 @@ static int allocate(int id, const char *kind, size_t bytes)
         return make_array(id, bytes, 3);
     if (is(kind, "mipmap"))
         return make_array(id, bytes, 0);
-    if (is(kind, "graph") || is(kind, "node") || is(kind, "captured"))
+    if (is(kind, "graph") || is(kind, "graph-on-two") || is(kind, "node") || is(kind, "captured"))
         return make_graph(id, bytes, kind);
     if (is(kind, "group"))
         return make_group(id, bytes, false);

@@ -171,6 +171,18 @@ def test_graphs_keep_their_memory_for_the_next_until_it_is_trimmed(tmp_path: Pat
             assert_counted(box, 0)
 
 
+def test_a_graph_with_memory_on_two_cards_is_held_to_the_limit_of_each(tmp_path: Path) -> None:
+    with container(tmp_path, cards=2, memory_mib=800) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 plain {500 * MIB}")
+        assert worker.ask(f"alloc 1 graph-on-two {300 * MIB}") == OUT_OF_MEMORY
+        assert box.card(0).used_bytes == box.machine.used(0) < 800 * MIB
+        assert box.card(1).used_bytes == box.machine.used(1) == 0
+        worker.ok(f"alloc 2 graph-on-two {100 * MIB}")
+        assert box.card(0).used_bytes == box.machine.used(0)
+        assert box.card(1).used_bytes == box.machine.used(1) == 2 * MIB
+
+
 # ---- what the driver takes for itself ----
 
 

@@ -282,7 +282,10 @@ EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NO
     memset(out, 0, sizeof *out);
     memory_lock();
     const struct allocation *allocation = allocation_at(node->address);
-    out->bytes = allocation ? allocation->bytes : 0;
+    if (allocation) {
+        out->bytes = allocation->bytes;
+        out->pool.location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, allocation->device->ordinal};
+    }
     memory_unlock();
     out->address = node->address;
     return CUDA_SUCCESS;
