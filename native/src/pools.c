@@ -212,13 +212,17 @@ static bool begin(struct request *request, CUstream stream, bool own_stream)
         return true;
     gs_lock(&lock);
     struct pool *pool = find_or_locate((uint64_t)(uintptr_t)request->pool, request->place.card);
-    bool ours = pool && !pool->elsewhere;
+    bool unknown = !pool, ours = pool && !pool->elsewhere;
     if (ours && !pool->card)
         pool->card = request->place.card;
     if (ours)
         request->place.card = pool->card;
     gs_unlock(&lock);
     request->counted = ours;
+    if (unknown) { /* more than we can follow: what they give would be nobody's */
+        gs_refuse(request->place.card);
+        return false;
+    }
     return !ours || reserve_growth(request);
 }
 

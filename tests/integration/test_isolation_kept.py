@@ -21,6 +21,7 @@ from tests.integration.isolation_rig import (
 )
 
 CONTEXT_MIB = 121
+FOLLOWED_POOLS = 512
 
 
 @contextmanager
@@ -158,6 +159,20 @@ def test_managed_memory_moved_to_and_fro_counts_the_same(tmp_path: Path) -> None
         worker.ok("advise 0")
         assert_counted(box, 300)
         assert worker.ask(f"alloc 1 managed {700 * MIB}") == OUT_OF_MEMORY
+
+
+def test_a_pool_more_than_can_be_followed_gives_no_memory(tmp_path: Path) -> None:
+    with (
+        container(tmp_path, cuda="13.0", memory_mib=2048, pool_chunk_mib=2) as box,
+        box.worker(version=13000) as worker,
+    ):
+        worker.ok("start 0")
+        for number in range(FOLLOWED_POOLS):
+            worker.ok(f"alloc {number} managed-pool {MIB}")
+        assert worker.ask(f"alloc {FOLLOWED_POOLS} managed-pool {MIB}") == OUT_OF_MEMORY
+        assert box.card().used_bytes == box.machine.used()
+        worker.ok("free 0")
+        worker.ok(f"alloc 0 managed-pool {MIB}")
 
 
 def test_graphs_keep_their_memory_for_the_next_until_it_is_trimmed(tmp_path: Path) -> None:
