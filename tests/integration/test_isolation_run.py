@@ -141,7 +141,7 @@ def test_a_group_shares_one_budget(tmp_path: Path) -> None:
         assert 'group "team" runs with 2150 MiB, not 3226 MiB' in other.stderr
 
 
-@pytest.mark.parametrize("name", [f"{user_name()}-{os.getpid()}", "~2"])
+@pytest.mark.parametrize("name", [f"{user_name()}-{os.getpid()}", "~2"], ids=["guessed", "without a name"])
 def test_without_a_group_nobody_joins_a_budget_whatever_its_name(tmp_path: Path, name: str) -> None:
     """Whoever made a budget says what is loaded into its programs; the names of ours can be guessed."""
     budgets, library, card = Budgets(tmp_path), BUILD / "lib/libgpuslice.so", Card(0, "GPU-1", 16130)
