@@ -15,6 +15,14 @@ static const struct sim_card *whole_card_of(const struct device *device)
     return card->parent >= 0 ? &sim_state()->cards[card->parent] : card;
 }
 
+struct device *device_on(uint32_t card)
+{
+    for (unsigned i = 0; i < device_count; i++)
+        if (devices[i].card == card)
+            return &devices[i];
+    return NULL;
+}
+
 CUresult device_of(CUdevice ordinal, struct device **device)
 {
     TRY(driver_ready());

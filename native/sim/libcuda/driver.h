@@ -107,6 +107,9 @@ extern struct device devices[SIM_CARDS];
 
 CUresult driver_ready(void);
 CUresult device_of(CUdevice ordinal, struct device **device); /* checks that the driver is ready */
+struct device *device_on(uint32_t card); /* NULL for a card that this process does not see */
+/* The content of a file without a name, which another process may be given. */
+CUresult share_by_file(const char *name, const void *content, size_t bytes, int *file);
 const struct sim_card *card_of(const struct device *device);
 CUresult device_fault(const struct device *device);
 

@@ -1,7 +1,6 @@
 /* Pools of other processes: the pool is found by a descriptor, each allocation by 64 bytes. What is opened here is
  * counted where it was allocated. */
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "pool.h"
@@ -25,19 +24,7 @@ EXPORT CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, i
         !(pool->handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
     struct shared_pool shared = {FD_MAGIC, pool->device->card, 0};
-    int fd = memfd_create("cuda-pool", MFD_CLOEXEC);
-    if (fd < 0 || write(fd, &shared, sizeof shared) != (ssize_t)sizeof shared)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *(int *)out = fd;
-    return CUDA_SUCCESS;
-}
-
-static struct device *device_on(uint32_t card)
-{
-    for (unsigned i = 0; i < device_count; i++)
-        if (devices[i].card == card)
-            return &devices[i];
-    return NULL;
+    return share_by_file("cuda-pool", &shared, sizeof shared, out);
 }
 
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *made, void *handle, int type, unsigned long long flags)

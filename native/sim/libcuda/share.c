@@ -1,8 +1,19 @@
 /* Memory of other processes and of other interfaces: it is counted once, where it was made. */
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "driver.h"
+
+CUresult share_by_file(const char *name, const void *content, size_t bytes, int *file)
+{
+    *file = memfd_create(name, MFD_CLOEXEC);
+    if (*file >= 0 && write(*file, content, bytes) == (ssize_t)bytes)
+        return CUDA_SUCCESS;
+    if (*file >= 0)
+        close(*file);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+}
 
 /* What the 64 bytes of an IPC handle hold. */
 struct ipc {

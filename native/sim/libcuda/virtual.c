@@ -302,19 +302,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     const struct sim_record *record = &sim_state()->records[physical->object.record];
     struct shared_handle shared = {FD_MAGIC, physical->object.record, record->generation, physical->device->card, 0,
                                    physical->bytes, physical->properties};
-    int fd = memfd_create("cuda-shareable", MFD_CLOEXEC);
-    if (fd < 0 || write(fd, &shared, sizeof shared) != (ssize_t)sizeof shared)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    *(int *)out = fd;
-    return CUDA_SUCCESS;
-}
-
-static struct device *device_on(uint32_t card)
-{
-    for (unsigned i = 0; i < device_count; i++)
-        if (devices[i].card == card)
-            return &devices[i];
-    return NULL;
+    return share_by_file("cuda-shareable", &shared, sizeof shared, out);
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *made, void *handle, int type)

@@ -21,7 +21,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import click
 import msgspec
@@ -82,6 +82,17 @@ def about(
     if pattern is not None:  # of text; a range is of numbers
         return msgspec.Meta(description=meaning, extra=extra, pattern=pattern)
     return msgspec.Meta(description=meaning, extra=extra, ge=ge, le=le)
+
+
+# -- settings that several processes have -----------------------------------------------------------------
+Kubeconfig = Annotated[
+    str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
+]
+Host = Annotated[str, about("Address to listen on.")]
+Port = Annotated[
+    int, about("TCP port to listen on; 0 lets the system choose.", env=("PORT",), ge=0, le=65535)
+]
+LogLevel = Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))]
 
 
 def describe(settings: type[Settings]) -> list[SettingInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Settings, SettingsError, about
+from gpuslice.apps.settings import Host, Kubeconfig, LogLevel, Settings, SettingsError, about
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):
@@ -13,9 +13,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     node_name: Annotated[
         str, about("Name of the node that the agent runs on, as the API server knows it.", env=("NODE_NAME",))
     ] = ""
-    kubeconfig: Annotated[
-        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
-    ] = ""
+    kubeconfig: Kubeconfig = ""
     node_label: Annotated[
         str,
         about(
@@ -52,10 +50,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[
         int, about("TCP port of health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
     ] = 12346
-    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
-    log_level: Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))] = (
-        "info"
-    )
+    host: Host = "0.0.0.0"
+    log_level: LogLevel = "info"
     match_wait_s: Annotated[
         float,
         about(
@@ -133,17 +129,15 @@ class SwitchSettings(Settings, frozen=True, kw_only=True):
         about("shared takes the plugin of whole cards off the node, exclusive puts it back."),
     ] = "shared"
     node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
-    kubeconfig: Annotated[
-        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
-    ] = ""
+    kubeconfig: Kubeconfig = ""
     manifest: Annotated[str, about("Manifest of the plugin as a static pod, where the cluster has one.")] = (
         "/etc/kubernetes/manifests/nvidia-device-plugin.yml"
     )
     backup_folder: Annotated[str, about("Where the manifest waits.")] = "/etc/kubernetes/manifests-backup"
     every_s: Annotated[float, about("How often the node is looked at.", unit="s", ge=0.01)] = 10.0
     port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12347
-    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
-    log_level: Annotated[str, about("debug, info, warn or error.", env=("LOG_LEVEL",))] = "info"
+    host: Host = "0.0.0.0"
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
         if not self.node_name:

@@ -12,13 +12,13 @@ from gpuslice.apps.exporter.entities import DcgmStyle, Entity, entities
 from gpuslice.apps.exporter.health import judge
 from gpuslice.apps.exporter.sampler import Snapshot
 from gpuslice.apps.exporter.xids import Xids
+from gpuslice.core.units import MIB
 
 XID_FIELD = 230
 # Written as counters in the files that go around, and none: a rate, a state, and counts over a window.
 NOT_COUNTERS = frozenset({449, 392})
 
 _GPU_UTIL, _FB_USED = 203, 252
-_MIB = 1 << 20
 
 LINKS = (
     "OK",
@@ -129,7 +129,7 @@ def _shares(entity: Entity, number: int) -> Iterator[tuple[str, float]]:
     """Each sharing container's own figure; none where it is not known."""
     for each, text in entity.shares:
         if number == _FB_USED and each.used_bytes is not None:
-            yield text, each.used_bytes // _MIB
+            yield text, each.used_bytes // MIB
         elif number == _GPU_UTIL and each.sm_ratio is not None:
             yield text, round(each.sm_ratio * 100, 3)
 

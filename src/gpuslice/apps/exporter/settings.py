@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Settings, SettingsError, about
+from gpuslice.apps.settings import Kubeconfig, Settings, SettingsError, about
 
 Types = Literal["corrected", "upstream"]
 PodLabels = Literal["auto", "off", "exclusive"]
@@ -165,9 +165,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
         str,
         about("Name of the node for the API server; empty for the host name.", env=("NODE_NAME",)),
     ] = ""
-    kubeconfig: Annotated[
-        str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
-    ] = ""
+    kubeconfig: Kubeconfig = ""
     pod_source: Annotated[
         PodSource,
         about(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.web.scrape import Page
 from gpuslice.apps.load.fields import MOVING, Work
+from gpuslice.core.units import MIB
 
-MIB = 1 << 20
 USED = "gpuslice_container_memory_used_bytes"
 REFUSED = "gpuslice_container_memory_refused_total"
 SM = "gpuslice_container_sm_utilization_ratio"

@@ -16,7 +16,6 @@ from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.load.engine import CannotGenerateError, Engine, Interval
 from gpuslice.apps.load.fields import BETWEEN_CARDS, MOVING, Work
 from gpuslice.apps.load.judge import (
-    MIB,
     Verdict,
     Who,
     judge_memory,
@@ -25,6 +24,7 @@ from gpuslice.apps.load.judge import (
     judge_work,
 )
 from gpuslice.apps.load.order import LENGTH, PERCENT, STEP, Order, order_of
+from gpuslice.core.units import MIB
 
 _ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": cuda.MAX_THREADS,
