@@ -191,6 +191,7 @@ def test_what_is_for_known_clients_is_for_no_others(
         certificate=str(tmp_path / "cert.pem"),
         key=str(tmp_path / "key.pem"),
         client_ca=str(tmp_path / "clients.pem"),
+        reload_every_s=0.02,
     )
     routes = [for_known_clients(post("/act", lambda _: text_answer("done"))), get("/see", lambda _: Answer())]
 
@@ -205,6 +206,12 @@ def test_what_is_for_known_clients_is_for_no_others(
         ):
             return answer.status
 
+    async def accepted(port: int, issuer: trustme.CA) -> bool:
+        try:
+            return await asked(port, issuer, "POST", "/act") == 200
+        except aiohttp.ClientError:
+            return False
+
     async def all_of_it() -> None:
         async with serving(app_of(*routes), listen) as port:
             assert await asked(port, of_clients, "POST", "/act") == 200
@@ -212,6 +219,11 @@ def test_what_is_for_known_clients_is_for_no_others(
             assert await asked(port, None, "GET", "/see") == 200
             with pytest.raises(aiohttp.ClientError):
                 await asked(port, of_others, "POST", "/act")
+            of_others.cert_pem.write_to_path(str(tmp_path / "clients.pem"), append=True)  # the CA is renewed
+            async with asyncio.timeout(10):
+                while not await accepted(port, of_others):
+                    pass
+            assert await asked(port, of_clients, "POST", "/act") == 200
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(all_of_it())

@@ -184,7 +184,8 @@ def _tls_context(listen: Listen) -> ssl.SSLContext:
 async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
     """Load a renewed certificate into the live context: the next handshake gets it, no connection is cut.
 
-    By looking at the files: a Secret volume is renewed by renaming a link, which many watchers miss.
+    By looking at the files: a Secret volume is renewed by renaming a link, which many watchers miss. A CA for
+    clients that is new is trusted from then on; one that was taken out is until the next start.
     """
     seen = _stamp(listen)
     while True:
@@ -194,6 +195,8 @@ async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
             continue
         try:
             context.load_cert_chain(listen.certificate, listen.key or None)
+            if listen.client_ca:
+                context.load_verify_locations(listen.client_ca)
         except (OSError, ssl.SSLError) as error:  # half written: look again
             _log.warning("certificate not reloaded", extra={"file": listen.certificate, "error": str(error)})
             continue
@@ -204,7 +207,7 @@ async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
 def _stamp(listen: Listen) -> list[tuple[int, int]]:
     """What tells a renewed file from the one before; a file may be missing while it is being renewed."""
     stamps = []
-    for file in filter(None, (listen.certificate, listen.key)):
+    for file in filter(None, (listen.certificate, listen.key, listen.client_ca)):
         with contextlib.suppress(FileNotFoundError):
             stat = Path(file).stat()
             stamps.append((stat.st_mtime_ns, stat.st_ino))
