@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from gpuslice.apps.dev.ports import free_port
 
 NEEDED = ("kube-apiserver", "etcd", "kube-scheduler")
 TOKEN = "e2e-admin"
@@ -38,13 +39,6 @@ def missing() -> str:
 
 def asset(name: str) -> str:
     return str(Path(os.environ["KUBEBUILDER_ASSETS"]) / name)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True)

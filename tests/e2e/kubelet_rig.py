@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from gpuslice.apps.dev.install import scheduler_configuration
+from gpuslice.apps.dev.ports import free_port
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from gpuslice.core.units import card_units
 from gpuslice.sim import gpu
@@ -112,7 +113,7 @@ def start(folder: Path, stack: ExitStack) -> Cluster:
     node.load_image(places, node.SANDBOX_IMAGE, ["sleep", "1000000"], {})
     node.load_image(places, PLAIN, ["sh"], {})
     node.load_image(places, CUDA, ["sh"], _cuda_files())
-    port = control_plane.free_port()
+    port = free_port()
     extender = [*GPUSLICE, "extender", f"--port={port}", "--host=127.0.0.1"]
     extender += [f"--kubeconfig={plane.kubeconfig}"]
     stack.enter_context(control_plane.process("extender", folder, extender))

@@ -29,6 +29,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import Request
 from gpuslice.adapters.kube.requests import JSON, MERGE_PATCH, expect_success
 from gpuslice.adapters.kube.sync import SyncTransport
+from gpuslice.apps.dev.ports import free_port
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 
@@ -248,7 +249,7 @@ def _kubelet_settings(places: Places) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "1s",
         "podLogsDir": str(places.folder / "logs"),
-        "port": control_plane.free_port(),
+        "port": free_port(),
         "readOnlyPort": 0,
         "healthzPort": 0,
         "resolvConf": "/dev/null",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuslice.apps.dev.ports import free_port
 from tests import tools
 from tests.contract.test_chart import CHART
 from tests.e2e import control_plane
@@ -104,7 +105,7 @@ def cluster() -> Iterator[Cluster]:
                 found.kubectl("create", "-f", "-", given=json.dumps(_definition(group, kind)))
         found.kubectl("wait", "--for=condition=established", "--all", "crd", "--timeout=60s")
         command = [control_plane.asset("kube-controller-manager"), f"--kubeconfig={plane.kubeconfig}"]
-        command += ["--leader-elect=false", f"--secure-port={control_plane.free_port()}"]
+        command += ["--leader-elect=false", f"--secure-port={free_port()}"]
         command += ["--controllers=daemonset-controller", "--bind-address=127.0.0.1"]
         # The controller looks at a node's labels anew for pods that a scheduler put there.
         with control_plane.process("controllers", plane.folder, command), control_plane.scheduler(plane, []):

@@ -30,6 +30,7 @@ from tests.e2e import control_plane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 
 pytestmark = ON_A_CONTROL_PLANE
+PATIENCE_S = 120.0
 NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs")
 
 
@@ -61,8 +62,12 @@ def places() -> Iterator[Places]:
 
 
 def deciding(story: Story) -> Story:
-    """The story without what needs the kubelet's own API."""
-    steps = tuple(step for step in story.steps if not any(part in step.command for part in NEEDS_KUBELET_API))
+    """The story without what needs the kubelet's own API, and with patience for a busy machine."""
+    steps = tuple(
+        replace(step, within_s=PATIENCE_S)
+        for step in story.steps
+        if not any(part in step.command for part in NEEDS_KUBELET_API)
+    )
     return replace(story, steps=steps)
 
 

@@ -19,16 +19,11 @@ from gpuslice.adapters.web.app import Router
 from gpuslice.adapters.web.serve import Listen
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.turn import Turn, serving_in_turn
+from gpuslice.apps.dev.ports import free_port
 from gpuslice.apps.settings import SettingsError
 from tests.integration.agent_bench import NODE, Bench, eventually
 
 SMALLER_MIB = 15079
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import socket
 import ssl
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import bcrypt
 import pytest
 import trustme
 
+from gpuslice.apps.dev.ports import free_port
 from gpuslice.sim import gpu
 from tests.integration.exporter_rig import OPENMETRICS, Page, gpu_node, have_native, running_exporter
 from tests.integration.test_exporter_story import MIB, app, assert_promtool_accepts, running
@@ -160,9 +160,3 @@ async def test_tls_and_passwords_by_the_web_config_file(tmp_path: Path) -> None:
             encoded = base64.b64encode(credentials.encode()).decode()
             async with session.get(url, headers={"Authorization": f"Basic {encoded}"}) as answer:
                 assert answer.status == status, credentials
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.dev.install import product_image, scheduler_configuration
 from gpuslice.apps.dev.nodes import NodePlan
 from gpuslice.apps.dev.places import MARK, Places
+from gpuslice.apps.dev.ports import free_port
 from gpuslice.sim import gpu
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.cluster import Cluster
@@ -55,8 +55,8 @@ class World:
 
     def __init__(self, places: Places, plans: Iterable[NodePlan]) -> None:
         self.places = places
-        self.extender_port = _free_port()
-        self.exporter_port = _free_port()
+        self.extender_port = free_port()
+        self.exporter_port = free_port()
         self._plans = tuple(plans)
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, SimulatedNode] = {}
@@ -199,9 +199,3 @@ class World:
             return
         error = task.exception() or RuntimeError(f"{task.get_name()} ended")
         self._failed.set_exception(error)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])

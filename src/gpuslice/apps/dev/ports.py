@@ -1,0 +1,35 @@
+"""A port for a server that is started later, when others have opened many in between."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from pathlib import Path
+
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+OURS = range(20_000, 30_000)  # below Kubernetes' node ports
+TRIES = 200
+
+
+def free_port(given_out_from: int | None = None) -> int:
+    """Free on 127.0.0.1 now, and none that the system gives to whoever asks for any.
+
+    Of those, a client or another server may have got the port before the server that it is meant for starts.
+    `given_out_from`: the lowest of those; by default what the system says.
+    """
+    lowest = int(RANGE.read_text().split()[0]) if given_out_from is None else given_out_from
+    for _ in range(TRIES):
+        port = random.choice(OURS)
+        if port < lowest and _is_free(port):
+            return port
+    with socket.socket() as one:  # the system gives out all of them
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket() as one:
+        one.bind(("127.0.0.1", port))
+        return True
+    return False
