@@ -10,29 +10,18 @@ import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import msgspec
-
 from gpuslice.adapters.kube import requests
 from gpuslice.adapters.kube.errors import (
-    UNREADABLE,
     AlreadyExistsError,
     ConflictError,
-    InvalidError,
     KubeError,
 )
 from gpuslice.adapters.kube.http import Request
-from gpuslice.adapters.kube.requests import Listing, ListMetadata
+from gpuslice.adapters.kube.requests import Listing, ListMetadata, WatchEvent
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.transport import Transport
 
 T = TypeVar("T")
-
-
-class WatchLine(msgspec.Struct, gc=False):
-    """One line of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, with the object still as JSON."""
-
-    type: str
-    object: msgspec.Raw
 
 
 class KubeClient:
@@ -72,27 +61,24 @@ class KubeClient:
 
     async def watch(
         self,
-        resource: Resource[Any],
+        resource: Resource[T],
         resource_version: str,
         namespace: str = "",
         *,
         labels: str = "",
         fields: str = "",
         timeout_s: int = 300,
-    ) -> AsyncGenerator[WatchLine]:
+    ) -> AsyncGenerator[WatchEvent[T]]:
         """What changed since `resource_version`, until the server ends it after `timeout_s`.
 
-        Use `watch.Reflector` unless every line matters as it came.
+        Use `watch.Reflector` unless every line matters as it came. A line that says ERROR is raised.
         """
         query = requests.watch_query(resource_version, labels, fields, timeout_s)
         lines = self._transport.stream("GET", resource.path(namespace), query=query)
-        read = requests.decoder(WatchLine)
+        read = requests.decoder(WatchEvent[resource.type])  # type: ignore[name-defined]  # known at run time
         async with contextlib.aclosing(lines) as open_lines:
             async for line in open_lines:
-                try:
-                    yield read.decode(line)
-                except UNREADABLE as error:
-                    raise InvalidError(f"watch of {resource.plural}: a line is not JSON: {error}") from error
+                yield requests.watch_event(read, line, f"watch of {resource.plural}")
 
     # -- writing --------------------------------------------------------------------------------------
 

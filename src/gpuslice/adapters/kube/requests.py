@@ -11,7 +11,15 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from gpuslice.adapters.kube.errors import UNREADABLE, ConflictError, InvalidError, KubeError, error_of
+from gpuslice.adapters.kube.errors import (
+    UNREADABLE,
+    ConflictError,
+    InvalidError,
+    KubeError,
+    decode_status,
+    error_of,
+    error_of_status,
+)
 from gpuslice.adapters.kube.http import Request, Response
 from gpuslice.adapters.kube.resources import PODS, Resource
 
@@ -37,6 +45,16 @@ class Listing(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
+class WatchEvent(msgspec.Struct, Generic[T], gc=False):
+    """One line of a watch: ADDED, MODIFIED, DELETED or BOOKMARK, and the object."""
+
+    type: str
+    object: T
+
+
+_EVENTS = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
+
+
 @lru_cache(maxsize=256)
 def decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
     """One decoder for each type: making one costs more than a small decode."""
@@ -50,6 +68,27 @@ def decode(kind: type[T], response: Response, request: Request) -> T:
         return cast(T, decoder(cast(Hashable, kind)).decode(response.body))
     except UNREADABLE as error:
         raise InvalidError(f"{request}: the answer is not what the API promises: {error}") from error
+
+
+def watch_event(read: msgspec.json.Decoder[WatchEvent[T]], line: bytes, what: str) -> WatchEvent[T]:
+    """A line of a watch; the KubeError that it is when it is none of these."""
+    try:
+        event = read.decode(line)
+    except UNREADABLE as error:
+        raise _no_event(line, what, error) from error
+    if event.type not in _EVENTS:
+        raise _no_event(line, what)
+    return event
+
+
+def _no_event(line: bytes, what: str, cause: Exception | None = None) -> KubeError:
+    try:
+        said = decoder(WatchEvent[msgspec.Raw]).decode(line)
+    except UNREADABLE as error:
+        return InvalidError(f"{what}: a line is not JSON: {error}")
+    if said.type in _EVENTS:
+        return InvalidError(f"{what}: an object is not what the API promises: {cause}")
+    return error_of_status(decode_status(bytes(said.object)), what=what)
 
 
 def expect_success(response: Response, request: Request) -> None:

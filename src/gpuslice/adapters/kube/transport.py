@@ -307,9 +307,11 @@ async def _lines(line: Line, request: Request) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
     while part := await _part(line, request):
-        *texts, rest = (rest + part).split(b"\n")
-        for text in texts:
-            if text:
-                yield text
+        rest, start = rest + part, 0
+        while (end := rest.find(b"\n", start)) >= 0:
+            if end > start:
+                yield rest[start:end]
+            start = end + 1
+        rest = rest[start:]
     if rest.strip():
         yield rest

@@ -12,24 +12,18 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
-from gpuslice.adapters.kube.client import KubeClient, WatchLine
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import (
-    UNREADABLE,
     GoneError,
-    InvalidError,
     KubeError,
     UnavailableError,
-    decode_status,
-    error_of_status,
 )
-from gpuslice.adapters.kube.requests import PAGE, decoder
+from gpuslice.adapters.kube.requests import PAGE, WatchEvent
 from gpuslice.adapters.kube.resources import Resource
 
 T = TypeVar("T")
@@ -67,10 +61,6 @@ class Pace:
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
     page: int = PAGE
-
-
-class _Bookmark(msgspec.Struct, gc=False):
-    metadata: Mapping[str, Any] = {}
 
 
 class Reflector(Generic[T]):
@@ -154,8 +144,8 @@ class Reflector(Generic[T]):
         worked = False
         try:
             async with contextlib.aclosing(lines) as open_lines:
-                async for line in open_lines:
-                    self._take(line)
+                async for event in open_lines:
+                    self._take(event)
                     worked = True
         finally:
             worked = worked or self._clock() - began >= WORKED_S
@@ -164,32 +154,13 @@ class Reflector(Generic[T]):
         if not worked:
             raise UnavailableError(f"watch of {self._resource.plural} ended at once, without a word")
 
-    def _take(self, line: WatchLine) -> None:
-        match line.type:
+    def _take(self, event: WatchEvent[T]) -> None:
+        match event.type:
             case "ADDED" | "MODIFIED":
-                item = self._decode(line)
-                self._put(item)
+                self._put(event.object)
             case "DELETED":
-                item = self._decode(line)
-                self._delete(_key(item), item)
-            case "BOOKMARK":
-                bookmark = msgspec.json.decode(line.object, type=_Bookmark)
-                self._version = str(bookmark.metadata.get("resourceVersion", self._version))
-                return
-            case _:
-                raise error_of_status(
-                    decode_status(bytes(line.object)), what=f"watch of {self._resource.plural}"
-                )
-        self._version = _metadata(item)[2] or self._version
-
-    def _decode(self, line: WatchLine) -> T:
-        kind: Any = self._resource.type
-        try:
-            item: T = decoder(kind).decode(line.object)
-        except UNREADABLE as error:
-            what = f"watch of {self._resource.plural}"
-            raise InvalidError(f"{what}: an object is not what the API promises: {error}") from error
-        return item
+                self._delete(_key(event.object), event.object)
+        self._version = _metadata(event.object)[2] or self._version  # a BOOKMARK has nothing else
 
     # -- changes --------------------------------------------------------------------------------------
 

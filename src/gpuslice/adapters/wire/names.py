@@ -96,7 +96,7 @@ class NameTable:
 
     def _hashes(self, raw: bytes, cut: _Cut) -> Words:
         """One 64-bit number for each name, from the last word to the first: a last word 0 changes nothing."""
-        text = raw[:-1] + _EDGE[1:] + bytes(_WORD * len(self._factors))
+        text = b"".join((memoryview(raw)[:-1], _EDGE[1:], bytes(_WORD * len(self._factors))))
         longest, shortest = int(cut.lengths.max()), int(cut.lengths.min())
         hashes: Words | None = None
         for number in reversed(range(min(-(-longest // _WORD), len(self._factors)))):

@@ -111,17 +111,19 @@ class Decisions:
         refused = reasons(fleet, asked, never, request, compute_counts=compute_counts)
         kept = self._kept_for_others(asked, keys, pod, request)
         keys[kept] = NEVER
-        passing = (keys != NEVER).nonzero()[0]
-        if not len(passing) and self.ledger.make_way(request, pod.spec.priority or 0):
+        fitting = np.count_nonzero(keys != NEVER)
+        if not fitting and self.ledger.make_way(request, pod.spec.priority or 0):
             return self._filter(args, pod, asked, self.ledger.flush(), request)
         others: list[Reason] = [(kept, KEPT)]
-        if len(passing) > 1 and (held := self._hold(pod.metadata.uid, asked)) is not None:
-            chosen = asked.rows.take(passing) == fleet.row_of[held.node]
-            others.append((passing[~chosen], NOT_THE_BEST))
-            passing = passing[chosen]
-        elif 0 < self._filter_best < len(passing) and not pod.spec.prefers:
-            passing, worse = best_of(keys, passing, self._filter_best)
+        if fitting > 1 and (held := self._hold(pod.metadata.uid, asked)) is not None:
+            passes = asked.rows == fleet.row_of[held.node]
+            passing, worse = passes.nonzero()[0], (~passes & (keys != NEVER)).nonzero()[0]
             others.append((worse, NOT_THE_BEST))
+        elif 0 < self._filter_best < fitting and not pod.spec.prefers:
+            passing, worse = best_of(keys, self._filter_best)
+            others.append((worse, NOT_THE_BEST))
+        else:
+            passing = (keys != NEVER).nonzero()[0]
         if len(passing):
             question = asked.part(passing)
             names = question.raw
@@ -281,7 +283,7 @@ class Decisions:
         """The rows that filter would let pass, the best first."""
         rows = np.flatnonzero(keys != NEVER)
         if 0 < self._filter_best < len(rows):
-            rows, _ = best_of(keys, rows, self._filter_best)
+            rows, _ = best_of(keys, self._filter_best)
         return rows[np.argsort(keys[rows])]
 
     def _kept_for_others(self, asked: Asked, keys: Ints, pod: WirePod, request: Request) -> Places:

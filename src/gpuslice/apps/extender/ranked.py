@@ -59,15 +59,14 @@ def _with_cards(amounts: npt.NDArray[np.int32], units: int, cards: int) -> Flags
     return enough
 
 
-def best_of(keys: Ints, fitting: Places, count: int) -> tuple[Places, Places]:
-    """The `count` best of the `fitting`, and the others; each in order."""
-    fit = keys.take(fitting)
-    chosen = fit <= np.partition(_some_best(fit, count), count - 1)[count - 1]  # no two keys are equal
-    return fitting[chosen], fitting[~chosen]
+def best_of(keys: Ints, count: int) -> tuple[Places, Places]:
+    """The places of the `count` best, and of the others that fit; each in order. At least so many fit."""
+    least = np.partition(_some_best(keys, count), count - 1)[count - 1]  # no two keys are equal
+    return (keys <= least).nonzero()[0], ((keys > least) & (keys != NEVER)).nonzero()[0]
 
 
 def _some_best(keys: Ints, count: int) -> Ints:
-    """The `count` best, with few others: a sample tells, since to part all costs ten times that."""
+    """The `count` best, mostly with few others: a sample tells, since to part all costs ten times that."""
     sample = keys[::SAMPLE_EVERY]
     rank = 3 * count // SAMPLE_EVERY  # so that three times as many as wanted are to be expected
     if rank < len(sample):
