@@ -61,6 +61,14 @@ def test_switching_the_limit_off_is_kept_where_it_is_allowed() -> None:
     assert not invalid(pod)
 
 
+def test_a_node_chosen_by_hand_is_warned_about() -> None:
+    """Without a scheduler nobody chooses a card, and an agent on a node with several gives none."""
+    answer = Reviewer(AdmissionRules()).mutate(decode_review(review(api_pod(node="n1"))))["response"]
+    (warning,) = answer["warnings"]
+    assert answer["allowed"]
+    assert "a node with several refuses the pod" in warning
+
+
 def test_a_container_that_asks_for_no_card_sees_none() -> None:
     beside = {"name": "logs", "image": "logs", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
     pod = api_pod(containers=[api_container("4"), beside])

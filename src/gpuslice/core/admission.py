@@ -263,4 +263,7 @@ def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterato
                 why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
                 yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
     if before.node:
-        yield "spec.nodeName is set, so no scheduler chooses its card; the node does, if it has room"
+        yield (
+            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it has "
+            "room, and a node with several refuses the pod"
+        )
