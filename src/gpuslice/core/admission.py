@@ -264,6 +264,6 @@ def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterato
                 yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
     if before.node:
         yield (
-            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it has "
-            "room, and a node with several refuses the pod"
+            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
+            "has room, and a node with several refuses the pod"
         )
