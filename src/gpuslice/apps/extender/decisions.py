@@ -116,9 +116,9 @@ class Decisions:
             return self._filter(args, pod, asked, self.ledger.flush(), request)
         others: list[Reason] = [(kept, KEPT)]
         if fitting > 1 and (held := self._hold(pod.metadata.uid, asked)) is not None:
-            passes = asked.rows == fleet.row_of[held.node]
-            passing, worse = passes.nonzero()[0], (~passes & (keys != NEVER)).nonzero()[0]
-            others.append((worse, NOT_THE_BEST))
+            chosen, fits = asked.rows == fleet.row_of[held.node], keys != NEVER
+            passing = (chosen & fits).nonzero()[0]
+            others.append(((~chosen & fits).nonzero()[0], NOT_THE_BEST))
         elif 0 < self._filter_best < fitting and not pod.spec.prefers:
             passing, worse = best_of(keys, self._filter_best)
             others.append((worse, NOT_THE_BEST))
