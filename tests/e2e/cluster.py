@@ -262,15 +262,13 @@ class Cluster:
 
     async def follow(self, version: str) -> None:
         """Write the book until cancelled."""
-        read = msgspec.json.Decoder(SlimPod)
         while True:
             async for line in self.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
                 if line.type == "BOOKMARK":  # a pod without containers: nothing happened
                     continue
                 assert line.type in ("ADDED", "MODIFIED", "DELETED"), line
-                pod = read.decode(line.object)
-                version = pod.metadata.resource_version
-                self.book.apply(line.type, pod)
+                version = line.object.metadata.resource_version
+                self.book.apply(line.type, line.object)
 
 
 @contextlib.asynccontextmanager
