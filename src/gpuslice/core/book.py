@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from gpuslice.core.feed import Feed
 from gpuslice.core.model import Node, Placement, Pod, Share
 from gpuslice.core.placement import NodeState
 from gpuslice.core.policy.fleet import UNLIMITED, FleetNode
+
+UNITS, CORE_PERCENT = attrgetter("units"), attrgetter("core_percent")  # of a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,13 @@ class NodeBook:
 
     def used(self) -> dict[int, int]:
         """Units promised per card index, also of cards that are not there (any more)."""
-        return self._sum(lambda share: share.units)
+        return self._sum(UNITS)
 
     def core_used(self) -> dict[int, int]:
-        return self._sum(lambda share: share.core_percent)
+        return self._sum(CORE_PERCENT)
 
     def unplaced_units(self) -> int:
-        return sum(holding.unplaced_units for holding in self.holdings.values())
+        return sum([each.unplaced_units for each in self.holdings.values() if each.placement is None])
 
     @property
     def crowded(self) -> bool:
@@ -117,11 +120,11 @@ class NodeBook:
     def _work_out(self) -> NodeState:
         node = self.node or Node(self.name, ())
         used, unplaced = self.used(), self.unplaced_units()
-        left = tuple(
+        left = [
             0 if gpu.index in node.unhealthy else max(0, gpu.units - used.get(gpu.index, 0) - unplaced)
             for gpu in node.gpus
-        )
-        return NodeState(node, left, self._core_left(node))
+        ]
+        return NodeState(node, tuple(left), self._core_left(node))
 
     def _core_left(self, node: Node) -> tuple[int, ...]:
         if not node.core_percent:  # most nodes do not divide compute

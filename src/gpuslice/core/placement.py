@@ -49,7 +49,7 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
     if request.core_percent == 0 and state.node.core_required:
         return refuse(state, request)
     cards = sorted(state.node.gpus[slot].index for slot in slots)
-    shares = (Share(card, request.units_per_gpu, request.core_percent) for card in cards)
+    shares = [Share(card, request.units_per_gpu, request.core_percent) for card in cards]
     return Placement(state.node.name, tuple(shares))
 
 

@@ -148,14 +148,17 @@ class Line(asyncio.Protocol):
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             self._started = True
-            self._tell()
+            if self._streaming:
+                self._tell()
 
     def on_body(self, part: bytes) -> None:
         if self._complete:
             return
         self._parts.append(part)
+        if not self._streaming:
+            return
         self._waiting_bytes += len(part)
-        if self._streaming and self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None:
+        if self._waiting_bytes > HIGH_WATER_BYTES and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         self._tell()
@@ -175,7 +178,7 @@ class Line(asyncio.Protocol):
         self._head = []
         self._parts.clear()
         self._waiting_bytes = 0
-        self._started = self._complete = self._touched = False
+        self._started = self._complete = self._touched = self._streaming = False
         self._busy = True
 
     def _end(self) -> None:

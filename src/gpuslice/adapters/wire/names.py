@@ -117,7 +117,7 @@ class NameTable:
         rows = self._table.take(self._places(hashes)).astype(np.int64)
         missed = (self._hash_of_row.take(rows) != hashes).nonzero()[0]
         if len(missed):
-            places = np.searchsorted(self._crowded[:-1], hashes[missed])
+            places = self._crowded[:-1].searchsorted(hashes[missed])
             found = self._crowded[places] == hashes[missed]
             rows[missed] = np.where(found, self._crowded_rows[places], UNKNOWN)
         if cut.lengths.max() > self._longest:

@@ -46,7 +46,7 @@ class Asked:
     def of(cls, table: NameTable, raw: bytes) -> Asked:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
         rows = table.rows(raw)
-        return cls(table, raw, rows, np.flatnonzero(rows == UNKNOWN))
+        return cls(table, raw, rows, (rows == UNKNOWN).nonzero()[0])
 
     @property
     def everyone(self) -> Places:
