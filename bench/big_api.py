@@ -19,7 +19,6 @@ from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 
 UNITS = 16  # of a card
 PAGE = 500
-PODS_PER_NODE = 4
 KIND = {"kind": "Pod", "apiVersion": "v1"}  # said of an object alone, not of each in a list
 MANAGED = {  # what a real object carries and nobody reads: a third of its bytes
     "manager": "kube-controller-manager",

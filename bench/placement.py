@@ -157,10 +157,6 @@ def _report(cases: list[Case], results: list[Result]) -> Report:
     return report
 
 
-def _reproducible(measures: dict[str, object]) -> dict[str, object]:
-    return {key: value for key, value in measures.items() if key != TIMING}
-
-
 def _mean(results: list[Result], key: str) -> float:
     return round(mean(result[key] for result in results), 4)
 

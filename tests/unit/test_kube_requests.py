@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError
-from gpuslice.adapters.kube.resources import DEPLOYMENTS, NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import NODES, PODS, Resource
 from tests.unit.kube_wire import ScriptedTransport, answer, failure, pod
 
 WIDGETS = Resource("example.com/v1", "widgets", "Widget", dict)
@@ -23,8 +23,8 @@ WIDGETS = Resource("example.com/v1", "widgets", "Widget", dict)
         (PODS.path("ns", "a", "binding"), "/api/v1/namespaces/ns/pods/a/binding"),
         (NODES.path("", "n", "status"), "/api/v1/nodes/n/status"),
         (NODES.path("ignored", "n"), "/api/v1/nodes/n"),
-        (DEPLOYMENTS.path("ns", "d", "scale"), "/apis/apps/v1/namespaces/ns/deployments/d/scale"),
         (WIDGETS.path("ns", "a b"), "/apis/example.com/v1/namespaces/ns/widgets/a%20b"),
+        (WIDGETS.path("ns", "a", "scale"), "/apis/example.com/v1/namespaces/ns/widgets/a/scale"),
     ],
 )
 def test_paths(path: str, wanted: str) -> None:

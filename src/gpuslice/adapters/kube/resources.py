@@ -59,4 +59,3 @@ DICT: type[dict[str, Any]] = dict
 NAMESPACES = Resource("v1", "namespaces", "Namespace", DICT, namespaced=False)
 SERVICES = Resource("v1", "services", "Service", DICT)
 SECRETS = Resource("v1", "secrets", "Secret", DICT)
-DEPLOYMENTS = Resource("apps/v1", "deployments", "Deployment", DICT)
