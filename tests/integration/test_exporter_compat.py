@@ -140,7 +140,7 @@ async def test_tls_and_passwords_by_the_web_config_file(tmp_path: Path) -> None:
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(rounds=4)).decode()
     config = tmp_path / "web.yaml"
     config.write_text(
-        "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
+        "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n  min_version: TLS13\n"
         f"basic_auth_users:\n  prometheus: {hashed}\n"
     )
     state = gpu.create(tmp_path / "machine", ["T4"])
@@ -160,3 +160,7 @@ async def test_tls_and_passwords_by_the_web_config_file(tmp_path: Path) -> None:
             encoded = base64.b64encode(credentials.encode()).decode()
             async with session.get(url, headers={"Authorization": f"Basic {encoded}"}) as answer:
                 assert answer.status == status, credentials
+        trusted.maximum_version = ssl.TLSVersion.TLSv1_2
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as old:
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await old.get(url)

@@ -209,6 +209,11 @@ def test_outside_kubernetes_processes_are_the_hosts() -> None:
         ("basic_auth_users: {a: plain}", "bcrypt"),
         ("tls_server_config: {cert_file: a, key_file: b, cipher_suites: [x]}", "cipher_suites"),
         ("tls_server_config: {client_auth_type: RequireAndVerifyClientCert}", "client_ca_file"),
+        (
+            "tls_server_config: {client_ca_file: a, client_auth_type: RequireAndVerifyClientCert}",
+            "cert_file",
+        ),
+        ("tls_server_config: {min_version: TLS13}", "cert_file"),
         ("nonsense: 1", "nonsense"),
     ],
 )

@@ -41,6 +41,7 @@ class Listen:
     """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP.
 
     `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
+    `oldest_tls`: what a client must speak at least.
     `inherited`: a listening socket that somebody else opened for us, in place of host and port.
     `body_limit_bytes`: as of `Clients`.
     """
@@ -51,6 +52,7 @@ class Listen:
     key: str = ""
     client_ca: str = ""
     must_show: bool = False
+    oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
     drain_s: float = 5.0  # what a request that is under way gets to finish
     reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
     inherited: socket.socket | None = None
@@ -166,7 +168,7 @@ async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[A
 
 def _tls_context(listen: Listen) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = listen.oldest_tls
     try:
         context.load_cert_chain(listen.certificate, listen.key or None)
     except OSError as error:  # ssl's errors are of that kind too

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import ssl
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ ClientAuth = Literal[
     "", "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven",
     "RequireAndVerifyClientCert",
 ]  # fmt: skip
-TlsVersion = Literal["TLS12", "TLS13"]
+_TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _REMEMBERED = 100
 
 
@@ -39,7 +40,7 @@ class _Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key_file: str = ""
     client_ca_file: str = ""
     client_auth_type: ClientAuth = ""
-    min_version: TlsVersion = "TLS12"
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
     prefer_server_cipher_suites: bool = True
 
 
@@ -56,12 +57,16 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What a server does to be safe. `users`: name → bcrypt hash. `must_show`: a client certificate."""
+    """What a server does to be safe. `users`: name → bcrypt hash. `must_show`: a client certificate.
+
+    `oldest_tls`: what a client must speak at least.
+    """
 
     certificate: str = ""
     key: str = ""
     client_ca: str = ""
     must_show: bool = False
+    oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
     users: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -85,6 +90,8 @@ def read_web_config(path: Path) -> WebConfig:
             f'client_ca_file "{tls.client_ca_file}", wants a CA file and VerifyClientCertIfGiven or '
             f"RequireAndVerifyClientCert, or neither"
         )
+    if tls != _Tls() and not tls.cert_file:
+        raise WebConfigError(f"web config file {path}: tls_server_config wants cert_file and key_file")
     _check_hashes(path, file.basic_auth_users)
     place = path.parent
     return WebConfig(
@@ -92,6 +99,7 @@ def read_web_config(path: Path) -> WebConfig:
         key=str(place / tls.key_file) if tls.key_file else "",
         client_ca=str(place / tls.client_ca_file) if tls.client_ca_file else "",
         must_show=tls.client_auth_type == "RequireAndVerifyClientCert",
+        oldest_tls=_TLS_VERSIONS[tls.min_version],
         users=file.basic_auth_users,
         headers=(file.http_server_config or _Http()).headers,
     )

@@ -80,4 +80,5 @@ def _listen(address: str, config: WebConfig) -> Listen:
         key=config.key,
         client_ca=config.client_ca,
         must_show=config.must_show,
+        oldest_tls=config.oldest_tls,
     )
