@@ -190,6 +190,25 @@ async def test_a_second_scheduler_that_does_not_run_is_found(shell: Shell, ready
         assert "has no ready pod" in finding["what"]
 
 
+@pytest.mark.parametrize(("runs_as_pod", "level"), [(True, "error"), (False, "warning")])
+async def test_a_kube_scheduler_that_cannot_be_seen_is_no_error(
+    shell: Shell, runs_as_pod: bool, level: str
+) -> None:
+    """k3s and others run it without a pod, with a file on the host: it may well call the extender."""
+    await healthy(shell, managedResources=[])  # another scheduler's
+    pods = []
+    if runs_as_pod:
+        pod = api_pod("s", containers=[{"name": "a", "image": "a"}], labels={"component": "kube-scheduler"})
+        pod["metadata"]["namespace"] = "kube-system"
+        pods = [pod]
+    await shell.has([node("n1", 8)], pods)
+    told = await shell("gpuslice", "doctor", "-o", "json", "--fail-on=error")
+    (found,) = json.loads(told.out)["findings"]
+    assert (found["where"], found["level"]) == ("kube-scheduler", level)
+    assert told.code == (3 if runs_as_pod else 0)
+    assert ("cannot be read" in found["what"]) == (not runs_as_pod)
+
+
 # -- patience ----------------------------------------------------------------------------------------------
 
 

@@ -78,10 +78,11 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
             f"see there that an extender manages {GPU_MEM}, and percentageOfNodesToScore is 100",
         )
     elif facts.services and _all_read(facts):
+        hidden = "" if facts.schedulers else "; it runs without a pod here, so its file cannot be read"
         yield Finding(
-            Level.ERROR,
+            Level.WARNING if hidden else Level.ERROR,
             "kube-scheduler",
-            f"no configuration was found in which an extender manages {GPU_MEM}",
+            f"no configuration was found in which an extender manages {GPU_MEM}{hidden}",
             "enable the chart's second scheduler, or give kube-scheduler the extender section with --config",
         )
 
