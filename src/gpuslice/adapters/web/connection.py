@@ -21,6 +21,7 @@ App = Callable[[Request], Answer | Awaitable[Answer]]
 """Answers requests, at once where it can. It raises nothing: an error is an answer too."""
 
 HEAD_LIMIT_BYTES = 64 << 10
+READ_BYTES = 256 << 10  # at a time: the question of a large cluster comes in one
 _STEP_BITS = 20  # so often, in bytes as a power of two, a body that grows is held against all the others
 MOST_CLIENTS = 500
 """kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
@@ -51,6 +52,8 @@ class Clients:
     connections: set[Connection] = field(default_factory=set)
     answering: set[asyncio.Task[None]] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+    """What has just been read, by whichever connection: it is parsed before the next one reads."""
 
     def __call__(self) -> Connection:
         return Connection(self)
@@ -91,7 +94,7 @@ class Clients:
         await asyncio.gather(*self.answering, return_exceptions=True)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One client."""
 
     def __init__(self, clients: Clients) -> None:
@@ -131,12 +134,15 @@ class Connection(asyncio.Protocol):
         self._clients.connections.discard(self)
         self._clients.changed.set()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._clients.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._deaf:
             return
-        self._received_bytes += len(data)
+        self._received_bytes += nbytes
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(self._clients.buffer[:nbytes])
         except httptools.HttpParserUpgrade:  # a server may stay with HTTP/1.1; what follows would be another
             self._deaf = True
         except httptools.HttpParserError as error:
