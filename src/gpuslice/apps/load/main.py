@@ -157,19 +157,20 @@ def _hold(card: Cuda, size_bytes: int) -> None:
 def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) -> None:
     engine = Engine(card, work, _peer(order, card) if work.kind in BETWEEN_CARDS else None)
     before = fetch(order.url) if order.url and work.kind in MOVING else None
-    began, busy, moved_bytes = time.monotonic(), 0.0, 0
+    began, moved_bytes = time.monotonic(), 0
     while (passed := time.monotonic() - began) < order.duration_s:
         interval = engine.run(order.level, min(order.report_s, order.duration_s - passed))
-        busy, moved_bytes = interval.busy_ratio, moved_bytes + interval.bytes_moved
+        moved_bytes += interval.bytes_moved
         measured = _measured(order, work, who)
         order.say(line(work, interval, measured))
         report.intervals.append(
             {"field": work.number, "title": work.title, "measured": measured, **asdict(interval)}
         )
     if order.url:
-        moved_bytes += engine.run(order.level, SETTLE_S).bytes_moved
-        page = fetch(order.url)  # its last sample is of this load
-        verdicts = judge_work(page, who, work, busy, order.tolerance)
+        settled = engine.run(order.level, SETTLE_S)
+        moved_bytes += settled.bytes_moved
+        page = fetch(order.url)  # its last sample is of this time
+        verdicts = judge_work(page, who, work, settled.busy_ratio, order.tolerance)
         if before is not None:
             time.sleep(SETTLE_S)  # and this one of all of it
             after = fetch(order.url)
