@@ -32,7 +32,10 @@ async def test_what_was_generated_is_what_the_exporter_shows(tmp_path: Path) -> 
     state = gpu.create(tmp_path / "machine", ["H100-80GB-HBM3"])
     async with running_exporter(state, kubernetes="false") as exporter:
         order = ["-t", "1002", "--level", "40", "-d", "1", "--hold", "1GiB", "-o", "json"]
-        wide = ["--tolerance", "30"]  # a busy machine keeps a level badly, and a sample is one second of three
+        wide = [
+            "--tolerance",
+            "30",
+        ]  # a busy machine keeps a level badly, and a sample is one second of three
         code, text = await load(state, *order, *wide, "--validate", exporter.url)
         report: dict[str, Any] = json.loads(text)
         assert code == 0, report["verdicts"]

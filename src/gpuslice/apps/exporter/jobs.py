@@ -1,7 +1,8 @@
 """Which jobs of a batch scheduler are on which card: files that its prologue writes, one for each card.
 
 A file ``<card>``, or ``<card>.<gpu instance>`` on a divided card, holds one job id a line. A folder that is
-not there, or a file that cannot be read, is no error of the page: it is logged once, the rest counts.
+not there, or a file that cannot be read, is no error of the page: it is logged once, the rest counts. The
+prologue may run as whoever has the job, so that a file may be anything.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import logging
 import os
 import re
 
+from gpuslice.adapters.region.plain import read_plain
+
 _log = logging.getLogger(__name__)
+LARGEST_FILE_BYTES = 1 << 16
 _NAME = re.compile(r"\d+(\.\d+)?")
 
 
@@ -37,13 +41,12 @@ class Jobs:
     def _jobs(self, name: str) -> tuple[str, ...]:
         path = os.path.join(self._folder, name)
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return tuple(dict.fromkeys(line.strip() for line in file if line.strip()))
-        except IsADirectoryError:
-            return ()
+            text = read_plain(path, LARGEST_FILE_BYTES).decode(errors="replace")
         except OSError as error:
             self._tell(path, error)
             return ()
+        self._told.discard(path)
+        return tuple(dict.fromkeys(line.strip() for line in text.split("\n") if line.strip()))
 
     def _tell(self, path: str, error: OSError) -> None:
         if path not in self._told:
