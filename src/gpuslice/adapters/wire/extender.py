@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
-from gpuslice.adapters.wire.names import Pieces
+from gpuslice.adapters.wire.names import Json, Pieces
 
 _NULL = b"null"
 _NAMES_KEY = b'"NodeNames":'
@@ -110,9 +110,9 @@ class ExtenderArgs:
 
     pod: Pod | None = None
     nodes: NodeList | None = None
-    names: bytes | None = None
+    names: Json | None = None
 
-    def names_json(self) -> bytes | None:
+    def names_json(self) -> Json | None:
         """The nodes to decide about as a JSON list of names; None when the caller named none."""
         if self.names is not None:
             return self.names
@@ -131,7 +131,7 @@ class FilterResult:
     """`failed_nodes` may be helped by preemption, those in `failed_and_unresolvable_nodes` not. In JSON."""
 
     nodes: NodeList | None = None
-    node_names: bytes = _NULL
+    node_names: Json = _NULL
     failed_nodes: Pieces = (_NULL,)
     failed_and_unresolvable_nodes: Pieces = (_NULL,)
     error: str = ""
@@ -241,7 +241,7 @@ class Questions:
             self._before = before
         if self._last.pod is None:
             return self._decode_whole(body)
-        return ExtenderArgs(self._last.pod, self._last.nodes, body[names_at:-1])
+        return ExtenderArgs(self._last.pod, self._last.nodes, memoryview(body)[names_at:-1])
 
     def _decode_whole(self, body: bytes) -> ExtenderArgs:
         args = _decode(_ARGS, body)

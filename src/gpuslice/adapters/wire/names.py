@@ -24,12 +24,14 @@ from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
-Pieces = tuple[bytes | memoryview, ...]
+Json = bytes | memoryview
+Pieces = tuple[Json, ...]
 """JSON, in pieces that are not put together: they are large enough that each copy of them counts."""
 
 UNKNOWN = -1
 _WORD = 8
 _SHIFT = np.uint64(29)
+LONGEST_NAME = 300  # in bytes, and more than that: a node's name has 253 at most
 _SPARE_BITS = 3  # a table has eight to sixteen places for each name
 _QUOTE, _COMMA = ord('"'), ord(",")
 _EDGE = b'","'  # what stands between two names, and is taken to stand after the last as well
@@ -52,12 +54,12 @@ class NameTable:
         self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)  # empty places of a table point to the last
         self._fill_table()
 
-    def rows(self, raw: bytes) -> Rows:
+    def rows(self, raw: Json) -> Rows:
         """The row of each name in a JSON list of strings, `UNKNOWN` for names that are none of ours.
 
         Raises `MalformedError` when `raw` is not such a list.
         """
-        if raw.startswith(b'["') and raw.endswith(b'"]'):
+        if raw[:2] == b'["' and raw[-2:] == b'"]':
             for cut_of in (_even_cut, _uneven_cut):
                 if (cut := cut_of(raw)) is not None:
                     rows = self._look_up(self._hashes(raw, cut), cut)
@@ -94,7 +96,7 @@ class NameTable:
 
     # -- hashing ---------------------------------------------------------------------------------------------
 
-    def _hashes(self, raw: bytes, cut: _Cut) -> Words:
+    def _hashes(self, raw: Json, cut: _Cut) -> Words:
         """One 64-bit number for each name, from the last word to the first: a last word 0 changes nothing."""
         text = b"".join((memoryview(raw)[:-1], _EDGE[1:], bytes(_WORD * len(self._factors))))
         longest, shortest = int(cut.lengths.max()), int(cut.lengths.min())
@@ -145,7 +147,7 @@ class NameTable:
         self._crowded_rows = np.append(rows[left], np.int32(UNKNOWN))
 
 
-def name_list(raw: bytes) -> list[str]:
+def name_list(raw: Json) -> list[str]:
     """The names themselves. Raises `MalformedError`."""
     try:
         return msgspec.json.decode(raw, type=list[str])
@@ -161,22 +163,22 @@ class _Cut:
     lengths: Rows
 
 
-def _even_cut(raw: bytes) -> _Cut | None:
+def _even_cut(raw: Json) -> _Cut | None:
     """As if all names had the length of the first, as in many clusters: then they need not be looked for."""
-    width = raw.find(b",")
+    width = bytes(raw[:LONGEST_NAME]).find(b",")
     if width < len(_EDGE) or (len(raw) - 1) % width:
         return None
     return _Cut(slice(2, len(raw), width), np.array([width]))
 
 
-def _uneven_cut(raw: bytes) -> _Cut:
+def _uneven_cut(raw: Json) -> _Cut:
     """As if a comma always stood between two names."""
     commas = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == _COMMA)
     starts = np.append(2, commas + 2)
     return _Cut(starts, np.append(commas + 2, len(raw) + 1) - starts)
 
 
-def _is_plain(raw: bytes, cut: _Cut) -> bool:
+def _is_plain(raw: Json, cut: _Cut) -> bool:
     """Whether it is a compact list of strings, cut where they end.
 
     With brackets around, a quote before and after each comma, no other quotes than these and no escapes it
@@ -185,7 +187,7 @@ def _is_plain(raw: bytes, cut: _Cut) -> bool:
     text = np.frombuffer(raw, dtype=np.uint8)
     starts = np.arange(len(raw))[cut.starts]
     between = [(text.take(starts[1:] - len(_EDGE) + at) == byte).all() for at, byte in enumerate(_EDGE)]
-    return all(between) and np.count_nonzero(text == _QUOTE) == 2 * len(starts) and b"\\" not in raw
+    return all(between) and np.count_nonzero(text == _QUOTE) == 2 * len(starts) and b"\\" not in bytes(raw)
 
 
 def _framed(quoted: Bytes, before: bytes, after: bytes) -> Bytes:
@@ -211,7 +213,7 @@ def _odd_numbers(count: int, seed: int) -> Words:
     return numbers * np.uint64(2) + np.uint64(1)
 
 
-def framed(parts: Sequence[bytes | memoryview], opening: bytes, closing: bytes) -> Pieces:
+def framed(parts: Sequence[Json], opening: bytes, closing: bytes) -> Pieces:
     """Parts that are not empty, with commas between."""
     between = [piece for part in parts if part for piece in (b",", part)]
     return (opening, *between[1:], closing)

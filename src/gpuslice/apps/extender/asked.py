@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice.adapters.wire.extender import Pod
-from gpuslice.adapters.wire.names import UNKNOWN, NameTable, Pieces, Rows, framed, name_list
+from gpuslice.adapters.wire.names import UNKNOWN, Json, NameTable, Pieces, Rows, framed, name_list
 from gpuslice.core.policy.fleet import Fleet, Ints
 
 EXPECTED = 4  # filters whose prioritize may still come
@@ -37,13 +37,13 @@ class Asked:
     """`raw` is the JSON list of names as it came; `rows` their rows, `UNKNOWN` for `strangers`."""
 
     table: NameTable
-    raw: bytes
+    raw: Json
     rows: Rows
     strangers: Places
     ranked: Ranked | None = None  # by the filter that let these pass
 
     @classmethod
-    def of(cls, table: NameTable, raw: bytes) -> Asked:
+    def of(cls, table: NameTable, raw: Json) -> Asked:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
         rows = table.rows(raw)
         return cls(table, raw, rows, (rows == UNKNOWN).nonzero()[0])
@@ -74,7 +74,7 @@ class Asked:
 
     def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> Pieces:
         """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
-        parts: list[bytes | memoryview] = [
+        parts: list[Json] = [
             self.table.pairs(self.rows.take(which), text) for which, text in reasons if len(which)
         ]
         if own:
@@ -100,7 +100,7 @@ class Names:
     _version: tuple[int, int] = (-1, -1)
     _expected: deque[Asked] = field(default_factory=lambda: deque(maxlen=EXPECTED))
 
-    def asked(self, raw: bytes) -> Asked:
+    def asked(self, raw: Json) -> Asked:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
         self.renew()
         for each in self._expected:

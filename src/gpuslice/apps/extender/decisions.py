@@ -25,7 +25,7 @@ from gpuslice.adapters.wire.extender import (
     PreemptionResult,
 )
 from gpuslice.adapters.wire.extender import Pod as WirePod
-from gpuslice.adapters.wire.names import Pieces
+from gpuslice.adapters.wire.names import Json, Pieces
 from gpuslice.apps.extender.asked import Asked, Names, Places, Ranked, Reason
 from gpuslice.apps.extender.ranked import Impossible, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals, Refused
@@ -126,7 +126,7 @@ class Decisions:
             passing = (keys != NEVER).nonzero()[0]
         if len(passing):
             question = asked.part(passing)
-            names = question.raw
+            names: Json = question.raw
             self._names.expect(question, Ranked(pod, fleet.clock, keys.take(passing)))
         else:
             names = _NO_NAMES
@@ -319,7 +319,7 @@ def _wants(pod: WirePod) -> Wants:
     return wants_of(pod.spec, pod.metadata.labels)
 
 
-def _answer(args: ExtenderArgs, names: bytes, passing: Places, failed: Pieces, never: Pieces) -> FilterResult:
+def _answer(args: ExtenderArgs, names: Json, passing: Places, failed: Pieces, never: Pieces) -> FilterResult:
     """In the form of the question: names for names, whole nodes for whole nodes."""
     result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)
     if (nodes := args.whole_nodes) is not None:
