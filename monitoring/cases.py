@@ -34,13 +34,17 @@ def _always(series: str, value: str) -> Series:
     return {series: f"{value}{_HOUR}"}
 
 
-_DCGM = '{gpu="0",hostname="n1"}'
-_UP = 'up{job="monitoring/gpuslice-exporter",instance="n1"}'
+_UP = 'up{job="monitoring/gpuslice-exporter",instance="10.0.0.1:9400"}'
+_AGENT = '{job="gpuslice-agents",instance="10.0.0.1:12346",node="n1"}'
+_WEBHOOK_UP = 'up{job="kube-system/gpuslice-webhook",pod="'
 _COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
 _AT_NODE = '{node="n1"}'
+_EXTENDER = EXTENDER_READY + '{pod="'
 _NO_ROOM = '{node="n1",reason="no room"}'
 _LATE = "_x175 10500x5"  # a fault at 2 h 55 min, seen at 3 h
 _EARLY = "60x180"
+
+_FULL = _always(_card(c.GPU_MEMORY_USED), "97") | _always(_card(c.GPU_MEMORY_TOTAL), "100")
 
 CASES: dict[str, tuple[Series, Series]] = {
     "GpuExporterDown": (_always(_UP, "0"), _always(_UP, "1")),
@@ -66,12 +70,12 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "GpuRecoveryNeeded": (_always(_card(c.GPU_RECOVERY), "1"), _always(_card(c.GPU_RECOVERY), "0")),
     "GpuUncorrectableMemoryErrors": (
-        _always(f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{_DCGM}", "1"),
-        _always(f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{_DCGM}", "0"),
+        _always(_card(c.GPU_UNCORRECTED), "1"),
+        _always(_card(c.GPU_UNCORRECTED), "0"),
     ),
     "GpuRowRemapFailed": (
-        _always(f"DCGM_FI_DEV_ROW_REMAP_FAILURE{_DCGM}", "1"),
-        _always(f"DCGM_FI_DEV_ROW_REMAP_FAILURE{_DCGM}", "0"),
+        _always(_card(c.GPU_REMAP_FAILED), "1"),
+        _always(_card(c.GPU_REMAP_FAILED), "0"),
     ),
     "GpuThermalSlowdown": (
         {_card(c.GPU_THROTTLED, ',reason="hw_thermal"'): "0+30x180"},
@@ -86,8 +90,8 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_card(c.GPU_TEMPERATURE_MARGIN), "30"),
     ),
     "GpuMemoryNearlyFull": (
-        _always(_card(c.GPU_MEMORY_USED), "97") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
-        _always(_card(c.GPU_MEMORY_USED), "90") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
+        _FULL | _always(_app(c.MEMORY_USED), "60"),
+        _FULL | _always(_app(c.MEMORY_USED), "60") | _always(_app(c.MEMORY_LIMIT), "60"),  # each has its own
     ),
     "GpuContainerNearMemoryLimit": (
         _always(_app(c.MEMORY_USED), "97") | _always(_app(c.MEMORY_LIMIT), "100"),
@@ -102,7 +106,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_app(c.SM_UTILIZATION), "0.4") | _always(_app(c.COMPUTE_SHARE), "0.3"),
     ),
     "GpuContainerMemoryRefused": (
-        {_app(c.MEMORY_REFUSED): "0x175 1x5"},
+        {_app(c.MEMORY_REFUSED): "0x177 1x2"},
         {_app(c.MEMORY_REFUSED): "0x10 1x170"},
     ),
     "GpuOverCommitted": (
@@ -118,8 +122,8 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="driver"'), "600000000"),
     ),
     "GpuAgentNotRegistered": (
-        _always(REGISTERED + _AT_NODE, "0"),
-        {REGISTERED + _AT_NODE: "1x171 0x3 1x6"},  # an update
+        _always(REGISTERED + _AGENT, "0"),
+        {REGISTERED + _AGENT: "1x171 0x3 1x6", "up" + _AGENT: "1x171 0x3 1x6"},  # an update
     ),
     "GpuPodsWithoutDevices": (_always(BARE_PODS + _AT_NODE, "2"), _always(BARE_PODS + _AT_NODE, "0")),
     "GpuContainersForgotten": (_always(FORGOTTEN + _AT_NODE, "1"), _always(FORGOTTEN + _AT_NODE, "0")),
@@ -131,11 +135,26 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(EXTENDER_READY + '{pod="a"}', "0") | _always(EXTENDER_READY + '{pod="b"}', "0"),
         _always(EXTENDER_READY + '{pod="a"}', "1") | _always(EXTENDER_READY + '{pod="b"}', "0"),
     ),
+    "GpuWebhookSilent": (
+        {f'{_WEBHOOK_UP}a"}}': "1x10 0x170", f'{_WEBHOOK_UP}b"}}': "1x100 _x80"},
+        _always(f'{_WEBHOOK_UP}a"}}', "1") | {f'{_WEBHOOK_UP}b"}}': "1x100 _x80"},
+    ),
     "GpuExtenderSampled": (
         {SAMPLED + '{pod="a"}': "0+1x180"},
         _always(SAMPLED + '{pod="a"}', "7"),
     ),
 }
+
+
+FURTHER: tuple[tuple[str, Series, int], ...] = (
+    # All of them died: what they last said is no answer.
+    ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "0x100 _x80"}, 1),
+    # An update, and the pod before is gone.
+    ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "_x101 1x80"}, 0),
+    # An agent that starts again and again says nothing of itself.
+    ("GpuAgentNotRegistered", {REGISTERED + _AGENT: "1x100 _x80", "up" + _AGENT: "1x100 0x80"}, 1),
+)
+"""Alert, series, and whether it fires at their end."""
 
 
 def rule_tests() -> dict[str, Any]:
@@ -144,6 +163,7 @@ def rule_tests() -> dict[str, Any]:
     for alert in ALERTS:
         fires, quiet = CASES[alert.name]
         tests += [_test(alert.name, fires, 1), _test(alert.name, quiet, 0)]
+    tests += [_test(*case) for case in FURTHER]
     tests.append(_balance())
     return {"rule_files": ["gpuslice.rules.yaml"], "evaluation_interval": "1m", "tests": tests}
 

@@ -15,6 +15,7 @@ FORGOTTEN = "gpuslice_agent_forgotten_containers"
 REFUSALS = "gpuslice_agent_refusals_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
+WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 OF_OTHERS = frozenset({REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, EXTENDER_READY, SAMPLED})
 """Metrics of the agent and the extender; the rest is the exporter's catalogue."""
 RUNBOOK = "docs/operate/alerts.md"
@@ -50,16 +51,33 @@ class Alert:
         return f"{RUNBOOK}#{self.name.lower()}"
 
 
+_NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors write the node on each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
-_WHO = "{{ $labels.namespace }}/{{ $labels.pod }}"
+_WHO = f"{{{{ $labels.namespace }}}}/{{{{ $labels.pod }}}} (container {{{{ $labels.container }}}}) on {_CARD}"
+_DRAIN = "kubectl drain {{ $labels.node }} --ignore-daemonsets --delete-emptydir-data"
+_PODS_THERE = "kubectl inspect cgpu -d {{ $labels.node }} names the pods on it"
+
+
+def _on_node(component: str) -> str:
+    return (
+        f"kubectl -n kube-system get pod -l component={component} -o wide"
+        "{{ with $labels.node }} --field-selector spec.nodeName={{ . }}{{ end }}"
+    )
+
+
+def _best_of(series: str) -> str:
+    """The largest of all replicas; of those that were there within a day and are not now, 0."""
+    return f"max({series} or 0 * last_over_time({series}[1d]))"
+
 
 ALERTS = (
     Alert(
         "GpuExporterDown",
-        'up{job=~".*gpuslice-exporter.*"} == 0',
+        'up{job=~".*gpuslice-exporter"} == 0',
         "critical",
-        "The GPU exporter at {{ $labels.instance }} does not answer.",
-        "Look at the pod's log; without it nothing is known of this node's cards.",
+        f"The GPU exporter of {_NODE} does not answer.",
+        "Programs go on; nothing is known of this node's cards, and no other alert tells of them. "
+        f"Look at the pod's events and log: {_on_node('gpuslice-exporter')}.",
         "5m",
     ),
     Alert(
@@ -67,22 +85,26 @@ ALERTS = (
         f"{c.COLLECTOR_SUCCESS.name} == 0",
         "warning",
         "The exporter of {{ $labels.node }} cannot read {{ $labels.collector }}.",
-        "The reason is in the exporter's log and under /debug/state.",
+        f"The reason is in its log and under /debug/state: {_on_node('gpuslice-exporter')}.",
         "10m",
     ),
     Alert(
         "GpuSamplesStale",
         f"{c.SAMPLE_AGE.name} > 60",
         "warning",
-        "The cards of {{ $labels.node }} were read {{ $value | humanizeDuration }} ago.",
-        "The driver does not answer: look for Xid lines in the kernel log.",
+        "The cards of {{ $labels.node }} were read {{ $value | humanizeDuration }} ago: the driver "
+        "does not answer.",
+        "On the node: timeout 10 nvidia-smi; dmesg | grep -i xid. If nvidia-smi hangs too, drain "
+        "the node and "
+        f"restart it: {_DRAIN}.",
     ),
     Alert(
         "GpuAttributionUnavailable",
         f"{c.ATTRIBUTION.name} == 0",
         "warning",
         "Processes on {{ $labels.node }} cannot be given to containers.",
-        "gpuslice_unavailable names the reason; mostly hostPID or the permission to watch pods is missing.",
+        f'{c.UNAVAILABLE.name}{{node="{{{{ $labels.node }}}}"}} names the reason; mostly hostPID or the '
+        "permission to watch pods is missing.",
         "15m",
     ),
     Alert(
@@ -90,65 +112,75 @@ ALERTS = (
         f"{c.GPU_UP.name} == 0",
         "critical",
         f"{_CARD} does not answer.",
-        "Drain the node and reset or replace the card.",
+        f"Nothing new is placed on it. Delete the pods that are on it ({_PODS_THERE}), then drain "
+        "the node and "
+        f"reset (nvidia-smi -r) or replace the card: {_DRAIN}.",
         "2m",
     ),
     Alert(
         "GpuMissing",
         f"{c.DEVICES.name} < {c.DEVICES_EXPECTED.name}",
         "critical",
-        "{{ $labels.node }} shows fewer cards than before.",
-        "Compare nvidia-smi -L with lspci; the card may have fallen off the bus.",
+        "{{ $labels.node }} shows fewer cards than before: {{ $value }}.",
+        "On the node compare nvidia-smi -L with lspci | grep -i nvidia. A card that has fallen off "
+        "the bus needs "
+        f"a restart of the node: {_DRAIN}.",
         "5m",
     ),
     Alert(
         "GpuXidCritical",
         f'time() - {c.XID_LAST.name}{{xid=~"{CRITICAL_XIDS}"}} < 600',
         "critical",
-        f"{_CARD} reported Xid {{{{ $labels.xid }}}}.",
-        "Drain the node; look the code up in NVIDIA's Xid catalogue.",
+        f"{_CARD} reported Xid {{{{ $labels.xid }}}}, {{{{ $value | humanizeDuration }}}} ago.",
+        "The agent has taken the card out of use. Look the code up in NVIDIA's Xid catalogue; 79 "
+        "and 95 need a "
+        f"reset or restart: {_DRAIN}.",
     ),
     Alert(
         "GpuXidContained",
         f'time() - {c.XID_LAST.name}{{xid="94"}} < 600',
         "warning",
-        f"{_CARD} had a contained memory error.",
-        "One application was ended; reset the card when it is free.",
+        f"{_CARD} had a contained memory error (Xid 94).",
+        f"One program was ended, the others go on. Reset the card when it is free: {_PODS_THERE}.",
     ),
     Alert(
         "GpuXidByApplication",
         f'increase({c.XID_ERRORS.name}{{xid=~"13|31|43|45"}}[15m]) > 3',
         "info",
-        f"Applications on {_CARD} keep failing with Xid {{{{ $labels.xid }}}}.",
-        "Find the application on the GPU Node dashboard and look at its log.",
+        f"Programs on {_CARD} keep failing with Xid {{{{ $labels.xid }}}}.",
+        f"{_PODS_THERE}: the one that restarts or logs CUDA errors is it; tell its owner.",
     ),
     Alert(
         "GpuRecoveryNeeded",
         f"{c.GPU_RECOVERY.name} > 0",
         "critical",
-        f"The driver asks for a recovery of {_CARD}.",
-        "1 reset, 2 reboot, 3 drain peers, 4 drain and reset.",
+        f"The driver asks for action {{{{ $value }}}} to recover {_CARD}.",
+        "1 is to reset the card, 2 to restart the node, 3 to drain peers, 4 to drain and reset. "
+        f"Drain the node first: {_DRAIN}.",
     ),
     Alert(
         "GpuUncorrectableMemoryErrors",
-        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL > 0",
+        f"{c.GPU_UNCORRECTED.name} > 0",
         "critical",
-        "GPU {{ $labels.gpu }} of {{ $labels.hostname }} has uncorrectable memory errors.",
-        "Reset the card; replace it when they come back.",
+        f"{_CARD} had memory errors that could not be corrected: {{{{ $value }}}}.",
+        "Results of programs on it may be wrong. Drain the node and reset the card (nvidia-smi "
+        "-r); replace it "
+        f"when they come back: {_DRAIN}.",
     ),
     Alert(
         "GpuRowRemapFailed",
-        "DCGM_FI_DEV_ROW_REMAP_FAILURE == 1",
+        f"{c.GPU_REMAP_FAILED.name} == 1",
         "critical",
-        "GPU {{ $labels.gpu }} of {{ $labels.hostname }} has no spare memory rows left.",
-        "Replace the card.",
+        f"{_CARD} has no spare memory rows left.",
+        "The next bad row stays bad. Take the card out of use (ConfigMap "
+        "unhealthy-gpu-{{ $labels.node }} in kube-system) and replace it.",
     ),
     Alert(
         "GpuThermalSlowdown",
         f'rate({c.GPU_THROTTLED.name}{{reason="hw_thermal"}}[5m]) > 0.1',
         "warning",
         f"{_CARD} is too hot and slows down.",
-        "Check the node's cooling.",
+        "All programs on it run slower. Check fans, airflow and the room's temperature.",
         "5m",
     ),
     Alert(
@@ -156,47 +188,56 @@ ALERTS = (
         f'rate({c.GPU_THROTTLED.name}{{reason="hw_power_brake"}}[5m]) > 0.1',
         "warning",
         f"{_CARD} is held down by the power supply.",
-        "Check the node's power supplies.",
+        "All programs on it run slower. Check the node's power supplies and what feeds them.",
         "5m",
     ),
     Alert(
         "GpuNearSlowdownTemperature",
         f"{c.GPU_TEMPERATURE_MARGIN.name} < 3",
         "warning",
-        f"{_CARD} is within 3 degrees of slowing down.",
-        "Check the node's cooling.",
+        f"{_CARD} is {{{{ $value }}}} degrees from slowing down.",
+        "Nobody is slowed yet. Check fans, airflow and the room's temperature.",
         "5m",
     ),
     Alert(
         "GpuMemoryNearlyFull",
-        f"{c.GPU_MEMORY_USED.name} / {c.GPU_MEMORY_TOTAL.name} > 0.95",
+        f"{c.GPU_MEMORY_USED.name} / {c.GPU_MEMORY_TOTAL.name} > 0.95 and on (node, gpu_uuid) "
+        f"({_USED} unless {_LIMIT})",
         "warning",
-        f"Memory of {_CARD} is nearly full.",
-        "Without isolation the next allocation on the card fails, whoever makes it.",
+        f"{{{{ $value | humanizePercentage }}}} of the memory of {_CARD} is in use, by containers "
+        "without a limit.",
+        "The next allocation on the card fails, whoever makes it: run fewer pods there, or enable "
+        f"isolation. {_PODS_THERE}.",
         "10m",
     ),
     Alert(
         "GpuContainerNearMemoryLimit",
         f"{_USED} / {_LIMIT} > 0.95",
-        "warning",
-        f"{_WHO} uses more than 95 % of its GPU memory limit.",
-        "Raise aliyun.com/gpu-mem of the pod, or make it use less.",
+        "info",  # frameworks that take all they see are always there
+        f"{_WHO} uses {{{{ $value | humanizePercentage }}}} of its GPU memory limit.",
+        "Nothing has failed yet. Where the program grows, raise aliyun.com/gpu-mem of the pod or "
+        "make it use less.",
         "5m",
     ),
     Alert(
         "GpuContainerPastMemoryLimit",
         f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less
         "critical",
-        f"{_WHO} holds more GPU memory than its limit.",
-        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. Stop it.",
+        f"{_WHO} holds {{{{ $value | humanize1024 }}}}B, more GPU memory than its limit.",
+        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. "
+        "Its neighbours lack "
+        "that memory. Stop it: kubectl -n {{ $labels.namespace }} delete pod {{ $labels.pod }}.",
         "1m",
     ),
     Alert(
         "GpuContainerPastComputeShare",
         f"avg_over_time({c.SM_UTILIZATION.name}[10m]) > 1.25 * {c.COMPUTE_SHARE.name} + 0.05",
         "warning",
-        f"{_WHO} computes for a quarter longer than its share.",
-        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. Stop it.",
+        f"{_WHO} computes {{{{ $value | humanizePercentage }}}} of the time, more than a quarter "
+        "over its share.",
+        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose; or "
+        "its kernels take "
+        "seconds. See what it runs (gpuslice top) and stop it if it keeps out on purpose.",
         "10m",
     ),
     Alert(
@@ -204,77 +245,101 @@ ALERTS = (
         f"increase({c.MEMORY_REFUSED.name}[5m]) > 0",
         "warning",
         f"{_WHO} asked for more GPU memory than its limit.",
-        "Raise aliyun.com/gpu-mem of the pod; its neighbours are not affected.",
+        "If its program fails, raise aliyun.com/gpu-mem of the pod; its neighbours are not affected.",
     ),
     Alert(
         "GpuOverCommitted",
         f"{c.GPU_MEMORY_ALLOCATED.name} > {c.GPU_MEMORY_TOTAL.name}",
         "critical",
-        f"More memory of {_CARD} is given out than it has.",
-        "Compare kubectl inspect cgpu with kubelet's pod-resources; this must never happen.",
+        f"More memory of {_CARD} is given out than it has: {{{{ $value | humanize1024 }}}}B.",
+        "This must never happen. gpuslice doctor names the pods; delete the youngest, and keep "
+        "/debug/state of the "
+        "extender and of the node's agent.",
         "5m",
     ),
     Alert(
         "GpuHeldIdle",
         f"max_over_time({c.SM_UTILIZATION.name}[2h]) == 0 and {c.MEMORY_ALLOCATED.name} > 0",
         "info",
-        f"{_WHO} holds a GPU and has not used it.",
-        "Ask its owner whether it is still needed.",
+        f"{_WHO} has not computed for two hours.",
+        "Ask its owner whether it is still needed: others may wait for the room.",
         "2h",
     ),
     Alert(
         "GpuMemoryOfNobody",
         f'sum by (node, gpu, gpu_uuid) ({c.UNATTRIBUTED_MEMORY.name}{{reason!="driver"}}) > 500e6',
         "warning",
-        f"Memory of {_CARD} is held by processes outside any allocation.",
-        "gpuslice_unattributed_memory_bytes says of what kind they are.",
+        f"{{{{ $value | humanize1024 }}}}B of {_CARD} are held by processes outside any allocation.",
+        f'{c.UNATTRIBUTED_MEMORY.name}{{node="{{{{ $labels.node }}}}"}} says of what kind they '
+        "are; on the node "
+        "nvidia-smi and cat /proc/PID/cgroup say which.",
         "15m",
     ),
     Alert(
         "GpuAgentNotRegistered",
-        f"{REGISTERED} == 0",
+        f'{REGISTERED} == 0 or up{{job=~".*gpuslice-agents"}} == 0',
         "critical",
-        "kubelet of {{ $labels.node }} does not know the agent: the node gives out no GPU memory.",
-        "The agent's /readyz says what it waits for.",
+        f"{_NODE} gives out no GPU memory: kubelet does not know its agent, or that does not answer.",
+        "Running pods are not affected. What it waits for: curl "
+        "http://{{ $labels.instance }}/readyz; why it does "
+        f"not run: {_on_node('gpushare-device-plugin')}.",
         "10m",
     ),
     Alert(
         "GpuPodsWithoutDevices",
         f"{BARE_PODS} > 0",
         "critical",
-        "{{ $value }} pods of {{ $labels.node }} run without the devices and limits they ask for.",
-        "Event RunsWithoutDevices names them: delete them, so that they are made anew.",
+        "Pods of {{ $labels.node }} that run without the devices and limits they ask for: {{ $value }}.",
+        "Delete them, so that they are made anew. They are named by kubectl get events -A --field-selector "
+        "reason=RunsWithoutDevices.",
         "1m",
     ),
     Alert(
         "GpuContainersForgotten",
         f"{FORGOTTEN} > 0",
         "warning",
-        "kubelet of {{ $labels.node }} has forgotten {{ $value }} containers that run on its cards.",
-        "They cannot be started again in their pods: delete these when it suits.",
+        "kubelet of {{ $labels.node }} has forgotten containers that run on its cards: {{ $value }}.",
+        "They go on, but cannot be started again in their pods: delete these when it suits. "
+        "kubectl inspect cgpu -d {{ $labels.node }} names the pods there.",
         "10m",
     ),
     Alert(
         "GpuGrantsRefused",
         f"sum by (node, reason) (increase({REFUSALS}[15m])) > 3",
         "warning",
-        "The agent of {{ $labels.node }} keeps refusing what kubelet asks for: {{ $labels.reason }}.",
-        "gpuslice doctor, and the agent's log: each refusal is a pod that failed.",
+        "The agent of {{ $labels.node }} refused {{ $value | humanize }} requests of kubelet: "
+        "{{ $labels.reason }}.",
+        "Each is a pod that failed. gpuslice doctor says where kubelet and the annotations "
+        "disagree; the agent's log "
+        f"has each refusal: {_on_node('gpushare-device-plugin')}.",
     ),
     Alert(
         "GpuExtenderSilent",
-        f"max({EXTENDER_READY}) == 0",
+        f"{_best_of(EXTENDER_READY)} == 0",
         "critical",
         "No extender answers: pods that ask for a part of a card wait.",
-        "Look at the extenders' /readyz and log.",
+        "Running pods are not affected. kubectl -n kube-system get pod -l component=gpushare-schd-extender "
+        "-L gpuslice.io/leader; the log says what it waits for, mostly the API server.",
         "2m",
+    ),
+    Alert(
+        "GpuWebhookSilent",
+        f"{_best_of(WEBHOOK_UP)} == 0",
+        "critical",
+        "No webhook answers: GPU pods are stored as they were written, or refused (failurePolicy Fail).",
+        "Pods that name no scheduler wait or get no card. Look at its events and log: kubectl -n "
+        "kube-system get pod "
+        "-l component=gpuslice-webhook.",
+        "5m",
     ),
     Alert(
         "GpuExtenderSampled",
         f"sum(increase({SAMPLED}[1h])) > 0",
         "warning",
         "Pods wait although a node that kube-scheduler did not ask about would hold them.",
-        "Set percentageOfNodesToScore: 100 in the profile that schedules them.",
+        "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor "
+        "says how many nodes "
+        "are asked about.",
     ),
 )
 

@@ -279,6 +279,21 @@ async def test_what_dcgm_exporter_derives_is_there_as_far_as_the_driver_tells(tm
             assert_promtool_accepts(page)
 
 
+async def test_memory_that_fails_is_told_whatever_the_counter_file_asks_for(tmp_path: Path) -> None:
+    async with host(tmp_path, "A100-SXM4-40GB", "T4") as machine:
+        with gpu.Machine(machine.state) as cards:
+            cards.set_gauge(0, ecc_uncorrected_volatile=3)
+        file = machine.counters("DCGM_FI_DEV_GPU_TEMP, gauge")
+        async with machine.exporter("-f", file) as exporter:
+            page = await exporter.page_when(
+                lambda page: page.all("gpuslice_gpu_uncorrected_memory_errors_total", gpu="0")
+            )
+            assert page.one("gpuslice_gpu_uncorrected_memory_errors_total", gpu="0") == 3
+            assert page.one("gpuslice_gpu_row_remap_failed", gpu="0") == 0
+            assert page.all("gpuslice_gpu_row_remap_failed", gpu="1") == []  # a T4 has no spare rows
+            assert not page.all("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL")
+
+
 async def test_the_host_label_of_released_images(tmp_path: Path) -> None:
     async with (
         host(tmp_path, "T4") as machine,

@@ -132,6 +132,20 @@ GPU_RECOVERY = Metric(
     "What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain peers, 4 drain and reset.",
     "NVML field value",
 )
+GPU_UNCORRECTED = Metric(
+    "gpuslice_gpu_uncorrected_memory_errors_total",
+    _COUNTER,
+    CARD,
+    "Memory errors that could not be corrected, since the driver was loaded or the card was reset.",
+    "NVML, volatile ECC counts",
+)
+GPU_REMAP_FAILED = Metric(
+    "gpuslice_gpu_row_remap_failed",
+    _GAUGE,
+    CARD,
+    "Whether a bad row of memory could not be replaced.",
+    "NVML, remapped rows (Ampere and later)",
+)
 XID_ERRORS = Metric(
     "gpuslice_gpu_xid_errors_total",
     _COUNTER,

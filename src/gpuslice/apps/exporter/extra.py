@@ -36,5 +36,5 @@ PCIE: Mapping[str, tuple[int, float]] = {"tx": (-197, 1), "rx": (-198, 1)}
 NVLINK: Mapping[str, tuple[int, float]] = {"tx": (-138, _KIB), "rx": (-139, _KIB)}
 RECOVERY = -230
 
-OWN_FIELDS = (112, 150, 155, 156, 158, 164, 203)
+OWN_FIELDS = (112, 150, 155, 156, 158, 164, 203, 311, 395)
 """DCGM fields that our own families are made of, whatever the counter file asks for."""

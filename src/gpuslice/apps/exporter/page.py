@@ -114,6 +114,8 @@ def _card(found: Families, card: CardPicture, snapshot: Snapshot, context: PageC
     found.add(c.GPU_POWER_LIMIT, at, _scaled(fields.get(164), 1))
     found.add(c.GPU_ENERGY, at, _scaled(fields.get(156), _MILLI))
     found.add(c.GPU_RECOVERY, at, _scaled(fields.get(RECOVERY), 1))
+    found.add(c.GPU_UNCORRECTED, at, _scaled(fields.get(311), 1))
+    found.add(c.GPU_REMAP_FAILED, at, _scaled(fields.get(395), 1))
     for metric, name, parts in (
         (c.GPU_THROTTLED, "reason", THROTTLE),
         (c.GPU_PCIE, "direction", PCIE),
