@@ -142,7 +142,11 @@ def _farewell(label: str, value: str | None, holders: list[str]) -> str:
         )
     if not holders:
         return said
-    return f"{said}; {len(holders)} pods keep what they hold until they end: {', '.join(holders[:5])}"
+    # kubelet asks the device plugin before each start, and there is none any more
+    return (
+        f"{said}; {len(holders)} pods keep what they hold until they end: {', '.join(holders[:5])}; a "
+        "container of theirs that ends meanwhile is not started again"
+    )
 
 
 def wanted_amounts(gpu_count: int, rules: Rules) -> dict[str, str | None]:
