@@ -80,14 +80,30 @@ def _put(path: Path, content: bytes, mode: int) -> None:
         replace_file(path, content, mode)
 
 
-def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file whole or not at all: others may be reading it right now, or using the old one."""
+def replace_file(path: Path, content: bytes, mode: int, *, lasting: bool = False) -> None:
+    """Write a file whole or not at all: others may be reading it right now, or using the old one.
+
+    `lasting`: it is on the disk when this returns, also if the power goes then. That may take seconds.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
         Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    if lasting:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

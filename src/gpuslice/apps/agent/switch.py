@@ -48,7 +48,7 @@ class StaticPod:
         if not self._manifest.exists():
             return f"Skip removing {name}, because it doesn't exist."
         self._backup.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self._backup, self._manifest.read_bytes(), 0o600)
+        replace_file(self._backup, self._manifest.read_bytes(), 0o600, lasting=True)
         self._manifest.unlink()  # a rename would not do: the two folders may be mounts of their own
         return f"Finish removing {name}."
 
@@ -59,7 +59,7 @@ class StaticPod:
             return f"Skip recovering {name}, because it already exist."
         if not self._backup.exists():
             return f"No {name} to recover."
-        replace_file(self._manifest, self._backup.read_bytes(), 0o600)
+        replace_file(self._manifest, self._backup.read_bytes(), 0o600, lasting=True)
         return f"Finish recovering {name}."
 
 
