@@ -194,7 +194,7 @@ def own_words(line: str) -> list[str]:
 @pytest.mark.parametrize("entry", COMMANDS, ids=[entry.name for entry in COMMANDS])
 def test_flags_that_the_pages_show_exist(entry: Entry) -> None:
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
-    shown = re.compile(rf"\bgpuslice ({entry.name}\b[^\n`|]*)")
+    shown = re.compile(rf"\bgpuslice ({entry.name}\b[^\n`|;]*)")
     lines = [line for page in pages for line in shown.findall(page.read_text())]
     named = {word.strip("[](),;.").partition("=")[0] for line in lines for word in own_words(line)}
     assert {name for name in named if name[:2] == "--"} - flags_of(entry) - {"--"} == set()
