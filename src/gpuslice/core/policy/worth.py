@@ -185,6 +185,7 @@ class Worth:
         self._alike = bool((parts.by_value == parts.by_value[:1]).all())
         self._per_cpu = np.concatenate([parts.cards_per_cpu, slots.cards_per_cpu])
         self._per_memory = np.concatenate([parts.cards_per_memory, slots.cards_per_memory])
+        self._weight = np.concatenate([parts.weight, slots.weight], axis=1)
 
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
@@ -194,41 +195,38 @@ class Worth:
         return np.concatenate([self._of_block(states.part(slice(at, at + BLOCK_ROWS))) for at in starts])
 
     def _of_block(self, states: States) -> Floats:
+        """Room for each shape, the shares and single cards first and then those of several, by its weight."""
         value, whole, whole_cards, cpu_milli, memory_mib = states.amounts
         kind, parts = self.layout.kind.take(states.rows), len(self._parts)
-        fed = self._fed(cpu_milli, memory_mib)
-        slots = self._slots_fed(states.rows, whole_cards, fed[:, parts:])
-        return self._of_parts(value, whole, kind, fed[:, :parts]) + self._of_slots(slots, kind)
+        room = self._fed(cpu_milli, memory_mib)
+        np.minimum(room[:, :parts], self._on_cards(value, whole, kind), out=room[:, :parts])
+        room[:, parts:] = self._in_slots(states.rows, whole_cards, room[:, parts:])
+        worth: Floats = np.einsum("ij,ij->i", room, self._weight.take(kind, axis=0))
+        return worth
 
     def _fed(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
-        """Cards that free CPU and memory feed, [line, shape]: shares and single cards, then several."""
+        """Cards that free CPU and memory feed, [line, shape]."""
         by_cpu: Floats = cpu_milli[:, None] * self._per_cpu
         np.minimum(by_cpu, memory_mib[:, None] * self._per_memory, out=by_cpu)
         np.maximum(by_cpu, 0.0, out=by_cpu)  # what others eat of a node may be more than we know of
         return by_cpu
 
-    def _of_parts(self, value: Floats, whole: Floats, kind: Ints, fed: Floats) -> Floats:
+    def _on_cards(self, value: Floats, whole: Floats, kind: Ints) -> Floats:
+        """What free cards have for each share and single card."""
         columns = self._parts
         pick = slice(0, 1) if self._alike else kind
-        room = value[:, None] * columns.by_value[pick]
+        room: Floats = value[:, None] * columns.by_value[pick]
         room += whole[:, None] * columns.by_free[pick]
-        np.minimum(room, fed, out=room)
-        worth: Floats = np.einsum("ij,ij->i", room, columns.weight.take(kind, axis=0))
-        return worth
+        return room
 
-    def _slots_fed(self, rows: Rows, whole_cards: Floats, fed: Floats) -> Floats:
-        """Slots for each shape of several cards, with the chances of such as come free next."""
+    def _in_slots(self, rows: Rows, whole_cards: Floats, fed: Floats) -> Floats:
+        """Whole slots for each shape of several cards, with the chances of such as come free next."""
         columns = self._slots
         slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, fed / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
         if self._turnover:
             slots += self._turnover * self._near_slots(rows, whole_cards)
-        return slots
-
-    def _of_slots(self, slots: Floats, kind: Ints) -> Floats:
-        columns = self._slots
-        worth: Floats = np.einsum("ij,ij->i", slots * columns.gpu, columns.weight.take(kind, axis=0))
-        return worth
+        return slots * columns.gpu
 
     def _near_slots(self, rows: Rows, whole_cards: Floats) -> Floats:
         """Chances that the next slot comes free while others fill up: less for each card it still lacks."""
