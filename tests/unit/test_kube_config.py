@@ -225,3 +225,30 @@ def test_outside_a_pod_in_cluster_says_so() -> None:
 )
 def test_proxies_of_the_environment(server: str, environ: dict[str, str], proxy: str) -> None:
     assert proxy_for(server, environ) == proxy
+
+
+@pytest.mark.parametrize(
+    ("entry", "server", "direct"),
+    [
+        ("10.1.2.3:6443", "https://10.1.2.3:6443", True),
+        ("10.1.2.3:443", "https://10.1.2.3", True),
+        ("10.1.2.3:80", "https://10.1.2.3", False),
+        ("[fd00::1]:6443", "https://[fd00::1]:6443", True),
+        ("fd00::/8", "https://[fd00::1]", True),
+        ("fd00::1", "https://[fd00::1]", True),
+        ("api:6443", "https://api:6443", True),
+        ("api:6443", "https://api", False),
+        ("Example.COM", "https://example.com", True),
+        ("example.com", "https://a.example.com", True),
+        (".example.com", "https://example.com", False),
+        ("*.example.com", "https://a.example.com", True),
+        ("*.example.com", "https://example.com", False),
+        (".example.com:6443", "https://a.example.com:6443", True),
+        (":6443", "https://api:6443", False),
+        (".", "https://api", False),
+    ],
+)
+def test_no_proxy_is_read_as_kubectl_reads_it(entry: str, server: str, direct: bool) -> None:
+    """Source: golang.org/x/net/http/httpproxy, config.init and useProxy."""
+    environ = {"HTTPS_PROXY": "http://proxy", "NO_PROXY": f"other, {entry}"}
+    assert proxy_for(server, environ) == ("" if direct else "http://proxy")

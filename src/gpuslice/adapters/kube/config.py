@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address, ip_network
@@ -248,6 +250,8 @@ def _read(path: Path, what: str) -> str:
 
 # -- proxies -----------------------------------------------------------------------------------------
 
+_PLACE = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([^:]*)")  # host:port
+
 
 def _proxy(cluster: Cluster) -> str:
     return _checked_url(cluster.proxy_url, "proxy-url") if cluster.proxy_url else ""
@@ -262,7 +266,8 @@ def proxy_for(server: str, environ: Mapping[str, str]) -> str:
     if not proxy or _is_loopback(host):
         return ""
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
-    if any(_exempts(entry.strip(), host) for entry in exempt.split(",")):
+    port = str(url.port or (443 if url.scheme == "https" else 80))
+    if any(_exempts(entry.strip().lower(), host, port) for entry in exempt.split(",")):
         return ""
     return _checked_url(proxy if "://" in proxy else f"http://{proxy}", name.upper())
 
@@ -274,13 +279,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _exempts(entry: str, host: str) -> bool:
-    if not entry:
-        return False
+def _exempts(entry: str, host: str, port: str) -> bool:
+    """One entry of NO_PROXY, in small letters. Source: golang.org/x/net/http/httpproxy, as kubectl has it."""
     if entry == "*":
         return True
-    try:
+    with contextlib.suppress(ValueError):
         return ip_address(host) in ip_network(entry, strict=False)
-    except ValueError:
-        suffix = entry.removeprefix("*").removeprefix(".")
-        return host == suffix or host.endswith("." + suffix)
+    found = _PLACE.fullmatch(entry)
+    name, only = (found[1] or found[2] or "", found[3]) if found else (entry, "")
+    if not name or only not in ("", port):
+        return False
+    with contextlib.suppress(ValueError):
+        return ip_address(host) == ip_address(name)
+    return host == name or host.endswith("." + name.removeprefix("*").removeprefix("."))
