@@ -130,7 +130,10 @@ def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
     found += doctor_answers.answers(facts, urls)
     found += [
         Finding(
-            Level.NOTE, what, "may not be read, so what depends on it was not checked", "ask for that right"
+            Level.NOTE,
+            what,
+            "may not be read, so what depends on it was not checked",
+            "run gpuslice doctor as somebody who may, or ask for the right",
         )
         for what in facts.unreadable
     ]
