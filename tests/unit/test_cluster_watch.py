@@ -76,7 +76,8 @@ def test_bookmarks_go_to_those_who_asked(wire: Wire) -> None:
     with_bookmarks = wire.watch(PODS, resourceVersion="1", allowWatchBookmarks="true")
     without = wire.watch(PODS, resourceVersion="1")
     wire.cluster.send_bookmarks()
-    assert [line["type"] for line in lines(with_bookmarks)] == ["BOOKMARK"]
+    (bookmark,) = lines(with_bookmarks)
+    assert (bookmark["type"], bookmark["object"]["spec"]) == ("BOOKMARK", {"containers": None})
     assert lines(without) == []
 
 

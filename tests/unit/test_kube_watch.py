@@ -103,10 +103,17 @@ async def test_a_watch_that_ends_resumes_where_it_was() -> None:
     assert followed.time.slept == []
 
 
-async def test_a_bookmark_moves_the_place_to_resume_from() -> None:
-    followed = await Followed(page("7"), [line("BOOKMARK", {"metadata": {"resourceVersion": "40"}})]).run()
+HOLLOW_POD = {"kind": "Pod", "apiVersion": "v1", "spec": {"containers": None}, "status": {}}
+"""What a real API server's bookmark has beside the metadata: a pod such as no client could make."""
+
+
+@pytest.mark.parametrize("rest", [{}, HOLLOW_POD], ids=["bare", "as the API server sends it"])
+async def test_a_bookmark_moves_the_place_to_resume_from(rest: dict[str, Any]) -> None:
+    bookmark = rest | {"metadata": {"resourceVersion": "40", "creationTimestamp": None}}
+    followed = await Followed(page("7"), [line("BOOKMARK", bookmark)]).run()
     assert followed.versions() == ["", "7", "40"]
     assert followed.told() == ["synced"]
+    assert followed.time.slept == []
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gpuslice.adapters.kube.errors import (
     error_of_status,
 )
 from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.objects import Metadata
 from gpuslice.adapters.kube.resources import PODS, Resource
 
 T = TypeVar("T")
@@ -52,6 +53,12 @@ class WatchEvent(msgspec.Struct, Generic[T], gc=False):
     object: T
 
 
+class _Hollow(msgspec.Struct, gc=False):
+    """Of a bookmark's object, what it is sent for."""
+
+    metadata: Metadata
+
+
 _EVENTS = frozenset({"ADDED", "MODIFIED", "DELETED", "BOOKMARK"})
 
 
@@ -71,14 +78,28 @@ def decode(kind: type[T], response: Response, request: Request) -> T:
 
 
 def watch_event(read: msgspec.json.Decoder[WatchEvent[T]], line: bytes, what: str) -> WatchEvent[T]:
-    """A line of a watch; the KubeError that it is when it is none of these."""
+    """A line of a watch; the KubeError that it is when it is none of these.
+
+    A bookmark's object is hollow and need not be one of its kind: pods come with `containers: null`.
+    """
     try:
         event = read.decode(line)
     except UNREADABLE as error:
+        if (bookmark := _bookmark(line)) is not None:
+            return cast(WatchEvent[T], bookmark)
         raise _no_event(line, what, error) from error
     if event.type not in _EVENTS:
         raise _no_event(line, what)
     return event
+
+
+def _bookmark(line: bytes) -> WatchEvent[_Hollow] | None:
+    """The line read for its metadata alone; None when it is no bookmark."""
+    try:
+        event = cast(WatchEvent[_Hollow], decoder(WatchEvent[_Hollow]).decode(line))
+    except UNREADABLE:
+        return None
+    return event if event.type == "BOOKMARK" else None
 
 
 def _no_event(line: bytes, what: str, cause: Exception | None = None) -> KubeError:

@@ -15,6 +15,8 @@ Render = Callable[[Entry], bytes]
 
 _MOST_WAITING = 50_000
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+_HOLLOW: dict[str, Object] = {"Pod": {"spec": {"containers": None}, "status": {}}}
+"""What bookmarks carry beside metadata, which no pod of the API may: Go's empty value of their kind."""
 
 
 class Watch:
@@ -85,7 +87,8 @@ class Watch:
         metadata: Object = {"resourceVersion": str(self._store.version), "creationTimestamp": None}
         if initial_end:
             metadata["annotations"] = {INITIAL_EVENTS_END: "true"}
-        self._push("BOOKMARK", msgspec.json.encode(self._bookmark_type | {"metadata": metadata}))
+        hollow = _HOLLOW.get(self._bookmark_type["kind"], {})
+        self._push("BOOKMARK", msgspec.json.encode(self._bookmark_type | hollow | {"metadata": metadata}))
 
     def fail(self, error: ApiError) -> None:
         self._push("ERROR", msgspec.json.encode(error.status()))
