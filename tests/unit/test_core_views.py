@@ -75,6 +75,14 @@ def test_a_pod_that_asks_for_none_of_ours_wants_only_cpu_and_memory() -> None:
     assert (found.request, found.feed, found.problem) == (None, Feed(1000, 0), "")
 
 
+def test_a_pod_that_asks_for_nothing_holds_no_card_whatever_its_annotations_say() -> None:
+    """Its owner writes them: a whole node could be closed with a pod that no quota counts."""
+    plain = {"name": "web", "image": "x", "resources": {"limits": {"cpu": "2"}}}
+    for said in (PLACED, {"scheduler.framework.gpushare.allocation": '{"0":{"0":8,"1":8}}'}, {IDX: "abc"}):
+        found = pod(containers=[plain], node="n1", annotations=said)
+        assert (found.request, found.placement, found.problem) == (None, None, "")
+
+
 def test_a_wrong_request_is_a_problem_and_of_a_bound_pod_the_memory_is_gone_all_the_same() -> None:
     many = {"aliyun.com/gpu-count": "many"}
     waiting, bound = pod(labels=many), pod(labels=many, node="n1")

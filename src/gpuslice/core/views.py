@@ -126,9 +126,13 @@ def pod_of(
     wants: Wants,
     annotations: Mapping[str, str] | None,
 ) -> Pod:
-    """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody."""
+    """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody.
+
+    A pod that asks for nothing of ours holds nothing, whatever its annotations say: anybody may write them.
+    """
     annotations = annotations or _NOTHING
-    placement, misread = _placement(annotations, node, wants.request)
+    asks = wants.request is not None or bool(wants.problem)
+    placement, misread = _placement(annotations, node, wants.request) if asks else (None, "")
     return Pod(
         uid=uid,
         namespace=namespace,
