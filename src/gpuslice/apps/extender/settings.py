@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Settings, SettingsError, about
+from gpuslice.apps.settings import Host, LogLevel, Port, Settings, SettingsError, about
 
 SHORTEST_ANSWER_S = 0.1
 
@@ -12,13 +12,9 @@ SHORTEST_ANSWER_S = 0.1
 class ExtenderSettings(Settings, frozen=True, kw_only=True):
     """Settings of ``gpuslice extender``."""
 
-    port: Annotated[
-        int, about("TCP port to listen on; 0 lets the system choose.", env=("PORT",), ge=0, le=65535)
-    ] = 12345
-    host: Annotated[str, about("Address to listen on.")] = "0.0.0.0"
-    log_level: Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))] = (
-        "info"
-    )
+    port: Port = 12345
+    host: Host = "0.0.0.0"
+    log_level: LogLevel = "info"
     kubeconfig: Annotated[
         str,
         about("kubeconfig file. Else $KUBECONFIG, ~/.kube/config, or the pod's service account."),
