@@ -187,6 +187,24 @@ def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> N
     assert cluster.offers(2 * UNITS)
 
 
+def test_a_container_that_ends_while_no_agent_is_there_starts_again_with_it(cluster: Cluster) -> None:
+    """kubelet asks the plugin before each start, so that without one no container is started again."""
+    cluster.create(pod("short", container(4, f"{SHOW.removesuffix(STAY)} sleep 5"), restartPolicy="Always"))
+    cluster.running("short")
+    cluster.agent.stop()
+
+    def status() -> dict[str, Any]:
+        (found,) = cluster.pod("short")["status"]["containerStatuses"]
+        return dict(found)
+
+    def waits() -> bool:
+        return "has been stopped" in str(status()["state"].get("waiting", {}).get("message", ""))
+
+    until(waits, f"it is not started; {status()}", 40)
+    cluster.agent.start()
+    until(lambda: status()["restartCount"] == 1, f"it is started again; {status()}", 60)
+
+
 def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster) -> None:
     """kubelet forgets who holds what and does not ask again for what runs; the annotations still tell."""
     cluster.offers(2 * UNITS)
