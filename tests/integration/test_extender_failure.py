@@ -160,6 +160,20 @@ async def test_an_outcome_that_cannot_be_learned_keeps_the_cards_until_it_can() 
         assert answer == ""
 
 
+async def test_a_pod_that_keeps_changing_is_not_asked_about_without_a_pause() -> None:
+    async with rig(cluster(n1=(15, 1)), bind_timeout_s=1.0) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, BINDING, code=403, delay_s=0.2)
+        call = asyncio.create_task(extender.bind(pod))
+        await until(lambda: bool(extender.api.annotations()))
+        conflicts = Fault(**PATCH, code=409, times=1000)
+        extender.api.cluster.faults.add(conflicts)
+        assert "has not said within 1 s" in await call
+        assert conflicts.times is not None
+        assert 1 <= 1000 - conflicts.times <= 5
+        extender.api.cluster.faults.clear()
+
+
 async def test_a_placement_that_no_watch_shows_is_asked_about() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         binder, ledger = extender.extender.binder, extender.extender.ledger

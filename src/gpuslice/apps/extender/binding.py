@@ -211,18 +211,18 @@ class Binder:
         """Read the pod until it is known whether it is bound to `node`; if it is not, take all back."""
         attempt = 0
         while True:
+            delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+            attempt += 1
             try:
                 return await self._settle_once(pod, node)
-            except ConflictError:
-                continue  # it changed between our reading and writing: look again
+            except ConflictError:  # it changed between our reading and writing: look again
+                _log.debug("pod changed while it was settled", extra={"pod": pod.key, "retry_in_s": delay_s})
             except KubeError as error:
-                delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-                attempt += 1
                 _log.warning(
                     "placement not settled yet",
                     extra={"pod": pod.key, "node": node, "error": str(error), "retry_in_s": delay_s},
                 )
-                await self._sleep(delay_s)
+            await self._sleep(delay_s)
 
     async def _settle_once(self, pod: Pod, node: str) -> bool:
         try:
