@@ -166,7 +166,7 @@ async def test_a_pod_that_keeps_changing_is_not_asked_about_without_a_pause() ->
         fault(extender, BINDING, code=403, delay_s=0.2)
         call = asyncio.create_task(extender.bind(pod))
         await until(lambda: bool(extender.api.annotations()))
-        conflicts = Fault(**PATCH, code=409, times=1000)
+        conflicts = Fault(method="PATCH", path=PATCH["path"], code=409, times=1000)
         extender.api.cluster.faults.add(conflicts)
         assert "has not said within 1 s" in await call
         assert conflicts.times is not None
