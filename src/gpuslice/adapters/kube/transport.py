@@ -149,19 +149,18 @@ class HttpTransport:
 
     async def _once(self, request: Request) -> Response:
         sent = _Sent()
-        async with self._free:
-            try:
+        try:
+            async with self._free:
+                try:
+                    return await self._exchange(request, sent)
+                except BrokenLineError as error:
+                    if not (sent.reused and error.untouched and request.method == "GET"):
+                        raise
+                # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
+                self._drop_idle()
                 return await self._exchange(request, sent)
-            except FAILURES as error:
-                lapsed = isinstance(error, BrokenLineError) and sent.reused and error.untouched
-                if not (lapsed and request.method == "GET"):
-                    raise _as_unavailable(error, request, sent) from error
-            # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
-            self._drop_idle()
-            try:
-                return await self._exchange(request, sent)
-            except FAILURES as error:
-                raise _as_unavailable(error, request, sent) from error
+        except FAILURES as error:
+            raise _as_unavailable(error, request, sent) from error
 
     async def _exchange(self, request: Request, sent: _Sent) -> Response:
         line = await self._send(request, sent)

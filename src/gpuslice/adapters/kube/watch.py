@@ -18,11 +18,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import (
-    GoneError,
-    KubeError,
-    UnavailableError,
-)
+from gpuslice.adapters.kube.errors import GoneError, KubeError, UnavailableError
 from gpuslice.adapters.kube.requests import PAGE, WatchEvent
 from gpuslice.adapters.kube.resources import Resource
 
