@@ -111,6 +111,17 @@ async def test_a_node_of_whole_cards_by_another_label_is_not_missed(shell: Shell
     assert ("labels disagree" in str(found)) == (value == "default")
 
 
+async def test_what_is_still_held_on_a_node_of_whole_cards_is_a_note(shell: Shell) -> None:
+    await healthy(shell)
+    ending = node("n1", 8, labels={"cgpu": "true", "gpuslice.io/mode": "exclusive"})
+    ending["status"]["allocatable"] = {GPU_MEM: "4"}
+    await shell.has([ending, node("n2", 8, labels={"cgpu": "true"})], [plugin("x")])
+    _, found = await findings(shell)
+    assert list(found) == ["node n1"]
+    assert found["node n1"]["level"] == "note"
+    assert "still offers 4 aliyun.com/gpu-mem" in found["node n1"]["what"]
+
+
 @pytest.mark.parametrize(("flags", "level", "code"), [((), "note", 0), (("--want-cards",), "error", 3)])
 async def test_no_node_that_shares_is_an_error_where_cards_are_wanted(
     shell: Shell, flags: tuple[str, ...], level: str, code: int

@@ -205,6 +205,46 @@ def test_a_container_that_ends_while_no_agent_is_there_starts_again_with_it(clus
     until(lambda: status()["restartCount"] == 1, f"it is started again; {status()}", 60)
 
 
+def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(cluster: Cluster) -> None:
+    """A container that holds units starts again, also after kubelet did; nobody new gets any."""
+    cluster.offers(2 * UNITS)
+    cluster.create(pod("short", container(4, f"{SHOW.removesuffix(STAY)} sleep 5"), restartPolicy="Always"))
+    cluster.running("short")
+
+    def status() -> dict[str, Any]:
+        (found,) = cluster.pod("short")["status"]["containerStatuses"]
+        return dict(found)
+
+    def starts_again(after: int) -> int:
+        return until(
+            lambda: "running" in status()["state"] and status()["restartCount"] > after,
+            f"it is started again; {status()}",
+        ) and int(status()["restartCount"])
+
+    cluster.agent.stop()
+    cluster.api.patch(f"nodes/{NODE}", {"metadata": {"labels": {"gpuslice.io/mode": "exclusive"}}})
+    cluster.agent.start()
+    cluster.registered()
+    until(lambda: cluster.allocatable() == ("4", None), f"only what is held; {cluster.allocatable()}")
+    restarts = starts_again(0)
+    cluster.create(pod("new", container(4), nodeName=NODE))
+    assert "Requested: 4, Available: 0" in cluster.failed("new")
+    cluster.kubelet.stop()
+    cluster.kubelet.start()
+    starts_again(restarts)
+    assert [each["health"] for each in status()["allocatedResourcesStatus"][0]["resources"]] == 4 * [
+        "Healthy"
+    ]
+    cluster.api.delete(f"{PODS}/short")
+    until(lambda: "leaving kubelet" in cluster.agent.log(), "the agent leaves")
+    until(lambda: cluster.allocatable() == ("0", None), f"nothing is left; {cluster.allocatable()}")
+    cluster.agent.stop()
+    cluster.api.patch(f"nodes/{NODE}", {"metadata": {"labels": {"gpuslice.io/mode": None}}})
+    cluster.agent.start()
+    cluster.registered()
+    assert cluster.offers(2 * UNITS)
+
+
 def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster) -> None:
     """kubelet forgets who holds what and does not ask again for what runs; the annotations still tell."""
     cluster.offers(2 * UNITS)

@@ -13,7 +13,8 @@ import pytest
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
 from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
+from gpuslice.sim.kubelet.devices import AdmissionError
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually
 
@@ -138,6 +139,72 @@ async def test_a_node_that_divides_compute_no_more_does_not_go_on_offering_it(
         await node.start_agent()
         await eventually(gone, "compute is not offered any more")
         assert await offers(node, GPU_COUNT) is (schedule != "default")
+
+
+# -- whole cards again, while pods hold parts --------------------------------------------------------------
+EXCLUSIVE = [{"gpuslice.io/mode": "exclusive"}, {"ack.node.gpu.schedule": "default"}]
+
+
+@pytest.mark.parametrize("labels", EXCLUSIVE, ids=["own label", "vendor's label"])
+async def test_pods_that_hold_parts_go_on_until_they_end_and_nobody_new_gets_any(
+    tmp_path: Path, labels: dict[str, str]
+) -> None:
+    async with Bench(tmp_path).running() as node:
+        held = await node.place("p", 4, 0)
+        await node.kubelet.admit(held)
+        await label(node, **labels)
+        node.ready = False
+        await node.restart_agent()
+        await eventually(lambda: node.kubelet.healthy() == 4, "kubelet has what is held, and nothing else")
+        assert node.kubelet.ids(held) == node.kubelet.book.healthy(GPU_MEM)
+        assert len(node.kubelet.book.devices[GPU_MEM]) == 15, "the others are known, and not to be had"
+        assert node.agent.devices.counts() == {"Healthy": 4, "Unhealthy": 11}
+        await eventually(lambda: not node.agent.not_ready(), "ready")
+        await node.kubelet.start_container(held)  # as after a crash
+        with pytest.raises(AdmissionError, match="Requested: 4, Available: 0"):
+            await node.kubelet.admit(await node.place("new", 4, 0))
+        await node.client.delete(PODS, "new", "default", grace_s=0)
+        await node.client.patch_status(PODS.as_dict(), "p", {"phase": "Succeeded"}, "default")
+        await eventually(lambda: not node.agent.server.registered, "the agent leaves")
+        assert node.kubelet.healthy() == 0
+        assert "not shared" in node.agent.not_ready()
+
+
+async def test_what_a_pod_leaves_behind_is_nobodys_where_cards_are_not_shared_any_more(
+    tmp_path: Path,
+) -> None:
+    """kubelet may give ids of a pod that just ended before it has heard that they are not to be had."""
+    async with Bench(tmp_path, settings={"hot_reload_isolation": True}).running() as node:
+        first, second = [await node.place(name, 4, 0) for name in ("first", "second")]
+        await node.kubelet.admit(first)
+        await label(node, **EXCLUSIVE[0])
+        await eventually(lambda: not node.agent.node.rules.shared, "the rules are in force")
+        with pytest.raises(AdmissionError, match="does not share its cards any more"):
+            await node.kubelet.admit(second)
+        await eventually(lambda: node.kubelet.healthy() == 4, "kubelet has what is held")
+
+
+async def test_an_agent_that_left_comes_back_with_the_label(tmp_path: Path) -> None:
+    async with Bench(tmp_path, settings={"hot_reload_isolation": True}).running() as node:
+        await label(node, **EXCLUSIVE[0])
+        await eventually(lambda: not node.agent.server.registered, "the agent leaves")
+        await label(node, **{"gpuslice.io/mode": "shared"})
+        await eventually(node.registered, "registered again")
+        assert node.kubelet.healthy() == 15
+
+
+async def test_a_restart_of_kubelet_finds_what_is_held_healthy(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        held = await node.place("p", 4, 0)
+        await node.kubelet.admit(held)
+        await label(node, **EXCLUSIVE[0])
+        node.ready = False
+        await node.restart_agent()
+        await eventually(lambda: node.kubelet.healthy() == 4, "kubelet has what is held")
+        await node.kubelet.restart()
+        await eventually(lambda: node.kubelet.healthy() == 4, "and again")
+        await node.kubelet.admit(held)
+        await node.kubelet.start_container(held)
 
 
 # -- the plugin of whole cards ---------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 policy NAME                                   which policy decides; binpack without it
 node NAME cards=15,15 [placement=spread] [unhealthy=0] [core=100] [core_required=yes]
+     [whole=yes]                              its labels say that cards are given out whole
 drop NAME                                     the node is gone
 place POD UNITS [on=NODE] [cards=2] [core=20] filter, prioritize, bind, as kube-scheduler would
 bound POD UNITS NODE CARD                     somebody else bound it; CARD "-" when no annotation says where
@@ -23,7 +24,7 @@ from gpuslice.core.contract import GPU_CORE, GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import make_policy
-from gpuslice.core.views import pod_of, wants_of
+from gpuslice.core.views import pod_of, wants_of, with_unhealthy
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
 
 Options = dict[str, str]
@@ -71,16 +72,15 @@ class Stage:
     def node(self, name: str, cards: str = "", **options: str) -> str:
         numbers = [int(each) for each in cards.split(",") if each]
         unhealthy = frozenset(int(each) for each in options.get("unhealthy", "").split(",") if each)
-        self.ledger.apply_node(
-            make_node(
-                name,
-                numbers,
-                unhealthy=unhealthy,
-                placement=options.get("placement", ""),
-                core_percent=int(options.get("core", "0")),
-                core_required="core_required" in options,
-            )
+        node = make_node(
+            name,
+            numbers,
+            shared="whole" not in options,
+            placement=options.get("placement", ""),
+            core_percent=int(options.get("core", "0")),
+            core_required="core_required" in options,
         )
+        self.ledger.apply_node(with_unhealthy(node, unhealthy))
         return "ok"
 
     def drop(self, name: str) -> str:

@@ -13,7 +13,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.core.feed import Feed
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import ContainerKind, Gpu, Node, Pod
-from gpuslice.core.views import version_number
+from gpuslice.core.views import version_number, with_unhealthy
 from tests.builders import api_container, api_node, api_pod, make_placement
 
 IDX, UNITS = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD"
@@ -187,3 +187,18 @@ def test_labels_and_amounts_say_how_cards_are_chosen_and_divided() -> None:
     divided = node(raw)
     assert (divided.placement, divided.core_percent, divided.core_required) == ("spread", 100, True)
     assert plain.feed == Feed(64_000, 262_144)
+
+
+@pytest.mark.parametrize(
+    "labels", [{"gpuslice.io/mode": "exclusive"}, {"ack.node.gpu.schedule": "default"}, {"cgpu": "false"}]
+)
+def test_no_card_is_to_be_used_where_labels_say_that_they_are_given_out_whole(labels: dict[str, str]) -> None:
+    """kubelet goes on telling of what pods hold there until they end."""
+    whole = node(api_node("n1", 15, 1, labels=labels))
+    assert not whole.shared
+    assert [gpu.index for gpu in whole.gpus] == [0]
+    assert whole.unhealthy == with_unhealthy(whole, frozenset()).unhealthy == {0}
+    shared = node(api_node("n1", 15, 1))
+    assert shared.shared
+    assert not shared.unhealthy
+    assert with_unhealthy(shared, frozenset({0})).unhealthy == {0}

@@ -131,7 +131,7 @@ def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
 
 def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
     state = ledger.state(node.name)
-    if state is None or not state.node.gpus:
+    if state is None or not state.node.divides_cards:
         return _Found(node.name, NOT_SHARED, never=True)
     barrier = obstacle(node, wish)
     if barrier:

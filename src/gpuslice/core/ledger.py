@@ -388,7 +388,7 @@ class Ledger:
 
     def _write_row(self, name: str) -> None:
         book = self._books.get(name)
-        if book is None or book.node is None or not book.node.gpus:
+        if book is None or book.node is None or not book.node.divides_cards:
             self.fleet.drop(name)
             return
         self.fleet.put(book.row(self._fed.used(name)))

@@ -37,12 +37,15 @@ class NodeMode(StrEnum):
 class Node:
     """A node as placement sees it: its cards in index order and what is not to be used of them.
 
-    `problem`: what of the node could not be read, in words; its cards are then what could be.
+    `shared`: false where its labels say that cards are given out whole; none is to be used then, and who
+    holds a part of one keeps it. `problem`: what of the node could not be read, in words; its cards are then
+    what could be.
     """
 
     name: str
     gpus: tuple[Gpu, ...]
     unhealthy: frozenset[int] = frozenset()
+    shared: bool = True
     placement: str = ""  # binpack or spread where the node's label says so, else the policy decides
     core_percent: int = 0  # of each card; 0 where the node does not divide compute
     core_required: bool = False  # every pod here has to ask for compute as well as memory
@@ -50,6 +53,11 @@ class Node:
     zone: str = ""
     feed: Feed = NO_FEED  # CPU and memory that it has to give
     problem: str = ""
+
+    @property
+    def divides_cards(self) -> bool:
+        """Whether parts of cards are to be had here at all."""
+        return self.shared and bool(self.gpus)
 
 
 class ContainerKind(StrEnum):

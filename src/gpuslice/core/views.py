@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -20,7 +20,7 @@ from gpuslice.core.contract import (
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.feed import Feed, node_feed, pod_feed
-from gpuslice.core.mode import CORE_MEM
+from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
@@ -166,10 +166,12 @@ def node_of(
     """A node of the API: no cards when it shares none (capacity without ``aliyun.com/gpu-mem``)."""
     labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
     gpus, problem = _gpus(annotations, capacity)
+    shared = rules_of(labels).shared
     return Node(
         name=name,
         gpus=gpus,
-        unhealthy=unhealthy,
+        unhealthy=unhealthy if shared else _all(gpus),
+        shared=shared,
         placement=labels.get(LABEL_PLACEMENT, ""),
         core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
         core_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
@@ -178,6 +180,15 @@ def node_of(
         feed=node_feed(allocatable),
         problem=problem,
     )
+
+
+def with_unhealthy(node: Node, unhealthy: frozenset[int]) -> Node:
+    """The node with these cards out of use; where it does not share its cards, all of them are."""
+    return replace(node, unhealthy=unhealthy if node.shared else _all(node.gpus))
+
+
+def _all(gpus: Iterable[Gpu]) -> frozenset[int]:
+    return frozenset(gpu.index for gpu in gpus)
 
 
 def version_number(resource_version: str) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import HEALTHY, UNHEALTHY
 from gpuslice.apps.agent.node import device_ids
+from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.model import Gpu
 
 SETTLE_S = 0.1
@@ -20,6 +22,7 @@ class DeviceList:
     def __init__(self) -> None:
         self.gpus: tuple[Gpu, ...] = ()
         self.unhealthy: frozenset[str] = frozenset()  # uuids
+        self.only: frozenset[str] | None = None  # ids that alone may be had; None: all of healthy cards
         self._version = 0
         self._changed = asyncio.Condition()
 
@@ -28,6 +31,15 @@ class DeviceList:
         if (gpus, frozenset(unhealthy)) == (self.gpus, self.unhealthy):
             return
         self.gpus, self.unhealthy = gpus, frozenset(unhealthy)
+        await self._tell()
+
+    async def keep(self, only: frozenset[str] | None) -> None:
+        """Give out nothing but `only`; None: give out everything again."""
+        if only != self.only:
+            self.only = only
+            await self._tell()
+
+    async def _tell(self) -> None:
         async with self._changed:
             self._version += 1
             self._changed.notify_all()
@@ -43,14 +55,21 @@ class DeviceList:
 
     def counts(self) -> dict[str, int]:
         """How many devices there are of each health."""
-        bad = sum(gpu.units for gpu in self.gpus if gpu.uuid in self.unhealthy)
-        return {HEALTHY: sum(gpu.units for gpu in self.gpus) - bad, UNHEALTHY: bad}
+        given_out = {gpu.uuid: gpu.units for gpu in self.gpus}
+        if self.only is not None:
+            given_out = Counter(map(card_of_device_id, self.only))
+        good = sum(units for uuid, units in given_out.items() if uuid not in self.unhealthy)
+        return {HEALTHY: good, UNHEALTHY: sum(gpu.units for gpu in self.gpus) - good}
 
     def _message(self) -> dp.ListAndWatchResponse:
         return dp.ListAndWatchResponse(
             devices=[
-                dp.Device(ID=identifier, health=UNHEALTHY if gpu.uuid in self.unhealthy else HEALTHY)
+                dp.Device(ID=identifier, health=self._health(gpu, identifier))
                 for gpu in self.gpus
                 for identifier in device_ids(gpu)
             ]
         )
+
+    def _health(self, gpu: Gpu, identifier: str) -> str:
+        given_out = self.only is None or identifier in self.only
+        return HEALTHY if given_out and gpu.uuid not in self.unhealthy else UNHEALTHY

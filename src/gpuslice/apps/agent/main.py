@@ -41,6 +41,7 @@ from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
 from gpuslice.apps.agent.node import memory_unit
 from gpuslice.apps.agent.nodekeeper import NodeKeeper
+from gpuslice.apps.agent.offer import Offer
 from gpuslice.apps.agent.plugin import GpuMemoryPlugin, PluginOptions
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.settings import AgentSettings
@@ -75,6 +76,7 @@ class Agent:
         self.turn = Turn(Path(settings.root))
         self.desk = Desk(Node(name, ()), place_unplaced=settings.place_unplaced)
         self.devices = DeviceList()
+        self.offer = Offer(self.desk, self.devices, lambda: self.node.rules)
         host_root = Path(settings.host_root) if settings.host_root else None
         self.folders = Folders(Path(settings.root), host_root, boot)
         self._writer = Writer(client, name)
@@ -118,6 +120,7 @@ class Agent:
             folders=self.folders,
             starter=Starter(self.desk, self.bookkeeper, self.folders, lambda: self.node.rules, self.counters),
             rules=lambda: self.node.rules,
+            offer=self.offer,
             look=self.bookkeeper.look,
             counters=self.counters,
             options=PluginOptions(settings.match_wait_s, unit, settings.legacy_poison_env, settings.cdi_kind),
@@ -170,11 +173,13 @@ class Agent:
             await asyncio.Event().wait()
 
     async def _serve_kubelet(self) -> None:
-        await self.until_servable()
-        await self.turn.mine.wait()
-        await self.until_servable()  # much may have changed since
-        with self.turn.serving():
-            await self.server.run()
+        while True:
+            await self.until_servable()
+            await self.turn.mine.wait()
+            await self.until_servable()  # much may have changed since
+            await self.offer.look()
+            with self.turn.serving():
+                await work_until(self.offer.keep_until_ended(), {"plugin server": self.server.run()})
 
     async def until_servable(self) -> None:
         """Wait until kubelet's questions can be answered rightly."""
@@ -195,11 +200,13 @@ class Agent:
 
     def _obstacle(self) -> str:
         """Why kubelet must not be told of the cards yet; "" when it may."""
-        if not self.node.rules.shared:
+        if self.offer.ended:
             return "the node's labels say that its cards are not shared"
+        if self.offer.unknown and self.turn.mine.is_set():
+            return self.bookkeeper.problem
         if not self.desk.node.gpus:
             return self.cards.problem or "there are no cards"
-        if reason := self._in_use_whole():
+        if self.node.rules.shared and (reason := self._in_use_whole()):
             return reason
         try:
             self.folders.library.install(self.settings.library)

@@ -19,6 +19,7 @@ from gpuslice.apps.agent.devices import DeviceList
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.metrics import Counters
+from gpuslice.apps.agent.offer import Offer
 from gpuslice.apps.agent.preference import Claim, Proposal
 from gpuslice.apps.agent.start import Starter
 from gpuslice.core.contract import (
@@ -56,6 +57,7 @@ class GpuMemoryPlugin(DevicePluginService):
         *,
         folders: Folders,
         starter: Starter,
+        offer: Offer,
         rules: Callable[[], Rules],
         look: Callable[[], None],
         counters: Counters,
@@ -65,6 +67,7 @@ class GpuMemoryPlugin(DevicePluginService):
         self._devices = devices
         self._folders = folders
         self._starter = starter
+        self._offer = offer
         self._rules = rules
         self._look = look
         self._counters = counters
@@ -127,6 +130,9 @@ class GpuMemoryPlugin(DevicePluginService):
             return self._refused("host", str(error), len(ids))
 
     async def _claim(self, ids: frozenset[str]) -> Claim | Refusal:
+        if (refusal := self._offer.refusal(ids)) is not None:
+            return refusal
+
         def ask() -> Claim | Refusal:
             return self._desk.claim(ids)
 

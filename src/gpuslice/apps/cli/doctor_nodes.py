@@ -47,6 +47,18 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
         yield from _left_without(facts.node_label, node, shared, whole)
         yield from _contradiction(facts.node_label, where, labels)
         yield from _cards(node, where, shared)
+        if shared and not rules_of(labels).shared:
+            yield _leaving(where, shared)
+
+
+def _leaving(where: str, shared: int) -> Finding:
+    """Sharing comes to its end there: whoever holds a part of a card keeps it."""
+    return Finding(
+        Level.NOTE,
+        where,
+        f"is to give out whole cards and still offers {shared} {GPU_MEM}, which pods hold until they end",
+        "if it is more than they hold, delete the device plugin's pod there, so that it reads the labels",
+    )
 
 
 def _left_without(label: str, node: Node, shared: int, whole: int) -> Iterator[Finding]:
@@ -86,7 +98,7 @@ def _cards(node: Node, where: str, shared: int) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING, where, view.problem, "restart the device plugin there: it writes it anew"
         )
-    if not _amount(node, GPU_COUNT):
+    if not _amount(node, GPU_COUNT) and rules_of(node.metadata.labels or {}).shared:
         yield Finding(
             Level.WARNING,
             where,

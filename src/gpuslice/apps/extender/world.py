@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from gpuslice.adapters.kube import objects
@@ -20,6 +19,7 @@ from gpuslice.apps.extender.own_writes import OwnWrites
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
+from gpuslice.core.views import with_unhealthy
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class World:
                 _log.warning("unhealthy cards not read", extra={"node": name, "problem": problem})
         state = self.ledger.state(name)
         if state is not None:
-            self._apply_node(replace(state.node, unhealthy=self._unhealthy.get(name, frozenset())))
+            self._apply_node(with_unhealthy(state.node, self._unhealthy.get(name, frozenset())))
         if self.fences is not None:  # only now that the ledger knows
             self.fences.set(name, self._unhealthy.get(name, frozenset()))
 
