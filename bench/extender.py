@@ -41,6 +41,8 @@ from typing import Any
 
 import msgspec
 
+from gpuslice.apps.dev.ports import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "/gpushare-scheduler"
 SIZES = (500, 2000, 5000, 20000)
@@ -245,14 +247,6 @@ def wait_ready(port: int, path: str = "/readyz", timeout_s: float = 120) -> floa
                 return time.perf_counter()
         time.sleep(0.01)
     raise SystemExit(f"the extender was not ready within {timeout_s:g} s")
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -5,6 +5,7 @@ Shared by the asynchronous and the blocking client.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
@@ -85,31 +86,33 @@ def watch_event(read: msgspec.json.Decoder[WatchEvent[T]], line: bytes, what: st
     try:
         event = read.decode(line)
     except UNREADABLE as error:
-        if (bookmark := _bookmark(line)) is not None:
-            return cast(WatchEvent[T], bookmark)
-        raise _no_event(line, what, error) from error
-    if event.type not in _EVENTS:
-        raise _no_event(line, what)
-    return event
+        return cast(WatchEvent[T], _bookmark(line, what, error))
+    if event.type in _EVENTS:
+        return event
+    raise _no_event(_opened(line, what), what)
 
 
-def _bookmark(line: bytes) -> WatchEvent[_Hollow] | None:
-    """The line read for its metadata alone; None when it is no bookmark."""
+def _bookmark(line: bytes, what: str, cause: Exception) -> WatchEvent[_Hollow]:
+    """What a line is whose object could not be read: a bookmark, or the KubeError that is raised."""
+    event = _opened(line, what)
+    if event.type == "BOOKMARK":
+        with contextlib.suppress(*UNREADABLE):
+            return WatchEvent(event.type, cast(_Hollow, decoder(_Hollow).decode(event.object)))
+    raise _no_event(event, what, cause) from cause
+
+
+def _opened(line: bytes, what: str) -> WatchEvent[msgspec.Raw]:
+    """The line with its object as it came. Raises `InvalidError` when it is no line of a watch."""
     try:
-        event = cast(WatchEvent[_Hollow], decoder(WatchEvent[_Hollow]).decode(line))
-    except UNREADABLE:
-        return None
-    return event if event.type == "BOOKMARK" else None
-
-
-def _no_event(line: bytes, what: str, cause: Exception | None = None) -> KubeError:
-    try:
-        said = decoder(WatchEvent[msgspec.Raw]).decode(line)
+        return cast(WatchEvent[msgspec.Raw], decoder(WatchEvent[msgspec.Raw]).decode(line))
     except UNREADABLE as error:
-        return InvalidError(f"{what}: a line is not JSON: {error}")
-    if said.type in _EVENTS:
+        raise InvalidError(f"{what}: a line is not JSON: {error}") from error
+
+
+def _no_event(event: WatchEvent[msgspec.Raw], what: str, cause: Exception | None = None) -> KubeError:
+    if event.type in _EVENTS:
         return InvalidError(f"{what}: an object is not what the API promises: {cause}")
-    return error_of_status(decode_status(bytes(said.object)), what=what)
+    return error_of_status(decode_status(bytes(event.object)), what=what)
 
 
 def expect_success(response: Response, request: Request) -> None:
