@@ -132,7 +132,17 @@ async def test_no_node_that_shares_is_an_error_where_cards_are_wanted(
     (found,) = json.loads(told.out)["findings"]
     assert (told.code, found["level"], found["where"]) == (code, level, "cluster")
     assert found["what"] == "no node is labelled cgpu=true, so none offers aliyun.com/gpu-mem"
-    assert "kubectl label node" in found["fix"]
+    assert found["fix"].startswith("kubectl label node NODE --overwrite cgpu=true, where NODE is one with cards")
+    assert ("test.wantCards=false" in found["fix"]) == bool(flags)
+
+
+async def test_of_nodes_to_label_one_that_gives_out_whole_cards_is_named(shell: Shell) -> None:
+    await healthy(shell)
+    whole = node("n2")
+    whole["status"]["capacity"]["nvidia.com/gpu"] = "2"
+    await shell.has([node("n1"), whole])
+    _, found = await findings(shell)
+    assert found["cluster"]["fix"] == "kubectl label node n2 --overwrite cgpu=true, which has cards"
 
 
 # -- services ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level, is_ready
-from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM
 from gpuslice.core.quantity import whole_number
 
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # reasons for which a container may wait a while
@@ -21,8 +21,19 @@ def somewhere(facts: Facts) -> Iterator[Finding]:
             Level.ERROR if facts.wants_cards else Level.NOTE,
             "cluster",
             f"no node is labelled {facts.node_label}=true, so none offers {GPU_MEM}",
-            f"kubectl label node NODE {facts.node_label}=true, for a node with cards",
+            _label_one(facts),
         )
+
+
+def _label_one(facts: Facts) -> str:
+    """The command, with the name of a node that gives out whole cards if there is one."""
+    whole = [node for node in facts.nodes if (node.status.capacity or {}).get(EXCLUSIVE_GPU, "0") != "0"]
+    name = whole[0].metadata.name if whole else "NODE"
+    which = "which has cards" if whole else "where NODE is one with cards"
+    command = f"kubectl label node {name} --overwrite {facts.node_label}=true, {which}"
+    if not facts.wants_cards:
+        return command
+    return f"{command}; to pass without any, leave --want-cards out (of `helm test`: test.wantCards=false)"
 
 
 def not_offered(facts: Facts, node: Node) -> Finding:
