@@ -132,7 +132,9 @@ async def test_no_node_that_shares_is_an_error_where_cards_are_wanted(
     (found,) = json.loads(told.out)["findings"]
     assert (told.code, found["level"], found["where"]) == (code, level, "cluster")
     assert found["what"] == "no node is labelled cgpu=true, so none offers aliyun.com/gpu-mem"
-    assert found["fix"].startswith("kubectl label node NODE --overwrite cgpu=true, where NODE is one with cards")
+    assert found["fix"].startswith(
+        "kubectl label node NODE --overwrite cgpu=true, where NODE is one with cards"
+    )
     assert ("test.wantCards=false" in found["fix"]) == bool(flags)
 
 
