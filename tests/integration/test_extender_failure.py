@@ -11,8 +11,8 @@ from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from gpuslice.sim.apiserver.server import ApiServer
 from gpuslice.sim.cluster.faults import Fault
-from tests.builders import api_pod
-from tests.integration.extender_rig import Rig, cluster, rig, running_extender, until
+from tests.builders import api_pod, make_placement
+from tests.integration.extender_rig import Refused, Rig, cluster, rig, running_extender, until
 
 PATCH = {"method": "PATCH", "path": ".*/pods/p"}
 BINDING = {"method": "POST", "path": ".*/binding"}
@@ -132,13 +132,81 @@ async def test_a_binding_that_took_effect_without_an_answer_counts(code: int) ->
         assert await free(extender) == 11
 
 
-async def test_a_patch_that_took_effect_without_an_answer_leaves_nothing_behind_a_later_bind() -> None:
+async def test_a_patch_that_took_effect_without_an_answer_leaves_nothing_behind() -> None:
+    """Else the pod would promise cards that others are given."""
     async with rig(cluster(n1=(15, 1))) as extender:
         pod = extender.api.add_pod()
         fault(extender, PATCH, code=504, times=1, after=True)
         assert "injected fault" in await extender.bind(pod)
+        assert extender.api.annotations() == {}
         assert await free(extender) == 15
         assert await extender.bind(pod) == ""
+        assert await free(extender) == 11
+
+
+async def test_a_patch_without_an_answer_keeps_the_cards_until_it_is_known_what_became_of_it() -> None:
+    async with rig(cluster(n1=(15, 1)), bind_timeout_s=0.3) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, PATCH, code=504, times=1, after=True)
+        fault(extender, GET, code=503)
+        assert "has not said within 0.3 s" in await extender.bind(pod)
+        assert await free(extender) == 11
+        extender.api.cluster.faults.clear()
+        await until(lambda: extender.api.annotations() == {})
+        await until(lambda: extender.extender.ledger.holding(pod["metadata"]["uid"]) is None)
+
+
+async def test_a_patch_without_an_answer_that_arrives_late_does_nothing() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        await extender.caught_up()
+        fault(extender, PATCH, code=504, times=1)
+        assert "injected fault" in await extender.bind(pod)
+        assert extender.api.annotations() == {}
+        late = {
+            "metadata": {
+                "resourceVersion": pod["metadata"]["resourceVersion"],
+                "annotations": {ANN_INDEX: "0", ANN_POD_UNITS: "4"},
+            }
+        }
+        with pytest.raises(Refused, match="the object has been modified"):
+            extender.api.patch("/api/v1/namespaces/default/pods/p", late)
+
+
+async def test_annotations_that_nobody_stands_for_are_taken_back_by_the_leader_alone() -> None:
+    """A leader that died a moment ago can have written them after the next one had looked."""
+    api = cluster(n1=(15, 1))
+    async with rig(api) as extender:
+        pod = api.add_pod("p", annotations={ANN_INDEX: "0", ANN_POD_UNITS: "4", "mine": "stays"})
+        await extender.caught_up()
+        binder, leadership = extender.extender.binder, extender.extender.leadership
+        leadership.cleared = False
+        assert await binder.settle_waiting(set()) == set()
+        leadership.cleared = True
+        waiting = await binder.settle_waiting(set())
+        assert waiting == {pod["metadata"]["uid"]}
+        assert api.card() == "0"  # perhaps it is just being bound
+        await binder.settle_waiting(waiting)
+        assert api.annotations() == {"mine": "stays"}
+
+
+async def test_no_bind_begins_while_the_pod_is_asked_about() -> None:
+    """Else its cards would be free for others while its Binding is on its way."""
+    api = cluster(n1=(15, 1))
+    async with rig(api) as extender:
+        pod = api.add_pod("p")
+        await extender.caught_up()
+        binder, ledger = extender.extender.binder, extender.extender.ledger
+        seen = ledger.pod_named("default", "p")
+        assert seen is not None
+        assert ledger.assume(seen, make_placement("n1", 4, 0)) is None
+        fault(extender, GET, code=503, times=1)
+        asking = asyncio.create_task(binder.settle_waiting({seen.uid}))
+        await until(lambda: not api.cluster.faults.active[0].times)
+        binding = asyncio.create_task(extender.bind(pod))
+        await asking
+        assert api.bound_to() == ""
+        assert await binding == ""
         assert await free(extender) == 11
 
 

@@ -1,13 +1,13 @@
 """A decision carried out: hold the cards, annotate the pod, bind it, and find out what came of it.
 
     assume ──► PATCH annotations ──► POST Binding ──► yes: held until the watch shows the pod bound
-                    │ no                  │ no, or no answer
-                    ▼                     ▼
-                  forget              settle: read the pod until the API server's answer is known
+               no │    │ no answer        │ no, or no answer
+                  ▼    └──────►──────┐    ▼
+                forget                settle: read the pod until the API server's answer is known
 
 A timeout is not a no. The PATCH is made on the version that was read and the Binding on the version that the
 PATCH made, so that a request which was lost on its way and arrives later can do nothing any more once
-`settle` has taken the annotations back.
+the `Settler` has taken the annotations back.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
+from gpuslice.adapters.kube.errors import ConflictError, KubeError, UnavailableError
 from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.decisions import Decisions
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
+from gpuslice.apps.extender.settling import Settler
+from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 
 _log = logging.getLogger(__name__)
 
 CONFLICTS = 4  # somebody else's change of the pod between our reading and writing: read again so often
-RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class NotBoundError(Exception):
@@ -53,7 +54,6 @@ class Binder:
         wrote: Callable[[str, str], None] = lambda *_: None,
         timeout_s: float = 4.0,
         now_ns: Callable[[], int] = time.time_ns,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client = client
         self._decisions = decisions
@@ -63,8 +63,8 @@ class Binder:
         self._wrote = wrote
         self._timeout_s = timeout_s
         self._now_ns = now_ns
-        self._sleep = sleep
-        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by uid, with the node
+        self._settler = Settler(client, decisions.ledger)
+        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # by uid, with the node; "": settling
 
     async def bind(self, args: BindingArgs) -> str:
         """Bind the pod; the reason why not, "" when it is bound, however often it was asked for."""
@@ -81,25 +81,42 @@ class Binder:
         return ""
 
     async def settle_waiting(self, since: set[str]) -> set[str]:
-        """Ask about placements assumed in an earlier round (`since`) that no watch has shown yet.
+        """Ask about what was in doubt in an earlier round (`since`) and still is.
 
-        Returns the uids that are waiting now. Nothing is dropped without the API server's answer.
+        Returns the uids that are in doubt now. Nothing is dropped without the API server's answer.
         """
-        waiting = [holding for holding in self._ledger.assumed() if holding.pod.uid not in self._running]
-        for holding in waiting:
-            if holding.pod.uid in since:
-                await self._settle(holding.pod, holding.node)
-        return {holding.pod.uid for holding in waiting}
+        doubtful = self._in_doubt()
+        for uid, (pod, node) in doubtful.items():
+            if uid in since:
+                await self._settle(pod, node)
+        return set(doubtful)
 
     async def withdraw_unbound(self) -> None:
         """Take back what an earlier leader wrote on pods that it did not bind.
 
         Afterwards a Binding of its own that is still on its way meets another version and fails.
         """
+        for pod in [pod for pod in self._ledger.pods.values() if pod.placement is not None and not pod.node]:
+            await self._settle(pod, "")
+
+    def _in_doubt(self) -> dict[str, tuple[Pod, str]]:
+        """Placements that no watch has shown yet; for a leader also those of pods that hold nothing.
+
+        Somebody began to bind these and ended: an earlier leader, whose request came late.
+        """
+        assumed = {holding.pod.uid: (holding.pod, holding.node) for holding in self._ledger.assumed()}
+        if not self._leading():
+            return assumed
         unbound = [pod for pod in self._ledger.pods.values() if pod.placement is not None and not pod.node]
-        for pod in unbound:
-            if pod.uid not in self._running:
-                await self._settle(pod, "")
+        return assumed | {pod.uid: (pod, "") for pod in unbound if self._ledger.holding(pod.uid) is None}
+
+    async def _settle(self, pod: Pod, node: str) -> None:
+        """Unless a bind of the pod is under way, and so that none begins meanwhile."""
+        if pod.uid not in self._running:
+            await self._run(pod.uid, "", self._settled(pod, node), f"settle {pod.key}")
+
+    async def _settled(self, pod: Pod, node: str) -> None:
+        await self._settler.settle(pod, node)
 
     # -- one pod -------------------------------------------------------------------------------------------
 
@@ -111,10 +128,14 @@ class Binder:
             if node == args.node:
                 return await asyncio.shield(task)
             await asyncio.wait([task])
-        task = asyncio.create_task(self._bind(args), name=f"bind {args.pod_namespace}/{args.pod_name}")
-        self._running[key] = (args.node, task)
+        name = f"bind {args.pod_namespace}/{args.pod_name}"
+        return await asyncio.shield(self._run(key, args.node, self._bind(args), name))
+
+    def _run(self, key: str, node: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._running[key] = (node, task)
         task.add_done_callback(lambda done: self._finished(key, done))
-        return await asyncio.shield(task)
+        return task
 
     def _finished(self, key: str, task: asyncio.Task[None]) -> None:
         del self._running[key]
@@ -171,7 +192,9 @@ class Binder:
             patched = await self._annotate(pod, annotations)
         except ConflictError:
             return False
-        except KubeError as error:  # without a Binding it is not bound, whatever became of the PATCH
+        except KubeError as error:
+            if isinstance(error, UnavailableError) and error.outcome_unknown:
+                await self._settler.settle(pod, placement.node, patch_on_its_way=True)
             raise self._as_reason(error, pod) from error
         version = patched.metadata.resource_version
         if pod.version:  # nobody else changed it in between
@@ -200,63 +223,12 @@ class Binder:
                 annotations=annotations,
             )
         except (KubeError, NotBoundError) as error:
-            if await self._settle(pod, placement.node):
+            if await self._settler.settle(pod, placement.node):
                 return True
             if isinstance(error, ConflictError):
                 return False
             raise self._as_reason(error, pod) from error
         return True
-
-    async def _settle(self, pod: Pod, node: str) -> bool:
-        """Read the pod until it is known whether it is bound to `node`; if it is not, take all back."""
-        attempt = 0
-        while True:
-            delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-            attempt += 1
-            try:
-                return await self._settle_once(pod, node)
-            except ConflictError:  # it changed between our reading and writing: look again
-                _log.debug("pod changed while it was settled", extra={"pod": pod.key, "retry_in_s": delay_s})
-            except KubeError as error:
-                _log.warning(
-                    "placement not settled yet",
-                    extra={"pod": pod.key, "node": node, "error": str(error), "retry_in_s": delay_s},
-                )
-            await self._sleep(delay_s)
-
-    async def _settle_once(self, pod: Pod, node: str) -> bool:
-        try:
-            seen = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
-        except NotFoundError:
-            self._ledger.remove_pod(pod.uid)
-            return False
-        if seen.metadata.uid != pod.uid:
-            self._ledger.remove_pod(pod.uid)
-            return False
-        if seen.spec.node_name:
-            self._ledger.apply_pod(pod_view(seen))
-            return seen.spec.node_name == node
-        await self._withdraw(seen)
-        self._ledger.forget(pod.uid)
-        return False
-
-    async def _withdraw(self, seen: SlimPod) -> None:
-        """Remove our annotations from an unbound pod: a Binding made on the version with them then fails."""
-        ours = [name for name in PLACEMENT_ANNOTATIONS if name in (seen.metadata.annotations or {})]
-        if not ours:
-            return
-        patch = {"metadata": {"annotations": dict.fromkeys(ours)}}
-        try:
-            await self._client.merge_patch(
-                SLIM_PODS,
-                seen.metadata.name,
-                patch,
-                seen.metadata.namespace,
-                uid=seen.metadata.uid,
-                resource_version=seen.metadata.resource_version,
-            )
-        except NotFoundError:
-            return
 
     async def _bind_plain(self, pod: Pod, node: str) -> None:
         """A pod that asks for nothing of ours needs a binding all the same, if we are the binder."""
