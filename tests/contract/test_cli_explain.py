@@ -112,6 +112,41 @@ async def test_a_pod_that_sits_is_told_its_card_and_its_neighbours(shell: Shell)
     )
 
 
+async def test_a_pod_that_has_ended_holds_nothing_any_more(shell: Shell) -> None:
+    ended = placed("b", 3, "n1", "0")
+    ended["status"] = {"phase": "Failed", "reason": "Evicted"}
+    await shell.has([node("n1", 15)], [placed("a", 4, "n1", "0"), ended])
+    assert (await shell("gpuslice", "explain", "b")).out == (
+        "Pod default/b is Failed on n1 (Evicted).\n"
+        "It asks for 3 units of one card.\n"
+        "\n"
+        "It has ended and holds nothing any more: others may have the 3 units of card 0 that it held.\n"
+    )
+    document = json.loads((await shell("gpuslice", "explain", "b", "-o", "json")).out)
+    assert document["phase"] == "Failed"
+    assert document["reason"] == "Evicted"
+    assert not {"gpus", "assigned", "neighbours"} & set(document)
+
+
+async def test_a_pod_that_is_being_deleted_is_told_that_it_holds_its_card_until_then(shell: Shell) -> None:
+    pod = placed("p", 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
+    pod["metadata"]["finalizers"] = ["example.com/slow"]
+    await shell.has([node("n1", 15)], [pod])
+    assert (await shell("kubectl", "delete", "pod", "p", "--wait=false")).code == 0
+    told = (await shell("gpuslice", "explain", "p")).out
+    assert "It is being deleted, and holds its card until its containers have ended." in told
+
+
+async def test_a_pod_of_a_dead_node_is_told_so(shell: Shell) -> None:
+    dead = node("dead", 15)
+    dead["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    await shell.has([dead, node("n1", 15)], [placed("a", 4, "dead", "0"), placed("b", 4, "gone", "0")])
+    a, b = (await shell("gpuslice", "explain", "a")).out, (await shell("gpuslice", "explain", "b")).out
+    assert "Its node dead is not ready: nobody can tell whether the pod runs there. It holds its card" in a
+    assert "Its node gone is not there any more." in b
+    assert "agent has not confirmed" not in a + b
+
+
 async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> None:
     await shell.has([node("n1", 8)], [api_pod("p", "7", labels={GPU_COUNT: "2"})])
     event = {

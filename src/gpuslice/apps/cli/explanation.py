@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice.adapters.kube import objects
@@ -29,6 +29,7 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Pod
+from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
 BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
@@ -48,6 +49,7 @@ class Told:
     phase: str
     scheduler: str
     events: tuple[objects.Event, ...]
+    reason: str = ""
     node: Node | None = None
     neighbours: tuple[tuple[str, int], ...] = ()
     explanation: Explanation | None = None
@@ -65,9 +67,14 @@ def read(flags: Flags, name: str) -> Told:
     found = _find(client, namespace, bare)
     view = pod_view(found)
     ledger, nodes = _ledger(client)
-    told = Told(view, found.status.phase, found.spec.scheduler_name, _events(client, view))
-    if view.node or view.request is None or view.finished:
-        return _sitting(told, found, ledger)
+    told = Told(
+        view, found.status.phase, found.spec.scheduler_name, _events(client, view), found.status.reason
+    )
+    if view.finished:
+        return replace(told, hints=tuple(_end_hints(view)))
+    if view.node or view.request is None:
+        at = next((node for node in nodes if node.metadata.name == view.node), None)
+        return _sitting(told, found, ledger, at)
     places, wish = [_place(node) for node in nodes], _wish(found, view)
     explanation = explain(ledger, places, wish)
     if _wants_whole_cards(found):
@@ -78,13 +85,15 @@ def read(flags: Flags, name: str) -> Told:
     return replace(told, explanation=explanation, hints=tuple(hints))
 
 
-def _sitting(told: Told, found: objects.Pod, ledger: Ledger) -> Told:
+def _sitting(told: Told, found: objects.Pod, ledger: Ledger, at: objects.Node | None) -> Told:
     state = ledger.state(told.pod.node) if told.pod.node else None
+    lost = _lost_hints(told.pod, at)
+    hints = lost or (*_sit_hints(told.pod, found), *(why_there(state, told.pod) if state else ()))
     return replace(
         told,
         node=state.node if state else None,
         neighbours=_neighbours(ledger, told.pod),
-        hints=(*_sit_hints(told.pod, found), *(why_there(state, told.pod) if state else ())),
+        hints=(*_leave_hints(told.pod), *hints),
     )
 
 
@@ -186,6 +195,39 @@ def _wants_whole_cards(found: objects.Pod) -> bool:
     containers = [*found.spec.containers, *(found.spec.init_containers or ())]
     limits = [each.resources.limits or {} for each in containers if each.resources]
     return any(each.get(EXCLUSIVE_GPU, "0") != "0" for each in limits)
+
+
+def _end_hints(view: Pod) -> Iterable[str]:
+    """What a pod that has ended still shows by its annotations is no longer so."""
+    if view.placement is not None:
+        cards = ", ".join(str(share.gpu) for share in view.placement.shares)
+        which = f"card {cards}" if len(view.placement.shares) == 1 else f"cards {cards}"
+        units = counted(view.placement.units, "unit")
+        yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
+    elif view.request is not None:
+        yield "It has ended and holds nothing any more."
+
+
+def _leave_hints(view: Pod) -> Iterable[str]:
+    if view.terminating and view.placement is not None and view.node:
+        yield "It is being deleted, and holds its card until its containers have ended."
+
+
+def _lost_hints(view: Pod, at: objects.Node | None) -> Sequence[str]:
+    """What a pod must know whose node is dead; nothing where it lives, or where it is none of ours."""
+    if not view.node or view.request is None:
+        return ()
+    if at is None:
+        return (
+            f"Its node {view.node} is not there any more. Kubernetes deletes such pods after a while; delete "
+            "it by hand where it stays.",
+        )
+    if not _place(at).ready:
+        return (
+            f"Its node {view.node} is not ready: nobody can tell whether the pod runs there. It holds its "
+            "card until the node is back, or the pod is deleted.",
+        )
+    return ()
 
 
 def _sit_hints(view: Pod, found: objects.Pod) -> Sequence[str]:

@@ -2,7 +2,7 @@
 
 `document`::
 
-    namespace, name, phase, scheduler
+    namespace, name, phase, reason, scheduler
     request      units, gpuCount, unitsPerGpu, corePercent
     problem      why the request or the annotations cannot be read
     node, gpus   where it is, and its units by card; assigned, neighbours[]
@@ -28,9 +28,9 @@ from gpuslice.core.words import counted
 def text(told: Told) -> str:
     """The whole story for people."""
     pod = told.pod
-    parts = [f"Pod {pod.key} is {told.phase or 'Pending'}{f' on {pod.node}' if pod.node else ''}.\n"]
+    parts = [f"Pod {pod.key} is {told.phase or 'Pending'}{_at(told)}.\n"]
     parts.append(_asked(pod))
-    if pod.placement is not None and pod.node:
+    if _holds(pod):
         parts.append(_where(told))
     if told.explanation is not None:
         parts.append("\n" + aligned(_rows(told.explanation)))
@@ -39,6 +39,15 @@ def text(told: Told) -> str:
     if told.events:
         parts.append("\nEvents:\n" + aligned("".join(map(_event_row, told.events))))
     return "".join(parts)
+
+
+def _at(told: Told) -> str:
+    reason = f" ({printable(told.reason)})" if told.reason else ""
+    return f" on {told.pod.node}{reason}" if told.pod.node else reason
+
+
+def _holds(pod: Pod) -> bool:
+    return pod.placement is not None and bool(pod.node) and not pod.finished
 
 
 def _asked(pod: Pod) -> str:
@@ -94,14 +103,15 @@ def document(told: Told) -> dict[str, Any]:
         namespace=pod.namespace,
         name=pod.name,
         phase=told.phase or None,
+        reason=told.reason or None,
         scheduler=told.scheduler or None,
         request=_request(pod) if request else None,
         problem=pod.problem or None,
         node=pod.node or None,
         gpus={str(share.gpu): share.units for share in pod.placement.shares}
-        if pod.placement and pod.node
+        if pod.placement and _holds(pod)
         else None,
-        assigned=pod.assigned if pod.placement else None,
+        assigned=pod.assigned if _holds(pod) else None,
         neighbours=[{"pod": key, "units": units} for key, units in told.neighbours] or None,
         classes=[_class(each) for each in told.explanation.classes] if told.explanation else None,
         hints=list(told.hints),
