@@ -71,10 +71,15 @@ def test_a_refusal_says_when_cards_are_free_but_not_what_feeds_them() -> None:
     busy = [Shape(1, cpu_milli=8000, memory_mib=10)]
     outcome = place_all([node], [*busy, Shape(4, cpu_milli=2000), Shape(4, memory_mib=45)], "binpack")
     assert {each.reason for each in outcome.unplaced} == {
-        "at most 1000 milli CPU are free where such cards are free (1 nodes)",
-        "at most 40 MiB of memory are free where such cards are free (1 nodes)",
+        "at most 1000 milli CPU are free where such cards are free (1 node)",
+        "at most 40 MiB of memory are free where such cards are free (1 node)",
     }
-    assert reason(Shape(0, 0), (10,)) == "CPU and memory are not free together on any node"
+    uneven = [
+        make_fleet_node("a", (10,), cpu_milli=9000, cpu_left=9000, memory_mib=10, memory_left=10),
+        make_fleet_node("b", (10,), cpu_milli=1000, cpu_left=1000, memory_mib=90, memory_left=90),
+    ]
+    (plain,) = place_all(uneven, [Shape(0, 0, cpu_milli=2000, memory_mib=20)], "binpack").unplaced
+    assert plain.reason == "CPU and memory are not free together on any node"
 
 
 def test_compute_can_be_what_is_missing() -> None:
@@ -205,6 +210,8 @@ def test_axes_are_divided_by_round_numbers(most: float, step: float) -> None:
         (["--from-cluster"], "wants either --from-cluster or --trace FILE"),
         (["--drop", "nodes-*"], '--drop is "nodes-*", wants the name of a node'),
         (["--add", "0x8"], '--add is "0x8", wants NODESxCARDS'),
+        (["--add", "1x2000"], '--add is "1x2000": 1024 cards of a node are the most'),
+        (["--growth", "0.00001"], "--growth 1e-05 leaves no pods"),
         (["--plot", "missing/out.svg"], '--plot is "missing/out.svg", wants a file in a folder that exists'),
         (["--nodes", str(PODS)], "openb_pod_list_small.csv columns is"),
         (["--nodes", sys.executable], "is no CSV file in UTF-8"),
@@ -223,6 +230,46 @@ def test_a_share_that_is_none_is_told_with_its_line(tmp_path: Path, milli: str) 
     told = CliRunner().invoke(command, ["simulate", "--trace", str(pods), "--nodes", str(NODES)])
     assert told.exit_code != 0
     assert "pods.csv:3 gpu_milli" in told.output + str(told.exception)
+
+
+def written(folder: Path, pods: str, nodes: str = "n1,64000,262144,8,V100") -> list[str]:
+    """The words that simulate these lines."""
+    (folder / "pods.csv").write_text(f"name,cpu_milli,memory_mib,num_gpu,gpu_milli\n{pods}\n")
+    (folder / "nodes.csv").write_text(f"sn,cpu_milli,memory_mib,gpu,model\n{nodes}\n")
+    return ["simulate", "--trace", str(folder / "pods.csv"), "--nodes", str(folder / "nodes.csv")]
+
+
+@pytest.mark.timeout(60)
+def test_a_pod_that_asks_for_all_the_cards_of_the_world_is_told_as_quickly_as_any(tmp_path: Path) -> None:
+    words = written(tmp_path, "a,1,1,99999999,500\nb,1,1,1,500")
+    told = CliRunner().invoke(command, [*words, "--plot", str(tmp_path / "out.svg")])
+    assert told.exit_code == 0, told.output
+    assert "no node has 99999999 cards of 500 units, at most 8" in told.stdout
+    ElementTree.fromstring((tmp_path / "out.svg").read_text())
+
+
+@pytest.mark.parametrize(
+    ("pods", "nodes", "message"),
+    [
+        (
+            "a,1,1,1,500",
+            "n1,64000,262144,99999999999,V100",
+            'nodes.csv:2 gpu is "99999999999", wants at most',
+        ),
+        ("a,1e300,1,1,500", "n1,64000,262144,8,V100", "pods.csv:2 cpu_milli"),
+    ],
+)
+def test_numbers_that_no_machine_has_are_told_with_their_line(
+    tmp_path: Path, pods: str, nodes: str, message: str
+) -> None:
+    told = CliRunner().invoke(command, written(tmp_path, pods, nodes))
+    assert told.exit_code != 0
+    assert message in told.output + str(told.exception)
+
+
+def test_a_reason_is_never_that_what_is_there_is_missing() -> None:
+    """A pod can wait although there is room: its scheduler has not come to it, or wants another node."""
+    assert reason(Shape(4), (10,), (10,)) == "there is room: gpuslice explain tells why a pod waits"
 
 
 def test_of_equal_policies_the_default_is_told_of() -> None:

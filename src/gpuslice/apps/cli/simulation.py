@@ -31,6 +31,7 @@ from gpuslice.core.policy.capacity import (
     place_all,
 )
 from gpuslice.core.policy.replay import filling_arrivals
+from gpuslice.core.policy.trace import MOST_CARDS as MOST_CARDS_OF_A_NODE
 
 _ADDED = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})(?:x([1-9]\d{0,6}))?(?::(.+))?")
 MOST_CARDS = 1_000_000  # more than the largest clusters have; beyond it a typing error would run for hours
@@ -187,6 +188,8 @@ def plan(start: Start, wish: Wish) -> Plan:
     if grown > MOST_PODS:
         raise ValueError(f"--growth {wish.growth:g} makes {grown:.0f} pods: {MOST_PODS} are the most")
     pods = filling_arrivals(start.pods, units, wish.seed, wish.growth)
+    if not pods:
+        raise ValueError(f"--growth {wish.growth:g} leaves no pods")
     return Plan(start.name, nodes, pods, wish.policies, wish.needed, start.now)
 
 
@@ -198,6 +201,8 @@ def _added(text: str, others: Sequence[FleetNode]) -> list[FleetNode]:
     usual = most_frequent(others) if others else None
     if match[3] is None and usual is None:
         raise ValueError(f'--add is "{text}", wants the units of a card too, as no other node has any')
+    if int(match[2]) > MOST_CARDS_OF_A_NODE:
+        raise ValueError(f'--add is "{text}": {MOST_CARDS_OF_A_NODE} cards of a node are the most')
     if int(match[1]) * int(match[2]) > MOST_CARDS:
         raise ValueError(f'--add is "{text}": {MOST_CARDS} cards are the most')
     units = int(match[3]) if match[3] else max(usual.size) if usual else 0

@@ -255,12 +255,15 @@ def _no_feed(fleet: Fleet, shape: Shape, rows: Rows) -> str:
     if shape.cards:
         rows = rows[card_fits(fleet, shape, rows).sum(axis=1) >= shape.cards]
     cpu, memory = fleet.cpu_left[rows], fleet.memory_left[rows]
-    where = f"where such cards are free ({len(rows)} nodes)" if shape.cards else "on any node"
+    if ((cpu >= shape.cpu_milli) & (memory >= shape.memory_mib)).any():
+        return "there is room: gpuslice explain tells why a pod waits"
+    nodes = counted(len(rows), "node")
+    where = f"where such cards are free ({nodes})" if shape.cards else "on any node"
     if (cpu < shape.cpu_milli).all():
         return f"at most {int(cpu.max())} milli CPU are free {where}"
     if (memory < shape.memory_mib).all():
         return f"at most {int(memory.max())} MiB of memory are free {where}"
     few_cpu, few_memory = int((cpu < shape.cpu_milli).sum()), int((memory < shape.memory_mib).sum())
     if shape.cards and few_cpu and few_memory:
-        return f"of {len(rows)} nodes where such cards are free {few_cpu} lack CPU, {few_memory} lack memory"
+        return f"of {nodes} where such cards are free {few_cpu} lack CPU, {few_memory} lack memory"
     return f"CPU and memory are not free together {where}"

@@ -18,6 +18,7 @@ from gpuslice.core.policy.fleet import Fleet, FleetNode, Floats, Shape
 from gpuslice.core.policy.ranking import Policy
 
 FULL_DEMAND = 1.3
+NOTED_PCT = 10_000  # of demand: beyond a hundred times the cluster nothing is drawn any more
 CHURN_LIFETIMES = 6.0
 CHURN_MEASURED_FROM = 3.0
 
@@ -91,7 +92,10 @@ class Filling:
 def fill(
     cluster: Cluster, arrivals: Sequence[Shape], capacity_units: int, progress: Progress | None = None
 ) -> Filling:
-    """Offer the arrivals one after another and note the allocation at each whole percent of demand."""
+    """Offer the arrivals one after another and note the allocation at each whole percent of demand.
+
+    Up to `NOTED_PCT`: a single pod may ask for any number of cards.
+    """
     result = Filling()
     arrived = 0
     for number, shape in enumerate(arrivals):
@@ -99,7 +103,7 @@ def fill(
         if cluster.offer(shape) is None:
             result.refused.append(shape)
         percent = (arrived + shape.total_units) * 100 // capacity_units
-        for reached in range(arrived * 100 // capacity_units + 1, percent + 1):
+        for reached in range(arrived * 100 // capacity_units + 1, min(percent, NOTED_PCT) + 1):
             result.allocation_pct_at[reached] = 100 * before / capacity_units
         arrived += shape.total_units
         if progress and number % 256 == 0:

@@ -14,6 +14,8 @@ from gpuslice.core.errors import ContractError
 from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
 
 CARD_MILLI = 1000
+MOST_CARDS = 1024  # of one node: no machine has as many, and each costs every node of the fleet
+MOST = 10**15  # of anything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def read_nodes(lines: Iterable[str], name: str) -> list[FleetNode]:
     nodes = []
     for number, row in enumerate(csv.DictReader(lines), start=2):
         where = f"{name}:{number}"
-        cards = _whole(row, "gpu", where)
+        cards = _whole(row, "gpu", where, MOST_CARDS)
         cpu, memory = _whole(row, "cpu_milli", where), _whole(row, "memory_mib", where)
         size = (CARD_MILLI,) * cards
         model = row.get("model") or ""
@@ -75,7 +77,7 @@ def fleet_of(nodes: Sequence[FleetNode]) -> Fleet:
     return fleet
 
 
-def _whole(row: dict[str, str], field: str, where: str) -> int:
+def _whole(row: dict[str, str], field: str, where: str, most: int = MOST) -> int:
     if field not in row:
         columns = ", ".join(map(str, row))
         raise ContractError(f"{where.rpartition(':')[0]} columns", columns, f"one named {field}")
@@ -86,4 +88,6 @@ def _whole(row: dict[str, str], field: str, where: str) -> int:
         raise ContractError(f"{where} {field}", value, "a whole number") from None
     if number < 0:
         raise ContractError(f"{where} {field}", value, "a number that is not negative")
+    if number > most:
+        raise ContractError(f"{where} {field}", value, f"at most {most}")
     return number
