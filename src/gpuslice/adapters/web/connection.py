@@ -131,6 +131,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         self._waiting.clear()
+        del self._parser  # it calls us, a circle that only the collector would find; it is fed no more
         self._clients.connections.discard(self)
         self._clients.changed.set()
 

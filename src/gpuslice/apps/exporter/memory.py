@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import itertools
 
 _M_TRIM_THRESHOLD = -1
 _M_ARENA_MAX = -8
@@ -26,14 +27,22 @@ def share_one_arena() -> None:
 
 SETTLED_AFTER_S = 10.0
 SETTLE_EVERY_S = 600.0
+THAW_EVERY = 36
+"""What was set aside and died in a circle since, as each connection that was open then, stays until a thaw: so
+each sixth hour there is one long pause."""
+
 _YOUNG = 5000
 
 
-async def set_aside_what_lives() -> None:
+async def set_aside_what_lives(
+    after_s: float = SETTLED_AFTER_S, every_s: float = SETTLE_EVERY_S, thaw_every: int = THAW_EVERY
+) -> None:
     """From time to time tell the collector to leave alone what has lived until now; runs until cancelled."""
     gc.set_threshold(_YOUNG, 20, 20)
-    await asyncio.sleep(SETTLED_AFTER_S)
-    while True:
+    await asyncio.sleep(after_s)
+    for times in itertools.count(1):
+        if times % thaw_every == 0:
+            gc.unfreeze()
         gc.collect()
         gc.freeze()
-        await asyncio.sleep(SETTLE_EVERY_S)
+        await asyncio.sleep(every_s)
