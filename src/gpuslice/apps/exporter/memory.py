@@ -28,7 +28,7 @@ def share_one_arena() -> None:
 SETTLED_AFTER_S = 10.0
 SETTLE_EVERY_S = 600.0
 THAW_EVERY = 36
-"""What was set aside and died in a circle since, as each connection that was open then, stays until a thaw: so
+"""What was set aside and died in a circle since stays until a thaw, as a connection that was open then: so
 each sixth hour there is one long pause."""
 
 _YOUNG = 5000
