@@ -13,6 +13,7 @@ import pytest
 import yaml
 from cryptography import x509
 
+from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.agent.command import switch as switch_command
 from gpuslice.apps.cli.doctor import command as doctor_command
 from gpuslice.apps.webhook.command import command as webhook_command
@@ -129,11 +130,28 @@ def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str)
 def test_the_plugin_of_whole_cards_follows_the_label(helm: str, name: str, label: str, mode: str) -> None:
     spec = render(helm)["DaemonSet", name]["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"cgpu": label}
-    (container,) = spec["containers"]
+    container, *agents = spec["containers"]
     parsed = switch_command.make_context("switch", [*container["args"][1:], "--node-name=n"]).params
     assert parsed["to"] == mode
     mounts = {each["mountPath"] for each in container["volumeMounts"]}
     assert {str(Path(parsed["manifest"]).parent), parsed["backup_folder"]} == mounts
+    assert [each["name"] for each in agents] == (["gpushare"] if mode == "exclusive" else [])
+
+
+def test_beside_the_way_back_to_whole_cards_an_agent_serves_who_still_holds_parts(helm: str) -> None:
+    objects = render(helm, "--set", "nodeLabel=gpushare,devicePlugin.runtimeClassName=nvidia")
+    leaving = objects["DaemonSet", "device-plugin-recover-ds"]["spec"]["template"]["spec"]
+    sharing = objects["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["template"]["spec"]
+    (usual,) = sharing["containers"]
+    agent = leaving["containers"][1]
+    parsed = agent_command.make_context("agent", [*agent["args"][1:], "--node-name=n"]).params
+    assert parsed["new_pods"] is False
+    own = {"--no-new-pods"} ^ {"--node-label=gpushare"}
+    assert set(agent["args"]) ^ set(usual["args"]) == own
+    same = usual.keys() - {"args", "readinessProbe"}
+    assert {name: agent[name] for name in same} == {name: usual[name] for name in same}
+    assert leaving["runtimeClassName"] == sharing["runtimeClassName"]
+    assert all(volume in leaving["volumes"] for volume in sharing["volumes"])
 
 
 def test_whole_cards_may_be_left_to_somebody_else(helm: str) -> None:

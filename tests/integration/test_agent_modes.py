@@ -66,14 +66,22 @@ async def test_cards_that_another_plugin_gives_out_are_not_shared(tmp_path: Path
 
 # -- away from shared ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "words", "end"),
     [
-        ("false", "label cgpu is false: parts of cards are not given out any more; 1 pods keep what they"),
-        (None, "label cgpu is gone: nobody gives its cards out now, neither shared nor whole; label it"),
+        (
+            "false",
+            "label cgpu is false: parts of cards are not given out any more; 1 pods keep what they",
+            "is started again only where device-plugin-recover-ds runs",
+        ),
+        (
+            None,
+            "label cgpu is gone: nobody gives its cards out now, neither shared nor whole; label it",
+            "is started again by nobody",
+        ),
     ],
 )
 async def test_an_agent_that_goes_for_good_leaves_no_amounts_behind(
-    tmp_path: Path, value: str | None, words: str
+    tmp_path: Path, value: str | None, words: str, end: str
 ) -> None:
     async with Bench(tmp_path, labels=SHARED, settings={"node_label": "cgpu"}).running() as node:
         await node.kubelet.admit(await node.place("p", 4, 0))
@@ -83,7 +91,7 @@ async def test_an_agent_that_goes_for_good_leaves_no_amounts_behind(
         assert not await counted(node)
         (told,) = await said(node, "GPUSharingEnds")
         assert told.startswith(words)
-        assert told.endswith("default/p; a container of theirs that ends meanwhile is not started again")
+        assert told.endswith(f"default/p; a container of theirs that ends meanwhile {end}")
         await label(node, cgpu="true")
         await node.start_agent()
         await eventually(lambda: counted(node), "the cards are counted again")
@@ -168,6 +176,25 @@ async def test_pods_that_hold_parts_go_on_until_they_end_and_nobody_new_gets_any
         await eventually(lambda: not node.agent.server.registered, "the agent leaves")
         assert node.kubelet.healthy() == 0
         assert "not shared" in node.agent.not_ready()
+
+
+async def test_an_agent_without_new_pods_serves_those_who_hold_parts_and_then_nobody(tmp_path: Path) -> None:
+    """As it runs beside the switch to whole cards, where a label that it does not know may have led."""
+    async with Bench(tmp_path).running() as node:
+        held = await node.place("p", 4, 0)
+        await node.kubelet.admit(held)
+        await node.stop_agent()
+        node.ready, node.settings = False, {"new_pods": False}
+        await node.start_agent()
+        await eventually(lambda: node.kubelet.healthy() == 4, "kubelet has what is held, and nothing else")
+        await node.kubelet.start_container(held)
+        await eventually(lambda: not_counted(node), "the node does not count its cards")
+        await node.client.delete(PODS, "p", "default", grace_s=0)
+        await eventually(lambda: not node.agent.server.registered, "the agent leaves")
+
+
+async def not_counted(node: Bench) -> bool:
+    return not await counted(node)
 
 
 async def test_what_a_pod_leaves_behind_is_nobodys_where_cards_are_not_shared_any_more(

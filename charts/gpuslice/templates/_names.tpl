@@ -82,3 +82,61 @@ rollingUpdate: {{ if . }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1,
 {{- end }}
 {{- toJson $names | replace "\"" "'" }}
 {{- end }}
+
+{{- /*
+The agent's container: (dict "root" . "serves" "everybody"). One that serves "holders" gives out nothing new, and where
+nobody holds anything kubelet need not know it: it is ready once it runs.
+*/}}
+{{- define "gpuslice.agent" -}}
+{{- $plugin := .root.Values.devicePlugin -}}
+- name: gpushare
+  image: {{ include "gpuslice.image" .root }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  args:
+    - agent
+    - --memory-unit={{ .root.Values.memoryUnit }}
+    - --library=/usr/share/gpuslice/lib/libgpuslice.so
+    - --host-root={{ $plugin.hostDir }}
+    {{- if eq .serves "holders" }}
+    - --no-new-pods
+    {{- else }}
+    - --node-label={{ .root.Values.nodeLabel }}
+    {{- end }}
+    - --port={{ $plugin.port }}
+    {{- with $plugin.extraArgs }}{{ toYaml . | nindent 4 }}{{- end }}
+  env:
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    - {name: NVIDIA_VISIBLE_DEVICES, value: all}
+    - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+    {{- with $plugin.extraEnv }}{{ toYaml . | nindent 4 }}{{- end }}
+  # No ports are declared: on the host's network each would keep the next agent off the node.
+  # Not ready: kubelet does not follow its list yet; /readyz says why. That is no reason to start it anew.
+  {{- $ready := ternary "/healthz" "/readyz" (eq .serves "holders") }}
+  {{- include "gpuslice.probes" (dict "port" $plugin.port "ready" $ready) | nindent 2 }}
+  resources: {{- toYaml $plugin.resources | nindent 4 }}
+  # Root, because kubelet's sockets and the host's folder belong to root; nothing more than that.
+  securityContext:
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    capabilities: {drop: [ALL]}
+    seccompProfile: {type: RuntimeDefault}
+    {{- with $plugin.seLinuxType }}
+    seLinuxOptions: {type: {{ . }}}
+    {{- end }}
+  volumeMounts:
+    - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
+    - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources}
+    - {name: host-files, mountPath: /var/lib/gpuslice}
+    {{- if $plugin.fencingDir }}
+    - {name: fencing, mountPath: /etc/nvidia-device-plugin, readOnly: true}
+    {{- end }}
+{{- end }}
+
+{{- define "gpuslice.agentVolumes" -}}
+- {name: device-plugins, hostPath: {path: {{ .Values.devicePlugin.devicePluginsDir }}}}
+- {name: pod-resources, hostPath: {path: {{ .Values.devicePlugin.kubeletDir }}/pod-resources}}
+- {name: host-files, hostPath: {path: {{ .Values.devicePlugin.hostDir }}, type: DirectoryOrCreate}}
+{{- with .Values.devicePlugin.fencingDir }}
+- {name: fencing, hostPath: {path: {{ . }}, type: DirectoryOrCreate}}
+{{- end }}
+{{- end }}

@@ -81,7 +81,12 @@ class Agent:
         self.folders = Folders(Path(settings.root), host_root, boot)
         self._writer = Writer(client, name)
         self.node = NodeKeeper(
-            client, self._writer, name, lambda: self.cards.gpus, hot=settings.hot_reload_isolation
+            client,
+            self._writer,
+            name,
+            lambda: self.cards.gpus,
+            hot=settings.hot_reload_isolation,
+            new_pods=settings.new_pods,
         )
         self.cards = CardKeeper(
             source,

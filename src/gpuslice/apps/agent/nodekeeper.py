@@ -16,7 +16,7 @@ from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_gpus
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, NODE_GPUS
 from gpuslice.core.mode import Rules, rules_of
-from gpuslice.core.model import Gpu
+from gpuslice.core.model import Gpu, NodeMode
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 
@@ -34,7 +34,14 @@ class NodeKeeper:
     """
 
     def __init__(
-        self, client: KubeClient, writer: Writer, name: str, gpus: Callable[[], tuple[Gpu, ...]], *, hot: bool
+        self,
+        client: KubeClient,
+        writer: Writer,
+        name: str,
+        gpus: Callable[[], tuple[Gpu, ...]],
+        *,
+        hot: bool,
+        new_pods: bool = True,
     ) -> None:
         self.rules = Rules()
         self.read = asyncio.Event()
@@ -43,6 +50,7 @@ class NodeKeeper:
         self._writer = writer
         self._gpus = gpus
         self._hot = hot
+        self._new_pods = new_pods
         self.seen: Node | None = None
         self._wanted = asyncio.Event()
         self._waits = ""  # what the node's labels say that does not hold yet
@@ -91,7 +99,8 @@ class NodeKeeper:
         if change.object is None:
             return
         self.seen = change.object
-        self._apply(rules_of(change.object.metadata.labels or {}))
+        labels = change.object.metadata.labels or {}
+        self._apply(rules_of(labels) if self._new_pods else Rules(NodeMode.EXCLUSIVE))
         self._wanted.set()
         self.read.set()
 
@@ -142,10 +151,11 @@ def _farewell(label: str, value: str | None, holders: list[str]) -> str:
         )
     if not holders:
         return said
-    # kubelet asks the device plugin before each start, and there is none any more
+    # kubelet asks the device plugin before each start
+    again = "only where device-plugin-recover-ds runs" if value == "false" else "by nobody"
     return (
         f"{said}; {len(holders)} pods keep what they hold until they end: {', '.join(holders[:5])}; a "
-        "container of theirs that ends meanwhile is not started again"
+        f"container of theirs that ends meanwhile is started again {again}"
     )
 
 

@@ -21,6 +21,13 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             "gone or false at the agent's end, the agent takes its amounts off the node and says so."
         ),
     ] = ""
+    new_pods: Annotated[
+        bool,
+        about(
+            "Give parts of cards to new pods. Off, whatever the node's labels say, beside what gives out "
+            "whole cards: kubelet is then served until the last pod that holds a part has ended."
+        ),
+    ] = True
     memory_unit: Annotated[
         str,
         about(
