@@ -63,7 +63,7 @@ async def test_no_annotation_says_something_else_than_the_others(tmp_path: Path,
             return without_times(await node.annotations("p")) == without_times(before)
 
         await eventually(mended, f"{name} is set right")
-        await eventually(lambda: not node.agent.desk.plan(), "nothing is left to be written")
+        await eventually(lambda: not node.agent.desk.steps(), "nothing is left to be written")
 
 
 def without_times(annotations: dict[str, str]) -> dict[str, str]:

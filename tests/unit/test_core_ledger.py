@@ -133,15 +133,15 @@ def test_bound_elsewhere_wins_over_what_was_assumed() -> None:
     assert left(ledger, "n2") == (11,)
 
 
-def test_a_binding_that_is_seen_before_its_annotations_is_where_it_was_assumed() -> None:
-    """Not on every card of its node, as a pod is that nobody placed."""
+def test_a_bound_pod_without_annotations_is_not_where_it_was_assumed() -> None:
+    """They are written before it is bound, so its agent has taken it off its card since."""
     ledger = ledger_of()
     pod = make_pod()
     ledger.assume(pod, make_placement("n1", 4, 1))
     ledger.apply_pod(replace(pod, node="n1"))
-    assert left(ledger) == (15, 11)
-    ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 1)))
-    assert (left(ledger), ledger.assumed()) == ((15, 11), [])
+    assert left(ledger) == (11, 11)
+    ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 0)))
+    assert (left(ledger), ledger.assumed()) == ((11, 15), [])
 
 
 def test_bound_elsewhere_and_not_annotated_counts_against_every_card_there() -> None:

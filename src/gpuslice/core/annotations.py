@@ -23,6 +23,7 @@ from gpuslice.core.contract import (
     ANN_CARD_UNITS,
     ANN_CORE,
     ANN_INDEX,
+    ANN_MEANT,
     ANN_POD_UNITS,
     ANN_VISIBLE,
     NODE_GPUS,
@@ -30,6 +31,7 @@ from gpuslice.core.contract import (
 )
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Request, Share
+from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 from gpuslice.core.units import MOST_UNITS
 
@@ -42,6 +44,7 @@ PLACEMENT_ANNOTATIONS = (
     ANN_ALLOCATION,
     ANN_CORE,
     ANN_VISIBLE,
+    ANN_MEANT,
 )
 """Every pod annotation that a placement writes and that a withdrawn one removes."""
 
@@ -134,6 +137,19 @@ def decode_placement(
     units = _pod_units(annotations, request)
     amounts = _exact_allocation(annotations, units) or _evenly(units, cards)
     return _placement(node_name, amounts, _core_per_card(annotations))
+
+
+def decode_meant(annotations: Mapping[str, str], node_name: str, request: Request) -> Placement | None:
+    """The cards that are meant for a pod that was taken off its card; None when nothing readable tells."""
+    if ANN_MEANT not in annotations:
+        return None
+    try:
+        cards = _cards(annotations[ANN_MEANT])
+    except ContractError:
+        return None
+    if len(cards) != request.gpu_count:
+        return None
+    return on_cards(node_name, cards, request)
 
 
 def decode_assume_time(annotations: Mapping[str, str]) -> int:

@@ -50,8 +50,6 @@ def holding_of(pod: Pod, before: Holding | None) -> Holding | None:
         return replace(before, pod=pod) if before is not None and before.assumed else None
     if pod.placement is not None:
         return Holding(pod, pod.node, pod.placement)
-    if before is not None and before.assumed and not before.planned and before.node == pod.node:
-        return replace(before, pod=pod)  # bound as we said; the annotations are still on their way
     return Holding(pod, pod.node, None) if pod.request is not None else None
 
 

@@ -19,6 +19,7 @@ ANN_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"  # "false" from the extender, "true
 ANN_ALLOCATION = "scheduler.framework.gpushare.allocation"  # {"<container>": {"<card>": units}}
 ANN_CORE = "gpushare.alibabacloud.com/core-percentage"  # {"<container>": {"<card>": percent}}
 ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices where those are not known
+ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
 
 # -- node annotations and labels ---------------------------------------------------------------------
 NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the true size of each

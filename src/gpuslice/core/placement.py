@@ -5,7 +5,7 @@ The short texts are the vendor's, so that dashboards and habits keep working: ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuslice.core.contract import GPU_CORE
@@ -48,9 +48,13 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
         return refuse(state, request)
     if request.core_percent == 0 and state.node.core_required:
         return refuse(state, request)
-    cards = sorted(state.node.gpus[slot].index for slot in slots)
-    shares = [Share(card, request.units_per_gpu, request.core_percent) for card in cards]
-    return Placement(state.node.name, tuple(shares))
+    return on_cards(state.node.name, (state.node.gpus[slot].index for slot in slots), request)
+
+
+def on_cards(node_name: str, cards: Iterable[int], request: Request) -> Placement:
+    """`request` on these cards, as much on each."""
+    shares = [Share(card, request.units_per_gpu, request.core_percent) for card in sorted(cards)]
+    return Placement(node_name, tuple(shares))
 
 
 def choose_slots(state: NodeState, request: Request) -> tuple[int, ...]:

@@ -6,23 +6,27 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Protocol
 
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.errors import ConflictError, KubeError, UnavailableError
 from gpuslice.adapters.kubelet.podresources import PodResourcesError
 from gpuslice.apps.agent.desk import Desk
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.metrics import Counters
+from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.contract import ANN_INDEX, GPU_MEM
+from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.holding import Holding
 
 _log = logging.getLogger(__name__)
 
 SOON_S = 0.2
 """After Allocate kubelet still has to enter the ids in its book; asking in that moment shows nothing."""
+MOST_TRIES = 5
+"""Writes of one pod in one round: off its card, on the other, and whatever changed in between."""
+
 REMEMBERED_MOVED = 1000
 _WITHOUT = (
     f"container {{}} runs without the {GPU_MEM} it asks for, and without a limit: kubelet started it while "
@@ -99,32 +103,61 @@ class Bookkeeper:
         self._desk.book_read(holdings, asked_at_s)
 
     async def write(self, uid: str = "") -> None:
-        """Write what has to be written, or that of one pod. Never raises for the API server."""
-        for each in dict.fromkeys(repair.pod.uid for repair in self._desk.plan()):
-            if uid in ("", each):
-                await self._write_pod(each)
+        """Write what has to be written, or what leads to that of one pod. Never raises for the API server."""
+        tries: Counter[str] = Counter()
+        while await self._write_next(uid, tries):
+            pass
 
-    async def _write_pod(self, uid: str) -> None:
-        """Planned anew at its turn: a start may have told where the pod is while others were written."""
+    async def _write_next(self, uid: str, tries: Counter[str]) -> bool:
+        """One step, planned when its turn has come; False when none is left that is worth a try."""
         async with self._writing:
-            for repair in self._desk.plan():
-                if repair.pod.uid == uid:
-                    await self._write(repair)
+            steps = (each for each in self._desk.steps(uid) if tries[each.pod.view.uid] < MOST_TRIES)
+            step = next(steps, None)
+            if step is None:
+                return False
+            worth_more = await self._write(step)
+            tries[step.pod.view.uid] += 1 if worth_more else MOST_TRIES
+            if uid and step.pod.view.uid != uid:
+                self.look()  # others wait for their next step
+            return True
 
-    async def _write(self, repair: Repair) -> None:
+    async def _write(self, repair: Repair) -> bool:
+        """Whether another write of this pod may do better in this round."""
+        in_doubt = self._desk.sent(repair)
         try:
-            written = await self._writer.repair(repair)
+            pod = await self._written(repair)
         except KubeError as error:
+            if not (in_doubt or (isinstance(error, UnavailableError) and error.outcome_unknown)):
+                self._desk.answered(repair)
             self._counters.repaired("failed")
-            _log.warning(
-                "annotations not written, will try again", extra={"pod": repair.pod.key, "error": str(error)}
-            )
+            key = repair.pod.view.key
+            _log.warning("annotations not written, will try again", extra={"pod": key, "error": str(error)})
+            return False
+        if pod is None:
+            self._counters.repaired("gone")
+            return False
+        self._desk.written(pod)
+        return True
+
+    async def _written(self, repair: Repair) -> NodePod | None:
+        """The pod with the repair, or as it is where it has changed since; None when it is gone."""
+        try:
+            pod = await self._writer.repair(repair)
+        except ConflictError:
+            self._desk.answered(repair)
+            return await self._writer.pod(repair.pod.view)
+        self._desk.answered(repair)
+        if pod is not None:
+            self._counters.repaired("written")
+            self._note_moved(repair)
+        return pod
+
+    def _note_moved(self, repair: Repair) -> None:
+        if not repair.of_cards:
             return
-        self._counters.repaired("written" if written else "gone")
-        if written and ANN_INDEX in repair.annotations:
-            self._moved[repair.pod.uid] = None
-            while len(self._moved) > REMEMBERED_MOVED:
-                self._moved.popitem(last=False)
+        self._moved[repair.pod.view.uid] = None
+        while len(self._moved) > REMEMBERED_MOVED:
+            self._moved.popitem(last=False)
 
     def take_moved(self, uid: str) -> bool:
         """Whether the pod's annotated card was corrected; told once for each correction."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from gpuslice.apps.agent.forgotten import Forgotten, Kept, owners_by_id
+from gpuslice.apps.agent.moves import Moves
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
 from gpuslice.apps.agent.repair import Repair, Truth, exchanges, repairs, truths, wish_repairs
@@ -51,6 +52,7 @@ class Desk:
         self.changed = asyncio.Event()
         self.guesses: list[Guess] = []
         self.wishes: dict[str, Placement] = {}
+        self._unsure: dict[str, Repair] = {}  # by pod uid, writes that were not answered (yet)
         self._place_unplaced = place_unplaced
         self._clock = clock
         self._now_ns = now_ns
@@ -64,14 +66,38 @@ class Desk:
         self.node = Node(self.node.name, gpus, unhealthy)
 
     def pod_changed(self, pod: NodePod) -> None:
+        """A pod as the API server showed it. The watch may be behind the answers to our own writes."""
+        known = self._pods.get(pod.view.uid)
+        if known is not None and 0 < pod.view.version < known.view.version:
+            return
         self._pods[pod.view.uid] = pod
+        if known is not None and pod.view.version != known.view.version:
+            self._unsure.pop(pod.view.uid, None)  # what was sent was for the version before
         if self.wishes.get(pod.view.uid) == pod.view.placement:
             self.wishes.pop(pod.view.uid, None)  # the annotation says so now
         self.changed.set()
 
+    def written(self, pod: NodePod) -> None:
+        """A pod as the answer to our own write shows it, which may come after the news of its end."""
+        if pod.view.uid in self._pods:
+            self.pod_changed(pod)
+
+    def sent(self, repair: Repair) -> bool:
+        """Until it is answered it may be written any time. Answers whether one was in doubt before."""
+        uid = repair.pod.view.uid
+        in_doubt = uid in self._unsure
+        if repair.of_cards and uid in self._pods:
+            self._unsure[uid] = repair
+        return in_doubt
+
+    def answered(self, repair: Repair) -> None:
+        """It is known whether the repair was written."""
+        self._unsure.pop(repair.pod.view.uid, None)
+
     def pod_gone(self, uid: str) -> None:
         self._pods.pop(uid, None)
         self.wishes.pop(uid, None)
+        self._unsure.pop(uid, None)
         self.guesses = [guess for guess in self.guesses if guess.uid != uid]
 
     def kubelet_came(self, kept: Iterable[Kept]) -> None:
@@ -118,7 +144,9 @@ class Desk:
             yield uid or (pod.view.uid if pod else ""), holding.container
 
     def acceptable(self) -> list[Want]:
-        return [want for want in self.waiting() if want.cards or self.places_unplaced]
+        """Those who get what they ask for; whoever was taken off its card gets another one."""
+        any_card = self.places_unplaced
+        return [want for want in self.waiting() if want.cards or any_card or want.pod.taken_off]
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
         kept = owners_by_id(self.inhabited())
@@ -231,16 +259,30 @@ class Desk:
         pod = self._pods.get(guess.uid) if guess else None
         return Holder(pod, _container(pod, guess.container), False) if pod and guess else None
 
-    def plan(self) -> list[Repair]:
-        """What must be written so that the annotations say the truth. Exchanges wishes on the way."""
+    def steps(self, uid: str = "") -> list[Repair]:
+        """What may be written next so that the annotations say the truth, or that which leads to one pod's.
+
+        Each is for now: once one was written, ask again. Exchanges wishes on the way.
+        """
         if self.book is None:
             return []
         found = self._truths()
         settled = {each.uid for each in self.forgotten()}  # their cards are what they are
         waiting = [want for want in self.waiting() if want.pod.view.uid not in settled]
-        self.wishes.update(exchanges(found, waiting, self.wishes))
-        written = repairs(found, self.node, self._now_ns())
-        return [*written, *wish_repairs(self.wishes, waiting, self.node), *self._assigned_inits()]
+        self.wishes.update(exchanges(found, waiting, self.wishes, self.node))
+        made = [*repairs(found, self.node, self._now_ns()), *wish_repairs(self.wishes, waiting, self.node)]
+        fresh = [want.pod for want in waiting if want.in_turn and not want.begun]
+        sure = settled.union((truth.pod.view.uid for truth in found), (pod.view.uid for pod in fresh))
+        pods = self._pods.values()
+        wanted, unseen = [*made, *self._assigned_inits()], self._unseen(sure)
+        return Moves(
+            wanted, pods, self.node, waiting=fresh, granted=unseen, unsure=self._unsure.values()
+        ).steps(uid)
+
+    def _unseen(self, others: Set[str]) -> list[NodePod]:
+        """Whoever was granted something, or was about to be, and is not in kubelet's book (yet)."""
+        known = others | {guess.uid for guess in self.guesses if guess.lasting}
+        return [pod for pod in self._pods.values() if _asks(pod.view) and pod.view.uid not in known]
 
     def held_ids(self) -> frozenset[str]:
         """Every id that somebody has, by kubelet's book or by what was granted."""
@@ -281,12 +323,16 @@ class Desk:
         """Pods that kubelet's book never shows are assigned once they were granted their devices."""
         pods = {guess.uid: self._pods[guess.uid] for guess in self.guesses if guess.lasting}
         written = {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(self._now_ns())}
-        return [Repair(pod.view, written, "assigned") for pod in pods.values() if not pod.view.assigned]
+        return [Repair(pod, written, "assigned") for pod in pods.values() if not pod.view.assigned]
 
     def _pod_named(self, key: str) -> NodePod | None:
         """Of several pods of one name the one that lives."""
         named = [pod for pod in self._pods.values() if pod.view.key == key]
         return max(named, key=lambda pod: (not pod.view.finished, not pod.view.terminating), default=None)
+
+
+def _asks(pod: Pod) -> bool:
+    return pod.request is not None and not pod.finished
 
 
 def _init_container(pod: NodePod, units: int) -> ContainerRequest | None:

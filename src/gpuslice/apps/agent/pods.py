@@ -11,9 +11,9 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import ANN_INDEX, ANN_VISIBLE, ENV_NO_ISOLATION, EXCLUSIVE_GPU
-from gpuslice.core.model import Pod
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, decode_meant
+from gpuslice.core.contract import ANN_INDEX, ANN_MEANT, ANN_VISIBLE, ENV_NO_ISOLATION, EXCLUSIVE_GPU
+from gpuslice.core.model import Placement, Pod
 from gpuslice.core.quantity import whole_number
 
 
@@ -48,7 +48,8 @@ class NodePod:
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
     `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
     `whole`: it asks for whole cards, which kubelet gave it by another plugin. `said` are its placement
-    annotations as they stand, for others read them without our care.
+    annotations as they stand, for others read them without our care. `meant_for`: the card that is kept
+    for it once it was taken off its own.
     """
 
     view: Pod
@@ -58,18 +59,31 @@ class NodePod:
     running: frozenset[str] = frozenset()
     whole: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
+    meant_for: Placement | None = None
+
+    @property
+    def taken_off(self) -> bool:
+        """Whether the agent took it off its card, because that is another pod's."""
+        return ANN_MEANT in self.said
+
+    @property
+    def meant(self) -> Placement | None:
+        """Where its annotations want it."""
+        return self.view.placement or self.meant_for
 
 
 def node_pod(pod: AgentPod) -> NodePod:
     annotations = pod.metadata.annotations or {}
+    view = pod_view(pod)
     return NodePod(
-        pod_view(pod),
+        view,
         pod.metadata.creation_timestamp or "",
         unlimited=frozenset(_with(_switches_off, pod.spec)),
         reading=frozenset(_with(_reads_placement, pod.spec)),
         running=frozenset(_running(pod.status)),
         whole=any(_asks_whole(each) for each in [*(pod.spec.init_containers or ()), *pod.spec.containers]),
         said={name: text for name, text in annotations.items() if name in PLACEMENT_ANNOTATIONS},
+        meant_for=decode_meant(annotations, view.node, view.request) if view.request else None,
     )
 
 

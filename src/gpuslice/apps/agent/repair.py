@@ -2,12 +2,12 @@
 
 kubelet's book is the truth about cards: it gave the ids. Where a pod got another card than it was meant for,
 its annotation follows. And where that card was meant for a pod that still waits, the two exchange their
-wishes, so that the sums per card stay what the extender reckoned with.
+wishes, so that the sums per card stay what the extender reckoned with. In which order: see `moves`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -26,20 +26,38 @@ from gpuslice.core.contract import (
 from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.holding import Holding
-from gpuslice.core.model import ContainerKind, Node, Placement, Pod, Request, Share
+from gpuslice.core.model import ContainerKind, Node, Placement, Request, Share
+from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 
 Table = dict[str, dict[int, int]]
 """Units by container key and card index."""
 
+Size = tuple[int, int]
+"""Units of a pod and the number of cards that they are on: pods of one size can take each other's place."""
+
+Cards = tuple[int, ...]
+"""Card indices in order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Annotations to write on one pod, None for one to take away, and why in a few words."""
+    """Annotations to write on one pod, None for one to take away, and why in a few words.
 
-    pod: Pod
+    `target`: the cards that they place it on, None when they place it on none or say nothing of cards.
+    `promise`: kubelet has not given these yet.
+    """
+
+    pod: NodePod
     annotations: Mapping[str, str | None]
     reason: str
+    target: Placement | None = None
+    promise: bool = False
+
+    @property
+    def of_cards(self) -> bool:
+        """Whether it says where the pod is, or is not any more."""
+        return ANN_INDEX in self.annotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +85,54 @@ def repairs(found: Iterable[Truth], node: Node, now_ns: int) -> list[Repair]:
 
 
 def exchanges(
-    found: Iterable[Truth], waiting: Iterable[Want], wishes: Mapping[str, Placement]
+    found: Iterable[Truth], waiting: Iterable[Want], wishes: Mapping[str, Placement], node: Node
 ) -> Iterator[tuple[str, Placement]]:
-    """New wishes, as (pod uid, placement): a pod that waits takes over the card of the one that got its own.
+    """New wishes, as (pod uid, placement): pods that wait take over the cards of those who got theirs.
 
-    Both sides are answered, so that one exchange is not found twice.
+    Only what pods of one size have not settled among themselves is left to those who wait. Whoever got
+    another card is answered too, so that one exchange is not found twice.
     """
-    wishes = dict(wishes)
-    whole = [want for want in waiting if want.in_turn and not want.begun]
+    came, left = defaultdict[Size, list[Cards]](list), defaultdict[Size, list[Cards]](list)
     for truth in found:
-        meant = wished(truth.pod.view, wishes)
-        if meant is None or wished_cards(meant) == wished_cards(truth.placement):
-            continue
-        wishes[truth.pod.view.uid] = truth.placement
-        yield truth.pod.view.uid, truth.placement
-        other = next((want for want in whole if _changes_with(want, truth, wishes)), None)
-        if other is not None:
-            wishes[other.pod.view.uid] = meant
-            yield other.pod.view.uid, meant
+        meant = wished(truth.pod, wishes)
+        if meant is not None and wished_cards(meant) != wished_cards(truth.placement):
+            yield truth.pod.view.uid, truth.placement
+            size = _size(truth.pod)
+            came[size].append(cards_of(truth.placement))
+            left[size].append(cards_of(meant))
+    whole = [want for want in waiting if want.in_turn and not want.begun]
+    for size in came:  # those who wait where more came than left go where more left than came
+        free = [*(Counter(left[size]) - Counter(came[size])).elements()]
+        for cards in (Counter(came[size]) - Counter(left[size])).elements():
+            other = next((want for want in whole if _waits_for(want, cards, size, wishes)), None)
+            if other is not None:
+                whole.remove(other)
+                yield other.pod.view.uid, on_cards(node.name, free.pop(0), other.request)
+
+
+def _waits_for(want: Want, cards: Cards, size: Size, wishes: Mapping[str, Placement]) -> bool:
+    meant = wished(want.pod, wishes)
+    return meant is not None and _size(want.pod) == size and cards_of(meant) == cards
 
 
 def wish_repairs(wishes: Mapping[str, Placement], waiting: Iterable[Want], node: Node) -> list[Repair]:
     """Wishes of pods that still wait and whose annotations say something else."""
-    made = []
+    made, cards = [], {gpu.index for gpu in node.gpus}
     for want in waiting:
-        pod, wish = want.pod.view, wishes.get(want.pod.view.uid)
-        if want.in_turn and not want.begun and wish is not None and pod.placement != wish:
-            annotations = placement_annotations(wish, want.request, node, pod.assume_time_ns)
-            made.append(Repair(pod, annotations, "its card went to an equal pod"))
+        pod, wish = want.pod, wished(want.pod, wishes)
+        if not want.in_turn or want.begun or wish is None or pod.view.placement == wish:
+            continue
+        if cards.issuperset(wished_cards(wish)):
+            told = placement_annotations(wish, want.request, node, pod.view.assume_time_ns)
+            written: dict[str, str | None] = {**dict.fromkeys(pod.said), **told}
+            made.append(Repair(pod, written, "its card went to another pod", wish, promise=True))
     return made
 
 
 # -- the truth of one pod --------------------------------------------------------------------------------
 def _truth(pod: NodePod, book: list[Holding], node: Node) -> Truth | None:
     view = pod.view
-    if not book or view.request is None or view.finished or view.terminating:
+    if not book or view.request is None or view.finished:
         return None
     held = {each.container: each for each in book}
     if len(held) != len(book) or not _complete(view.request, held):
@@ -158,11 +189,13 @@ def _repair(truth: Truth, node: Node, now_ns: int) -> Repair | None:
     written = {**dict.fromkeys(said), **true}
     if pod.placement is None or wished_cards(pod.placement) != wished_cards(truth.placement):
         meant = ",".join(str(share.gpu) for share in pod.placement.shares) if pod.placement else "none"
-        return Repair(pod, written, f"annotated card {meant}, kubelet gave card {written[ANN_INDEX]}")
+        reason = f"annotated card {meant}, kubelet gave card {written[ANN_INDEX]}"
+        return Repair(truth.pod, written, reason, truth.placement)
     if wrong := _misleading(said, true):
-        return Repair(pod, written, f"{wrong} said something else than kubelet's book")
+        reason = f"{wrong} said something else than kubelet's book"
+        return Repair(truth.pod, written, reason, truth.placement)
     if not pod.assigned:
-        return Repair(pod, {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}, "assigned")
+        return Repair(truth.pod, {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}, "assigned")
     return None
 
 
@@ -189,19 +222,16 @@ def _named(table: Table) -> dict[str, dict[str, int]]:
     return {key: {str(card): units for card, units in cards.items()} for key, cards in table.items()}
 
 
-def _changes_with(want: Want, truth: Truth, wishes: Mapping[str, Placement]) -> bool:
-    """Whether the waiting pod wanted what the other got, and wants as much in every respect."""
-    meant = wished(want.pod.view, wishes)
-    request = truth.pod.view.request
-    return (
-        meant is not None
-        and request is not None
-        and want.pod.view.uid != truth.pod.view.uid
-        and wished_cards(meant) == wished_cards(truth.placement)
-        and (want.request.units, want.request.gpu_count, want.request.core_percent)
-        == (request.units, request.gpu_count, request.core_percent)
-    )
+def _size(pod: NodePod) -> Size:
+    request = pod.view.request
+    assert request is not None
+    return request.units, request.gpu_count
 
 
-def wished_cards(placement: Placement) -> dict[int, int]:
-    return {share.gpu: share.units for share in placement.shares}
+def cards_of(placement: Placement) -> Cards:
+    return tuple(sorted(share.gpu for share in placement.shares))
+
+
+def wished_cards(placement: Placement | None) -> dict[int, int]:
+    """Units by card."""
+    return {share.gpu: share.units for share in placement.shares} if placement is not None else {}

@@ -55,9 +55,9 @@ def outstanding(
     return sorted(wants, key=_turn)
 
 
-def wished(pod: Pod, wishes: Mapping[str, Placement]) -> Placement | None:
+def wished(pod: NodePod, wishes: Mapping[str, Placement]) -> Placement | None:
     """Where the pod is meant to be."""
-    return wishes.get(pod.uid, pod.placement)
+    return wishes.get(pod.view.uid, pod.meant)
 
 
 def _may_want(pod: Pod) -> bool:
@@ -71,7 +71,7 @@ def _wants_of(pod: NodePod, served: Set[tuple[str, str]], wishes: Mapping[str, P
     containers = view.request.containers
     done = [place for place, each in enumerate(containers) if (view.uid, each.name) in served]
     first = max(done, default=-1) + 1
-    placement = wished(view, wishes)
+    placement = wished(pod, wishes)
     cards = tuple(share.gpu for share in placement.shares) if placement else ()
     for place, container in enumerate(containers[first:]):
         yield Want(pod, view.request, container, cards, in_turn=place == 0, begun=first > 0)

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from gpuslice.adapters.kube.errors import AlreadyExistsError, NotFoundError
 from gpuslice.adapters.kube.events import EventRecorder, node_reference, pod_reference
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
+from gpuslice.apps.agent.pods import NODE_PODS, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.model import Pod
@@ -24,17 +25,32 @@ class Writer:
         self._node = node
         self._events = EventRecorder(client, "gpushare-device-plugin", host=node)
 
-    async def repair(self, repair: Repair) -> bool:
-        """Write a pod's annotations; False when the pod is gone or another one has its name now."""
-        pod = repair.pod
+    async def repair(self, repair: Repair) -> NodePod | None:
+        """Write a pod's annotations and answer what it is then; None when it, or the pod of its name, is not.
+
+        What is said of cards is for the very version that it was concluded from: a write that was lost on its
+        way and arrives late changes nothing. Raises `ConflictError` when the pod has changed since.
+        """
+        pod = repair.pod.view
         patch = {"metadata": {"annotations": repair.annotations}}
+        version = str(pod.version) if repair.of_cards and pod.version else ""
         try:
-            await self._client.merge_patch(PODS, pod.name, patch, pod.namespace, uid=pod.uid)
-        except (NotFoundError, ConflictError) as error:
+            written = await self._client.merge_patch(
+                NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
+            )
+        except NotFoundError as error:
             _log.info("annotations not written", extra={"pod": pod.key, "error": str(error)})
-            return False
+            return None
         _log.info("annotations written", extra={"pod": pod.key, "reason": repair.reason})
-        return True
+        return node_pod(written)
+
+    async def pod(self, pod: Pod) -> NodePod | None:
+        """The pod as it is now; None when it is gone or another one has its name."""
+        try:
+            found = await self._client.get(NODE_PODS, pod.name, pod.namespace)
+        except NotFoundError:
+            return None
+        return node_pod(found) if found.metadata.uid == pod.uid else None
 
     async def node_status(self, amounts: Mapping[str, str | None]) -> None:
         """Set capacity and allocatable of the resources that are no devices; None takes one away."""

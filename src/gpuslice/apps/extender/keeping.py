@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Placement, Request, Share
+from gpuslice.core.model import Placement, Request
 from gpuslice.core.nomination import Nomination
+from gpuslice.core.placement import on_cards
 from gpuslice.core.preemption import Eviction, eviction
 
 _log = logging.getLogger(__name__)
@@ -90,5 +91,4 @@ class Keeping:
 
 def placement_of(found: Eviction, request: Request) -> Placement:
     """The cards on which an eviction makes room."""
-    shares = (Share(card, request.units_per_gpu, request.core_percent) for card in sorted(found.cards))
-    return Placement(found.node, tuple(shares))
+    return on_cards(found.node, found.cards, request)
