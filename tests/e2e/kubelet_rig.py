@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import yaml
 
 from gpuslice.apps.dev.install import scheduler_configuration
 from gpuslice.apps.dev.ports import free_port
-from gpuslice.core.contract import GPU_COUNT, GPU_MEM
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 from gpuslice.core.units import card_units
 from gpuslice.sim import gpu
 from tests.e2e import control_plane, node
@@ -36,6 +39,7 @@ SHOW = f"env; cat /etc/gpuslice/limits /etc/ld.so.preload; ls -l /usr/lib/gpusli
 class Cluster:
     """The node's programs and the questions that tests ask."""
 
+    plane: control_plane.ControlPlane
     api: Api
     places: Places
     kubelet: Service
@@ -63,6 +67,9 @@ class Cluster:
 
         return until(ask, f"{name} runs; {self.pod(name)['status']}")
 
+    def bound(self, name: str) -> bool:
+        return "nodeName" in self.pod(name)["spec"]
+
     def failed(self, name: str) -> str:
         """Why kubelet refused the pod, once it did."""
         until(lambda: self.pod(name)["status"].get("phase") == "Failed", f"{name} is refused")
@@ -86,6 +93,26 @@ class Cluster:
         for each in self.api.get(PODS)["items"]:
             self.api.delete(f"{PODS}/{each['metadata']['name']}")
         until(lambda: not self.api.get(PODS)["items"], "all pods are gone")
+
+    @contextmanager
+    def adding_up(self) -> Iterator[list[int]]:
+        """While inside, the units promised of each card, as anybody sees them who asks all the time."""
+        sums: list[int] = []
+        done = threading.Event()
+
+        def ask() -> None:
+            api = Api(self.plane)
+            while not done.is_set():
+                sums.extend(promised(api.get(PODS)["items"]).values())
+            api.close()
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                yield sums
+            finally:
+                done.set()
+            asking.result()
 
     # -- the node -------------------------------------------------------------------------------------
 
@@ -122,7 +149,7 @@ def start(folder: Path, stack: ExitStack) -> Cluster:
     api = Api(plane)
     stack.callback(api.close)
     agents = (_agent(plane, places, name) for name in ("agent", "next-agent"))
-    found = Cluster(api, places, node.kubelet(plane, places, pid, NODE), *agents)
+    found = Cluster(plane, api, places, node.kubelet(plane, places, pid, NODE), *agents)
     for service in (found.next_agent, found.kubelet, found.agent):
         stack.callback(service.stop)
     for service in (found.kubelet, found.agent):
@@ -195,6 +222,16 @@ def pod(name: str, *containers: dict[str, Any], **fields: Any) -> dict[str, Any]
         "containers": list(containers),
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {**spec, **fields}}
+
+
+def promised(pods: Sequence[dict[str, Any]]) -> Counter[str]:
+    """Units by card, as the annotations of pods that have not ended say."""
+    sums: Counter[str] = Counter()
+    for each in pods:
+        annotations = each["metadata"].get("annotations", {})
+        if ANN_INDEX in annotations and each["status"].get("phase") not in {"Succeeded", "Failed"}:
+            sums[annotations[ANN_INDEX]] += int(annotations[ANN_POD_UNITS])
+    return sums
 
 
 def variables(lines: Sequence[str]) -> dict[str, str]:

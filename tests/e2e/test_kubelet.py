@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,30 @@ def test_bursts_of_equal_pods_get_what_their_annotations_say(cluster: Cluster) -
         cards = Counter(_checked(cluster, name, 4) for name in names)
         assert cards == {"0": 3, "1": 3}
         cluster.clear()
+
+
+def test_no_card_is_promised_beyond_its_units_while_all_pods_exchange_cards(cluster: Cluster) -> None:
+    """kubelet admits by age what was placed in the opposite order, and somebody adds up all the time."""
+    units = UNITS // 2
+    names = [f"app-{number}" for number in range(4)]
+    cluster.create(pod("first", container(1)))
+    cluster.running("first")  # kubelet frees what ended when it gives something, and not at its start
+    cluster.clear()
+    cluster.kubelet.stop()
+    for name in names:
+        cluster.create(pod(name, container(units), schedulingGates=[{"name": "example.com/later"}]))
+        time.sleep(1.0)  # the resolution of a pod's age
+    for name in reversed(names):
+        cluster.api.patch(f"{PODS}/{name}", {"spec": {"schedulingGates": []}})
+        until(partial(cluster.bound, name), f"{name} is bound")
+    meant = {name: cluster.pod(name)["metadata"]["annotations"][ANN_INDEX] for name in names}
+    with cluster.adding_up() as sums:
+        cluster.kubelet.start()
+        cards = {name: _checked(cluster, name, units) for name in names}
+    assert Counter(cards.values()) == Counter(meant.values()) == {"0": 2, "1": 2}
+    assert cards != meant
+    assert max(sums) <= UNITS
+    print(f"{len(sums)} sums, {min(sums)} to {max(sums)} units; {meant} became {cards}")
 
 
 def _checked(cluster: Cluster, name: str, units: int) -> str:
