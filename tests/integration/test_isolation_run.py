@@ -30,11 +30,11 @@ STATIC = BUILD / "tests/hostile_static"
 
 
 class Workstation:
-    """Two cards, and a base folder for budgets."""
+    """Two cards, and a place for budgets."""
 
     def __init__(self, folder: Path, cards: int = 2, spec: CardSpec | str = V100) -> None:
         gpu.create(folder / "cards", [spec] * cards, cuda_version="12.2", seed="desk")
-        self.base = folder / "budgets"
+        self.base, self.lock = folder / "budgets", folder / "budgets.lock"
         self.environment = gpu.environment(folder / "cards", SIM)
 
     def uuid(self, card: int) -> str:
@@ -308,8 +308,7 @@ def test_a_budget_stays_for_what_its_program_left_running(tmp_path: Path) -> Non
 def robbed(tmp_path: Path) -> Iterator[Workstation]:
     """Somebody holds the lock for ever."""
     desk = Workstation(tmp_path, cards=1)
-    desk.base.mkdir()
-    with (desk.base / ".lock").open("w") as lock:
+    with desk.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield desk
 
@@ -318,16 +317,15 @@ def test_a_lock_that_somebody_holds_for_ever_stops_nobody(robbed: Workstation) -
     done = robbed.run("--mem", "4", "echo", "started")
     assert (done.returncode, done.stdout) == (0, "started\n")
     assert f"process {os.getpid()} of user id {os.getuid()} (" in done.stderr
-    assert done.stderr.endswith(f"holds the lock {robbed.base}/.lock: going on without it\n")
+    assert done.stderr.endswith(f"holds the lock {robbed.lock}: going on without it\n")
 
 
 def test_a_lock_that_is_none_stops_nobody(tmp_path: Path) -> None:
     desk = Workstation(tmp_path, cards=1)
-    desk.base.mkdir()
-    os.mkfifo(desk.base / ".lock")
+    os.mkfifo(desk.lock)
     assert desk.run("--mem", "4", "true").returncode == 0
-    (desk.base / ".lock").unlink()
-    (desk.base / ".lock").symlink_to("/dev/tty")
+    desk.lock.unlink()
+    desk.lock.symlink_to("/dev/tty")
     done = desk.run("--mem", "4", "true")
     assert (done.returncode, "cannot be opened" in done.stderr) == (0, True)
 
@@ -414,4 +412,4 @@ def test_several_users_share_a_group_and_outlive_each_other() -> None:
         assert [program["user"] for program in budget["programs"]] == ["uid1001"]
         assert first.communicate("\n")[1] == ""
         anew, complaint = as_user(1002, *group).communicate("\n")
-        assert (anew, complaint) == (shared.replace("/lab/", "/lab~2/"), "")
+        assert (anew, complaint) == (shared.replace("-1001/lab/", "-1002/lab/"), "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,10 @@ def budgets(tmp_path: Path, library: Path) -> Budgets:
     return budgets
 
 
+def base_of(tmp_path: Path) -> Path:
+    return tmp_path / f"base-{os.getuid()}"
+
+
 def me(*command: str) -> Member:
     started = start_time_of(os.getpid())
     assert started is not None
@@ -41,7 +47,7 @@ def me(*command: str) -> Member:
 
 @pytest.mark.parametrize("place", ["etc/gpuslice/limits", "members/1-1", "var/lib/gpuslice/region"])
 def test_a_pipe_in_anybodys_budget_holds_nobody_up(budgets: Budgets, tmp_path: Path, place: str) -> None:
-    path = tmp_path / "base" / "theirs" / place
+    path = base_of(tmp_path) / "theirs" / place
     path.parent.mkdir(parents=True)
     os.mkfifo(path)
     assert [each.name for each in budgets.list()] == ["mine"]
@@ -62,7 +68,7 @@ def test_a_pipe_in_anybodys_budget_holds_nobody_up(budgets: Budgets, tmp_path: P
 )
 def test_a_note_that_cannot_be_read_is_none(budgets: Budgets, tmp_path: Path, note: str | bytes) -> None:
     text = note.encode() if isinstance(note, str) else note
-    (tmp_path / "base" / "mine" / "members" / "1-1").write_bytes(text)
+    (base_of(tmp_path) / "mine" / "members" / "1-1").write_bytes(text)
     assert [each.members for each in budgets.list()] == [(me("train"),)]
 
 
@@ -70,7 +76,7 @@ def test_nothing_is_called_what_a_terminal_obeys(budgets: Budgets, tmp_path: Pat
     told = {"command": ["\x1b[2Jtrain", "ü"], "user": "\x1b[1mroot"}
     note = {**json.loads(read_plain(*one_note(tmp_path))), **told}
     one_note(tmp_path)[0].write_text(json.dumps(note))
-    (tmp_path / "base" / "mine").rename(tmp_path / "base" / "\x1b[1mours")
+    (base_of(tmp_path) / "mine").rename(base_of(tmp_path) / "\x1b[1mours")
     (budget,) = budgets.list()
     assert budget.name == "?[1mours"
     assert budget.members == (replace(me("?[2Jtrain", "ü"), user="?[1mroot"),)
@@ -80,7 +86,7 @@ def test_a_link_in_the_place_of_a_note_leads_nobody_to_write_elsewhere(
     budgets: Budgets, tmp_path: Path
 ) -> None:
     """Whoever made the budget sees us start, and knows the name of our note before we write it."""
-    treasure, folder = tmp_path / "treasure", tmp_path / "base" / "mine"
+    treasure, folder = tmp_path / "treasure", base_of(tmp_path) / "mine"
     treasure.write_text("mine\n")
     (note,) = (folder / "members").iterdir()
     note.unlink()
@@ -93,11 +99,54 @@ def test_a_link_in_the_place_of_a_note_leads_nobody_to_write_elsewhere(
 def test_a_new_budget_is_in_a_folder_of_its_own(budgets: Budgets, tmp_path: Path, library: Path) -> None:
     """Whoever owns the folder says which library is loaded into its programs."""
     theirs = tmp_path / "theirs"
-    (tmp_path / "base" / "next").symlink_to(theirs)
-    guessed = tmp_path / "base" / f".{me().pid}-{me().start_time}"
+    (base_of(tmp_path) / "next").symlink_to(theirs)
+    guessed = base_of(tmp_path) / f".{me().pid}-{me().start_time}"
     guessed.mkdir()
     folder = budgets.make("next", LIMITS, library, me("train"))
     assert (folder.name, theirs.exists(), [*guessed.iterdir()]) == ("next~2", False, [])
+
+
+def put_a_file(path: Path) -> None:
+    path.touch()
+
+
+def put_a_link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def put_anothers_folder(path: Path) -> None:
+    path.mkdir()
+    os.chown(path, 1001, -1)
+
+
+NOT_OURS = [put_a_file, put_a_link]
+NOT_OURS += [put_anothers_folder] if os.getuid() == 0 else []
+
+
+@pytest.mark.parametrize("put", NOT_OURS)
+def test_what_stands_in_the_place_of_our_folder_is_named_and_not_used(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
+    """In another's folder its owner could put another library in the place of ours."""
+    put(base_of(tmp_path))
+    cannot = pytest.raises(
+        BudgetError, match=rf"kept under {base_of(tmp_path)}: user id \d+ put something there"
+    )
+    with cannot as refused, Budgets(tmp_path / "base").locked():
+        pass
+    assert "--base" in str(refused.value)
+
+
+def test_a_folder_that_bears_anothers_name_is_nobodys(budgets: Budgets, tmp_path: Path) -> None:
+    base_of(tmp_path).rename(tmp_path / f"base-{os.getuid() + 1}")
+    assert budgets.list() == ()
+
+
+def test_each_user_has_a_folder_that_only_they_may_change(budgets: Budgets, tmp_path: Path) -> None:
+    base_of(tmp_path).chmod(0o777)
+    with budgets.locked():
+        assert stat.S_IMODE(base_of(tmp_path).stat().st_mode) == 0o755
 
 
 def test_what_the_disk_refuses_is_said(budgets: Budgets, library: Path) -> None:
@@ -107,5 +156,5 @@ def test_what_the_disk_refuses_is_said(budgets: Budgets, library: Path) -> None:
 
 
 def one_note(tmp_path: Path) -> tuple[Path, int]:
-    (note,) = (tmp_path / "base" / "mine" / "members").iterdir()
+    (note,) = (base_of(tmp_path) / "mine" / "members").iterdir()
     return note, 10_000

@@ -1,14 +1,14 @@
 """Budgets on one machine, without Kubernetes: a folder each, laid out like a container, and who runs in it.
 
-    <base>/<name>/usr/lib/gpuslice      → the library's folder
-    <base>/<name>/etc/gpuslice/limits
-    <base>/<name>/var/lib/gpuslice/region
-    <base>/<name>/members/<pid>-<start> one line of JSON for each program that was started in it
+    <base>-<uid>/<name>/usr/lib/gpuslice      → the library's folder
+    <base>-<uid>/<name>/etc/gpuslice/limits
+    <base>-<uid>/<name>/var/lib/gpuslice/region
+    <base>-<uid>/<name>/members/<pid>-<start> one line of JSON for each program that was started in it
 
-A budget lives as long as one of its programs, or one that they started. Several people may share the base
-folder: it is sticky, and a budget's files belong to whoever made it. A folder that somebody else left behind
-cannot be removed by us: then a new budget of that name stands beside it, as `<name>~2`. What others put there
-is read without trusting it, and nothing is written where something stands already.
+A budget lives as long as one of its programs, or one that they started. Each user has a folder of their own,
+of the one name that everybody can tell: in one that all share, its owner could put another library in the
+place of anybody's. The folder above belongs to root and is sticky, as /tmp. What others put into theirs is
+read without trusting it, and nothing is written where something stands already.
 
 Two who give out budgets at once keep out of each other's way by a lock, which anybody may hold for ever. So
 what they do holds without it: a budget is made under a hidden name and appears whole, with its first program;
@@ -16,11 +16,12 @@ who has made one looks again and takes it back where it is too much (`apps/cli/r
 """
 
 import contextlib
-import errno
+import glob
 import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -71,14 +72,21 @@ class Budgets:
 
     def __init__(self, base: Path) -> None:
         self._base = base
+        self._own = base.with_name(f"{base.name}-{os.getuid()}")
 
     def list(self) -> tuple[Budget, ...]:
         """Those in which something runs, by name."""
-        if not self._base.is_dir():
-            return ()
-        folders = [each for each in sorted(self._base.iterdir()) if not each.name.startswith(".")]
-        found = (_read(folder) for folder in folders if folder.is_dir())
-        return tuple(budget for budget in found if budget is not None and _is_alive(budget))
+        folders = (each for users in self._users() for each in _folders(users) if each.name[:1] != ".")
+        found = (_read(folder) for folder in folders)
+        alive = [budget for budget in found if budget is not None and _is_alive(budget)]
+        return tuple(sorted(alive, key=lambda budget: (budget.name, budget.folder)))
+
+    def _users(self) -> Iterator[Path]:
+        """The folders of all users; what bears another's name is none."""
+        for path in self._base.parent.glob(f"{glob.escape(self._base.name)}-*"):
+            uid = path.name.removeprefix(f"{self._base.name}-")
+            if uid.isdecimal() and _is_folder_of(path, int(uid)):
+                yield path
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[str]:
@@ -88,24 +96,31 @@ class Budgets:
         for what fails of `make`, `join` and `leave` inside.
         """
         try:
-            self._base.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(PermissionError):  # somebody else's: made so by them
-                self._base.chmod(0o1777)
-            if not os.access(self._base, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            with locked(self._base / ".lock") as why_not:
+            self._prepare()
+            with locked(self._base.with_name(f"{self._base.name}.lock")) as why_not:
                 if not why_not:
                     self._sweep()
                 yield why_not
         except OSError as error:
-            raise BudgetError(f"budgets cannot be kept under {self._base}: {error.strerror}") from error
+            raise BudgetError(f"budgets cannot be kept under {self._own}: {error.strerror}") from error
+
+    def _prepare(self) -> None:
+        """Our own folder, which others may look into and only we may change. Raises BudgetError, OSError."""
+        with contextlib.suppress(FileExistsError):
+            self._own.mkdir(parents=True)
+        if not _is_folder_of(self._own, os.getuid()):
+            raise BudgetError(
+                f"budgets cannot be kept under {self._own}: user id {self._own.lstat().st_uid} put something "
+                "there that is no folder of yours; have it removed, or all of you name another --base"
+            )
+        self._own.chmod(0o755)
 
     def make(self, name: str, limits: Sequence[CardLimit], library: Path, member: Member) -> Path:
         """A new budget's folder with its first program in it.
 
         Nobody made it before, or guessed its hidden name: its owner says what is loaded into programs.
         """
-        folder = self._base / f".{member.pid}-{member.start_time}-{secrets.token_hex(8)}"
+        folder = self._own / f".{member.pid}-{member.start_time}-{secrets.token_hex(8)}"
         folder.mkdir()
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice", "members"):
             (folder / part).mkdir(parents=True)
@@ -144,16 +159,33 @@ class Budgets:
     def _shown(self, folder: Path, name: str) -> Path:
         """A folder under its true name, or beside what is left behind there."""
         for number in range(1, 1000):
-            target = self._base / (name if number == 1 else f"{name}~{number}")
+            target = self._own / (name if number == 1 else f"{name}~{number}")
             with contextlib.suppress(OSError):
                 return folder.rename(target)
         shutil.rmtree(folder, ignore_errors=True)
-        raise BudgetError(f'"{name}" was left behind too often under {self._base}: remove what nobody uses')
+        raise BudgetError(f'"{name}" was left behind too often under {self._own}: remove what nobody uses')
 
     def _sweep(self) -> None:
-        for folder in self._base.iterdir():
-            if folder.is_dir() and not _is_needed(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # another user's goes when they come by
+        for folder in _folders(self._own):  # another user's goes when they come by
+            if not _is_needed(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_folder_of(path: Path, uid: int) -> bool:
+    """Neither a link nor anybody else's."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid
+
+
+def _folders(users: Path) -> list[Path]:
+    """None of a user who lets nobody look."""
+    try:
+        return [each for each in users.iterdir() if each.is_dir()]
+    except OSError:
+        return []
 
 
 def _is_needed(folder: Path) -> bool:

@@ -16,7 +16,11 @@ from gpuslice.core.units import MIB
 BASE = Path("/tmp/gpuslice-budgets")
 
 base_flag = click.option(
-    "--base", type=click.Path(path_type=Path), default=BASE, show_default=True, help="Where budgets are kept."
+    "--base",
+    type=click.Path(path_type=Path),
+    default=BASE,
+    show_default=True,
+    help="Where budgets are kept: each user's in this path with -UID behind it.",
 )
 
 
