@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -230,6 +230,22 @@ def test_a_container_that_ends_while_no_agent_is_there_starts_again_with_it(clus
     until(lambda: status()["restartCount"] == 1, f"it is started again; {status()}", 60)
 
 
+@contextmanager
+def labelled(cluster: Cluster, name: str, value: str) -> Iterator[None]:
+    """The node with a label; the agent reads it at its start."""
+
+    def relabel(text: str | None) -> None:
+        cluster.agent.stop()
+        cluster.api.patch(f"nodes/{NODE}", {"metadata": {"labels": {name: text}}})
+        cluster.agent.start()
+
+    relabel(value)
+    try:
+        yield
+    finally:
+        relabel(None)
+
+
 def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(cluster: Cluster) -> None:
     """A container that holds units starts again, also after kubelet did; nobody new gets any."""
     cluster.offers(2 * UNITS)
@@ -241,31 +257,28 @@ def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(clust
         return dict(found)
 
     def starts_again(after: int) -> int:
-        return until(
-            lambda: "running" in status()["state"] and status()["restartCount"] > after,
-            f"it is started again; {status()}",
-        ) and int(status()["restartCount"])
+        def ask() -> bool:
+            return "running" in status()["state"] and status()["restartCount"] > after
 
-    cluster.agent.stop()
-    cluster.api.patch(f"nodes/{NODE}", {"metadata": {"labels": {"gpuslice.io/mode": "exclusive"}}})
-    cluster.agent.start()
-    cluster.registered()
-    until(lambda: cluster.allocatable() == ("4", None), f"only what is held; {cluster.allocatable()}")
-    restarts = starts_again(0)
-    cluster.create(pod("new", container(4), nodeName=NODE))
-    assert "Requested: 4, Available: 0" in cluster.failed("new")
-    cluster.kubelet.stop()
-    cluster.kubelet.start()
-    starts_again(restarts)
-    assert [each["health"] for each in status()["allocatedResourcesStatus"][0]["resources"]] == 4 * [
-        "Healthy"
-    ]
-    cluster.api.delete(f"{PODS}/short")
-    until(lambda: "leaving kubelet" in cluster.agent.log(), "the agent leaves")
-    until(lambda: cluster.allocatable() == ("0", None), f"nothing is left; {cluster.allocatable()}")
-    cluster.agent.stop()
-    cluster.api.patch(f"nodes/{NODE}", {"metadata": {"labels": {"gpuslice.io/mode": None}}})
-    cluster.agent.start()
+        until(ask, f"it is started again; {status()}")
+        return int(status()["restartCount"])
+
+    def health() -> set[str]:
+        return {each["health"] for each in status()["allocatedResourcesStatus"][0]["resources"]}
+
+    with labelled(cluster, "gpuslice.io/mode", "exclusive"):
+        cluster.registered()
+        until(lambda: cluster.allocatable() == ("4", None), f"only what is held; {cluster.allocatable()}")
+        restarts = starts_again(0)
+        cluster.create(pod("new", container(4), nodeName=NODE))
+        assert "Requested: 4, Available: 0" in cluster.failed("new")
+        cluster.kubelet.stop()
+        cluster.kubelet.start()
+        starts_again(restarts)
+        until(lambda: health() == {"Healthy"}, "the pod's status says that its devices are healthy")
+        cluster.api.delete(f"{PODS}/short")
+        until(lambda: "leaving kubelet" in cluster.agent.log(), "the agent leaves")
+        until(lambda: cluster.allocatable() == ("0", None), f"nothing is left; {cluster.allocatable()}")
     cluster.registered()
     assert cluster.offers(2 * UNITS)
 

@@ -12,6 +12,7 @@ from gpuslice.core.placement import (
     not_shared,
     place,
 )
+from gpuslice.core.views import with_unhealthy
 from tests.builders import make_node, make_placement, make_request
 
 
@@ -129,3 +130,8 @@ def test_a_node_that_wants_both_takes_no_pod_that_asks_for_memory_alone() -> Non
 
 def test_a_request_for_nothing_in_particular_has_no_share_of_compute() -> None:
     assert place(state(15), Request(units=4)) == make_placement("n1", 4, 0)
+
+
+def test_a_node_that_gives_cards_out_whole_says_that_it_shares_none() -> None:
+    whole = with_unhealthy(make_node(cards=(15,), shared=False), frozenset())
+    assert refused(place(state(0, node=whole), make_request(4))) == not_shared("n1")

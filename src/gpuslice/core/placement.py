@@ -69,7 +69,7 @@ def choose_slots(state: NodeState, request: Request) -> tuple[int, ...]:
 def refuse(state: NodeState, request: Request) -> Refusal:
     """Why `state` does not hold `request`: what was asked, what is missing, the most that would fit."""
     node = state.node
-    if not node.gpus:
+    if not node.divides_cards:
         return not_shared(node.name)
     if request.core_percent == 0 and node.core_required:
         return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
