@@ -199,7 +199,11 @@ def test_a_nomination_that_nobody_takes_up_ends(story: Story) -> None:
     story.add("low", 9)
     story.calm(30)
     assert story.schedule("low") == ""
+    before = story.api.call("GET", "/api/v1/nodes/n1")["metadata"]
     story.calm(40)
+    after = story.api.call("GET", "/api/v1/nodes/n1")["metadata"]
+    assert after["resourceVersion"] != before["resourceVersion"], "kube-scheduler hears of nothing else"
+    assert after.get("annotations") == before.get("annotations")
     assert story.schedule("low") == "n1"
 
 

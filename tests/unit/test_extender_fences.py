@@ -68,6 +68,23 @@ async def test_a_fence_that_was_over_before_it_was_shown_is_a_change_all_the_sam
         assert await stage.written() == ["0", None]
 
 
+async def test_cards_that_nobody_is_kept_from_any_more_are_a_change_beside_those_out_of_use() -> None:
+    async with following(WRITTEN, WRITTEN, WRITTEN) as stage:
+        stage.fences.set("n1", frozenset({1}))
+        assert await stage.written() == ["1"]
+        stage.fences.free_again("n1", (0,))
+        assert await stage.written() == ["1", "0,1", "1"]
+
+
+async def test_who_does_not_lead_wakes_nobody() -> None:
+    async with following() as stage:
+        stage.leads = False
+        stage.fences.free_again("n1", (0,))
+        stage.leads = True
+        stage.fences.look()
+        assert await stage.written() == []
+
+
 async def test_what_another_leader_left_is_put_right_once_we_lead() -> None:
     async with following(WRITTEN) as stage:
         stage.leads = False

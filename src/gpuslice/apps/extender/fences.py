@@ -1,8 +1,9 @@
-"""Shows on the node which of its cards are out of use: then kube-scheduler looks again when they come back.
+"""Shows on the node which of its cards are not to be had: then kube-scheduler looks again when they are.
 
 kube-scheduler tries a pod that only an extender refused again at any event of its own, else after 5 minutes.
 A ConfigMap is no such event; a changed annotation of a node is one, for all pods (1.36, framework/events.go).
-It is written once the ledger knows, so that kube-scheduler cannot come too early.
+It is written once the ledger knows, so that kube-scheduler cannot come too early. Cards that were kept for a
+nominated pod that never took them are no event either; they are shown for a moment when they come free.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
@@ -36,11 +37,17 @@ class Fences:
 
     def set(self, node: str, cards: frozenset[int]) -> None:
         """The node's ConfigMap takes these cards out of use, or none."""
-        before, now = self._wanted.get(node, ""), ",".join(map(str, sorted(cards)))
+        before, now = self._wanted.get(node, ""), _text(cards)
         if before not in {now, self._shown.get(node, "")}:
             self._unshown[node] = before
         _put(self._wanted, node, now)
         self._changed.set()
+
+    def free_again(self, node: str, cards: Iterable[int]) -> None:
+        """Cards that had pods refused are free, and nothing that happened in the cluster says so."""
+        if self._leading():
+            self._unshown[node] = _text({*cards, *_cards(self._wanted.get(node, ""))})
+            self._changed.set()
 
     def look(self) -> None:
         """We lead now."""
@@ -91,6 +98,14 @@ class Fences:
             await self._client.merge_patch(SLIM_NODES, node, patch)
             _log.info("cards out of use shown on the node", extra={"node": node, "cards": text})
         _put(self._shown, node, text)
+
+
+def _text(cards: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(cards)))
+
+
+def _cards(text: str) -> set[int]:
+    return {int(card) for card in text.split(",") if card}
 
 
 def _put(memory: dict[str, str], node: str, text: str) -> None:

@@ -33,6 +33,7 @@ class Keeping:
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = loop_time) -> None:
         self._ledger = ledger
         self._clock = clock
+        self.on_lapse: Callable[[Placement], None] = lambda _: None
         self._until_s: dict[str, float] = {}  # uid → how long its nomination is kept
         self._lapsed: dict[str, str] = {}  # uid → node of a nomination that came to nothing
 
@@ -76,6 +77,7 @@ class Keeping:
             self._ledger.nominations.drop(uid)
             self._lapsed[uid] = node
             _log.info("nomination lapsed", extra={"pod": uid, "node": node})
+            self.on_lapse(nomination.placement)
 
     def _comes_free(self, nomination: Nomination) -> bool:
         """Whether somebody who is leaving is still on one of the cards."""

@@ -139,6 +139,9 @@ class Extender:
         self.world.onlooker = self.guide
         self.fences = Fences(client, leading=lambda: self.leadership.may_bind)
         self.world.fences = self.fences
+        self.preemptor.keeping.on_lapse = lambda placement: self.fences.free_again(
+            placement.node, (share.gpu for share in placement.shares)
+        )
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self._label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
