@@ -129,6 +129,21 @@ async def test_victims_are_picked_by_card(tmp_path: Path) -> None:
     assert card not in {cards[name] for name in left - {"important"}}
 
 
+async def test_several_at_once_get_a_card_each_and_nobody_leaves_in_vain(tmp_path: Path) -> None:
+    """kube-scheduler asks for the next pod before anything is known of the one before."""
+    with api_server(tmp_path) as plane:
+        async with cluster(plane, 16, nodes=3) as client:
+            for number in range(12):
+                await create(client, f"low{number}", "4", "low")
+                await client_bound(client, f"low{number}")
+            important = [f"important{number}" for number in range(4)]
+            for name in important:
+                await create(client, name, "8", "high")
+            for name in important:
+                await bound(client, name)
+            assert len(await left(client)) == 12 - 2 * 4 + 4
+
+
 async def left(client: KubeClient) -> set[str]:
     return {pod.metadata.name for pod in (await client.list(PODS)).items or ()}
 

@@ -83,15 +83,53 @@ def test_who_may_not_preempt_does_not(story: Story, fields: Object) -> None:
     assert not story.nominated("high")
 
 
-def test_equals_stay_and_what_kube_scheduler_nominated_is_its_own(story: Story) -> None:
+def test_equals_stay(story: Story) -> None:
     full(story)
     story.add("equal", 10)
-    story.add("high", 10, 100)
-    story.api.patch(f"{PODS}/high/status", {"status": {"nominatedNodeName": "elsewhere"}})
     story.schedule("equal")
-    story.ask(story.api.pod("high"), story.nodes)
     story.calm(5)
     assert not story.leaving()
+
+
+def test_while_kube_schedulers_own_victims_leave_nobody_else_has_to(story: Story) -> None:
+    full(story)
+    story.place("its-victim", 4)
+    story.add("high", 10, 100)
+    story.api.patch(f"{PODS}/high/status", {"status": {"nominatedNodeName": "n1"}})
+    story.api.delete_pod("its-victim", grace_s=30)
+    story.ask(story.api.pod("high"), story.nodes)
+    story.calm(5)
+    assert story.leaving() == {"its-victim"}
+
+
+def test_a_nomination_that_leads_to_nothing_does_not_make_a_pod_wait_for_ever(story: Story) -> None:
+    """kube-scheduler lets it stand where by the sum nobody need leave for the pod."""
+    full(story)
+    story.add("high", 10, 100)
+    story.api.patch(f"{PODS}/high/status", {"status": {"nominatedNodeName": "n1"}})
+    story.ask(story.api.pod("high"), story.nodes)
+    story.calm(5)
+    assert len(story.leaving()) == 1
+    story.bury()
+    assert story.schedule("high") == "n1"
+
+
+def test_pods_that_ask_one_after_another_are_given_a_card_each(story: Story) -> None:
+    """kube-scheduler evicts and nominates later than it asks for the next pod."""
+    cards: dict[str, set[str]] = {}
+    for number in range(6):
+        cards.setdefault(story.place(f"low{number}", 5), set()).add(f"low{number}")
+    every = sorted(set().union(*cards.values()))
+    for name in ("first", "second"):
+        story.add(name, 15, 100)
+    story.calm()
+    first = story.propose("first", every[0], every[3], every[4])
+    second = story.propose(
+        "second", *every
+    )  # room for both: of those who leave for the first it knows nothing
+    assert first in cards.values()
+    assert second in cards.values()
+    assert first != second
 
 
 def test_who_asks_whom_to_evict_is_given_time_to_do_it(story: Story) -> None:

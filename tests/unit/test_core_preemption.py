@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+from gpuslice.core import preemption
 from gpuslice.core.book import NodeBook
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Pod
-from gpuslice.core.preemption import victims
+from gpuslice.core.model import Pod, Request
 from tests.builders import make_node, make_pod, make_request
 
 
@@ -21,6 +24,13 @@ def book_of(*pods: Pod, cards: tuple[int, ...] = (8, 8)) -> NodeBook:
 
 def pod(name: str, card: int, memory: int = 4, priority: int = 0) -> Pod:
     return make_pod(name, memory, uid=name, node="n1", card=card, priority=priority)
+
+
+def victims(
+    book: NodeBook, request: Request, priority: int, proposed: Collection[str], **more: Any
+) -> set[str] | None:
+    found = preemption.victims(book, request, priority, proposed, **more)
+    return None if found is None else set(found.uids)
 
 
 FULL = (pod("a", 0), pod("b", 0), pod("c", 1), pod("d", 1))
@@ -66,3 +76,22 @@ def test_what_is_in_the_way_of_other_resources_goes_too() -> None:
 def test_a_pod_for_several_cards_needs_room_on_each() -> None:
     pods = (pod("a", 0), pod("b", 1), pod("c", 2, 8, priority=5))
     assert victims(book_of(*pods, cards=(8, 8, 8)), make_request(12, cards=2), 10, []) == {"a", "b"}
+
+
+def test_what_kube_scheduler_evicts_for_others_again_is_not_evicted() -> None:
+    """By its sum it makes room for those before the pod as well, whose victims it does not know."""
+    book = book_of(*FULL)
+    assert victims(book, make_request(8), 10, ["a", "b", "c", "d"], taken={0: (8, 0)}) == {"c", "d"}
+
+
+def test_what_it_evicts_for_something_else_is_evicted_all_the_same() -> None:
+    every, book = ["a", "b", "c", "d"], book_of(*FULL)
+    short = {"taken": {0: (8, 0)}, "suffices": lambda gone: len(set(gone)) > 2}
+    assert victims(book, make_request(8), 10, every, **short) == set(every)
+
+
+def test_where_all_that_is_needed_leaves_already_those_are_named() -> None:
+    """kube-scheduler takes no answer without victims."""
+    going = [make_pod(name, 4, uid=name, node="n1", card=1, terminating=True) for name in "cd"]
+    book = book_of(pod("a", 0), pod("b", 0), *going)
+    assert victims(book, make_request(8), 10, ["a", "b"], taken={0: (8, 0)}) == {"c", "d"}

@@ -7,7 +7,7 @@ of them here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -25,6 +25,17 @@ class Feed(msgspec.Struct, frozen=True, gc=False):
 
     def __bool__(self) -> bool:
         return bool(self.cpu_milli or self.memory_mib)
+
+    def holds(self, eaten: Feed, coming: Iterable[Feed], going: Iterable[Feed]) -> bool:
+        """Whether so much is enough once some pods have come and others gone; what is not known is enough."""
+        cpu, memory = eaten.cpu_milli, eaten.memory_mib
+        for sign, feeds in ((1, coming), (-1, going)):
+            for each in feeds:
+                cpu += sign * each.cpu_milli
+                memory += sign * each.memory_mib
+        return not (
+            (self.cpu_milli and cpu > self.cpu_milli) or (self.memory_mib and memory > self.memory_mib)
+        )
 
 
 NO_FEED = Feed()

@@ -7,7 +7,7 @@ promise: a pod of higher priority may take the cards, and it ends when its pod h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gpuslice.core.book import NodeBook
@@ -60,15 +60,18 @@ class Nominations:
 
     def taken(self, node: str, uid: str, priority: int) -> Taken:
         """Units and compute percent that a pod must leave alone, by card of one node."""
-        if not self._by_uid:
-            return NOTHING_TAKEN
-        taken: dict[int, tuple[int, int]] = {}
-        for each in self:
-            if each.placement.node == node and each.weighs_on(uid, priority):
-                for share in each.placement.shares:
-                    units, core = taken.get(share.gpu, (0, 0))
-                    taken[share.gpu] = (units + share.units, core + share.core_percent)
-        return taken
+        return taken_by(self, node, uid, priority) if self._by_uid else NOTHING_TAKEN
+
+
+def taken_by(nominations: Iterable[Nomination], node: str, uid: str, priority: int) -> Taken:
+    """What these nominations keep of one node's cards from a pod."""
+    taken: dict[int, tuple[int, int]] = {}
+    for each in nominations:
+        if each.placement.node == node and each.weighs_on(uid, priority):
+            for share in each.placement.shares:
+                units, core = taken.get(share.gpu, (0, 0))
+                taken[share.gpu] = (units + share.units, core + share.core_percent)
+    return taken
 
 
 def open_to(book: NodeBook, taken: Taken) -> NodeState:

@@ -69,34 +69,55 @@ def eviction(
     return _cheapest(book.name, cards, _Rules(request, _importance, budgets))
 
 
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Whom to evict (uids) so that a pod fits on these cards."""
+
+    uids: frozenset[str]
+    cards: tuple[int, ...]
+
+
 def victims(
     book: NodeBook,
     request: Request,
     priority: int,
     proposed: Collection[str],
+    *,
     taken: Taken = NOTHING_TAKEN,
-) -> set[str] | None:
-    """The uids of the pods to evict from a node so that `request` fits; None when no eviction helps.
+    suffices: Callable[[Collection[str]], bool] = lambda _: True,
+) -> Victims | None:
+    """The pods to evict from a node so that `request` fits; None when no eviction helps.
 
     `proposed` is kube-scheduler's own choice. It stands if it helps on the cards too, and among equal choices
     its pods go first. Where it holds pods that have no share of a card, they are in the way of something else
     than GPU memory: then all of it is kept, and what the cards need comes on top. Pods of it that are leaving
     count as gone; others that are leaving do not, as kube-scheduler left them out.
+
+    Where some of the node is `taken`, its choice makes room for those who took it as well, though whom that
+    costs has been settled card by card: then no more are evicted than the cards need, and all who are leaving
+    count as gone. `suffices` tells whether what the pod wants beside cards is there without these (uids).
     """
     if _barred(book, request):
         return None
     going = set(proposed)
     settled = _cards(book, None, lambda holding: holding.pod.uid in going, taken)
-    if sum(card.room(request) is not None for card in settled) >= request.gpu_count:
-        return going
+    roomy = sorted((card for card in settled if card.room(request) is not None), key=lambda card: card.units)
+    if not taken and len(roomy) >= request.gpu_count:
+        return Victims(frozenset(going), tuple(card.index for card in roomy[: request.gpu_count]))
     kept = going if going - book.holdings.keys() else {uid for uid in going if _leaves(book.holdings[uid])}
-    cards = _cards(book, priority, lambda holding: holding.pod.uid in kept, taken)
+    leaving = {uid for uid, holding in book.holdings.items() if _leaves(holding)} if taken else set()
+    cards = _cards(book, priority, lambda holding: holding.pod.uid in kept | leaving, taken)
 
     def by_proposal(holding: Holding) -> tuple[object, ...]:
         return (-holding.pod.priority, holding.pod.uid in going, holding.pod.uid)
 
     found = _cheapest(book.name, cards, _Rules(request, by_proposal, proposed=going))
-    return None if found is None else kept | {holding.pod.uid for holding in found.victims}
+    if found is None:
+        return None
+    uids = kept | {holding.pod.uid for holding in found.victims}
+    if not suffices(uids | leaving):
+        uids |= going
+    return Victims(frozenset(uids or leaving), found.cards)
 
 
 # -- one node ----------------------------------------------------------------------------------------------

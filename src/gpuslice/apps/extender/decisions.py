@@ -11,6 +11,7 @@ Everything here is synchronous and looks at the ledger as it is now: no decision
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -18,28 +19,24 @@ import numpy as np
 from gpuslice.adapters.wire.extender import (
     ExtenderArgs,
     FilterResult,
-    MetaVictims,
     NodeList,
-    PodIdentifier,
     PreemptionArgs,
     PreemptionResult,
 )
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import Json, Pieces
 from gpuslice.apps.extender.asked import Asked, Names, Places, Ranked, Reason
+from gpuslice.apps.extender.promises import Promises
 from gpuslice.apps.extender.ranked import Impossible, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals, Refused
+from gpuslice.apps.extender.victims import VictimsByCard
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.nomination import open_to
-from gpuslice.core.placement import (
-    not_shared,
-    place,
-    refuse,
-)
+from gpuslice.core.placement import not_shared, place, refuse
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Fleet, Ints, Shape
-from gpuslice.core.preemption import NOTHING_TAKEN, victims
+from gpuslice.core.preemption import NOTHING_TAKEN
 from gpuslice.core.views import Wants, wants_of
 
 HIGHEST = 1 << 31  # above every priority
@@ -63,6 +60,7 @@ class Decisions:
         on_asked: Callable[[str, Asked], None] = lambda *_: None,
         on_victims: Callable[[str], None] = lambda _: None,
         hold: Callable[[str, Asked], Placement | None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
         self.policy = policy
@@ -71,6 +69,7 @@ class Decisions:
         self._filter_best = filter_best
         self._explain = explain
         self.refusals = Refusals(ledger, policy, on_refused)
+        self._victims = VictimsByCard(ledger, Promises(ledger, clock))
         self._on_asked = on_asked
         self._on_victims = on_victims
         self._hold = hold
@@ -198,24 +197,10 @@ class Decisions:
             return PreemptionResult({})
         if request is None:
             return PreemptionResult(proposed)
-        every = {name: self._victims(name, request, pod, victims) for name, victims in proposed.items()}
-        found = {name: each for name, each in every.items() if each is not None}
+        found = self._victims.of(pod, request, proposed)
         if found:
             self._on_victims(pod.metadata.uid)
         return PreemptionResult(found)
-
-    def _victims(
-        self, node_name: str, request: Request, pod: WirePod, proposed: MetaVictims
-    ) -> MetaVictims | None:
-        book = self.ledger.book(node_name)
-        if book is None:
-            return None
-        uid, priority = pod.metadata.uid, pod.spec.priority or 0
-        taken = self.ledger.nominations.taken(node_name, uid, priority)
-        uids = victims(book, request, priority, {pod.uid for pod in proposed.pods or ()}, taken)
-        if not uids:
-            return None
-        return MetaVictims([PodIdentifier(uid) for uid in sorted(uids)], proposed.num_pdb_violations)
 
     # -- choose, assume --------------------------------------------------------------------------------------
 

@@ -202,7 +202,19 @@ class Preemptor:
             seen = await self._client.get(PODS, known.name, known.namespace)
         except NotFoundError:
             return None
-        return known if seen.metadata.uid == waiting.uid and _may_preempt(seen) else None
+        if seen.metadata.uid != waiting.uid or not _may_preempt(seen):
+            return None
+        return None if self._under_way(known, seen.status.nominated_node_name) else known
+
+    def _under_way(self, pod: Pod, node: str) -> bool:
+        """Whether somebody leaves the pod's nominated node; kube-scheduler's rule.
+
+        Else its eviction has come to an end and was in vain: it asked again since, and was refused. It may
+        leave the nomination as it is, where it thinks that by the sum nobody need leave.
+        """
+        book = self._ledger.book(node) if node else None
+        held = book.holdings.values() if book is not None else ()
+        return any(each.pod.terminating and each.pod.priority < pod.priority for each in held)
 
     # -- choosing ------------------------------------------------------------------------------------------
 
@@ -266,10 +278,9 @@ class Preemptor:
 
 
 def _may_preempt(pod: ApiPod) -> bool:
-    """The rules of kube-scheduler; with a node nominated, its own preemption is under way."""
+    """The rules of kube-scheduler."""
     return (
         not pod.spec.node_name
-        and not pod.status.nominated_node_name
         and not pod.spec.scheduling_gates
         and pod.spec.preemption_policy != "Never"
         and pod.metadata.deletion_timestamp is None
