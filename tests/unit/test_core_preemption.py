@@ -95,3 +95,9 @@ def test_where_all_that_is_needed_leaves_already_those_are_named() -> None:
     going = [make_pod(name, 4, uid=name, node="n1", card=1, terminating=True) for name in "cd"]
     book = book_of(pod("a", 0), pod("b", 0), *going)
     assert victims(book, make_request(8), 10, ["a", "b"], taken={0: (8, 0)}) == {"c", "d"}
+
+
+def test_where_a_card_is_free_but_those_before_the_pod_want_for_room_its_choice_stands() -> None:
+    """kube-scheduler lets nobody in while its sum does not suffice for all who are nominated."""
+    book = book_of(*FULL, cards=(8, 8, 8))
+    assert victims(book, make_request(8), 10, ["a", "b"], taken={0: (8, 0), 1: (8, 0)}) == {"a", "b"}

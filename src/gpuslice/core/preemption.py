@@ -95,7 +95,8 @@ def victims(
 
     Where some of the node is `taken`, its choice makes room for those who took it as well, though whom that
     costs has been settled card by card: then no more are evicted than the cards need, and all who are leaving
-    count as gone. `suffices` tells whether what the pod wants beside cards is there without these (uids).
+    count as gone. Where the cards need nobody, its choice stands: those before the pod want for room.
+    `suffices` tells whether what the pod wants beside cards is there without these (uids).
     """
     if _barred(book, request):
         return None
@@ -117,7 +118,7 @@ def victims(
     uids = kept | {holding.pod.uid for holding in found.victims}
     if not suffices(uids | leaving):
         uids |= going
-    return Victims(frozenset(uids or leaving), found.cards)
+    return Victims(frozenset(uids or leaving or going), found.cards)
 
 
 # -- one node ----------------------------------------------------------------------------------------------
