@@ -45,9 +45,10 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
         if facts.is_to_share(node) and not shared:
             yield not_offered(facts, node)
         yield from _left_without(facts.node_label, node, shared, whole)
-        yield from _contradiction(facts.node_label, where, labels)
+        contradictions = list(_contradiction(facts.node_label, where, labels))
+        yield from contradictions
         yield from _cards(node, where, shared)
-        if shared and not rules_of(labels).shared:
+        if shared and not rules_of(labels).shared and not contradictions:
             yield _leaving(where, shared)
 
 
