@@ -8,13 +8,14 @@ learned from refusals and from how many pods come and go.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gpuslice.core.policy.alike import Alike
+from gpuslice.core.policy.feed import feed_worth
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.mix import LearnedMix
 from gpuslice.core.policy.packing import fullest_card
@@ -180,7 +181,9 @@ class OpportunityCost(Policy):
         demand = demand_of(learned, self._mix.seen_part) if known is None else demand_of(known)
         same_cards = before is not None and not self._cards_changed(before)
         layout = before.layout if before and same_cards else layout_of(self.fleet)
-        return market_of(layout, demand, self._stock, self.slot_price.turnover)
+        turnover = self.slot_price.turnover
+        feed = feed_worth(self.fleet, layout.mean_units, learned if known is None else known, turnover)
+        return replace(market_of(layout, demand, self._stock, turnover), feed=feed)
 
     def _scattered(self, shape: Shape) -> bool:
         """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""

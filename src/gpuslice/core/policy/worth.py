@@ -5,7 +5,7 @@
 over the shapes j of the mix, all amounts in cards (of mean size). `room_j` is what shape j finds: at most
 what its free cards are worth (V, where a part of a card counts by its price), at most what CPU and memory
 still feed, and in whole slots where it wants several cards. `w_j` is its part of the demand, more where
-few cards may serve it.
+few cards may serve it. Where feed runs out before the cards do, `feed` says what a node is worth instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.core.policy.feed import FeedWorth
 from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.prices import CuttingStock, worth_of_space
 
@@ -182,6 +183,7 @@ class Worth:
         self._parts = parts = market.parts
         self._slots = slots
         self._turnover = market.turnover
+        self._feed = market.feed
         self._alike = bool((parts.by_value == parts.by_value[:1]).all())
         self._per_cpu = np.concatenate([parts.cards_per_cpu, slots.cards_per_cpu])
         self._per_memory = np.concatenate([parts.cards_per_memory, slots.cards_per_memory])
@@ -189,6 +191,9 @@ class Worth:
 
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
+        if self._feed is not None:
+            value, _, _, cpu_milli, memory_mib = states.amounts
+            return self._feed.of(value, cpu_milli, memory_mib)
         if len(states.rows) <= BLOCK_ROWS:
             return self._of_block(states)
         starts = range(0, len(states.rows), BLOCK_ROWS)
@@ -327,6 +332,7 @@ class Market:
     """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
 
     `turnover`: departures for each pod placed, 0 while a cluster fills up, 1 where as many go as come.
+    `feed`: what nodes are worth where feed is what runs out.
     """
 
     layout: Layout
@@ -335,6 +341,7 @@ class Market:
     slots: Columns
     slot_demand: float  # S: weight of all shapes of several cards, each at its best kind
     turnover: float
+    feed: FeedWorth | None = None
 
     def worth(self, slot_price: float) -> Worth:
         """Price the slots: W / S times their demand, at most `slot_price` in all."""

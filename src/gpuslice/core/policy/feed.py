@@ -1,0 +1,212 @@
+"""What a node still sells where CPU or memory runs out before the cards do, while a cluster fills up.
+
+The worth of `worth` lets each shape have what a node feeds to itself, so that two nodes with 12 cores left
+are worth as much as one with 24. That serves while cards are what runs out. Where feed runs out, whoever
+finds room takes it, and who that is depends on how the room is cut: on 24 cores a pod with many cores for
+its card takes them all, on 12 only those fit that want few. So a node is worth what arrivals make of it,
+
+    W(c, v) = Σ_j n_j · (G_j + W(c - c_j, v - G_j)) / Σ_j n_j      over the shapes j with c_j ≤ c and G_j ≤ v
+
+with c the free amount of the scarce resource, v the value of the free cards, n_j how many of shape j come,
+those without GPU too, c_j and G_j what one takes. Found on a grid, from less to more feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Shape
+
+FEED_STEPS, CARD_STEPS = 96, 32  # of the grid, up to the largest node
+FILLING_TURNOVER = 0.5  # a cluster fills up while fewer pods leave, for each that is placed
+CPU, MEMORY = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scarce:
+    """The resource that runs out first.
+
+    `asked`: how much of it is asked for by the time that all cards are, as part of what there is.
+    """
+
+    resource: int
+    asked: float
+
+    def is_felt(self, left_part: float) -> bool:
+        """Whether no more is left than the part of the demand that must go without in the end."""
+        return left_part <= 1.0 - 1.0 / self.asked
+
+
+@dataclass(frozen=True, slots=True)
+class FeedWorth:
+    """The table of W, looked up between its steps.
+
+    `per_other`: how much of the scarce resource goes with one unit of the other; None where nothing of that
+    is asked for.
+    """
+
+    table: Floats  # [feed step, card step], the last of each twice
+    scarce: int
+    feed_step: float
+    card_step: float
+    per_other: float | None
+
+    def of(self, value: Floats, cpu_milli: Floats, memory_mib: Floats) -> Floats:
+        """W of nodes with free cards of this value and this much free CPU and memory, in cards."""
+        own, other = (cpu_milli, memory_mib) if self.scarce == CPU else (memory_mib, cpu_milli)
+        if self.per_other is not None:
+            own = np.minimum(own, other * self.per_other)
+        line, line_part = _step(own * (1.0 / self.feed_step), FEED_STEPS)
+        place, place_part = _step(value * (1.0 / self.card_step), CARD_STEPS)
+        width = self.table.shape[1]
+        place += line * width
+        below = self._between(place, place_part)
+        place += width
+        below += line_part * (self._between(place, place_part) - below)
+        return below
+
+    def _between(self, place: Ints, part: Floats) -> Floats:
+        low: Floats = self.table.take(place)
+        low += part * (self.table.take(place + 1) - low)
+        return low
+
+
+def _step(amount: Floats, most: int) -> tuple[Ints, Floats]:
+    """The whole steps in an amount, and the part of a step that is left."""
+    np.clip(amount, 0.0, most, out=amount)
+    step = amount.astype(np.int64)
+    amount -= step
+    return step, amount
+
+
+@dataclass(frozen=True, slots=True)
+class _Pods:
+    """Shapes side by side: how many come, what one takes in cards and [resource, shape] of feed."""
+
+    count: Floats
+    cards: Floats
+    feed: Floats
+
+
+def feed_worth(
+    fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float
+) -> FeedWorth | None:
+    """W for a mix, or None where the pods find feed as long as they find cards, or as many leave as come."""
+    if turnover >= FILLING_TURNOVER or not len(fleet.row_of):
+        return None
+    pods = _pods(counts, mean_units)
+    scarce = scarcest(fleet, mean_units, pods)
+    if scarce is None:
+        return None
+    total, left = _feed_of(fleet, scarce.resource)
+    if not scarce.is_felt(float(left.sum() / total.sum())):
+        return None
+    feed_step = float(total.max()) / FEED_STEPS
+    card_step = float(fleet.size.sum(axis=1).max()) / mean_units / CARD_STEPS
+    own, other = pods.feed[scarce.resource], pods.feed[1 - scarce.resource]
+    table = worth_table(pods.count, own / feed_step, pods.cards / card_step) * card_step
+    of_other = float(pods.count @ other)
+    per_other = float(pods.count @ own) / of_other if of_other else None
+    return FeedWorth(np.pad(table, (0, 1), mode="edge"), scarce.resource, feed_step, card_step, per_other)
+
+
+def _pods(counts: Mapping[Shape, float], mean_units: float) -> _Pods:
+    wanted = [(shape, count) for shape, count in counts.items() if count > 0]
+    feed = [(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted]
+    return _Pods(
+        count=np.array([count for _, count in wanted]),
+        cards=np.array([shape.total_units / mean_units for shape, _ in wanted]),
+        feed=np.array(feed, dtype=np.float64).reshape(-1, 2).T,
+    )
+
+
+def scarcest(fleet: Fleet, mean_units: float, pods: _Pods) -> Scarce | None:
+    """The resource that runs out first, if that is before the cards do."""
+    demand, supply = float(pods.count @ pods.cards), float(fleet.size.sum()) / mean_units
+    if demand <= 0.0 or supply <= 0.0:
+        return None
+    asked = [
+        float(pods.count @ pods.feed[resource]) / demand * supply / float(_feed_of(fleet, resource)[0].sum())
+        for resource in (CPU, MEMORY)
+    ]
+    resource = int(np.argmax(asked))
+    return Scarce(resource, asked[resource]) if asked[resource] > 1.0 else None
+
+
+def _feed_of(fleet: Fleet, resource: int) -> tuple[Floats, Floats]:
+    """What the nodes with cards have of a resource, and what is left of it; at least a trifle there is."""
+    present = fleet.cards > 0
+    names = (fleet.cpu_milli, fleet.cpu_left), (fleet.memory_mib, fleet.memory_left)
+    total, left = names[resource]
+    return np.maximum(total[present], 1e-9), np.maximum(left[present], 0.0)
+
+
+def worth_table(count: Floats, feed: Floats, cards: Floats) -> Floats:
+    """[feed step, card step] W in card steps, for pods that take `feed` and `cards` steps each.
+
+    What falls between two steps is split among them, so that the pods of a shape take in all what they ask
+    for. Pods that take less than a step of feed come several at once, as many as make a step of cards.
+    """
+    several = np.where((feed < 1.0) & (cards < 1.0), 1.0 / np.maximum(np.maximum(feed, cards), 1e-6), 1.0)
+    grid = _Grid.of(count / several, np.maximum(feed * several, 1.0), cards * several)
+    table = np.zeros((FEED_STEPS + 1, CARD_STEPS + 1))
+    shift = np.arange(CARD_STEPS + 1) - grid.taken[:, None]
+    back, reachable = np.maximum(shift, 0), (shift >= 0) & grid.with_card
+    lines = np.arange(len(grid.taken))[:, None]
+    for step in range(1, FEED_STEPS + 1):
+        before = table[step - 1 :: -1]  # when 1, 2 … `step` steps of feed were taken
+        after = ((grid.count[:, 1 : step + 1] @ before)[lines, back] * reachable).sum(axis=0)
+        after += grid.plain[1 : step + 1] @ before + grid.sold[:, step]
+        fitting = grid.fitting[:, step]
+        np.divide(after, fitting, out=table[step], where=fitting > 0)
+    return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Pods sorted by the steps they take. `count`: [taken, feed step] of those with GPU, `plain` of others.
+
+    `fitting`, `sold`: [card step, feed step] how many fit into so much, and the GPU that these take in all.
+    `with_card`: [card step] whether there is any; less than a step of cards is taken for none.
+    """
+
+    taken: Ints
+    count: Floats
+    plain: Floats
+    fitting: Floats
+    sold: Floats
+    with_card: Flags
+
+    @classmethod
+    def of(cls, count: Floats, feed: Floats, cards: Floats) -> _Grid:
+        fits = (feed <= FEED_STEPS) & (cards <= CARD_STEPS)
+        count, feed, cards = count[fits], feed[fits], cards[fits]
+        pods, sold = (np.zeros((CARD_STEPS + 2, FEED_STEPS + 2)) for _ in range(2))
+        plain = np.zeros(FEED_STEPS + 2)
+        with_gpu = cards > 0
+        for feed_step, feed_part in _both_steps(feed):
+            np.add.at(plain, feed_step[~with_gpu], (count * feed_part)[~with_gpu])
+            for card_step, card_part in _both_steps(cards):
+                at, weight = (card_step[with_gpu], feed_step[with_gpu]), count * feed_part * card_part
+                np.add.at(pods, at, weight[with_gpu])
+                np.add.at(sold, at, (weight * cards)[with_gpu])
+        with_card = np.arange(CARD_STEPS + 1) > 0
+        fitting = _up_to(pods) * with_card[:, None] + plain.cumsum()[: FEED_STEPS + 1]
+        taken = np.flatnonzero(pods.any(axis=1))
+        return cls(taken, pods[taken], plain, fitting, _up_to(sold) * with_card[:, None], with_card)
+
+
+def _both_steps(amount: Floats) -> tuple[tuple[Ints, Floats], tuple[Ints, Floats]]:
+    """The steps below and above an amount, each with the part that falls to it."""
+    below = np.floor(amount + 1e-9).astype(np.int64)
+    above = np.clip(amount - below, 0.0, 1.0)
+    return (below, 1.0 - above), (below + 1, above)
+
+
+def _up_to(amount: Floats) -> Floats:
+    """Of the pods that take no more of either."""
+    summed: Floats = amount.cumsum(axis=0).cumsum(axis=1)[: CARD_STEPS + 1, : FEED_STEPS + 1]
+    return summed
