@@ -125,7 +125,7 @@ def test_cards_that_run_out_first_leave_feed_unpriced(short_of_cores: Fleet) -> 
 
 
 def test_feed_is_unpriced_while_pods_come_and_go_or_much_is_left(short_of_cores: Fleet) -> None:
-    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.4) is not None
-    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.5) is None
+    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.2) is not None
+    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.25) is None
     short_of_cores.put(make_node("0", 16, 64, 12))  # 48 of 112 cores: as yet the part that is served
     assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.0) is None

@@ -21,7 +21,7 @@ import numpy as np
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Shape
 
 FEED_STEPS, CARD_STEPS = 96, 32  # of the grid, up to the largest node
-FILLING_TURNOVER = 0.5  # a cluster fills up while fewer pods leave, for each that is placed
+FILLING_TURNOVER = 0.25  # a cluster fills up while fewer pods leave, for each that is placed
 CPU, MEMORY = 0, 1
 
 
@@ -94,11 +94,11 @@ class _Pods:
 def feed_worth(
     fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float
 ) -> FeedWorth | None:
-    """W for a mix, or None where the pods find feed as long as they find cards, or as many leave as come."""
+    """W for a mix; None where cards run out first, while enough feed is left, and where pods come and go."""
     if turnover >= FILLING_TURNOVER or not len(fleet.row_of):
         return None
     pods = _pods(counts, mean_units)
-    scarce = scarcest(fleet, mean_units, pods)
+    scarce = _scarcest(fleet, mean_units, pods)
     if scarce is None:
         return None
     total, left = _feed_of(fleet, scarce.resource)
@@ -123,7 +123,7 @@ def _pods(counts: Mapping[Shape, float], mean_units: float) -> _Pods:
     )
 
 
-def scarcest(fleet: Fleet, mean_units: float, pods: _Pods) -> Scarce | None:
+def _scarcest(fleet: Fleet, mean_units: float, pods: _Pods) -> Scarce | None:
     """The resource that runs out first, if that is before the cards do."""
     demand, supply = float(pods.count @ pods.cards), float(fleet.size.sum()) / mean_units
     if demand <= 0.0 or supply <= 0.0:
