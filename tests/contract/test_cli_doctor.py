@@ -16,7 +16,7 @@ import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.objects import ConfigMap, Metadata
+from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.certificate import ends
@@ -53,7 +53,12 @@ def configuration(**changes: Any) -> Object:
         "ignorable": False,
         "managedResources": [{"name": GPU_MEM, "ignoredByScheduler": False}],
     }
-    whole = {"kind": "KubeSchedulerConfiguration", "percentageOfNodesToScore": 100, "extenders": [section]}
+    whole = {
+        "kind": "KubeSchedulerConfiguration",
+        "percentageOfNodesToScore": 100,
+        "profiles": None,
+        "extenders": [section],
+    }
     for name, value in changes.items():
         (whole if name in whole else section)[name] = value
     return {"metadata": {"name": "scheduler"}, "data": {"config.yaml": yaml.safe_dump(whole)}}
@@ -286,6 +291,35 @@ async def test_a_sample_of_the_nodes_is_found(shell: Shell) -> None:
     _, found = await findings(shell)
     where = found["ConfigMap kube-system/scheduler, config.yaml"]
     assert "the extender sees 107 of 220 nodes" in where["what"]
+
+
+def judged(**changes: Any) -> list[str]:
+    """What is found of a scheduler with this configuration in a cluster of 220 nodes."""
+    config_map = ConfigMap(
+        Metadata(name="scheduler", namespace="kube-system"), configuration(**changes)["data"]
+    )
+    nodes = [Node(Metadata(name=f"n{number}")) for number in range(220)]
+    return [each.what for each in scheduler_configuration(Facts(config_maps=[config_map], nodes=nodes))]
+
+
+def test_a_profiles_own_sample_wins() -> None:
+    sample = ["the extender sees 107 of 220 nodes: pods wait while cards on the others are free"]
+    all_of_them, default = {"percentageOfNodesToScore": 100}, {"percentageOfNodesToScore": 0}
+    assert judged(profiles=[all_of_them], percentageOfNodesToScore=None) == []
+    assert judged(profiles=[{"schedulerName": "ours"}, default]) == sample
+    assert judged(profiles=[{"schedulerName": "ours"}], percentageOfNodesToScore=None) == sample
+
+
+def test_verbs_that_are_missing_or_misspelt_are_found() -> None:
+    missing, unknown = judged(filterVerb=None), judged(prioritizeVerb="priorities")
+    assert missing == [
+        "the extender has no filterVerb: pods are sent to nodes where no card has room, and wait there"
+    ]
+    assert unknown == ['prioritizeVerb is "priorities", which the extender does not know']
+    assert judged(prioritizeVerb=None) == [
+        "the extender has no prioritizeVerb: any of the nodes that filter lets pass is taken"
+    ]
+    assert judged(bindVerb="/bind") == []
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_one_card_is_the_rule_and_may_be_said(label: str | None) -> None:
     assert (request.gpu_count, request.units_per_gpu, request.core_percent) == (1, 3, 20)
 
 
-@pytest.mark.parametrize("label", ["0", "-1", "two", "1.5", ""])
+@pytest.mark.parametrize("label", ["0", "-1", "two", "1.5", "", "2.0", "2k", "2e0", "9" * 25])
 def test_a_wrong_number_of_cards_names_the_label(label: str) -> None:
     with pytest.raises(InvalidRequestError, match=r'label "aliyun\.com/gpu-count"'):
         ask(spec("a", "8"), label=label)

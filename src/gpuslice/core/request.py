@@ -8,6 +8,7 @@ app containers beside all sidecars.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,6 +21,7 @@ from gpuslice.core.units import MOST_UNITS
 
 CORE_STEP_PERCENT = 5
 WHOLE_CORE_PERCENT = 100
+_DIGITS = re.compile(r"[0-9]{1,9}")  # a label is no quantity: "2k" and "2.0" are typing errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,8 @@ def _gpu_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str]
     text = labels.get(GPU_COUNT)
     if text is None:
         return 1
-    count = whole_number(text)
-    if count is None or count < 1:
+    count = int(text) if _DIGITS.fullmatch(text) else 0
+    if not count:
         raise InvalidRequestError(f'label "{GPU_COUNT}"', text, "a whole number of cards, at least 1")
     for container in containers:
         _check_spread(container, count)

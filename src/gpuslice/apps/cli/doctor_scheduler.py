@@ -26,15 +26,27 @@ class _Managed(msgspec.Struct, rename="camel"):
 class _Section(msgspec.Struct, rename="camel"):
     """One extender. A field without a value, as templates leave them, is as good as none."""
 
+    filter_verb: str | None = None
+    prioritize_verb: str | None = None
     bind_verb: str | None = None
     preempt_verb: str | None = None
     ignorable: bool | None = None
     node_cache_capable: bool | None = None
     managed_resources: list[_Managed] | None = None
 
+    @property
+    def verbs(self) -> dict[str, str | None]:
+        return {
+            "filter": self.filter_verb,
+            "prioritize": self.prioritize_verb,
+            "bind": self.bind_verb,
+            "preempt": self.preempt_verb,
+        }
+
 
 class _Profile(msgspec.Struct, rename="camel"):
     scheduler_name: str | None = None
+    percentage_of_nodes_to_score: int | None = None  # wins over the configuration's own, also as 0
 
 
 class _Configuration(msgspec.Struct, rename="camel"):
@@ -157,14 +169,18 @@ def _elsewhere(facts: Facts, known: set[str]) -> Iterator[Finding]:
         )
 
 
+WITHOUT = {
+    "filter": (Level.ERROR, "pods are sent to nodes where no card has room, and wait there"),
+    "prioritize": (Level.NOTE, "any of the nodes that filter lets pass is taken"),
+    "bind": (Level.ERROR, "pods are bound without a card"),
+    "preempt": (Level.NOTE, "victims are picked by the node's sum, not by card"),
+}
+"""What comes of an extender that is not asked this."""
+ONE_BINDER = ", and take it from any other extender: only one may bind"
+
+
 def _section(where: str, section: _Section) -> Iterator[Finding]:
-    if not section.bind_verb:
-        yield Finding(
-            Level.ERROR,
-            where,
-            "the extender has no bindVerb: pods are bound without a card",
-            "set bindVerb: bind, and take it from any other extender: only one may bind",
-        )
+    yield from _verbs(where, section)
     if section.ignorable:
         yield Finding(
             Level.ERROR,
@@ -186,25 +202,35 @@ def _section(where: str, section: _Section) -> Iterator[Finding]:
             f"{GPU_MEM} is ignoredByScheduler: nodes without cards fill what the extender is shown",
             "set ignoredByScheduler: false",
         )
-    if not section.preempt_verb:
-        yield Finding(
-            Level.NOTE,
-            where,
-            "the extender has no preemptVerb: victims are picked by the node's sum, not by card",
-            "set preemptVerb: preempt",
-        )
+
+
+def _verbs(where: str, section: _Section) -> Iterator[Finding]:
+    for verb, said in section.verbs.items():
+        level, what = WITHOUT[verb]
+        fix = f"set {verb}Verb: {verb}{ONE_BINDER if verb == 'bind' else ''}"
+        if not said:
+            yield Finding(level, where, f"the extender has no {verb}Verb: {what}", fix)
+        elif said.strip("/") != verb:
+            yield Finding(
+                Level.ERROR, where, f'{verb}Verb is "{said}", which the extender does not know', fix
+            )
 
 
 def _sampling(where: str, configuration: _Configuration, nodes: int) -> Iterator[Finding]:
     """kube-scheduler shows an extender only as many fitting nodes as it wants to score."""
-    shown = sample_size(nodes, configuration.percentage_of_nodes_to_score or 0)
-    if shown < nodes:
-        yield Finding(
-            Level.WARNING,
-            where,
-            f"the extender sees {shown} of {nodes} nodes: pods wait while cards on the others are free",
-            "set percentageOfNodesToScore: 100",
-        )
+    whole = configuration.percentage_of_nodes_to_score or 0
+    for profile in configuration.profiles or [_Profile()]:
+        own = profile.percentage_of_nodes_to_score
+        shown = sample_size(nodes, whole if own is None else own)
+        if shown < nodes:
+            of = "" if own is None else f" of profile {profile.scheduler_name or _DEFAULT}"
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"the extender sees {shown} of {nodes} nodes: pods wait while cards on the others are free",
+                f"set percentageOfNodesToScore: 100{of}",
+            )
+            return
 
 
 def sample_size(nodes: int, percentage: int) -> int:
