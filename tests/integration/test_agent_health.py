@@ -63,7 +63,7 @@ async def test_faults_of_applications_and_a_switched_off_check_change_nothing(tm
 
 
 async def test_a_card_recovers_and_the_configmap_with_it(tmp_path: Path) -> None:
-    async with Bench(tmp_path, TWO, settings={"recovery_s": 0.5}).running() as node:
+    async with Bench(tmp_path, TWO, settings={"recovery_s": 2.0}).running() as node:
         node.record(TWO, events=[{"xid": 79, "uuid": uuid(1)}])
         await eventually(lambda: node.kubelet.healthy() == 15, "card 1 is out")
         await eventually(lambda: node.kubelet.healthy() == 30, "card 1 is back")
