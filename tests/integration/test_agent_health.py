@@ -146,11 +146,13 @@ class HangingSource:
         self._go.set()
 
     async def inventory(self) -> Inventory:
-        return await self._worker.call(self._read, 0.05 if self.hangs else 10.0)
+        return await self._worker.call(self._hang if self.hangs else self._read, 0.05 if self.hangs else 10.0)
+
+    def _hang(self) -> Inventory:
+        self._go.wait(30)
+        return self._read()
 
     def _read(self) -> Inventory:
-        if self.hangs:
-            self._go.wait(30)
         return Inventory(tuple(Card(index, uuid(index), V100) for index in TWO))
 
     async def events(self) -> AsyncGenerator[XidEvent]:

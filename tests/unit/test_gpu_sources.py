@@ -85,6 +85,28 @@ async def test_an_answer_that_came_while_the_loop_stood_still_is_an_answer() -> 
     await second
 
 
+async def test_a_call_that_comes_back_as_its_time_is_up_keeps_nobody_waiting() -> None:
+    """Between the end of its time and the moment in which its caller hears of that."""
+    worker, go = BlockingWorker("driver"), threading.Event()
+    enqueued = threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def stand_still() -> None:
+        """The loop is here while the answer comes, and turns to the end of the time next."""
+        go.set()
+        enqueued.wait(10)
+
+    def slow() -> int:
+        go.wait(10)
+        threading.Timer(0.05, enqueued.set).start()
+        return 1
+
+    loop.call_soon(stand_still)
+    with pytest.raises(GpuUnavailableError, match="no answer within 0 s"):
+        await worker.call(slow, 0)
+    assert await worker.call(lambda: 2, 10) == 2
+
+
 async def test_an_error_of_a_call_reaches_its_caller() -> None:
     worker = BlockingWorker("driver")
     with pytest.raises(ZeroDivisionError):
