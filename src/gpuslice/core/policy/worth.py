@@ -23,7 +23,6 @@ from gpuslice.core.policy.prices import CuttingStock, worth_of_space
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
 NEWS_PART = 0.2  # of what a new mix says about packing; the rest stays, as do the pods packed so far
-SCARCE_POWER = 0.75  # how much dearer cards are that few shapes must share; 1 at full turnover
 NEAR_SLOT = 0.6  # what a slot still to be freed is worth, for each card that keeps it from being one
 WHOLE_VALUE, WHOLE_FREE = 0.95, 0.05  # room for one whole card: by value and by wholly free cards
 FINEST_PARTS = 200  # cards of more units are looked at in hundredths
@@ -351,20 +350,18 @@ class Market:
 def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> Market:
     """Weigh the kept shapes for each kind of node.
 
-    A shape that may use few cards weighs more there. Where pods come and go, it is the scarce cards that
-    refuse it, and any other pod on them displaces one of its own; while a cluster fills up, they are full
-    in the end either way, so the weight must not drive other pods off nodes that will stay half empty.
+    A shape that may use few cards weighs as much more there: where each model is asked for as often as there
+    are cards of it, all nodes are worth the same, and pods that may use any card do not fill up the rare ones.
     """
     shapes = [shape for shape, _ in demand.kept]
     weight = np.zeros((len(layout.kinds), len(shapes)))
     whole = np.zeros_like(weight, dtype=np.bool_)
-    power = SCARCE_POWER + (1.0 - SCARCE_POWER) * turnover
     for column, (shape, part) in enumerate(demand.kept):
         usable = [_may_use(shape, card, model) for card, model, _ in layout.kinds]
         cards = sum(kind[2] for kind, may in zip(layout.kinds, usable, strict=True) if may)
         everything = sum(kind[2] for kind in layout.kinds)
         if cards > 0:
-            weight[:, column] = np.array(usable) * (part / (cards / everything) ** power)
+            weight[:, column] = np.array(usable) * (part / (cards / everything))
         whole[:, column] = [shape.units >= card.size for card, _, _ in layout.kinds]
     several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
     values = card_values(layout, demand, stock)
