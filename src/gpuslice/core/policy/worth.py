@@ -351,7 +351,7 @@ def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> 
     """Weigh the kept shapes for each kind of node.
 
     A shape that may use few cards weighs as much more there: where each model is asked for as often as there
-    are cards of it, all nodes are worth the same, and pods that may use any card do not fill up the rare ones.
+    are cards of it, all nodes are worth the same, and pods that may use any do not fill up the rare ones.
     """
     shapes = [shape for shape, _ in demand.kept]
     weight = np.zeros((len(layout.kinds), len(shapes)))
