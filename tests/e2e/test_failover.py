@@ -135,14 +135,17 @@ def reason_of(pod: Object) -> str:
 
 async def settled(here: World, cards: int) -> list[Object]:
     """Until every pod is bound, or waits with a reason and would indeed fit on no card; those that wait."""
-    async with asyncio.timeout(90):
-        while True:
-            waiting = await here.waiting()
-            held = list(here.cluster.book.sums.values())
-            free = CARD_UNITS - (min(held) if len(held) == cards else 0)
-            if all(reason_of(each) and units_of(each) > free for each in waiting):
-                return waiting
-            await asyncio.sleep(0.25)
+    deadline = asyncio.get_running_loop().time() + 90
+    while True:
+        waiting = await here.waiting()
+        held = list(here.cluster.book.sums.values())
+        free = CARD_UNITS - (min(held) if len(held) == cards else 0)
+        odd = [each for each in waiting if not reason_of(each) or units_of(each) <= free]
+        if not odd:
+            return waiting
+        told = [(each["metadata"].get("annotations"), each["status"], units_of(each)) for each in odd]
+        assert asyncio.get_running_loop().time() < deadline, (free, told, await here.inspect())
+        await asyncio.sleep(0.25)
 
 
 def used(inspection: Any) -> dict[tuple[str, str], int]:
