@@ -271,7 +271,7 @@ class Desk:
         waiting = [want for want in self.waiting() if want.pod.view.uid not in settled]
         self.wishes.update(exchanges(found, waiting, self.wishes, self.node))
         made = [*repairs(found, self.node, self._now_ns()), *wish_repairs(self.wishes, waiting, self.node)]
-        fresh = [want.pod for want in waiting if want.in_turn and not want.begun]
+        fresh = [want.pod for want in waiting if want.first]
         sure = settled.union((truth.pod.view.uid for truth in found), (pod.view.uid for pod in fresh))
         pods = self._pods.values()
         wanted, unseen = [*made, *self._assigned_inits()], self._unseen(sure)
@@ -296,8 +296,7 @@ class Desk:
 
     def holders(self) -> list[str]:
         """Pods of this node that hold parts of its cards."""
-        pods = self._pods.values()
-        return sorted(pod.view.key for pod in pods if pod.view.request and not pod.view.finished)
+        return sorted(pod.view.key for pod in self._pods.values() if _asks(pod.view))
 
     def holders_of_whole_cards(self) -> list[str]:
         return sorted(pod.view.key for pod in self._pods.values() if pod.whole and not pod.view.finished)

@@ -108,7 +108,7 @@ class Moves:
 def withdrawal(pod: NodePod, target: Placement | None) -> Repair:
     """Takes a pod off its cards, and notes those that are meant for it."""
     annotations = {name: None for name in PLACEMENT_ANNOTATIONS if name in pod.said and name not in KEPT}
-    cards = ",".join(str(share.gpu) for share in target.shares) if target is not None else ""
+    cards = ",".join(map(str, wished_cards(target)))
     return Repair(pod, {**annotations, ANN_INDEX: None, ANN_MEANT: cards}, "its card is another pod's")
 
 

@@ -100,7 +100,7 @@ def exchanges(
             size = _size(truth.pod)
             came[size].append(cards_of(truth.placement))
             left[size].append(cards_of(meant))
-    whole = [want for want in waiting if want.in_turn and not want.begun]
+    whole = [want for want in waiting if want.first]
     for size in came:  # those who wait where more came than left go where more left than came
         free = [*(Counter(left[size]) - Counter(came[size])).elements()]
         for cards in (Counter(came[size]) - Counter(left[size])).elements():
@@ -120,7 +120,7 @@ def wish_repairs(wishes: Mapping[str, Placement], waiting: Iterable[Want], node:
     made, cards = [], {gpu.index for gpu in node.gpus}
     for want in waiting:
         pod, wish = want.pod, wished(want.pod, wishes)
-        if not want.in_turn or want.begun or wish is None or pod.view.placement == wish:
+        if not want.first or wish is None or pod.view.placement == wish:
             continue
         if cards.issuperset(wished_cards(wish)):
             told = placement_annotations(wish, want.request, node, pod.view.assume_time_ns)

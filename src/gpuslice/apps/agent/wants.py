@@ -43,6 +43,11 @@ class Want:
     def units(self) -> int:
         return self.container.units
 
+    @property
+    def first(self) -> bool:
+        """Whether it is its pod's next one and the pod has nothing yet."""
+        return self.in_turn and not self.begun
+
 
 def outstanding(
     pods: Iterable[NodePod], served: Set[tuple[str, str]], wishes: Mapping[str, Placement]
