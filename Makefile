@@ -20,12 +20,12 @@ help: ## this text
 
 setup: $(STAMP) native ## make .venv and the native library; the other targets do it themselves
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml simulator/pyproject.toml demo/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gpuslice needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu install the package python3-venv"; exit 1; }
 	@echo "installing the locked dependencies into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable simulator --editable demo
 	@touch $@
 
 native: ## build libgpuslice.so and the simulated driver into native/build
@@ -66,7 +66,8 @@ proto: $(STAMP) ## generate the protobuf messages again
 lock: ## resolve the dependencies again into requirements.lock
 	@$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet uv
 	@.tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	  --no-emit-index-url --no-emit-find-links --group dev --extra fast pyproject.toml -o requirements.lock
+	  --no-emit-index-url --no-emit-find-links --group dev --extra fast \
+	  --no-emit-package gpuslice --no-emit-package simcluster pyproject.toml simulator/pyproject.toml demo/pyproject.toml -o requirements.lock
 
 clean: ## remove what was built; the virtual environment stays
 	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

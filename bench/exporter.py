@@ -47,7 +47,7 @@ from gpuslice.adapters.kubelet.rpc import (
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.core.contract import GPU_MEM, device_id
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 SIM = ROOT / "native" / "build" / "sim"

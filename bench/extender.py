@@ -41,7 +41,7 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.apps.dev.ports import free_port
+from gpuslice_demo.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "/gpushare-scheduler"

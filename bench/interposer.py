@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT / "src")]
 
 from gpuslice.adapters.region.limits import CardLimit, write_limits  # noqa: E402
 from gpuslice.adapters.region.reader import prepare_region  # noqa: E402
-from gpuslice.sim import gpu  # noqa: E402
+from simcluster import gpu  # noqa: E402
 
 BUILD = ROOT / "native" / "build"
 CALLS = ("launch", "memgetinfo", "alloc_free", "alloc_free_2000_live")

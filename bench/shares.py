@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from tests.integration.isolation_rig import Machine, Worker, make_container, make_machine  # noqa: E402
 
-from gpuslice.sim import gpu  # noqa: E402
+from simcluster import gpu  # noqa: E402
 
 STEP_S = 0.05
 WARM_S = 2.0

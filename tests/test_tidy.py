@@ -29,8 +29,17 @@ def tracked(*suffixes: str) -> list[Path]:
     return [path for path in paths if path.is_file() and (not suffixes or path.suffix in suffixes)]
 
 
+SOURCES = ("src", "simulator/src", "demo/src")
+
+
 def sources() -> list[Path]:
-    return [path for path in tracked(".py") if path.is_relative_to(ROOT / "src") and "_pb2" not in path.name]
+    """What the three distributions consist of."""
+    folders = [ROOT / name for name in SOURCES]
+    return [
+        path
+        for path in tracked(".py")
+        if "_pb2" not in path.name and any(path.is_relative_to(folder) for folder in folders)
+    ]
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -135,9 +144,14 @@ def test_every_page_is_in_the_index_of_its_folder() -> None:
 def test_the_map_names_what_is_there() -> None:
     """ARCHITECTURE.md is the map that code follows: a folder, or a module of core, that it lacks is news."""
     tree = (ROOT / "ARCHITECTURE.md").read_text().partition("## The tree")[2].partition("## ")[0]
-    source = ROOT / "src/gpuslice"
-    folders = {path.parent.name for path in sources() if len(path.relative_to(source).parts) <= 3}
-    modules = {path.stem for path in sources() if path.parent == source / "core"}
+    packages = [package for name in SOURCES for package in (ROOT / name).iterdir() if package.is_dir()]
+    folders = {
+        path.parent.name
+        for package in packages
+        for path in sources()
+        if path.is_relative_to(package) and len(path.relative_to(package).parts) <= 3
+    }
+    modules = {path.stem for path in sources() if path.parent == ROOT / "src/gpuslice/core"}
     assert (folders | modules) - set(re.findall(r"\w+", tree)) - {"gpuslice", "__init__"} == set()
 
 
@@ -145,5 +159,9 @@ def test_one_version_is_told_everywhere() -> None:
     chart = re.findall(
         r'(?m)^(?:version|appVersion): "?([^"\s]+)', (ROOT / "charts/gpuslice/Chart.yaml").read_text()
     )
-    package = re.findall(r'(?m)^version = "(.+)"', (ROOT / "pyproject.toml").read_text())
+    package = [
+        version
+        for name in ("pyproject.toml", "simulator/pyproject.toml", "demo/pyproject.toml")
+        for version in re.findall(r'(?m)^version = "(.+)"', (ROOT / name).read_text())
+    ]
     assert {*chart, *package} == {gpuslice.__version__}

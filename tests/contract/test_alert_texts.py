@@ -17,8 +17,8 @@ from monitoring.build import ROOT, RULES
 from monitoring.cases import CASES
 from monitoring.rules import ALERTS
 
-from gpuslice.apps.dev.ports import free_port
 from gpuslice.apps.exporter import catalogue as c
+from gpuslice_demo.ports import free_port
 from tests.tools import find
 
 START_S = 60.0

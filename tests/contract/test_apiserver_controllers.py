@@ -15,7 +15,7 @@ import pytest_asyncio
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
-from gpuslice.sim.controllers.run import Controllers, Settings
+from simcluster.controllers.run import Controllers, Settings
 from tests.contract.kubectl_rig import Rig, kubectl_rig, rows
 from tests.contract.test_apiserver_kubectl import _NODE, _SET
 

@@ -19,9 +19,9 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.cluster.faults import Fault
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.faults import Fault
 from tests.golden.clusters import (
     T4_NODE,
     V100_NODE,

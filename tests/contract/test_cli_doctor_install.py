@@ -17,7 +17,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.doctor_answers import answers, places_of
 from gpuslice.apps.cli.doctor_facts import Facts, Level
 from gpuslice.core.contract import GPU_MEM
-from gpuslice.sim.cluster.faults import Fault
+from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_doctor import (

@@ -24,9 +24,9 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, LEASES, NODES,
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.cluster.faults import Fault
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.faults import Fault
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from gpuslice.core.contract import ANN_ASSIGNED, GPU_COUNT, GPU_MEM
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
 from gpuslice.core.placement import place
-from gpuslice.sim.apiserver.server import ApiServer
+from simcluster.apiserver.server import ApiServer
 from tests.builders import api_node, api_pod
 from tests.integration.extender_rig import Api
 

@@ -12,8 +12,8 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
 from tests.golden.clusters import node, pod
 
 UNHEALTHY = {

@@ -28,8 +28,8 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.dev.ports import free_port
 from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU_MEM
+from gpuslice_demo.ports import free_port
 from tests.e2e.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[2]

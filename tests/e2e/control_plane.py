@@ -20,7 +20,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gpuslice.apps.dev.ports import free_port
+from gpuslice_demo.ports import free_port
 
 NEEDED = ("kube-apiserver", "etcd", "kube-scheduler")
 TOKEN = "e2e-admin"

@@ -14,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from gpuslice.apps.dev.install import scheduler_configuration
-from gpuslice.apps.dev.ports import free_port
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 from gpuslice.core.units import card_units
-from gpuslice.sim import gpu
+from gpuslice_demo.install import scheduler_configuration
+from gpuslice_demo.ports import free_port
+from simcluster import gpu
 from tests.e2e import control_plane, node
 from tests.e2e.node import Api, Places, Service, until
 

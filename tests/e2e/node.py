@@ -29,7 +29,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import Request
 from gpuslice.adapters.kube.requests import JSON, MERGE_PATCH, expect_success
 from gpuslice.adapters.kube.sync import SyncTransport
-from gpuslice.apps.dev.ports import free_port
+from gpuslice_demo.ports import free_port
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 

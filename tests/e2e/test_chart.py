@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuslice.apps.dev.ports import free_port
+from gpuslice_demo.ports import free_port
 from tests import tools
 from tests.contract.test_chart import CHART
 from tests.e2e import control_plane

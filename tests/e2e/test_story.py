@@ -19,13 +19,13 @@ import yaml
 
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.dev import guard
-from gpuslice.apps.dev.install import scheduler_configuration
-from gpuslice.apps.dev.places import Places, find_places
-from gpuslice.apps.dev.player import Player, Score
-from gpuslice.apps.dev.steps import Story
-from gpuslice.apps.dev.stories import STORIES
-from gpuslice.apps.dev.world import CONNECTIONS, World
+from gpuslice_demo import guard
+from gpuslice_demo.install import scheduler_configuration
+from gpuslice_demo.places import Places, find_places
+from gpuslice_demo.player import Player, Score
+from gpuslice_demo.steps import Story
+from gpuslice_demo.stories import STORIES
+from gpuslice_demo.world import CONNECTIONS, World
 from tests.e2e import control_plane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 

@@ -196,8 +196,8 @@ def build() -> str:
 
 def simulate(folder: Path, name: str) -> None:
     """Everything from here on meets the simulated driver; `H200`, or `H200:3g.71gb` for a part."""
-    from gpuslice.sim import gpu
-    from gpuslice.sim.gpu_creation import CardSpec
+    from simcluster import gpu
+    from simcluster.gpu_creation import CardSpec
 
     profile, _, instance = name.partition(":")
     spec = CardSpec(profile, mig=[instance] if instance else [])

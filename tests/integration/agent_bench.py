@@ -31,14 +31,14 @@ from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.model import Gpu, Node, Placement, Share
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.kubelet import checkpoint
-from gpuslice.sim.kubelet.devices import ContainerDemand, DeviceBook, Holding
-from gpuslice.sim.kubelet.node import device_limits
-from gpuslice.sim.kubelet.plugins import PluginEndpoints
-from gpuslice.sim.kubelet.podresources import PodResources
-from gpuslice.sim.kubelet.worker import containers_of
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.kubelet import checkpoint
+from simcluster.kubelet.devices import ContainerDemand, DeviceBook, Holding
+from simcluster.kubelet.node import device_limits
+from simcluster.kubelet.plugins import PluginEndpoints
+from simcluster.kubelet.podresources import PodResources
+from simcluster.kubelet.worker import containers_of
 from tests.builders import api_container, api_pod
 
 NODE = "n1"

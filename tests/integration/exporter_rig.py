@@ -20,7 +20,7 @@ from gpuslice.adapters.gpu.recorded import RecordedSource, record
 from gpuslice.adapters.gpu.source import Card, Inventory
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.sim_node import NATIVE, Node, simulated_node
 
 LIBRARY = NATIVE.parent / "lib" / "libgpuslice.so"

@@ -17,9 +17,9 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.cluster.request import Request
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.request import Request
 from tests.builders import api_node, api_pod
 
 PREFIX = "/gpushare-scheduler"

@@ -17,8 +17,8 @@ from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.core import holding as core_holding
 from gpuslice.core.contract import GPU_MEM, card_of_device_id
-from gpuslice.sim.kubelet import checkpoint
-from gpuslice.sim.kubelet.devices import (
+from simcluster.kubelet import checkpoint
+from simcluster.kubelet.devices import (
     AdmissionError,
     Answer,
     Call,

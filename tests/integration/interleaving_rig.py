@@ -23,8 +23,8 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.cluster.request import Request
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.request import Request
 from tests.builders import api_node, api_pod
 from tests.integration.interleaving_node import CARDS, NodeInMemory, Object
 from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop

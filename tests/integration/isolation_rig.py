@@ -16,7 +16,7 @@ import pytest
 
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import CardUsage, prepare_region, read_region
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 MIB: Final = 1 << 20
 BUILD: Final = Path(

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "native" / os.environ.get("NATIVE_BUILD", "build") / "sim"

@@ -24,12 +24,12 @@ from gpuslice.adapters.kubelet.rpc import (
     Server,
     unix_channel,
 )
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.kubelet.kubelet import Kubelet
-from gpuslice.sim.kubelet.runtime import Runtime
-from gpuslice.sim.kubelet.settings import KubeletSettings
-from gpuslice.sim.workload.images import ImageRegistry
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.kubelet.kubelet import Kubelet
+from simcluster.kubelet.runtime import Runtime
+from simcluster.kubelet.settings import KubeletSettings
+from simcluster.workload.images import ImageRegistry
 
 MEM = "aliyun.com/gpu-mem"
 ENDPOINT = "test.sock"

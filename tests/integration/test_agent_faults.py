@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.kube.resources import NODES, PODS
-from gpuslice.sim.cluster.faults import Fault
-from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
+from simcluster.cluster.faults import Fault
+from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests.integration.agent_bench import NODE, Bench, container, eventually, uuid
 
 V100 = 16130
@@ -155,7 +155,7 @@ async def test_kubelets_book_unreadable_does_not_keep_a_container_from_its_limit
 
 async def test_where_compute_is_divided_a_container_waits_until_it_is_told_apart(tmp_path: Path) -> None:
     async with Bench(tmp_path, labels={"ack.node.gpu.schedule": "core_mem"}).running() as node:
-        from gpuslice.sim.kubelet.devices import PluginError
+        from simcluster.kubelet.devices import PluginError
 
         spec = container(4, **{"aliyun.com/gpu-core.percentage": "30"})
         pod = await node.place("p", 0, 0, containers=[spec])

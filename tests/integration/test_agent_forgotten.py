@@ -16,8 +16,8 @@ from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginClient, unix_channel
 from gpuslice.apps.agent.folders import Folders, token
 from gpuslice.core.contract import GPU_MEM
-from gpuslice.sim.cluster.faults import Fault
-from gpuslice.sim.kubelet.devices import AdmissionError, PluginError
+from simcluster.cluster.faults import Fault
+from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests.integration.agent_bench import Bench, Pod, container, eventually
 
 ONE, TWO = {0: 16130}, {0: 16130, 1: 16130}

@@ -14,8 +14,8 @@ from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, X
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
 from gpuslice.apps.agent.node import TooManyUnitsError
-from gpuslice.sim.cluster.faults import Fault
-from gpuslice.sim.kubelet.devices import AdmissionError
+from simcluster.cluster.faults import Fault
+from simcluster.kubelet.devices import AdmissionError
 from tests.integration.agent_bench import NODE, Bench, eventually, uuid
 
 V100 = 16130

@@ -18,7 +18,7 @@ import pytest
 
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import GpuUnavailableError
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.agent_bench import NODE, Bench, eventually
 from tests.integration.sim_driver_client import require_driver
 

@@ -19,8 +19,8 @@ from gpuslice.adapters.web.app import Router
 from gpuslice.adapters.web.serve import Listen
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.turn import Turn, serving_in_turn
-from gpuslice.apps.dev.ports import free_port
 from gpuslice.apps.settings import SettingsError
+from gpuslice_demo.ports import free_port
 from tests.integration.agent_bench import NODE, Bench, eventually
 
 SMALLER_MIB = 15079

@@ -13,7 +13,7 @@ from gpuslice.adapters.region.counts import Counts
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolation, IsolationReader
 from gpuslice.core.attribution import ContainerKey
-from gpuslice.sim.kubelet.devices import AdmissionError
+from simcluster.kubelet.devices import AdmissionError
 from tests.integration.agent_bench import Bench, container, eventually, uuid
 
 V100 = 16130

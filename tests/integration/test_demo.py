@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.apps.dev import guard
-from gpuslice.apps.dev.expected import columns, containing, exactly
-from gpuslice.apps.dev.stories import STORIES
+from gpuslice_demo import guard
+from gpuslice_demo.expected import columns, containing, exactly
+from gpuslice_demo.stories import STORIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).parent / "gpuslice"

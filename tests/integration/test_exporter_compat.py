@@ -11,8 +11,8 @@ import bcrypt
 import pytest
 import trustme
 
-from gpuslice.apps.dev.ports import free_port
-from gpuslice.sim import gpu
+from gpuslice_demo.ports import free_port
+from simcluster import gpu
 from tests.integration.exporter_rig import OPENMETRICS, Page, gpu_node, have_native, running_exporter
 from tests.integration.test_exporter_story import MIB, app, assert_promtool_accepts, running
 

@@ -19,7 +19,7 @@ from gpuslice.adapters.kubelet.rpc import (
     Server,
 )
 from gpuslice.apps.exporter.fields import load as load_fields
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.exporter_rig import (
     PROGRAM,
     RunningExporter,

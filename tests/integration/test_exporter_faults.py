@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.exporter_rig import Page, gpu_node, have_native, running_exporter
 from tests.integration.sim_node import NATIVE
 from tests.integration.test_exporter_story import app, running

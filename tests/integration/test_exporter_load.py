@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.exporter_rig import PROGRAM, have_native, running_exporter
 from tests.integration.sim_node import NATIVE
 

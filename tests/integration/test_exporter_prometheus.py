@@ -17,8 +17,8 @@ from monitoring.build import ROOT, RULES
 from monitoring.rules import RECORDED
 from monitoring.scaling import adapter_values, scaled_object
 
-from gpuslice.apps.dev.ports import free_port
-from gpuslice.sim import gpu
+from gpuslice_demo.ports import free_port
+from simcluster import gpu
 from tests.integration.exporter_rig import RunningExporter, gpu_node, have_native, running_exporter
 from tests.integration.test_exporter_story import app, running
 from tests.tools import find

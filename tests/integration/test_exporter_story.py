@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.exporter_rig import GpuNode, Page, gpu_node, have_native
 from tests.integration.sim_node import make_pod, state_of
 from tests.tools import find

@@ -9,8 +9,8 @@ import pytest
 
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.faults import Fault
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.faults import Fault
 from tests.builders import api_pod, make_placement
 from tests.integration.extender_rig import Refused, Rig, cluster, rig, running_extender, until
 

@@ -12,7 +12,7 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingsError
 from gpuslice.core.contract import LABEL_LEADER
-from gpuslice.sim.apiserver.server import ApiServer
+from simcluster.apiserver.server import ApiServer
 from tests.integration.extender_rig import Api, cluster, running_extender, until
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.exporter_rig import have_native
 from tests.integration.sim_node import NATIVE
 

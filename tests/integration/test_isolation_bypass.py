@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.region.reader import prepare_region
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.exporter_rig import Page, gpu_node
 from tests.integration.isolation_rig import (
     BUILD,

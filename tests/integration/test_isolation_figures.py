@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 from .isolation_rig import (
     MIB,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.isolation_rig import (
     BUILD,
     MIB,

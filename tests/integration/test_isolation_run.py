@@ -22,8 +22,8 @@ from gpuslice.adapters.gpu.source import Card
 from gpuslice.adapters.region.budget import Budgets
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.apps.cli.run import Wish, given_budget, own_member, user_name
-from gpuslice.sim import gpu
-from gpuslice.sim.gpu_creation import CardSpec
+from simcluster import gpu
+from simcluster.gpu_creation import CardSpec
 from tests.integration.isolation_rig import BUILD, MIB, SIM, V100
 
 STATIC = BUILD / "tests/hostile_static"

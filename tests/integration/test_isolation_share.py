@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.region import layout
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.isolation_rig import (
     Container,
     Machine,

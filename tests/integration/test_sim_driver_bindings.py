@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 from .sim_driver_client import MIB, python
 

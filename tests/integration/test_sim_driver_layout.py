@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu, gpu_layout
-from gpuslice.sim.gpu_profiles import PROFILES
+from simcluster import gpu, gpu_layout
+from simcluster.gpu_profiles import PROFILES
 
 from .sim_driver_client import MIB, DriverProcess, out, require_driver
 

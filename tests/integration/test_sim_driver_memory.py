@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 from .sim_driver_client import MIB, DriverProcess, given, out, pinned_on_device, pool_on_device
 

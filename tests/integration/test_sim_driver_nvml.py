@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 from .sim_driver_client import MIB, DriverProcess, out, python
 
@@ -146,7 +146,7 @@ def test_a_process_without_a_figure_has_none(tmp_path: Path) -> None:
 
 def test_an_xid_reaches_each_listener_once(tmp_path: Path) -> None:
     body = """
-from gpuslice.sim import gpu
+from simcluster import gpu
 import os
 events = N.nvmlEventSetCreate()
 N.nvmlDeviceRegisterEvents(h, N.nvmlEventTypeXidCriticalError, events)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 from .sim_driver_client import BUILD, ROOT, DriverProcess, out, require_driver
 

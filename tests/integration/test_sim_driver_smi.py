@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 
 from .sim_driver_client import BUILD, MIB, require_driver, run
 

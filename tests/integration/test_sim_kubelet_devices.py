@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from gpuslice.core.model import ContainerKind
-from gpuslice.sim.kubelet import checkpoint
-from gpuslice.sim.kubelet.devices import (
+from simcluster.kubelet import checkpoint
+from simcluster.kubelet.devices import (
     STOP_GRACE_S,
     AdmissionError,
     AllocateCall,

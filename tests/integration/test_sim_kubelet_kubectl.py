@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.sim import gpu
+from simcluster import gpu
 from tests.integration.sim_node import NATIVE, Node, make_pod, simulated_node, state_of
 
 KUBECTL = Path(sys.executable).parent / "kubectl"

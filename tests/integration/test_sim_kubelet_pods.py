@@ -12,11 +12,11 @@ import pytest
 
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
-from gpuslice.sim.kubelet import checkpoint
-from gpuslice.sim.kubelet.backoff import BackOff, shown
-from gpuslice.sim.kubelet.devices import DeviceBook
-from gpuslice.sim.kubelet.node import NodeStatus
-from gpuslice.sim.kubelet.runtime import Runtime
+from simcluster.kubelet import checkpoint
+from simcluster.kubelet.backoff import BackOff, shown
+from simcluster.kubelet.devices import DeviceBook
+from simcluster.kubelet.node import NodeStatus
+from simcluster.kubelet.runtime import Runtime
 from tests.integration.sim_node import MEM, Node, Plugin, make_pod, restarts_of, simulated_node, state_of
 
 

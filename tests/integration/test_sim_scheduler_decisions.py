@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuslice.apps.dev.install import scheduler_configuration
-from gpuslice.sim.scheduler import configuration, filters, words
-from gpuslice.sim.scheduler.amounts import pod_requests
-from gpuslice.sim.scheduler.configuration import ConfigurationError
-from gpuslice.sim.scheduler.decision import nodes_to_find
-from gpuslice.sim.scheduler.filters import Failure
-from gpuslice.sim.scheduler.nodes import NodeCache, NodeInfo
-from gpuslice.sim.scheduler.queue import SchedulingQueue
+from gpuslice_demo.install import scheduler_configuration
+from simcluster.scheduler import configuration, filters, words
+from simcluster.scheduler.amounts import pod_requests
+from simcluster.scheduler.configuration import ConfigurationError
+from simcluster.scheduler.decision import nodes_to_find
+from simcluster.scheduler.filters import Failure
+from simcluster.scheduler.nodes import NodeCache, NodeInfo
+from simcluster.scheduler.queue import SchedulingQueue
 
 MEM = "aliyun.com/gpu-mem"
 

@@ -15,10 +15,10 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.scheduler.configuration import Configuration, ExtenderConfig
-from gpuslice.sim.scheduler.loop import Scheduler
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.scheduler.configuration import Configuration, ExtenderConfig
+from simcluster.scheduler.loop import Scheduler
 
 MEM = "aliyun.com/gpu-mem"
 

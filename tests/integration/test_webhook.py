@@ -26,8 +26,8 @@ from gpuslice.adapters.web.serve import Listen, serving
 from gpuslice.apps.webhook.main import Webhook
 from gpuslice.apps.webhook.settings import WebhookSettings
 from gpuslice.core.contract import GPU_COUNT
-from gpuslice.sim.apiserver.server import ApiServer
-from gpuslice.sim.cluster.cluster import Cluster
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
 from tests.builders import api_container, api_pod
 
 GROUP = "admissionregistration.k8s.io/v1"

@@ -9,7 +9,7 @@ import pytest
 from gpuslice.core.admission import AdmissionRules, EnvSource
 from gpuslice.core.contract import device_id
 from gpuslice.core.grant import container_grant
-from gpuslice.sim.kubelet.environment import environment
+from simcluster.kubelet.environment import environment
 from tests.builders import make_node, make_pod, placed_annotations
 from tests.unit.admission_rig import PLAIN, Object, mutated, with_env
 

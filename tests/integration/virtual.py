@@ -15,9 +15,9 @@ from typing import Any
 
 from gpuslice.adapters.kube.errors import UnavailableError, error_of
 from gpuslice.adapters.kube.http import NO_STRINGS, Response
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.cluster.request import Request
-from gpuslice.sim.cluster.watch import Watch
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.request import Request
+from simcluster.cluster.watch import Watch
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -11,7 +11,7 @@ from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.core.admission import AdmissionRules
 from gpuslice.core.hami import HamiRules
-from gpuslice.sim.cluster.patch import json_patch
+from simcluster.cluster.patch import json_patch
 from tests.builders import api_container, api_pod
 
 Object = dict[str, Any]

@@ -7,10 +7,10 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuslice.sim.cluster.admission import WebhookAnswer, WebhookCall
-from gpuslice.sim.cluster.cluster import Cluster
-from gpuslice.sim.cluster.request import Request, Response
-from gpuslice.sim.cluster.watch import Watch
+from simcluster.cluster.admission import WebhookAnswer, WebhookCall
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.request import Request, Response
+from simcluster.cluster.watch import Watch
 
 PODS = "/api/v1/namespaces/default/pods"
 SETS = "/apis/apps/v1/namespaces/default/statefulsets"

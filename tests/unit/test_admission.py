@@ -16,7 +16,7 @@ from gpuslice.apps.webhook.settings import WebhookSettings
 from gpuslice.core.admission import AdmissionRules, EnvSource
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM
 from gpuslice.core.hami import HamiRules
-from gpuslice.sim.cluster.patch import json_patch
+from simcluster.cluster.patch import json_patch
 from tests.builders import api_container, api_pod
 from tests.unit.admission_rig import HAMI, Object, denial, env_of, invalid, mutated, review, with_env
 

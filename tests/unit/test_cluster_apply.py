@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim.cluster.admission import WebhookAnswer
-from gpuslice.sim.cluster.fieldset import decode, encode, path_text
-from gpuslice.sim.cluster.schema import standard_schema
-from gpuslice.sim.cluster.strategic import StrategicMerge
+from simcluster.cluster.admission import WebhookAnswer
+from simcluster.cluster.fieldset import decode, encode, path_text
+from simcluster.cluster.schema import standard_schema
+from simcluster.cluster.strategic import StrategicMerge
 from tests.unit.cluster_wire import APPLY, PODS, SETS, Wire, make_pod, make_set
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpuslice.sim.controllers import daemonset, deployment, garbage, job, nodes, replicaset, statefulset
-from gpuslice.sim.controllers.actions import Action, Again, Create, Delete, Patch
-from gpuslice.sim.controllers.ownership import template_hash
-from gpuslice.sim.controllers.revisions import LABEL, revision_name
+from simcluster.controllers import daemonset, deployment, garbage, job, nodes, replicaset, statefulset
+from simcluster.controllers.actions import Action, Again, Create, Delete, Patch
+from simcluster.controllers.ownership import template_hash
+from simcluster.controllers.revisions import LABEL, revision_name
 from tests.unit.cluster_wire import make_set
 
 _NOW_S = 1_700_000_000.0

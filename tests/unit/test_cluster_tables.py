@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim.cluster.moment import human_duration
-from gpuslice.sim.cluster.protobuf import decode_envelope
-from gpuslice.sim.cluster.request import Request
-from gpuslice.sim.cluster.schema import standard_schema
-from gpuslice.sim.cluster.tables.pods import pod_row
-from gpuslice.sim.cluster.tables.workloads import WORKLOADS
+from simcluster.cluster.moment import human_duration
+from simcluster.cluster.protobuf import decode_envelope
+from simcluster.cluster.request import Request
+from simcluster.cluster.schema import standard_schema
+from simcluster.cluster.tables.pods import pod_row
+from simcluster.cluster.tables.workloads import WORKLOADS
 from tests.unit.cluster_wire import PODS, Wire, make_pod
 
 _NOW_S = 1_700_000_000.0

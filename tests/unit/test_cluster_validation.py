@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim.cluster.quantity import canonical_quantity
+from simcluster.cluster.quantity import canonical_quantity
 from tests.unit.cluster_wire import PODS, SETS, STRATEGIC, Wire, make_pod, make_set
 
 _MEM = "aliyun.com/gpu-mem"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.sim.cluster.faults import Fault
+from simcluster.cluster.faults import Fault
 from tests.unit.cluster_wire import (
     JSON_PATCH,
     PODS,

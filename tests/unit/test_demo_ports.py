@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gpuslice.apps.dev.ports import OURS, RANGE, free_port
+from gpuslice_demo.ports import OURS, RANGE, free_port
 
 
 @pytest.mark.skipif(int(RANGE.read_text().split()[0]) < OURS.stop, reason="this system gives out all ports")

@@ -1,6 +1,6 @@
 /* The simulated machine: every byte that processes share about its cards.
  *
- * One file, mapped by each process. src/gpuslice/sim/gpu_layout.py mirrors these structures with ctypes; a test
+ * One file, mapped by each process. simulator/src/simcluster/gpu_layout.py mirrors these structures with ctypes; a test
  * compares the two field by field, so a change here needs the same change there.
  *
  * Allocation records are the truth; every sum beside them is a cache that recover() can compute again when a

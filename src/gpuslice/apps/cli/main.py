@@ -26,13 +26,21 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 and the number of the signal, as shells count
 
 
+PLUGINS = "gpuslice.commands"  # the entry points by which other distributions add a command
+
+
 class Entry(NamedTuple):
-    """One command: its name, where its click command is, and its line in the help."""
+    """One command: its name, where its click command is, and its line in the help.
+
+    A command without a module comes with another distribution, which names it among its entry points;
+    `source` is how to get that.
+    """
 
     name: str
     module: str
     attribute: str
     help: str
+    source: str = ""
 
 
 COMMANDS = (
@@ -48,7 +56,11 @@ COMMANDS = (
         "simulate", "gpuslice.apps.cli.simulate", "command", "Place pods on empty nodes, and see what fits."
     ),
     Entry(
-        "demo", "gpuslice.apps.dev.main", "command", "Play the whole story on this machine, without a GPU."
+        "demo",
+        "",
+        "",
+        "Play the whole story on this machine, without a GPU.",
+        source="in a checkout of gpuslice, `make demo` installs and plays it",
     ),
     Entry("extender", "gpuslice.apps.extender.command", "command", "Run the scheduler extender."),
     Entry("agent", "gpuslice.apps.agent.command", "command", "Run the node agent: kubelet's device plugin."),
@@ -95,13 +107,16 @@ class LazyGroup(click.Group):
 
 def load(entry: Entry) -> click.Command:
     """The click command of `entry`; a sentence when this installation does not have it."""
-    try:
-        module = importlib.import_module(entry.module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not entry.module.startswith(error.name):
-            raise
-        raise click.ClickException(f"{entry.name} is not part of this installation") from error
-    found: Any = getattr(module, entry.attribute)
+    found: Any
+    if entry.module:
+        found = getattr(importlib.import_module(entry.module), entry.attribute)
+    else:
+        from importlib.metadata import entry_points
+
+        plugins = entry_points(group=PLUGINS, name=entry.name)
+        if not plugins:
+            raise click.ClickException(f"{entry.name} is not part of this installation: {entry.source}")
+        found = plugins[entry.name].load()
     assert isinstance(found, click.Command)
     return found
 

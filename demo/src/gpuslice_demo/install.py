@@ -1,0 +1,151 @@
+"""What `helm install` would bring: our two processes as pods of the simulated nodes, and who calls them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import yaml
+
+from gpuslice import __version__
+from gpuslice.core.contract import GPU_MEM, LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice_demo.places import Places
+from simcluster.workload.images import Image
+
+IMAGE = f"gpuslice/gpuslice:{__version__}"
+_RUN = "from gpuslice.apps.cli.main import main; main()"
+_KUBELET = "/var/lib/kubelet"
+_HOST_FILES = "/var/lib/gpuslice"
+
+
+def product_image() -> dict[str, Image]:
+    """Our image: this very interpreter with this very package."""
+    return {IMAGE: Image(entrypoint=(sys.executable, "-c", _RUN))}
+
+
+def manifests(places: Places, extender_port: int) -> str:
+    """What to apply, with the vendor's names."""
+    items = [
+        _device_plugin(places),
+        _extender(places, extender_port),
+        _service(extender_port),
+        _configuration(extender_port),
+    ]
+    return yaml.safe_dump_all(items, sort_keys=False)
+
+
+def scheduler_configuration(extender_port: int) -> str:
+    """The file that kube-scheduler is started with; the chart ships the same for another address."""
+    return _CONFIGURATION.format(port=extender_port, resource=GPU_MEM)
+
+
+def _device_plugin(places: Places) -> dict[str, Any]:
+    labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": "gpushare-device-plugin-ds"}
+    arguments = [
+        "agent",
+        "--port=0",
+        f"--device-plugin-folder={_KUBELET}/device-plugins",
+        f"--pod-resources-socket={_KUBELET}/pod-resources/kubelet.sock",
+        f"--root={_HOST_FILES}",
+        f"--library={places.library}",
+    ]
+    env = [
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
+    ]
+    container = {
+        "name": "gpushare",
+        "image": IMAGE,
+        "args": arguments,
+        "env": env,
+        "volumeMounts": [
+            {"name": "kubelet", "mountPath": _KUBELET},
+            {"name": "host-files", "mountPath": _HOST_FILES},
+        ],
+    }
+    spec = {
+        "hostNetwork": True,
+        "nodeSelector": {LABEL_SHARED: "true"},
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [
+            {"name": "kubelet", "hostPath": {"path": _KUBELET}},
+            {"name": "host-files", "hostPath": {"path": _HOST_FILES}},
+        ],
+    }
+    return _workload("DaemonSet", "gpushare-device-plugin-ds", labels, spec)
+
+
+def _extender(places: Places, port: int) -> dict[str, Any]:
+    labels = {"app": "gpushare", "component": "gpushare-schd-extender"}
+    container = {
+        "name": "gpushare-schd-extender",
+        "image": IMAGE,
+        "args": ["extender", "--host=127.0.0.1", f"--port={port}"],
+        "env": [{"name": "KUBECONFIG", "value": str(places.kubeconfig)}],
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": port}, "periodSeconds": 5},
+    }
+    spec = {
+        "hostNetwork": True,
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+    }
+    return _workload("Deployment", "gpushare-schd-extender", labels, spec)
+
+
+def _workload(kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
+        "spec": {"selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def _service(port: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "gpushare-schd-extender", "namespace": SYSTEM_NAMESPACE},
+        "spec": {
+            "type": "NodePort",
+            "selector": {"app": "gpushare", "component": "gpushare-schd-extender"},
+            "ports": [{"name": "http", "port": 12345, "targetPort": port, "nodePort": 32766}],
+        },
+    }
+
+
+def _configuration(port: int) -> dict[str, Any]:
+    """The scheduler's file where `gpuslice doctor` can read it, as the chart has it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "gpuslice-scheduler", "namespace": SYSTEM_NAMESPACE},
+        "data": {"config.yaml": scheduler_configuration(port)},
+    }
+
+
+_CONFIGURATION = """\
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+percentageOfNodesToScore: 100
+profiles:
+  - schedulerName: default-scheduler
+extenders:
+  - urlPrefix: http://127.0.0.1:{port}/gpushare-scheduler
+    filterVerb: filter
+    prioritizeVerb: prioritize
+    preemptVerb: preempt
+    bindVerb: bind
+    weight: 10
+    enableHTTPS: false
+    httpTimeout: 5s
+    nodeCacheCapable: true
+    ignorable: false
+    managedResources:
+      - {{name: {resource}, ignoredByScheduler: false}}
+"""

@@ -1,0 +1,59 @@
+"""``gpuslice demo``: the stories of the published documents, played on this machine without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+
+from gpuslice_demo import guard
+from gpuslice_demo.places import Places, find_places
+from gpuslice_demo.stories import STORIES
+
+
+@click.command("demo")
+@click.option(
+    "--story",
+    type=click.Choice([*STORIES, "all"]),
+    help="Which story to play; all of them by default, cgpu with --keep.",
+)
+@click.option("--keep", is_flag=True, help="Leave the cluster running afterwards, until Ctrl-C.")
+@click.option("--dir", "folder", default="", help="Keep files in this folder; a temporary one by default.")
+def command(story: str | None, keep: bool, folder: str) -> None:
+    """Play the whole story on this machine: no GPU, cluster, root or container engine is needed.
+
+    The extender and the agent are the very processes that run in a cluster. API server, kube-scheduler,
+    kubelet and driver are simulated, kubectl is the real one. Ends with status 1 when an output is not what
+    the documents show.
+
+    \b
+    Examples:
+      gpuslice demo                  all stories, in about a quarter of a minute
+      gpuslice demo --story pools    one of them
+      gpuslice demo --keep           and go on: use kubectl and gpuslice from another shell
+    """
+    name = story or ("cgpu" if keep else "all")
+    stories = tuple(STORIES.values()) if name == "all" else (STORIES[name],)
+    places = find_places(folder)
+    import asyncio  # and all that is simulated: not for the help
+
+    from gpuslice_demo.playing import play
+
+    with _guarded(places):
+        sys.exit(asyncio.run(play(places, stories, keep=keep)))
+
+
+@contextlib.contextmanager
+def _guarded(places: Places) -> Iterator[None]:
+    """A second process ends everything, should this one be killed; it does the last cleaning anyhow."""
+    folder = str(places.folder) if places.temporary else ""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, places.mark, folder], stdin=subprocess.PIPE
+    )
+    try:
+        yield
+    finally:
+        process.communicate()

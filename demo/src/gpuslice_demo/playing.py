@@ -1,0 +1,67 @@
+"""One run of the demo: story after story, each in a simulated cluster of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+
+from gpuslice_demo.places import Places
+from gpuslice_demo.player import Player, Score
+from gpuslice_demo.steps import Story
+from gpuslice_demo.world import World
+
+
+async def play(places: Places, stories: tuple[Story, ...], *, keep: bool) -> int:
+    """Play them all, and go on with the last one's cluster if it is to be kept; the exit status."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    playing = Playing(places, Score(), colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    try:
+        for story in stories:
+            await playing.play(story, keep=keep and story is stories[-1])
+    except asyncio.CancelledError:
+        print("\nstopped", flush=True)
+        return 0 if playing.concluded else 130
+    return playing.conclude()
+
+
+class Playing:
+    """One run of the demo over its stories."""
+
+    def __init__(self, places: Places, score: Score, *, colour: bool) -> None:
+        self.concluded = False
+        self._places = places
+        self._score = score
+        self._colour = colour
+        self._began = time.monotonic()
+
+    async def play(self, story: Story, *, keep: bool) -> None:
+        """One story in a cluster of its own; with `keep`, until cancelled."""
+        places = self._places.below(story.name)
+        logging.basicConfig(filename=places.folder / "simulation.log", level=logging.INFO, force=True)
+        player = Player(places, self._score, colour=self._colour)
+        player.title(story)
+        async with World(places, story.nodes) as world, asyncio.TaskGroup() as group:
+            watching = group.create_task(world.failed(), name="simulation")
+            await player.play(story, world)
+            if keep:
+                self.conclude()
+                words = "The cluster goes on until Ctrl-C. In another shell:"
+                print(f"\n{words}\n\n{places.exports()}\n", flush=True)
+                await watching
+            watching.cancel()
+
+    def conclude(self) -> int:
+        """Say how it went; the exit status."""
+        score, seconds = self._score, time.monotonic() - self._began
+        print(f"\n{score.right} of {score.total} outputs are as documented, {seconds:.0f} s", flush=True)
+        for one in score.wrong:
+            print(f"not as documented: {one}", flush=True)
+        self.concluded = True
+        return 1 if score.wrong else 0

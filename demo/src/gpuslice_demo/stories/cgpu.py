@@ -1,0 +1,168 @@
+"""Two apps of 3 GiB share one 16 GiB card, and a third that asks for 4 and takes 6 does not touch them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuslice_demo.expected import columns, containing, exactly
+from gpuslice_demo.nodes import NodePlan
+from gpuslice_demo.steps import Step, Story
+from gpuslice_demo.stories import smi
+from gpuslice_demo.stories.installing import INSTALL, agents_ready
+
+if TYPE_CHECKING:
+    from gpuslice_demo.world import World
+
+NODE = "cn-hangzhou.192.168.2.167"
+
+
+async def _leave_exclusive_mode(world: World) -> None:
+    await world.share(NODE)
+
+
+_REFUSED = (
+    "CUDA error at cgpu_cuda_malloc.cu:119 code=2(cudaErrorMemoryAllocation) "
+    '"cudaMalloc( (void**)&dev_c, malloc_size)"'
+)
+
+_EXCLUSIVE = (
+    Step(
+        "One app that needs 3 GiB, on a whole card, as without sharing.",
+        "kubectl apply -f examples/sharing/app-3g-v1-exclusive.yaml",
+        exactly("statefulset.apps/app-3g-v1 created"),
+    ),
+    Step(
+        "It runs, and nobody else can use the other 13 GiB.",
+        "kubectl get po",
+        columns("NAME READY STATUS RESTARTS AGE\napp-3g-v1-0 1/1 Running 0 «age»"),
+    ),
+    Step(
+        "Take it away again.",
+        "kubectl delete statefulset app-3g-v1",
+        containing('statefulset.apps "app-3g-v1" deleted'),
+    ),
+)
+
+_SHARING = (
+    Step(
+        "Share the node's cards: its label, and the resource is memory from now on.",
+        f"kubectl label node {NODE} cgpu=true",
+        exactly(f"node/{NODE} labeled"),
+        before=_leave_exclusive_mode,
+    ),
+    INSTALL,
+    agents_ready([NODE]),
+    Step(
+        "The card's 16 GiB are 15 units.",
+        "kubectl inspect cgpu",
+        exactly(
+            "NAME                       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)\n"
+            "cn-hangzhou.192.168.2.167  192.168.2.167  0/15                   0/15\n"
+            "----------------------------------------------------------------------\n"
+            "Allocated/Total GPU Memory In Cluster:\n"
+            "0/15 (0%)  "
+        ),
+    ),
+    Step(
+        "The same app twice, each asking for 4 GiB of memory in place of a card.",
+        "kubectl apply -f examples/sharing/app-3g-v1.yaml",
+        exactly("statefulset.apps/app-3g-v1 created"),
+    ),
+    Step(
+        "Both run on the one card.",
+        "kubectl inspect cgpu -d",
+        exactly(
+            "NAME:       cn-hangzhou.192.168.2.167\n"
+            "IPADDRESS:  192.168.2.167\n"
+            "\n"
+            "NAME         NAMESPACE  GPU0(Allocated)\n"
+            "app-3g-v1-0  default    4\n"
+            "app-3g-v1-1  default    4\n"
+            "Allocated :  8 (53%)\n"
+            "Total :      15\n"
+            "--------------------------------------------------------\n"
+            "\n"
+            "Allocated/Total GPU Memory In Cluster:  8/15 (53%)"
+        ),
+    ),
+    Step(
+        "Each sees 4301 MiB and not the card's 16130.",
+        "kubectl exec -it app-3g-v1-0 -- nvidia-smi",
+        exactly(smi.table(3193, 4301)),
+        terminal=True,
+    ),
+    Step("", "kubectl exec -it app-3g-v1-1 -- nvidia-smi", exactly(smi.table(3193, 4301)), terminal=True),
+    Step(
+        "On the node: both together, and the 10 MiB of the idle card.",
+        "nvidia-smi",
+        containing(smi.table_of_node(6396, 16130)),
+        on_node=NODE,
+    ),
+    Step(
+        "In one of them, ask for 1024 MiB more than it has left: refused, and the app goes on.",
+        "kubectl exec -it app-3g-v1-1 -- bash",
+        containing(
+            "gpu_cuda_malloc starting...\n"
+            "Detected 1 CUDA Capable device(s)\n"
+            "\n"
+            'Device 0: "Tesla V100-SXM2-16GB"\n'
+            "  CUDA Driver Version / Runtime Version          10.1 / 10.1\n"
+            "  Total amount of global memory:                 4301 MBytes (4509925376 bytes)\n"
+            "Try to malloc 1024 MBytes memory on GPU 0\n" + _REFUSED
+        ),
+        terminal=True,
+        typed="cuda_malloc -size=1024\nexit\n",
+    ),
+)
+
+_OVER_LIMIT = (
+    Step(
+        "A third app says 4 GiB and takes 6.",
+        "kubectl apply -f examples/sharing/app-6g-v1.yaml",
+        exactly("statefulset.apps/app-6g-v1 created"),
+    ),
+    Step(
+        "It crashes, again and again; its neighbours have not been restarted once.",
+        "kubectl get pod",
+        columns(
+            "NAME READY STATUS RESTARTS AGE\n"
+            "app-3g-v1-0 1/1 Running 0 «age»\n"
+            "app-3g-v1-1 1/1 Running 0 «age»\n"
+            "app-6g-v1-0 0/1 CrashLoopBackOff «n» («ago») «age»"
+        ),
+    ),
+    Step("Its log says why.", "kubectl logs app-6g-v1-0", exactly(_REFUSED)),
+)
+
+_URL = (
+    "kubectl get daemonset gpuslice-exporter -n kube-system "
+    "-o jsonpath='{.metadata.annotations.gpuslice\\.io/scrape}'"
+)
+
+_WHO_USES_WHAT = (
+    Step(
+        "Who used what? The exporter joins in.",
+        "kubectl apply -f exporter.yaml",
+        exactly("daemonset.apps/gpuslice-exporter created"),
+    ),
+    Step("Where Prometheus would scrape it.", _URL, exactly("http://127.0.0.1:«n»/metrics")),
+    Step(
+        "The card, and each app beside its limit: the greedy one was refused, the others have what they had.",
+        f"gpuslice top --once --exporter $({_URL})",
+        columns(
+            "NODE GPU MODEL UTIL MEMORY GIVEN OUT TEMP POWER HISTORY\n"
+            f"{NODE} 0 Tesla V100-SXM2-16GB 0% 6.2G/15.8G 80% 37C 57W ▁\n"
+            "NAMESPACE POD CONTAINER NODE GPU MEMORY OF LIMIT SM REFUSED HISTORY\n"
+            f"default app-3g-v1-0 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% 0 ▆\n"
+            f"default app-3g-v1-1 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% «n» ▆\n"
+            f"default app-6g-v1-0 app-6g-v1 {NODE} 0 0.0G/4.2G 0% 0% «n» ▁"
+        ),
+    ),
+)
+
+STORY = Story(
+    "cgpu",
+    "Two apps share one card, and a third is kept to its part",
+    (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",), exclusive=True),),
+    _EXCLUSIVE + _SHARING + _OVER_LIMIT + _WHO_USES_WHAT,
+)

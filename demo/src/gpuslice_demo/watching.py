@@ -1,0 +1,74 @@
+"""The exporter as a pod of the simulated node: what `helm install --set exporter.enabled=true` would add."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice_demo.install import IMAGE
+from gpuslice_demo.places import Places
+
+_LABELS = {"app": "gpushare", "component": "gpuslice-exporter"}
+_KUBELET = "/var/lib/kubelet"
+_HOST_FILES = "/var/lib/gpuslice"
+URL_ANNOTATION = "gpuslice.io/scrape"
+
+
+def exporter_manifest(places: Places, port: int) -> str:
+    """What to apply. The nodes of a story share this machine, so only one of them can have the port."""
+    return yaml.safe_dump(_daemon_set(places, port), sort_keys=False)
+
+
+def _daemon_set(places: Places, port: int) -> dict[str, Any]:
+    spec = {
+        "hostNetwork": True,
+        "hostPID": True,
+        "nodeSelector": {LABEL_SHARED: "true"},
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 5,
+        "containers": [_container(places, port)],
+        "volumes": [
+            {"name": "kubelet", "hostPath": {"path": _KUBELET}},
+            {"name": "host-files", "hostPath": {"path": _HOST_FILES}},
+        ],
+    }
+    about = {
+        "name": "gpuslice-exporter",
+        "namespace": SYSTEM_NAMESPACE,
+        "annotations": {URL_ANNOTATION: f"http://127.0.0.1:{port}/metrics"},
+    }
+    template = {
+        "metadata": {"labels": _LABELS, "annotations": {"prometheus.io/port": str(port)}},
+        "spec": spec,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": about,
+        "spec": {"selector": {"matchLabels": _LABELS}, "template": template},
+    }
+
+
+def _container(places: Places, port: int) -> dict[str, Any]:
+    return {
+        "name": "exporter",
+        "image": IMAGE,
+        "args": [
+            "exporter",
+            f"--address=127.0.0.1:{port}",
+            "--book-interval-s=0.5",
+            f"--pod-resources-kubelet-socket={_KUBELET}/pod-resources/kubelet.sock",
+            f"--root={_HOST_FILES}",
+        ],
+        "env": [
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+            {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
+        ],
+        "volumeMounts": [
+            {"name": "kubelet", "mountPath": _KUBELET},
+            {"name": "host-files", "mountPath": _HOST_FILES},
+        ],
+    }

@@ -1,0 +1,201 @@
+"""The simulated cluster of one story: API server, controllers, scheduler, and a kubelet for each node.
+
+They run in this process, on real sockets; the product's own processes run as pods on the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import NODES
+from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice_demo.install import product_image, scheduler_configuration
+from gpuslice_demo.nodes import NodePlan
+from gpuslice_demo.places import MARK, Places
+from gpuslice_demo.ports import free_port
+from simcluster import gpu
+from simcluster.apiserver.server import ApiServer
+from simcluster.cluster.cluster import Cluster
+from simcluster.controllers.run import Controllers
+from simcluster.kubelet.exclusive import ExclusiveCards
+from simcluster.kubelet.kubelet import Kubelet
+from simcluster.kubelet.runtime import Runtime
+from simcluster.kubelet.settings import KubeletSettings
+from simcluster.scheduler import configuration
+from simcluster.scheduler.loop import Scheduler
+from simcluster.workload.images import ImageRegistry
+
+T = TypeVar("T")
+
+SPEED_UP = 40.0
+NODE_STATUS_S = 0.25
+CONNECTIONS = 200  # each watch keeps one
+
+
+@dataclass(slots=True)
+class SimulatedNode:
+    """One machine. `exclusive` is the vendor's plugin for whole cards while it runs."""
+
+    plan: NodePlan
+    settings: KubeletSettings
+    runtime: Runtime = field(default_factory=Runtime)
+    exclusive: ExclusiveCards | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class World:
+    """``async with World(places, plans) as world``; leaving it ends every process of it."""
+
+    def __init__(self, places: Places, plans: Iterable[NodePlan]) -> None:
+        self.places = places
+        self.extender_port = free_port()
+        self.exporter_port = free_port()
+        self._plans = tuple(plans)
+        self._stack = contextlib.AsyncExitStack()
+        self._nodes: dict[str, SimulatedNode] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Kubelets first, then their containers, then the API server."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(node.runtime.close() for node in self._nodes.values()))
+        await self._stack.aclose()
+
+    async def failed(self) -> None:
+        """Returns never, and raises what ended a part of the simulation."""
+        assert self._failed is not None
+        await self._failed
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def node_environment(self, name: str) -> dict[str, str]:
+        """For a command typed on the node itself, which sees every card."""
+        driver = str(self.places.driver)
+        desk = self.places.environment()
+        state = self._nodes[name].settings.gpu_state
+        return {
+            **desk,
+            "PATH": f"{driver}:{desk['PATH']}",
+            "LD_LIBRARY_PATH": driver,
+            "GPUSLICE_SIM_STATE": str(state or ""),
+        }
+
+    async def share(self, name: str) -> None:
+        """The node's cards are no longer given out whole: the vendor's plugin leaves it."""
+        node = self._nodes[name]
+        if node.exclusive is not None:
+            await node.exclusive.stop()
+            node.exclusive = None
+
+    async def switch_off(self, name: str) -> None:
+        """The machine is gone, with everything on it, and so is its node object."""
+        await self.share(name)
+        node = self._nodes.pop(name)
+        if node.task is not None:
+            self._tasks.discard(node.task)
+            node.task.cancel()
+            await asyncio.gather(node.task, return_exceptions=True)
+        await node.runtime.close()
+        await self._client.delete(NODES, name)
+
+    # -- start -----------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        self._failed = asyncio.get_running_loop().create_future()
+        self._client = KubeClient(await self._enter(await self._api_server()))
+        self._run(Controllers(self._client).run(), "controllers")
+        await self._start_scheduler()
+        registry = ImageRegistry(self.places.driver, product_image())
+        for number, plan in enumerate(self._plans):
+            await self._start_node(plan, self.places.folder / f"n{number}", registry)
+
+    async def _api_server(self) -> HttpTransport:
+        """An API server, with its kubeconfig in its place. The end-to-end tests put a real one here."""
+        server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
+        self.places.kubeconfig.write_text(server.kubeconfig())
+        return HttpTransport(Connection(server.url), connections=CONNECTIONS)
+
+    async def _start_scheduler(self) -> None:
+        """kube-scheduler with the extender in its configuration."""
+        file = self.places.folder / "scheduler.yaml"
+        file.write_text(scheduler_configuration(self.extender_port))
+        scheduler = Scheduler(self._client, configuration.load(file))
+        self._run(scheduler.run(), "scheduler")
+        await self._until(scheduler.synced)
+
+    async def _enter(self, context: contextlib.AbstractAsyncContextManager[T]) -> T:
+        return await self._stack.enter_async_context(context)
+
+    async def _start_node(self, plan: NodePlan, folder: Path, registry: ImageRegistry) -> None:
+        settings = self._settings(plan, folder)
+        node = SimulatedNode(plan, settings)
+        self._nodes[plan.name] = node
+        kubelet = Kubelet(settings, self._client, node.runtime, registry)
+        node.task = self._run(kubelet.run(), f"kubelet of {plan.name}")
+        await self._until(kubelet.ready)
+        if plan.exclusive and settings.gpu_state is not None:
+            with gpu.Machine(settings.gpu_state) as machine:
+                uuids = [card.uuid for card in machine.cards()]
+            node.exclusive = ExclusiveCards(settings.plugin_folder, uuids)
+            await node.exclusive.start()
+
+    def _settings(self, plan: NodePlan, folder: Path) -> KubeletSettings:
+        folder.mkdir(parents=True, exist_ok=True)
+        state = gpu.create(folder / "gpus", plan.cards, seed=plan.name) if plan.cards else None
+        return KubeletSettings(
+            name=plan.name,
+            root=folder / "kubelet",
+            internal_ip=plan.address,
+            labels=plan.labels,
+            version=plan.version,
+            pod_subnet=plan.subnet,
+            driver=self.places.driver if plan.cards else None,
+            gpu_state=state,
+            speed_up=SPEED_UP,
+            node_status_s=NODE_STATUS_S,
+            environ={MARK: str(self.places.root)},
+        )
+
+    async def _until(self, event: asyncio.Event) -> None:
+        """Wait for it, or raise what went wrong meanwhile."""
+        assert self._failed is not None
+        waiting = asyncio.create_task(event.wait())
+        either: set[asyncio.Future[Any]] = {waiting, self._failed}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            waiting.cancel()
+            self._failed.result()
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A part of the simulation that ends by itself has failed: nothing after it can be trusted."""
+        if task.cancelled() or self._failed is None or self._failed.done():
+            return
+        error = task.exception() or RuntimeError(f"{task.get_name()} ended")
+        self._failed.set_exception(error)

@@ -1,0 +1,72 @@
+"""Calls admission webhooks over HTTP(S)."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from simcluster.cluster.admission import WebhookAnswer, WebhookCall
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.request import Object
+
+SERVICE_URL = "sim.gpuslice.io/service-url"
+"""Service annotation with the base URL where the service really listens; there is no service network here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    url: str
+    server_name: str | None = None
+
+
+async def ask_webhook(session: aiohttp.ClientSession, cluster: Cluster, call: WebhookCall) -> WebhookAnswer:
+    """Posts the review; whatever goes wrong is an answer with ``error``."""
+    try:
+        place = _place(cluster, call.client_config)
+        async with session.post(
+            place.url,
+            data=msgspec.json.encode(call.review),
+            headers={"content-type": "application/json"},
+            ssl=_tls(call.client_config, place.url),
+            server_hostname=place.server_name,
+            timeout=aiohttp.ClientTimeout(total=call.timeout_s),
+        ) as answer:
+            return _read(call, answer.status, await answer.read())
+    except (aiohttp.ClientError, TimeoutError, ValueError, ssl.SSLError) as error:
+        return WebhookAnswer(error=str(error) or type(error).__name__)
+
+
+def _place(cluster: Cluster, config: Object) -> _Place:
+    if url := config.get("url"):
+        return _Place(str(url))
+    service = config.get("service") or {}
+    namespace, name = service.get("namespace", ""), service.get("name", "")
+    entry = cluster.store.get("services", (namespace, name))
+    if entry is None:
+        raise ValueError(f'service "{name}" not found')
+    base = (entry.obj["metadata"].get("annotations") or {}).get(SERVICE_URL)
+    if not base:
+        raise ValueError(f'service "{namespace}/{name}" has no annotation {SERVICE_URL}')
+    return _Place(base.rstrip("/") + (service.get("path") or "/"), f"{name}.{namespace}.svc")
+
+
+def _tls(config: Object, url: str) -> ssl.SSLContext | bool:
+    """The system's authorities unless the configuration brings its own."""
+    bundle = config.get("caBundle")
+    if not bundle or not url.startswith("https:"):
+        return True
+    return ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
+
+
+def _read(call: WebhookCall, status: int, body: bytes) -> WebhookAnswer:
+    if status != 200:
+        return WebhookAnswer(error=f"the server answered {status}: {body[:200].decode(errors='replace')}")
+    review = msgspec.json.decode(body)
+    response = review.get("response") if isinstance(review, dict) else None
+    if not isinstance(response, dict) or response.get("uid") != call.review["request"]["uid"]:
+        return WebhookAnswer(error="expected response.uid to be the request's uid")
+    return WebhookAnswer(response)

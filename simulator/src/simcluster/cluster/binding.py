@@ -1,0 +1,73 @@
+"""Binding a pod to a node: what a scheduler's decision becomes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcluster.cluster.body import parse_body
+from simcluster.cluster.errors import Cause, conflict, invalid
+from simcluster.cluster.moment import format_time
+from simcluster.cluster.reads import find
+from simcluster.cluster.request import Object, Request, Response, json_response
+from simcluster.cluster.route import Target
+from simcluster.cluster.store import Entry
+
+if TYPE_CHECKING:
+    from simcluster.cluster.cluster import Cluster
+
+_BOUND: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def bind(cluster: Cluster, target: Target, request: Request) -> Response:
+    """Sets the node once; ApiError 409 when it is set, when the pod is going or is another one by uid."""
+    body = parse_body(cluster, request)
+    metadata: Object = body.get("metadata") or {}
+    node = (body.get("target") or {}).get("name", "")
+    name = target.name or metadata.get("name", "")
+    if not node:
+        raise invalid("Binding", "", name, [Cause("target.name", "FieldValueRequired", "Required value")])
+    pods = cluster.catalog.find("", "v1", "pods")
+    assert pods is not None
+    entry = find(cluster, Target(pods, target.namespace, name))
+    _check(entry, name, metadata)
+    if "All" not in request.query.get("dryRun", ""):
+        cluster.store.put("pods", _bound(cluster, entry, node, metadata))
+    return json_response(_BOUND, 201)
+
+
+def _check(entry: Entry, name: str, metadata: Object) -> None:
+    held, spec = entry.obj["metadata"], entry.obj["spec"]
+    why = ""
+    if metadata.get("uid") and metadata["uid"] != held["uid"]:
+        why = (
+            f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {held['uid']}"
+        )
+    elif metadata.get("resourceVersion") and metadata["resourceVersion"] != held["resourceVersion"]:
+        why = (
+            f"Precondition failed: ResourceVersion in precondition: {metadata['resourceVersion']},"
+            f" ResourceVersion in object meta: {held['resourceVersion']}"
+        )
+    elif held.get("deletionTimestamp"):
+        why = f"pod {name} is being deleted, cannot be assigned to a host"
+    elif spec.get("nodeName"):
+        why = f'pod {name} is already assigned to node "{spec["nodeName"]}"'
+    elif spec.get("schedulingGates"):
+        why = f"pod {name} has non-empty .spec.schedulingGates"
+    if why:
+        raise conflict("pods/binding", "", name, why)
+
+
+def _bound(cluster: Cluster, entry: Entry, node: str, metadata: Object) -> Object:
+    pod = entry.copy()
+    pod["spec"]["nodeName"] = node
+    pod["status"].pop("nominatedNodeName", None)  # ClearingNominatedNodeNameAfterBinding, on since 1.35
+    for part in ("annotations", "labels"):
+        if metadata.get(part):
+            pod["metadata"][part] = (pod["metadata"].get(part) or {}) | metadata[part]
+    conditions = [c for c in pod["status"].get("conditions") or [] if c["type"] != "PodScheduled"]
+    scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
+    pod["status"]["conditions"] = [
+        *conditions,
+        scheduled | {"lastTransitionTime": format_time(cluster.now_s())},
+    ]
+    return pod

@@ -1,0 +1,95 @@
+"""Admission built into the API server: namespaces must live, pods get account, priority and tolerations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcluster.cluster.errors import ApiError, Cause, forbidden, not_found
+from simcluster.cluster.request import Object
+from simcluster.cluster.resources import Resource
+
+if TYPE_CHECKING:
+    from simcluster.cluster.cluster import Cluster
+
+_TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+
+
+def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
+    """Refuses or completes a new object, in place."""
+    if resource.namespaced:
+        _check_namespace(cluster, resource, obj)
+    if resource.store == "pods":
+        _account(obj["spec"])
+        _priority(cluster, obj)
+        _tolerate(obj["spec"])
+    if resource.store == "services":
+        _addresses(cluster, obj["spec"])
+
+
+def _check_namespace(cluster: Cluster, resource: Resource, obj: Object) -> None:
+    name = obj["metadata"]["namespace"]
+    namespace = cluster.store.get("namespaces", ("", name))
+    if namespace is None:
+        raise not_found("namespaces", "", name)
+    if namespace.obj["metadata"].get("deletionTimestamp") and resource.store != "events":
+        why = f"unable to create new content in namespace {name} because it is being terminated"
+        error = forbidden(resource.plural, resource.group, obj["metadata"]["name"], why)
+        cause = Cause("metadata.namespace", "NamespaceTerminating", f"namespace {name} is being terminated")
+        raise ApiError(403, "Forbidden", error.message, error.details | {"causes": [cause.to_dict()]})
+
+
+def _account(spec: Object) -> None:
+    name = spec.setdefault("serviceAccountName", "default")
+    spec["serviceAccount"] = name
+
+
+def _priority(cluster: Cluster, pod: Object) -> None:
+    spec = pod["spec"]
+    class_name = spec.get("priorityClassName") or _default_class(cluster)
+    if class_name in _SYSTEM_PRIORITIES:
+        value, preemption = _SYSTEM_PRIORITIES[class_name], "PreemptLowerPriority"
+    elif class_name:
+        entry = cluster.store.get("priorityclasses.scheduling.k8s.io", ("", class_name))
+        if entry is None:
+            why = f"no PriorityClass with name {class_name} was found"
+            raise forbidden("pods", "", pod["metadata"]["name"], why)
+        value, preemption = entry.obj["value"], entry.obj["preemptionPolicy"]
+    else:
+        value, preemption = 0, "PreemptLowerPriority"
+    if class_name:
+        spec["priorityClassName"] = class_name
+    spec["priority"] = value
+    spec.setdefault("preemptionPolicy", preemption)
+
+
+def _default_class(cluster: Cluster) -> str:
+    classes = cluster.store.shelf("priorityclasses.scheduling.k8s.io").items.values()
+    return next((entry.key[1] for entry in classes if entry.obj.get("globalDefault")), "")
+
+
+def _tolerate(spec: Object) -> None:
+    """Five minutes on a node that stops answering, as the cluster's default."""
+    tolerations = spec.setdefault("tolerations", [])
+    for key in _TOLERATED:
+        if not any(_covers(item, key) for item in tolerations):
+            tolerations.append(
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+            )
+
+
+def _covers(toleration: Object, key: str) -> bool:
+    return toleration.get("key") in (key, None, "") and toleration.get("effect") in ("NoExecute", None, "")
+
+
+def _addresses(cluster: Cluster, spec: Object) -> None:
+    """A cluster IP, and node ports where the type wants them."""
+    if spec["type"] == "ExternalName":
+        return
+    if not spec.get("clusterIP"):
+        spec["clusterIP"] = cluster.new_service_ip()
+    spec.setdefault("clusterIPs", [spec["clusterIP"]])
+    if spec["type"] in ("NodePort", "LoadBalancer"):
+        for port in spec.get("ports") or []:
+            if not port.get("nodePort"):
+                port["nodePort"] = cluster.new_node_port()

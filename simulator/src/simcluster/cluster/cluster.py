@@ -1,0 +1,149 @@
+"""The API server without its sockets: one request in, one answer out."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from simcluster.cluster import router
+from simcluster.cluster.admission import WebhookAnswer, WebhookCall
+from simcluster.cluster.errors import ApiError, bad_request
+from simcluster.cluster.faults import Fault, Faults, error_of
+from simcluster.cluster.request import Object, Request, Response
+from simcluster.cluster.resources import Catalog, standard_catalog
+from simcluster.cluster.schema import Schema, standard_schema
+from simcluster.cluster.store import Store
+from simcluster.cluster.watch import Watch
+from simcluster.cluster.writes import Steps
+
+_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_FIRST_NODE_PORT, _LAST_NODE_PORT = 30000, 32767
+NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+
+Webhook = Callable[[WebhookCall], WebhookAnswer]
+
+
+class Cluster:
+    """``handle`` is the whole of it; ``steps`` is for a face that calls admission webhooks itself.
+
+    The clock (seconds since the epoch) and the dice are handed in, so that a run can be repeated exactly.
+    ``tracks_managers`` False leaves managedFields out, which makes writes cheaper.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        dice: random.Random | None = None,
+        webhook: Webhook | None = None,
+        history_limit: int = 5_000,
+        tracks_managers: bool = True,
+    ) -> None:
+        self.now_s = clock
+        self.store = Store(history_limit)
+        self.schema: Schema = standard_schema()
+        self.catalog: Catalog = standard_catalog()
+        self.faults = Faults()
+        self.tracks_managers = tracks_managers
+        self.documents: dict[str, bytes] = {}
+        self._dice = dice or random.Random()
+        self._webhook = webhook
+        self._watches: list[Watch] = []
+        self._service_count = 0
+        self._create_initial_objects()
+
+    def handle(self, request: Request) -> Response:
+        """Answers the request; admission webhooks are asked through the function handed in."""
+        steps = self.steps(request)
+        try:
+            call = next(steps)
+            while True:
+                call = steps.send(self._ask(call))
+        except StopIteration as stop:
+            answer: Response = stop.value
+            return answer
+
+    def steps(self, request: Request) -> Steps:
+        """The same as a generator that yields each webhook call and is sent its answer."""
+        fault = self.faults.strike(request)
+        if fault is not None and fault.code and not fault.after:
+            return error_of(fault).response()
+        try:
+            response = yield from router.route(self, request)
+        except ApiError as error:
+            return error.response()
+        if fault is not None and fault.code:
+            return error_of(fault).response()
+        if response.watch is not None:
+            self._watches = [*self.watches(), response.watch]
+        return response
+
+    def _ask(self, call: WebhookCall) -> WebhookAnswer:
+        if self._webhook is None:
+            return WebhookAnswer(error="this API server cannot call webhooks")
+        return self._webhook(call)
+
+    def send_bookmarks(self) -> None:
+        """A bookmark to every watch that wants them."""
+        for watch in self.watches():
+            if watch.wants_bookmarks:
+                watch.bookmark()
+
+    def drop_watches(self, shelf: str | None = None) -> None:
+        """Ends watches (of one kind, such as ``pods``) as a lost connection does."""
+        for watch in self.watches():
+            if shelf in (None, watch.shelf):
+                watch.end()
+
+    def watches(self) -> list[Watch]:
+        """Those still open."""
+        self._watches = [watch for watch in self._watches if not watch.ended]
+        return list(self._watches)
+
+    def compact(self) -> None:
+        """Forgets history: continuing from an older version is answered with 410."""
+        self.store.compact()
+
+    def add_fault(self, fault: Fault) -> None:
+        self.faults.add(fault)
+
+    def new_uid(self) -> str:
+        return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
+
+    def new_suffix(self) -> str:
+        return "".join(self._dice.choice(_SUFFIX_LETTERS) for _ in range(5))
+
+    def new_service_ip(self) -> str:
+        self._service_count += 1
+        return f"10.96.{self._service_count // 250}.{self._service_count % 250 + 1}"
+
+    def new_node_port(self) -> int:
+        return self._dice.randint(_FIRST_NODE_PORT, _LAST_NODE_PORT)
+
+    def decode_any(self, body: bytes) -> Any:
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise bad_request(f"the body of the request is not JSON: {error}") from error
+
+    def _create_initial_objects(self) -> None:
+        for name in NAMESPACES:
+            self._create("/api/v1/namespaces", {"metadata": {"name": name}})
+        service: Object = {
+            "metadata": {
+                "name": "kubernetes",
+                "labels": {"component": "apiserver", "provider": "kubernetes"},
+            },
+            "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 6443}]},
+        }
+        self._create("/api/v1/namespaces/default/services", service)
+
+    def _create(self, path: str, obj: Object) -> None:
+        headers = {"user-agent": "kube-apiserver"}
+        response = self.handle(Request("POST", path, {}, headers, msgspec.json.encode(obj)))
+        if response.status != 201:
+            raise RuntimeError(f"POST {path} answered {response.status}: {response.body.decode()}")

@@ -1,0 +1,304 @@
+"""Fields the API server fills in when a client leaves them out, as far as others rely on them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+from simcluster.cluster.request import Object
+
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+
+
+def apply_defaults(store: str, obj: Object) -> None:
+    """Fills in ``obj`` in place; a second time changes nothing."""
+    if default := _DEFAULTS.get(store):
+        default(obj)
+
+
+def _set(obj: Object, **values: Any) -> None:
+    for key, value in values.items():
+        obj.setdefault(key, value)
+
+
+def _pod(pod: Object) -> None:
+    spec = pod.setdefault("spec", {})
+    pod_spec_defaults(spec)
+    _set(spec, enableServiceLinks=True)
+    for container in _containers(spec):
+        _requests_from_limits(container)
+    status = pod.setdefault("status", {})
+    _set(status, phase="Pending", qosClass=_quality(spec))
+
+
+def _containers(spec: Object) -> list[Object]:
+    return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+
+
+def _requests_from_limits(container: Object) -> None:
+    resources = container["resources"]
+    if limits := resources.get("limits"):
+        resources["requests"] = limits | (resources.get("requests") or {})
+
+
+def _quality(spec: Object) -> str:
+    """Guaranteed, Burstable or BestEffort, from cpu and memory alone."""
+    resources = [container["resources"] for container in _containers(spec)]
+    pairs = [
+        ((item.get("requests") or {}).get(name), (item.get("limits") or {}).get(name))
+        for item in resources
+        for name in ("cpu", "memory")
+    ]
+    if not any(request or limit for request, limit in pairs):
+        return "BestEffort"
+    return "Guaranteed" if all(limit and request == limit for request, limit in pairs) else "Burstable"
+
+
+def pod_spec_defaults(spec: Object) -> None:
+    """Defaults of a pod's or a template's spec."""
+    _set(
+        spec,
+        dnsPolicy="ClusterFirst",
+        restartPolicy="Always",
+        schedulerName="default-scheduler",
+        securityContext={},
+        terminationGracePeriodSeconds=30,
+    )
+    if "serviceAccountName" in spec:
+        spec["serviceAccount"] = spec["serviceAccountName"]
+    elif spec.get("serviceAccount"):
+        spec["serviceAccountName"] = spec["serviceAccount"]
+    for container in _containers(spec):
+        _container(container, bool(spec.get("hostNetwork")))
+    for volume in spec.get("volumes") or []:
+        _volume(volume)
+
+
+def _container(container: Object, host_network: bool) -> None:
+    _set(
+        container,
+        imagePullPolicy=_pull_policy(container.get("image", "")),
+        resources={},
+        terminationMessagePath="/dev/termination-log",
+        terminationMessagePolicy="File",
+    )
+    for port in container.get("ports") or []:
+        _set(port, protocol="TCP")
+        if host_network:
+            _set(port, hostPort=port.get("containerPort"))
+    for probe in _PROBES:
+        if probe in container:
+            _probe(container[probe])
+    for variable in container.get("env") or []:
+        reference = (variable.get("valueFrom") or {}).get("fieldRef")
+        if reference:
+            _set(reference, apiVersion="v1")
+
+
+def _pull_policy(image: str) -> str:
+    last = image.rsplit("/", 1)[-1]
+    tag = last.partition(":")[2]
+    return "Always" if "@" not in last and tag in ("", "latest") else "IfNotPresent"
+
+
+def _probe(probe: Object) -> None:
+    _set(probe, timeoutSeconds=1, periodSeconds=10, successThreshold=1, failureThreshold=3)
+    if "httpGet" in probe:
+        _set(probe["httpGet"], path="/", scheme="HTTP")
+
+
+def _volume(volume: Object) -> None:
+    if set(volume) <= {"name"}:
+        volume["emptyDir"] = {}
+    for kind in ("secret", "configMap", "projected", "downwardAPI"):
+        if kind in volume:
+            _set(volume[kind], defaultMode=420)
+    if "hostPath" in volume:
+        _set(volume["hostPath"], type="")
+
+
+def _template(template: Object) -> None:
+    template.setdefault("metadata", {})
+    pod_spec_defaults(template.setdefault("spec", {}))
+
+
+def _deployment(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(spec, replicas=1, revisionHistoryLimit=10, progressDeadlineSeconds=600)
+    strategy = spec.setdefault("strategy", {})
+    _set(strategy, type="RollingUpdate")
+    if strategy["type"] == "RollingUpdate":
+        _set(strategy.setdefault("rollingUpdate", {}), maxSurge="25%", maxUnavailable="25%")
+    _template(spec.setdefault("template", {}))
+
+
+def _replica_set(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(spec, replicas=1)
+    _template(spec.setdefault("template", {}))
+
+
+def _stateful_set(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(spec, replicas=1, podManagementPolicy="OrderedReady", revisionHistoryLimit=10)
+    retention = spec.setdefault("persistentVolumeClaimRetentionPolicy", {})
+    _set(retention, whenDeleted="Retain", whenScaled="Retain")
+    strategy = spec.setdefault("updateStrategy", {})
+    _set(strategy, type="RollingUpdate")
+    if strategy["type"] == "RollingUpdate":
+        _set(strategy.setdefault("rollingUpdate", {}), partition=0)
+    _template(spec.setdefault("template", {}))
+
+
+def _daemon_set(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(spec, revisionHistoryLimit=10)
+    strategy = spec.setdefault("updateStrategy", {})
+    _set(strategy, type="RollingUpdate")
+    if strategy["type"] == "RollingUpdate":
+        _set(strategy.setdefault("rollingUpdate", {}), maxSurge=0, maxUnavailable=1)
+    _template(spec.setdefault("template", {}))
+
+
+def _job(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    if "completions" not in spec and "parallelism" not in spec:
+        _set(spec, completions=1, parallelism=1)
+    _set(
+        spec,
+        parallelism=1,
+        backoffLimit=6,
+        completionMode="NonIndexed",
+        manualSelector=False,
+        podReplacementPolicy="TerminatingOrFailed",
+        suspend=False,
+    )
+    if not spec["manualSelector"]:
+        _job_identity(obj, spec)
+    _template(spec.setdefault("template", {}))
+
+
+def _job_identity(job: Object, spec: Object) -> None:
+    """The labels that tie a job's pods to it; they need the job's uid."""
+    uid = job["metadata"].get("uid")
+    if not uid or "selector" in spec:
+        return
+    labels = spec.setdefault("template", {}).setdefault("metadata", {}).setdefault("labels", {})
+    name = job["metadata"]["name"]
+    labels |= {"controller-uid": uid, "job-name": name}
+    labels |= {"batch.kubernetes.io/controller-uid": uid, "batch.kubernetes.io/job-name": name}
+    spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    spec["manualSelector"] = False
+
+
+def _cron_job(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(
+        spec,
+        concurrencyPolicy="Allow",
+        failedJobsHistoryLimit=1,
+        successfulJobsHistoryLimit=3,
+        suspend=False,
+    )
+    _template(spec.setdefault("jobTemplate", {}).setdefault("spec", {}).setdefault("template", {}))
+
+
+def _service(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(spec, sessionAffinity="None", type="ClusterIP")
+    if spec["type"] != "ExternalName":
+        _set(spec, internalTrafficPolicy="Cluster", ipFamilies=["IPv4"], ipFamilyPolicy="SingleStack")
+    if spec["type"] in ("NodePort", "LoadBalancer"):
+        _set(spec, externalTrafficPolicy="Cluster")
+    if spec["type"] == "LoadBalancer":
+        _set(spec, allocateLoadBalancerNodePorts=True)
+    for port in spec.get("ports") or []:
+        _set(port, protocol="TCP", targetPort=port.get("port"))
+    obj.setdefault("status", {}).setdefault("loadBalancer", {})
+
+
+def _namespace(obj: Object) -> None:
+    labels = obj["metadata"].setdefault("labels", {})
+    labels["kubernetes.io/metadata.name"] = obj["metadata"]["name"]
+    obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
+    obj.setdefault("status", {}).setdefault("phase", "Active")
+
+
+def _secret(obj: Object) -> None:
+    _set(obj, type="Opaque")
+    if texts := obj.pop("stringData", None):
+        data = obj.setdefault("data", {})
+        data.update({key: _base64(value) for key, value in texts.items()})
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _node(obj: Object) -> None:
+    obj.setdefault("spec", {})
+    status = obj.setdefault("status", {})
+    if "capacity" in status:
+        _set(status, allocatable=dict(status["capacity"]))
+
+
+def _priority_class(obj: Object) -> None:
+    _set(obj, preemptionPolicy="PreemptLowerPriority", value=0)
+
+
+def _webhooks(obj: Object) -> None:
+    for hook in obj.get("webhooks") or []:
+        _set(hook, failurePolicy="Fail", matchPolicy="Equivalent", timeoutSeconds=10)
+        _set(hook, namespaceSelector={}, objectSelector={})
+        for rule in hook.get("rules") or []:
+            _set(rule, scope="*")
+        service = (hook.get("clientConfig") or {}).get("service")
+        if service:
+            _set(service, port=443)
+
+
+def _mutating(obj: Object) -> None:
+    _webhooks(obj)
+    for hook in obj.get("webhooks") or []:
+        _set(hook, reinvocationPolicy="Never")
+
+
+def _role_binding(obj: Object) -> None:
+    group = "rbac.authorization.k8s.io"
+    if "roleRef" in obj:
+        _set(obj["roleRef"], apiGroup=group)
+    for subject in obj.get("subjects") or []:
+        if subject.get("kind") in ("User", "Group"):
+            _set(subject, apiGroup=group)
+
+
+def _event(obj: Object) -> None:
+    _set(obj, reportingComponent="", reportingInstance="", type="Normal", source={})
+
+
+def _endpoint_slice(obj: Object) -> None:
+    for port in obj.get("ports") or []:
+        _set(port, name="", protocol="TCP")
+
+
+_DEFAULTS: dict[str, Callable[[Object], None]] = {
+    "pods": _pod,
+    "deployments.apps": _deployment,
+    "replicasets.apps": _replica_set,
+    "statefulsets.apps": _stateful_set,
+    "daemonsets.apps": _daemon_set,
+    "jobs.batch": _job,
+    "cronjobs.batch": _cron_job,
+    "services": _service,
+    "namespaces": _namespace,
+    "secrets": _secret,
+    "nodes": _node,
+    "events": _event,
+    "endpointslices.discovery.k8s.io": _endpoint_slice,
+    "priorityclasses.scheduling.k8s.io": _priority_class,
+    "mutatingwebhookconfigurations.admissionregistration.k8s.io": _mutating,
+    "validatingwebhookconfigurations.admissionregistration.k8s.io": _webhooks,
+    "rolebindings.rbac.authorization.k8s.io": _role_binding,
+    "clusterrolebindings.rbac.authorization.k8s.io": _role_binding,
+}

@@ -1,0 +1,110 @@
+"""managedFields: who set which field last, kept with every write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from simcluster.cluster.fieldset import Leaves, Path, decode, encode, leaves
+from simcluster.cluster.metadata import same_content
+from simcluster.cluster.moment import format_time
+from simcluster.cluster.request import Object
+from simcluster.cluster.resources import Resource
+
+if TYPE_CHECKING:
+    from simcluster.cluster.cluster import Cluster
+    from simcluster.cluster.writes import WriteOptions
+
+
+def same(old: Object, new: Object) -> bool:
+    """Whether a write changes nothing worth storing: neither content nor who owns it."""
+    return same_content(old, new) and _untimed(old) == _untimed(new)
+
+
+def _untimed(obj: Object) -> list[Object]:
+    entries = obj["metadata"].get("managedFields") or []
+    return [{key: value for key, value in entry.items() if key != "time"} for entry in entries]
+
+
+def record(
+    cluster: Cluster, resource: Resource, old: Object | None, new: Object, options: WriteOptions
+) -> None:
+    """Writes the new ``metadata.managedFields`` into ``new``. What apply computed stays."""
+    metadata = new["metadata"]
+    if not cluster.tracks_managers:
+        metadata.pop("managedFields", None)
+        return
+    if options.operation == "Apply":
+        return
+    given = metadata.get("managedFields")
+    held = given if given is not None else ((old or {}).get("metadata") or {}).get("managedFields")
+    entries = [] if held == [{}] else list(held or [])
+    if old is None or not same_content(old, new):
+        entries = _updated(cluster, resource, old, new, options, entries)
+    if entries:
+        metadata["managedFields"] = entries
+    else:
+        metadata.pop("managedFields", None)
+
+
+def _updated(  # noqa: PLR0917 - one write seen from all sides
+    cluster: Cluster,
+    resource: Resource,
+    old: Object | None,
+    new: Object,
+    options: WriteOptions,
+    entries: list[Object],
+) -> list[Object]:
+    before = leaves(cluster.schema, resource.schema, old) if old else {}
+    after = leaves(cluster.schema, resource.schema, new)
+    changed, removed = _difference(before, after)
+    if "status" in resource.subresources and options.subresource != "status":
+        changed = {path for path in changed if path[0] != "f:status"}
+    if not changed and not removed:
+        return entries
+    mine = owner_entry(cluster, resource, options, set())
+    kept: list[Object] = []
+    owned = changed
+    for entry in entries:
+        fields = decode(entry.get("fieldsV1") or {})
+        if _is_of(entry, mine):
+            owned = owned | (fields - removed)
+        elif left := fields - changed - removed:
+            kept.append(entry if left == fields else entry | {"fieldsV1": encode(left)})
+    return [*kept, mine | {"fieldsV1": encode(owned)}] if owned else kept
+
+
+def _difference(before: Leaves, after: Leaves) -> tuple[set[Path], set[Path]]:
+    """Paths that are new or have another value, and paths that are gone."""
+    changed = {path for path, value in after.items() if path not in before or before[path] != value}
+    return changed, before.keys() - after.keys()
+
+
+def owner_entry(cluster: Cluster, resource: Resource, options: WriteOptions, paths: set[Path]) -> Object:
+    entry: Object = {
+        "manager": options.manager,
+        "operation": options.operation,
+        "apiVersion": resource.api_version,
+        "time": format_time(cluster.now_s()),
+        "fieldsType": "FieldsV1",
+        "fieldsV1": encode(paths),
+    }
+    return entry | ({"subresource": options.subresource} if options.subresource else {})
+
+
+def _is_of(entry: Object, other: Object) -> bool:
+    identity: tuple[str, ...] = ("manager", "operation", "apiVersion", "subresource")
+    return all(entry.get(key) == other.get(key) for key in identity)
+
+
+def is_applier(entry: Object, options: WriteOptions) -> bool:
+    """Whether the entry is what this manager applied before."""
+    return (
+        entry.get("operation") == "Apply"
+        and entry.get("manager") == options.manager
+        and entry.get("subresource", "") == options.subresource
+    )
+
+
+def fields_of(entry: Object) -> set[Path]:
+    fields: Any = entry.get("fieldsV1") or {}
+    return decode(fields)

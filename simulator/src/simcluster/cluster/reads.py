@@ -1,0 +1,161 @@
+"""get, list and watch."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from simcluster.cluster.errors import ApiError, Cause, bad_request, not_found
+from simcluster.cluster.render import renderer_for
+from simcluster.cluster.request import Object, Request, Response
+from simcluster.cluster.route import Target
+from simcluster.cluster.selector import Matcher, build_matcher
+from simcluster.cluster.store import Entry, Key
+from simcluster.cluster.watch import Watch
+
+if TYPE_CHECKING:
+    from simcluster.cluster.cluster import Cluster
+
+
+class _Continue(msgspec.Struct):
+    """Where a paged list goes on: after ``key``, in the state of ``version``."""
+
+    version: int
+    key: Key
+
+
+def get(cluster: Cluster, target: Target, request: Request) -> Response:
+    entry = find(cluster, target)
+    renderer = renderer_for(target.resource, request, cluster.now_s())
+    return Response(200, renderer.one(entry), {"content-type": renderer.content_type})
+
+
+def find(cluster: Cluster, target: Target) -> Entry:
+    """The object addressed; ApiError 404 if there is none."""
+    entry = cluster.store.get(target.resource.store, (target.namespace, target.name))
+    if entry is None:
+        raise not_found(target.resource.plural, target.resource.group, target.name)
+    return entry
+
+
+def list_objects(cluster: Cluster, target: Target, request: Request) -> Response:
+    """A list at one version, whole or in pages of ``limit``."""
+    version, after = _list_position(cluster, request)
+    items = cluster.store.items_at(target.resource.store, version)
+    entries = selected(items, target.namespace, build_matcher(target.resource.store, request.query))
+    if after is not None:
+        entries = [entry for entry in entries if entry.key > after]
+    limit = int(request.query.get("limit") or 0)
+    page, rest = (entries[:limit], entries[limit:]) if limit else (entries, [])
+    metadata: Object = {"resourceVersion": str(version)}
+    if rest:
+        metadata["continue"] = _encode_continue(_Continue(version, page[-1].key))
+        metadata["remainingItemCount"] = len(rest)
+    renderer = renderer_for(target.resource, request, cluster.now_s())
+    return Response(200, renderer.many(page, metadata), {"content-type": renderer.content_type})
+
+
+def selected(items: dict[Key, Entry], namespace: str, matches: Matcher | None) -> list[Entry]:
+    """Entries in key order."""
+    found = [
+        entry
+        for key, entry in items.items()
+        if (not namespace or key[0] == namespace) and (matches is None or matches(entry.obj))
+    ]
+    return sorted(found, key=lambda entry: entry.key)
+
+
+def _list_position(cluster: Cluster, request: Request) -> tuple[int, Key | None]:
+    token = request.query.get("continue", "")
+    wanted = request.query.get("resourceVersion", "")
+    match = request.query.get("resourceVersionMatch", "")
+    if token:
+        position = _decode_continue(token)
+        return position.version, position.key
+    if match and not wanted:
+        raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
+    version = parse_version(wanted)
+    if version > cluster.store.version:
+        raise _too_large(version, cluster.store.version)
+    return (version if match == "Exact" else cluster.store.version), None
+
+
+def parse_version(text: str) -> int:
+    """A resourceVersion parameter; empty and ``0`` are 0."""
+    try:
+        return int(text or 0)
+    except ValueError as error:
+        raise bad_request(f"Invalid value: {text!r}: resourceVersion must be a number") from error
+
+
+def _too_large(version: int, current: int) -> ApiError:
+    message = f"Too large resource version: {version}, current: {current}"
+    cause = Cause("", "ResourceVersionTooLarge", "Too large resource version").to_dict()
+    return ApiError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
+
+
+def _encode_continue(position: _Continue) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()
+
+
+def _decode_continue(token: str) -> _Continue:
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(token), type=_Continue)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise bad_request("continue key is not valid") from error
+
+
+def watch(cluster: Cluster, target: Target, request: Request) -> Response:
+    """Changes from a version on, from the present state on, or the state first and then changes."""
+    query = dict(request.query)
+    if target.name:
+        query["fieldSelector"] = f"metadata.name={target.name}"
+    matches = build_matcher(target.resource.store, query)
+    renderer = renderer_for(target.resource, request, cluster.now_s())
+    subscription = Watch(
+        cluster.store,
+        target.resource.store,
+        namespace=target.namespace,
+        matches=matches,
+        render=renderer.watched,
+        bookmark_type=renderer.bookmark_type,
+        wants_bookmarks=request.flag("allowWatchBookmarks"),
+        timeout_s=float(query["timeoutSeconds"]) if query.get("timeoutSeconds") else None,
+    )
+    _begin(cluster, target, request, subscription, matches)
+    return Response(200, headers={"content-type": renderer.content_type}, watch=subscription)
+
+
+def _begin(
+    cluster: Cluster, target: Target, request: Request, subscription: Watch, matches: Matcher | None
+) -> None:
+    shelf = target.resource.store
+    version = parse_version(request.query.get("resourceVersion", ""))
+    initial = request.query.get("sendInitialEvents")
+    if initial is not None:
+        _check_initial(request)
+    if initial in ("true", "1") or (initial is None and version == 0):
+        subscription.show(selected(cluster.store.shelf(shelf).items, target.namespace, matches))
+        if initial and subscription.wants_bookmarks:
+            subscription.bookmark(initial_end=True)
+        subscription.start()
+        return
+    subscription.start()
+    try:
+        for change in cluster.store.since(shelf, version or cluster.store.version):
+            subscription.offer(change)
+    except ApiError as error:
+        subscription.fail(error)
+
+
+def _check_initial(request: Request) -> None:
+    if request.query.get("resourceVersionMatch") != "NotOlderThan":
+        cause = Cause(
+            "resourceVersionMatch",
+            "FieldValueForbidden",
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        )
+        message = f"ListOptions.meta.k8s.io is invalid: {cause.field}: Forbidden: {cause.message}"
+        raise ApiError(422, "Invalid", message, {"causes": [cause.to_dict()]})

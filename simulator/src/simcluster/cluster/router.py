@@ -1,0 +1,110 @@
+"""Which function answers a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simcluster.cluster import deletes, discovery, openapi, reads, reviews, subresources, writes
+from simcluster.cluster.errors import method_not_allowed, no_such_path
+from simcluster.cluster.request import Request, Response, json_response
+from simcluster.cluster.route import Target, parse_target
+
+if TYPE_CHECKING:
+    from simcluster.cluster.cluster import Cluster
+
+_HEALTH = ("/healthz", "/livez", "/readyz")
+
+
+def route(cluster: Cluster, request: Request) -> writes.Steps:
+    """Answers everything below ``/``; ApiError where there is nothing."""
+    path = "/" + request.path.strip("/")
+    if response := _fixed(cluster, request, path):
+        return response
+    target = parse_target(cluster.catalog, path)
+    if target.subresource:
+        return (yield from subresources.handle(cluster, target, request))
+    if target.resource.is_virtual:
+        return _virtual(cluster, target, request)
+    if target.name:
+        return (yield from _object(cluster, target, request))
+    return (yield from _collection(cluster, target, request))
+
+
+def _fixed(cluster: Cluster, request: Request, path: str) -> Response | None:  # noqa: PLR0911 - one answer a path
+    """The paths that do not depend on what is stored."""
+    if path.startswith(_HEALTH):
+        return Response(200, b"ok", {"content-type": "text/plain; charset=utf-8"})
+    match path:
+        case "/":
+            return json_response({"paths": ["/api", "/apis", "/healthz", "/openapi/v3", "/version"]})
+        case "/version":
+            return json_response(discovery.VERSION)
+        case "/openapi/v2":
+            return openapi.version_two(request)
+        case "/openapi/v3":
+            return openapi.index(cluster)
+    if path.startswith("/openapi/v3/"):
+        return openapi.document(cluster, path.removeprefix("/openapi/v3/"))
+    return _discovery(cluster, request, path.split("/")[1:])
+
+
+def _discovery(cluster: Cluster, request: Request, parts: list[str]) -> Response | None:  # noqa: PLR0911 - one answer a path
+    aggregated = discovery.wants_aggregated(request)
+    match parts:
+        case [("api" | "apis") as root] if aggregated:
+            return discovery.aggregated(cluster.catalog, root == "api", aggregated)
+        case ["api"]:
+            return discovery.api_versions()
+        case ["apis"]:
+            return discovery.group_list(cluster.catalog)
+        case ["api", version]:
+            return discovery.resource_list(cluster.catalog, "", version)
+        case ["apis", group]:
+            return discovery.one_group(cluster.catalog, group)
+        case ["apis", group, version]:
+            return discovery.resource_list(cluster.catalog, group, version)
+    return None
+
+
+def _object(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
+    _check_namespace(target)
+    match request.method:
+        case "GET" if request.flag("watch"):
+            return reads.watch(cluster, target, request)
+        case "GET":
+            return reads.get(cluster, target, request)
+        case "PUT":
+            return (yield from writes.update(cluster, target, request))
+        case "PATCH":
+            return (yield from writes.patch(cluster, target, request))
+        case "DELETE":
+            return deletes.delete(cluster, target, request)
+    raise method_not_allowed()
+
+
+def _check_namespace(target: Target) -> None:
+    """A namespaced object has no address without its namespace."""
+    if target.resource.namespaced and not target.namespace:
+        raise no_such_path()
+
+
+def _collection(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
+    match request.method:
+        case "GET" if request.flag("watch"):
+            return reads.watch(cluster, target, request)
+        case "GET":
+            return reads.list_objects(cluster, target, request)
+        case "POST":
+            _check_namespace(target)
+            return (yield from writes.create(cluster, target, request))
+        case "DELETE":
+            return deletes.delete_collection(cluster, target, request)
+    raise method_not_allowed()
+
+
+def _virtual(cluster: Cluster, target: Target, request: Request) -> Response:
+    if request.method != "POST":
+        raise method_not_allowed()
+    if target.resource.store == "bindings":
+        return subresources.bind_by_collection(cluster, target, request)
+    return reviews.answer(cluster, target, request)

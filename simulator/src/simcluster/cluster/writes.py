@@ -1,0 +1,231 @@
+"""create, update and patch: one pipeline from a decoded body to a stored object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from simcluster.cluster import apply, managed, metadata
+from simcluster.cluster.admission import Review, WebhookAnswer, WebhookCall, admit, validate_by_webhooks
+from simcluster.cluster.body import (
+    Body,
+    check_type,
+    decode_object,
+    parse_body,
+    read_object,
+    warning_headers,
+)
+from simcluster.cluster.builtin import admit_builtin
+from simcluster.cluster.decode import parse_json
+from simcluster.cluster.defaulting import apply_defaults
+from simcluster.cluster.errors import (
+    MODIFIED,
+    ApiError,
+    already_exists,
+    bad_request,
+    conflict,
+    unsupported_media_type,
+)
+from simcluster.cluster.events_view import to_events_group
+from simcluster.cluster.patch import json_patch, merge_patch
+from simcluster.cluster.reads import find
+from simcluster.cluster.render import renderer_for
+from simcluster.cluster.request import Object, Request, Response
+from simcluster.cluster.resources import Resource
+from simcluster.cluster.route import Target
+from simcluster.cluster.scope import keep_other_parts, without_client_status
+from simcluster.cluster.store import Entry, with_version
+from simcluster.cluster.strategic import StrategicMerge
+from simcluster.cluster.validation import validate_create, validate_update
+
+if TYPE_CHECKING:
+    from simcluster.cluster.cluster import Cluster
+
+Steps = Generator[WebhookCall, WebhookAnswer, Response]
+EntrySteps = Generator[WebhookCall, WebhookAnswer, Entry]
+
+_PATCH_ATTEMPTS = 5
+APPLY = "application/apply-patch+yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Who writes what: ``manager`` for field ownership, ``subresource`` empty for the whole object."""
+
+    manager: str
+    operation: str = "Update"
+    subresource: str = ""
+    dry_run: bool = False
+    force: bool = False
+
+
+def options_of(request: Request, subresource: str = "") -> WriteOptions:
+    manager = request.query.get("fieldManager") or request.user_agent.split("/")[0]
+    operation = "Apply" if request.content_type == APPLY else "Update"
+    dry_run = "All" in request.query.get("dryRun", "")
+    return WriteOptions(manager, operation, subresource, dry_run, request.flag("force"))
+
+
+def answer(
+    cluster: Cluster,
+    target: Target,
+    request: Request,
+    entry: Entry,
+    *,
+    status: int,
+    warnings: tuple[str, ...] = (),
+) -> Response:
+    renderer = renderer_for(target.resource, request, cluster.now_s())
+    return Response(status, renderer.one(entry), warning_headers(warnings, renderer.content_type))
+
+
+def create(cluster: Cluster, target: Target, request: Request) -> Steps:
+    """POST to a collection."""
+    body = read_object(cluster, target.resource, request)
+    entry = yield from create_object(cluster, target, body.obj, options_of(request))
+    return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
+
+
+def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteOptions) -> EntrySteps:
+    """The way of a new object: identity, defaults, admission, validation, store."""
+    resource = target.resource
+    metadata.begin_metadata(cluster, resource, target.namespace, obj)
+    without_client_status(resource, obj)
+    apply_defaults(resource.store, obj)
+    admit_builtin(cluster, resource, obj)
+    obj = yield from admit(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
+    apply_defaults(resource.store, obj)
+    validate_create(cluster, resource, obj)
+    yield from validate_by_webhooks(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
+    key = (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+    if cluster.store.get(resource.store, key) is not None:
+        raise already_exists(resource.plural, resource.group, key[1])
+    managed.record(cluster, resource, None, obj, options)
+    if options.dry_run:
+        return with_version(obj, cluster.store.version)
+    return cluster.store.put(resource.store, obj)
+
+
+def update(cluster: Cluster, target: Target, request: Request) -> Steps:
+    """PUT of an object or of its status."""
+    body = read_object(cluster, target.resource, request)
+    _check_name(target, body.obj)
+    current = cluster.store.get(target.resource.store, (target.namespace, target.name))
+    options = options_of(request, target.subresource)
+    if current is None and target.resource.create_on_update and not target.subresource:
+        entry = yield from create_object(cluster, target, body.obj, options)
+        return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
+    entry = yield from update_object(cluster, target, find(cluster, target), body.obj, options)
+    return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
+
+
+def _check_name(target: Target, obj: Object) -> None:
+    given = obj["metadata"].get("name", "")
+    if given and given != target.name:
+        raise bad_request(
+            f"the name of the object ({given}) does not match the name on the URL ({target.name})"
+        )
+
+
+def update_object(
+    cluster: Cluster, target: Target, current: Entry, obj: Object, options: WriteOptions
+) -> EntrySteps:
+    """The way of a changed object; nothing is stored when nothing changed."""
+    resource, old = target.resource, current.obj
+    metadata.carry_metadata(resource, current, obj)
+    keep_other_parts(resource, options.subresource, old, obj)
+    apply_defaults(resource.store, obj)
+    review = Review(resource, "UPDATE", old, obj, options.dry_run, options.subresource)
+    obj = yield from admit(cluster, review)
+    apply_defaults(resource.store, obj)
+    metadata.count_generation(resource, old, obj)
+    validate_update(cluster, resource, old, obj, options.subresource)
+    yield from validate_by_webhooks(cluster, replace(review, obj=obj))
+    if cluster.store.get(resource.store, current.key) is not current:
+        raise conflict(resource.plural, resource.group, current.key[1], MODIFIED)
+    managed.record(cluster, resource, old, obj, options)
+    return _settle(cluster, resource, current, obj, options)
+
+
+def _settle(
+    cluster: Cluster, resource: Resource, current: Entry, obj: Object, options: WriteOptions
+) -> Entry:
+    if managed.same(current.obj, obj):
+        return current
+    if options.dry_run:
+        return with_version(obj, current.version)
+    entry = cluster.store.put(resource.store, obj)
+    if _is_finished(obj):
+        return cluster.store.remove(resource.store, entry.key)
+    return entry
+
+
+def _is_finished(obj: Object) -> bool:
+    """Deletion was waiting for finalizers only, and the last one has gone."""
+    meta = obj["metadata"]
+    waits = meta.get("finalizers") or (obj.get("spec") or {}).get("finalizers")
+    return bool(meta.get("deletionTimestamp")) and not waits and not meta.get("deletionGracePeriodSeconds")
+
+
+Change = Callable[[Entry], Object]
+
+
+def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
+    """PATCH in any of the four forms; server-side apply creates what is missing."""
+    if request.content_type == APPLY:
+        return (yield from apply.apply(cluster, target, request))
+    changer = patch_function(cluster, target.resource.schema, request)
+    validation = request.query.get("fieldValidation", "Warn")
+
+    def changed(current: Entry) -> Body:
+        patched = changer(_typed(target.resource, current))
+        check_type(target.resource, patched)
+        return decode_object(cluster, target.resource, patched, validation)
+
+    options = options_of(request, target.subresource)
+    for attempt in range(_PATCH_ATTEMPTS):
+        current = find(cluster, target)
+        body = changed(current)
+        try:
+            entry = yield from update_object(cluster, target, current, body.obj, options)
+            return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
+        except ApiError as error:
+            moved = cluster.store.get(target.resource.store, current.key) is not current
+            if error.code != 409 or not moved or attempt == _PATCH_ATTEMPTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _typed(resource: Resource, entry: Entry) -> Object:
+    """A copy as the client knows it."""
+    obj = to_events_group(entry.copy()) if resource.group == "events.k8s.io" else entry.copy()
+    return {"apiVersion": resource.api_version, "kind": resource.kind} | obj
+
+
+def patch_function(cluster: Cluster, schema_name: str, request: Request) -> Callable[[Object], Any]:
+    """What the body does to an object, by its content type."""
+    match request.content_type:
+        case "application/json-patch+json":
+            operations = cluster.decode_any(request.body)
+            return lambda obj: json_patch(obj, operations)
+        case "application/merge-patch+json":
+            merged = parse_json(request.body)
+            return lambda obj: merge_patch(obj, merged)
+        case "application/strategic-merge-patch+json":
+            strategic = parse_json(request.body)
+            return lambda obj: StrategicMerge(cluster.schema).merge(schema_name, obj, strategic)
+    raise unsupported_media_type(request.content_type)
+
+
+__all__ = [
+    "APPLY",
+    "EntrySteps",
+    "Steps",
+    "WriteOptions",
+    "create",
+    "create_object",
+    "parse_body",
+    "patch",
+    "update",
+]

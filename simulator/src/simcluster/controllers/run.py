@@ -1,0 +1,274 @@
+"""Runs the controllers against an API server: what changed is looked at, what was decided is done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from simcluster.controllers import (
+    daemonset,
+    deployment,
+    garbage,
+    job,
+    namespaces,
+    nodes,
+    replicaset,
+    services,
+    statefulset,
+)
+from simcluster.controllers.actions import Action
+from simcluster.controllers.cache import Cache, collected_kinds, known_kinds
+from simcluster.controllers.execute import Executor, Key
+from simcluster.controllers.expectations import Expectations
+from simcluster.controllers.ownership import controller_uid, labels_of
+from simcluster.controllers.work import WorkQueue
+
+Object = Mapping[str, Any]
+_log = logging.getLogger(__name__)
+_WORKERS = 4
+_GARBAGE = "garbage"
+_LOST_NODE = "lost node"  # keyed by its name
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``node_grace_s``: how long a kubelet may be silent before its node is given up (upstream: 40 s)."""
+
+    node_grace_s: float = 40.0
+
+
+class Controllers:
+    """``run`` follows the cluster until cancelled."""
+
+    def __init__(
+        self, client: KubeClient, settings: Settings = Settings(), clock: Callable[[], float] = time.time
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._now_s = clock
+        self._kinds = known_kinds()
+        self._cache = Cache(client, [*collected_kinds(), "Lease"], self._changed)
+        self._graph = garbage.Graph()
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._expected = Expectations(time.monotonic)
+        self._busy: set[Key] = set()
+        self._faces: dict[str, object] = {}
+        self._reconcilers: dict[str, Callable[[Object], list[Action]]] = {
+            "StatefulSet": self._stateful_set,
+            "ReplicaSet": self._replica_set,
+            "Deployment": self._deployment,
+            "DaemonSet": self._daemon_set,
+            "Job": self._job,
+            "Node": self._node,
+            "Service": self._service,
+        }
+        self._executor = Executor(client, self._cache, self._queue, self._expected)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._cache.run(), name="controllers: cache")
+                await self._cache.synced()
+                for number in range(_WORKERS):
+                    group.create_task(self._work(), name=f"controllers: worker {number}")
+        finally:
+            self._queue.close()
+
+    # -- what changed ---------------------------------------------------------------------------------
+
+    def _changed(self, kind: str, obj: Object, gone: bool) -> None:
+        uid = obj["metadata"]["uid"]
+        self._expected.seen(uid, gone or bool(obj["metadata"].get("deletionTimestamp")))
+        self._touch_graph(kind, obj, gone)
+        if kind in self._reconcilers and not gone:
+            self._queue.add((kind, uid))
+        if kind == "Namespace" or self._is_in_ending_namespace(obj):
+            self._touch_namespace(kind, obj)
+        if owner := controller_uid(obj):
+            self._touch_owner(obj, owner)
+        self._touch_neighbours(kind, obj, gone)
+
+    def _touch_graph(self, kind: str, obj: Object, gone: bool) -> None:
+        if kind == "Lease":
+            return
+        node = garbage.Node(kind, obj)
+        before = self._graph.nodes.get(node.uid, node)
+        children = self._graph.dependents(node.uid)
+        if gone:
+            self._graph.discard(node.uid)
+        else:
+            self._graph.put(node)
+        if node.owners or node.finalizers:
+            self._queue.add((_GARBAGE, node.uid))
+        owners = [reference["uid"] for reference in [*before.owners, *node.owners]]
+        for uid in [*(child.uid for child in children), *owners]:
+            self._queue.add((_GARBAGE, uid))
+
+    def _touch_owner(self, obj: Object, uid: str) -> None:
+        reference = next(r for r in obj["metadata"]["ownerReferences"] if r["uid"] == uid)
+        if reference["kind"] in self._reconcilers:
+            self._queue.add((reference["kind"], uid))
+        if reference["kind"] == "ReplicaSet" and (owner := self._cache.of("ReplicaSet").get(uid)):
+            self._queue.add(("Deployment", controller_uid(owner)))
+
+    def _touch_neighbours(self, kind: str, obj: Object, gone: bool) -> None:
+        """A node matters to every DaemonSet, a pod to its services and to a node that drives it away."""
+        name = obj["metadata"]["name"]
+        if kind == "Node" and gone:
+            self._queue.add_after((_LOST_NODE, name), self._settings.node_grace_s)
+        if kind == "Node" and self._looks_different(obj, gone):
+            for uid in self._cache.of("DaemonSet"):
+                self._queue.add(("DaemonSet", uid))
+        elif kind == "Pod":
+            self._touch_services(obj)
+            self._touch_tainted_node(obj["spec"].get("nodeName", ""))
+
+    def _looks_different(self, node: Object, gone: bool) -> bool:
+        """Whether what decides about placement changed: not so for the many reports of a kubelet."""
+        uid, spec = node["metadata"]["uid"], node.get("spec") or {}
+        face = None if gone else (labels_of(node), spec.get("taints"))
+        before, self._faces[uid] = self._faces.get(uid), face
+        if gone:
+            del self._faces[uid]
+        return face != before
+
+    def _touch_services(self, pod: Object) -> None:
+        for uid, service in self._cache.of("Service").items():
+            if services.selects_pod(service, pod):
+                self._queue.add(("Service", uid))
+
+    def _touch_tainted_node(self, name: str) -> None:
+        node = self._cache.get("Node", "", name)
+        if node is not None and (node.get("spec") or {}).get("taints"):
+            self._queue.add(("Node", node["metadata"]["uid"]))
+
+    def _is_in_ending_namespace(self, obj: Object) -> bool:
+        name = obj["metadata"].get("namespace")
+        namespace = self._cache.get("Namespace", "", name) if name else None
+        return namespace is not None and bool(namespace["metadata"].get("deletionTimestamp"))
+
+    def _touch_namespace(self, kind: str, obj: Object) -> None:
+        namespace = (
+            obj if kind == "Namespace" else self._cache.get("Namespace", "", obj["metadata"]["namespace"])
+        )
+        if namespace is not None:
+            self._queue.add(("Namespace", namespace["metadata"]["uid"]))
+
+    # -- deciding -------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.take()
+            if key in self._busy:
+                self._queue.add_after(key, 0.01)
+                continue
+            self._busy.add(key)
+            try:
+                await self._look(key)
+                self._queue.succeeded(key)
+            except KubeError as error:
+                _log.info("controller retries", extra={"object": key, "error": str(error)})
+                self._queue.failed(key)
+            except Exception:
+                _log.exception("controller failed", extra={"object": key})
+                self._queue.failed(key)
+            finally:
+                self._busy.discard(key)
+
+    async def _look(self, key: Key) -> None:
+        kind, uid = key
+        if kind == _GARBAGE:
+            await self._executor.carry_out(key, None, await self._collect(uid))
+            return
+        if kind == _LOST_NODE:
+            await self._executor.carry_out(key, None, self._lost_node(uid))
+            return
+        obj = self._cache.of(kind).get(uid)
+        if obj is None:
+            return
+        if (wait_s := self._expected.wait_s(uid)) > 0:
+            self._queue.add_after(key, wait_s)
+            return
+        if kind == "Namespace":
+            await self._namespace(key, obj)
+        else:
+            await self._executor.carry_out(key, obj, self._reconcilers[kind](obj))
+
+    def _stateful_set(self, obj: Object) -> list[Action]:
+        uid = obj["metadata"]["uid"]
+        pods, revisions = self._cache.owned("Pod", uid), self._cache.owned("ControllerRevision", uid)
+        return statefulset.reconcile(obj, pods, revisions, self._now_s())
+
+    def _replica_set(self, obj: Object) -> list[Action]:
+        return replicaset.reconcile(obj, self._cache.owned("Pod", obj["metadata"]["uid"]), self._now_s())
+
+    def _deployment(self, obj: Object) -> list[Action]:
+        sets = self._cache.owned("ReplicaSet", obj["metadata"]["uid"])
+        pods = sum(len(self._cache.owned("Pod", item["metadata"]["uid"])) for item in sets)
+        return deployment.reconcile(obj, sets, self._now_s(), pods)
+
+    def _daemon_set(self, obj: Object) -> list[Action]:
+        pods = self._cache.owned("Pod", obj["metadata"]["uid"])
+        revisions = self._cache.owned("ControllerRevision", obj["metadata"]["uid"])
+        return daemonset.reconcile(obj, pods, revisions, list(self._cache.of("Node").values()), self._now_s())
+
+    def _job(self, obj: Object) -> list[Action]:
+        return job.reconcile(obj, self._cache.owned("Pod", obj["metadata"]["uid"]), self._now_s())
+
+    def _node(self, obj: Object) -> list[Action]:
+        name = obj["metadata"]["name"]
+        lease = self._cache.get("Lease", "kube-node-lease", name)
+        pods = self._pods_on(name) if (obj.get("spec") or {}).get("taints") else []
+        return nodes.reconcile(obj, lease, pods, self._now_s(), self._settings.node_grace_s)
+
+    def _lost_node(self, name: str) -> list[Action]:
+        return [] if self._cache.get("Node", "", name) else nodes.leave_lost_node(self._pods_on(name))
+
+    def _pods_on(self, node: str) -> list[Object]:
+        return [pod for pod in self._cache.of("Pod").values() if pod["spec"].get("nodeName") == node]
+
+    def _service(self, obj: Object) -> list[Action]:
+        metadata = obj["metadata"]
+        pods = [pod for pod in self._cache.of("Pod").values() if services.selects_pod(obj, pod)]
+        endpoints = self._cache.get("Endpoints", metadata["namespace"], metadata["name"])
+        slices = self._cache.owned("EndpointSlice", metadata["uid"])
+        return services.reconcile(obj, pods, endpoints, slices)
+
+    async def _namespace(self, key: Key, obj: Object) -> None:
+        name = obj["metadata"]["name"]
+        held = [
+            garbage.Node(kind, item)
+            for kind in collected_kinds()
+            for item in self._cache.of(kind).values()
+            if item["metadata"].get("namespace") == name
+        ]
+        await self._executor.carry_out(key, obj, namespaces.reconcile(obj, held))
+        if namespaces.is_empty(obj, held):
+            document = {**obj, "spec": {"finalizers": []}}
+            await self._client.replace(self._kinds["Namespace"], document, subresource="finalize")
+
+    async def _collect(self, uid: str) -> list[Action]:
+        """Owners the cache does not know are asked for, since it may lag behind."""
+        node = self._graph.nodes.get(uid)
+        gone = [item["uid"] for item in node.owners if await self._is_gone(node, item)] if node else []
+        return garbage.collect(self._graph, uid, gone)
+
+    async def _is_gone(self, node: garbage.Node, reference: Object) -> bool:
+        if reference["uid"] in self._graph.nodes:
+            return False
+        resource = self._kinds.get(reference["kind"])
+        if resource is None or resource.api_version != reference["apiVersion"]:
+            return False
+        namespace = node.obj["metadata"].get("namespace", "") if resource.namespaced else ""
+        try:
+            owner = await self._client.get(resource, reference["name"], namespace)
+        except NotFoundError:
+            return True
+        return bool(owner["metadata"]["uid"] != reference["uid"])

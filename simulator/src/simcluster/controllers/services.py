@@ -1,0 +1,106 @@
+"""Services with a selector: the addresses of their ready pods, as Endpoints and as one EndpointSlice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from simcluster.controllers.actions import Action, Create, patch
+from simcluster.controllers.ownership import controller_reference, is_going, labels_of
+from simcluster.controllers.pods import is_finished, is_ready
+
+Object = Mapping[str, Any]
+
+
+def selects_pod(service: Object, pod: Object) -> bool:
+    selector = service["spec"].get("selector") or {}
+    same_namespace = service["metadata"].get("namespace") == pod["metadata"].get("namespace")
+    return same_namespace and bool(selector) and selector.items() <= labels_of(pod).items()
+
+
+def reconcile(
+    service: Object, pods: Sequence[Object], endpoints: Object | None, slices: Sequence[Object]
+) -> list[Action]:
+    """``pods`` are those in the service's namespace; ``endpoints`` and ``slices`` what is stored for it."""
+    if is_going(service) or not service["spec"].get("selector"):
+        return []
+    chosen = [pod for pod in pods if selects_pod(service, pod) and not is_finished(pod) and _address(pod)]
+    chosen.sort(key=lambda pod: str(pod["metadata"]["name"]))
+    return _endpoints(service, chosen, endpoints) + _slice(service, chosen, slices)
+
+
+def _address(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("podIP") or "")
+
+
+def _serves(pod: Object) -> bool:
+    return is_ready(pod) and not is_going(pod)
+
+
+def _endpoints(service: Object, pods: Sequence[Object], held: Object | None) -> list[Action]:
+    ready = [_endpoint_address(pod) for pod in pods if _serves(pod)]
+    others = [_endpoint_address(pod) for pod in pods if not _serves(pod)]
+    subset: dict[str, Any] = {"addresses": ready, "notReadyAddresses": others, "ports": _ports(service, pods)}
+    filled = {key: value for key, value in subset.items() if value}
+    subsets = [filled] if ready or others else []
+    if held is None:
+        return [_create("Endpoints", service, service["metadata"]["name"], {"subsets": subsets})]
+    if (held.get("subsets") or []) == subsets:
+        return []
+    return [patch("Endpoints", held, {"subsets": subsets})]
+
+
+def _endpoint_address(pod: Object) -> dict[str, Any]:
+    metadata = pod["metadata"]
+    target = {"kind": "Pod", **{key: metadata[key] for key in ("name", "namespace", "uid")}}
+    return {"ip": _address(pod), "nodeName": pod["spec"].get("nodeName"), "targetRef": target}
+
+
+def _slice(service: Object, pods: Sequence[Object], held: Sequence[Object]) -> list[Action]:
+    ports = [{"name": "", **port} for port in _ports(service, pods)]
+    body = {"endpoints": [_endpoint(pod) for pod in pods], "ports": ports}
+    if not held:
+        name = f"{service['metadata']['name']}-{service['metadata']['uid'][:5]}"
+        return [_create("EndpointSlice", service, name, {"addressType": "IPv4", **body})]
+    stored = {key: held[0].get(key) or [] for key in body}
+    return [] if stored == body else [patch("EndpointSlice", held[0], body)]
+
+
+def _endpoint(pod: Object) -> dict[str, Any]:
+    ready = _serves(pod)
+    return {
+        "addresses": [_address(pod)],
+        "conditions": {"ready": ready, "serving": is_ready(pod), "terminating": is_going(pod)},
+        "nodeName": pod["spec"].get("nodeName"),
+        "targetRef": _endpoint_address(pod)["targetRef"],
+    }
+
+
+def _ports(service: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:
+    ports: list[dict[str, Any]] = []
+    for port in service["spec"].get("ports") or []:
+        number = _target_port(port, pods)
+        name = {"name": port["name"]} if port.get("name") else {}
+        if number:
+            ports.append({**name, "port": number, "protocol": port.get("protocol", "TCP")})
+    return ports
+
+
+def _target_port(port: Object, pods: Sequence[Object]) -> int | None:
+    """A number as it is; a name as the first pod's containers resolve it."""
+    target = port.get("targetPort", port["port"])
+    if isinstance(target, int):
+        return target
+    containers = [container for pod in pods[:1] for container in pod["spec"]["containers"]]
+    named = [item for container in containers for item in container.get("ports") or []]
+    return next((int(item["containerPort"]) for item in named if item.get("name") == target), None)
+
+
+def _create(kind: str, service: Object, name: str, body: Object) -> Create:
+    own = service["metadata"]["name"]
+    metadata = {
+        "name": name,
+        "labels": {**labels_of(service), "kubernetes.io/service-name": own},
+        "ownerReferences": [controller_reference(service, "v1", "Service")],
+    }
+    return Create(kind, {"metadata": metadata, **body}, service["metadata"]["namespace"])

@@ -1,0 +1,109 @@
+"""Whether a pod may start here: devices first, then the node's own filters, strictly one pod at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from simcluster.kubelet import checkpoint
+from simcluster.kubelet.devices import AdmissionError, ContainerDemand, DeviceBook
+from simcluster.kubelet.node import device_limits, is_extended
+from simcluster.kubelet.plugins import PluginEndpoints
+from simcluster.kubelet.runtime import Runtime
+from simcluster.kubelet.settings import KubeletSettings
+from simcluster.kubelet.worker import containers_of
+from simcluster.scheduler import filters
+from simcluster.scheduler.amounts import Object, add, amounts_of, pod_requests, total
+from simcluster.scheduler.nodes import NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a pod cannot run here, for good; `reason` is one word."""
+
+    reason: str
+    message: str
+
+
+class Admission:
+    """`active` gives the pods that may hold devices now, `admitted` those that were let in, `node` reads
+    the node object."""
+
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        book: DeviceBook,
+        endpoints: PluginEndpoints,
+        runtime: Runtime,
+        *,
+        active: Callable[[], Iterable[Object]],
+        admitted: Callable[[], Iterable[Object]],
+        node: Callable[[], Awaitable[Object | None]],
+    ) -> None:
+        self._settings = settings
+        self._book = book
+        self._endpoints = endpoints
+        self._runtime = runtime
+        self._active = active
+        self._admitted = admitted
+        self._node = node
+
+    async def admit(self, pod: Object, *, sources_ready: bool = True) -> Rejection | None:
+        """Give the pod its devices and check the rest; None when it may run."""
+        for spec, kind in containers_of(pod):
+            demand = ContainerDemand(spec["name"], device_limits(spec), kind)
+            try:
+                await self._allocate(pod, demand, sources_ready=sources_ready)
+            except AdmissionError as error:
+                message = f"Allocate failed due to {error}, which is unexpected"
+                return Rejection("UnexpectedAdmissionError", message)
+        return self._does_not_fit(pod) or await self._wrong_node(pod)
+
+    async def allocate_again(self, pod: Object, container: str) -> None:
+        """For a container whose devices kubelet no longer knows. Raises AdmissionError."""
+        for spec, kind in containers_of(pod):
+            if spec["name"] == container and device_limits(spec):
+                await self._allocate(pod, ContainerDemand(container, device_limits(spec), kind))
+
+    def save(self) -> None:
+        """Write the checkpoint, as after every allocation and every device list."""
+        raw = checkpoint.encode(self._book.holdings(), self._book.registered())
+        checkpoint.write(self._settings.plugin_folder, raw)
+
+    async def _allocate(self, pod: Object, demand: ContainerDemand, *, sources_ready: bool = True) -> None:
+        uid = pod["metadata"]["uid"]
+        held = self._book.holdings()
+        active = {one["metadata"]["uid"] for one in self._active()} | {uid}
+        if not sources_ready:  # pods not yet read may hold devices
+            active |= {one.pod_uid for one in held}
+        running = self._runtime.find(uid, demand.name)
+        already = not sources_ready and running is not None and running.running
+        await self._endpoints.answer(self._book.allocate(uid, demand, active, already))
+        if self._book.holdings() != held:
+            self.save()
+
+    def _does_not_fit(self, pod: Object) -> Rejection | None:
+        others = list(self._admitted())
+        used = total(pod_requests(one) for one in others)
+        capacity = amounts_of(dict(self._settings.capacity))
+        for name, asked in add({"pods": 1}, pod_requests(pod)).items():
+            taken = len(others) if name == "pods" else used.get(name, 0)
+            if is_extended(name) or asked == 0 or taken + asked <= capacity.get(name, 0):
+                continue
+            return Rejection(
+                f"OutOf{name}",
+                f"Node didn't have enough resource: {name}, requested: {asked}, "
+                f"used: {taken}, capacity: {capacity.get(name, 0)}",
+            )
+        return None
+
+    async def _wrong_node(self, pod: Object) -> Rejection | None:
+        """By the labels that the node has now; while it cannot be read nobody is refused."""
+        spec = pod["spec"]
+        node = await self._node() if spec.get("nodeSelector") or spec.get("affinity") else None
+        if node is None:
+            return None
+        failure = filters.node_affinity(pod, NodeInfo(self._settings.name, node, {}), frozenset())
+        if failure is None:
+            return None
+        return Rejection("NodeAffinity", f"Predicate NodeAffinity failed: {failure.reasons[0]}")

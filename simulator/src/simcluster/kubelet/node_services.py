@@ -1,0 +1,76 @@
+"""What a pod's worker needs of its node, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.events import EventRecorder, pod_reference
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from simcluster.kubelet.devices import DeviceBook, Holding
+from simcluster.kubelet.plugins import PluginEndpoints
+from simcluster.kubelet.rootfs import Mount
+from simcluster.kubelet.runtime import Runtime
+from simcluster.kubelet.settings import KubeletSettings
+from simcluster.scheduler.amounts import Object
+from simcluster.workload.images import ImageRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class NodeServices:
+    """`pulled` are the images that this node has already."""
+
+    settings: KubeletSettings
+    client: KubeClient
+    recorder: EventRecorder
+    runtime: Runtime
+    registry: ImageRegistry
+    book: DeviceBook
+    endpoints: PluginEndpoints
+    pulled: set[str] = field(default_factory=set)
+
+    async def event(
+        self, pod: Object, reason: str, message: str, *, warning: bool = False, container: str = ""
+    ) -> None:
+        """An event on the pod; with `container`, on that part of its spec."""
+        metadata = pod["metadata"]
+        part = container and f"spec.{_list_of(pod, container)}{{{container}}}"
+        about = pod_reference(metadata["namespace"], metadata["name"], metadata["uid"], part)
+        kind = "Warning" if warning else "Normal"
+        await self.recorder.create_event(about, reason, message, type=kind)
+
+
+def _list_of(pod: Object, container: str) -> str:
+    apps = {one["name"] for one in pod["spec"]["containers"]}
+    return "containers" if container in apps else "initContainers"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """What the plugins of all its resources add to a container."""
+
+    environ: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+    annotations: Mapping[str, str]
+
+
+def device_options(holdings: list[Holding]) -> DeviceOptions:
+    """Two plugins that set the same thing: the first wins."""
+    environ: dict[str, str] = {}
+    mounts: dict[str, Mount] = {}
+    annotations: dict[str, str] = {}
+    for one in holdings:
+        answer = dp.ContainerAllocateResponse.FromString(one.response)
+        for name, value in answer.envs.items():
+            environ.setdefault(name, value)
+        for mount in answer.mounts:
+            mounts.setdefault(mount.container_path, _mount(mount))
+        for name, value in answer.annotations.items():
+            annotations.setdefault(name, value)
+    return DeviceOptions(environ, tuple(mounts.values()), annotations)
+
+
+def _mount(message: dp.Mount) -> Mount:
+    return Mount(message.container_path, Path(message.host_path))

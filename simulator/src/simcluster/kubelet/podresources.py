@@ -1,0 +1,85 @@
+"""The pod-resources socket: which container of which pod holds which device ids.
+
+As in Kubernetes 1.36: only active pods, sidecars but no ordinary init container, no pod uid, and one
+`ContainerDevices` entry for each device id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from grpclib import GRPCError, Status
+
+from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
+from gpuslice.adapters.kubelet.rpc import (
+    PodResourcesService,
+    Server,
+)
+from simcluster.kubelet.devices import DeviceBook
+from simcluster.scheduler.amounts import Object
+
+
+class PodResources(PodResourcesService):
+    """Answers from the device manager's book; `active_pods` gives the pods that kubelet calls active."""
+
+    def __init__(self, path: Path, book: DeviceBook, active_pods: Callable[[], Iterable[Object]]) -> None:
+        self._path = path
+        self._book = book
+        self._active_pods = active_pods
+        self._server: Server | None = None
+
+    async def start(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        self._server = Server([self])
+        await self._server.start(path=str(self._path))
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def list(self, request: pr.ListPodResourcesRequest) -> pr.ListPodResourcesResponse:
+        return pr.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._active_pods()])
+
+    async def get(self, request: pr.GetPodResourcesRequest) -> pr.GetPodResourcesResponse:
+        for pod in self._active_pods():
+            metadata = pod["metadata"]
+            if (metadata["namespace"], metadata["name"]) == (request.pod_namespace, request.pod_name):
+                return pr.GetPodResourcesResponse(pod_resources=self._pod(pod))
+        raise GRPCError(
+            Status.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        )
+
+    async def get_allocatable_resources(
+        self, request: pr.AllocatableResourcesRequest
+    ) -> pr.AllocatableResourcesResponse:
+        devices = [
+            pr.ContainerDevices(resource_name=resource, device_ids=[identifier])
+            for resource, ids in self._book.registered().items()
+            for identifier in sorted(ids)
+        ]
+        return pr.AllocatableResourcesResponse(devices=devices)
+
+    def _pod(self, pod: Object) -> pr.PodResources:
+        metadata = pod["metadata"]
+        return pr.PodResources(
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            containers=[self._container(metadata["uid"], name) for name in _listed_containers(pod)],
+        )
+
+    def _container(self, uid: str, name: str) -> pr.ContainerResources:
+        devices = [
+            pr.ContainerDevices(resource_name=one.resource, device_ids=[identifier])
+            for one in self._book.holdings_of(uid, name)
+            for identifier in sorted(one.ids)
+        ]
+        return pr.ContainerResources(name=name, devices=devices)
+
+
+def _listed_containers(pod: Object) -> list[str]:
+    spec = pod["spec"]
+    sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
+    return [one["name"] for one in [*sidecars, *spec["containers"]]]

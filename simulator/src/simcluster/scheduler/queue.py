@@ -1,0 +1,136 @@
+"""The scheduling queue: pods ready to be tried, pods waiting out their back-off, pods nothing helps yet.
+
+Pure: time is a parameter. A pod that did not fit waits for an event that could help; when one came while it
+was being tried, it goes to back-off instead, so that nothing is missed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcluster.scheduler.amounts import Object
+
+UNSCHEDULABLE_LIMIT_S = 300.0  # after this long a pod is tried again whatever happened
+
+
+@dataclass(slots=True)
+class Waiting:
+    """One pod in the queue. `attempts` were made; `since` is when it entered the place where it is.
+
+    `any_event` wakes it, because an extender said no and only it knows what would help.
+    """
+
+    pod: Object
+    added_at: float
+    since: float
+    attempts: int = 0
+    round_started: int = 0
+    any_event: bool = False
+
+    @property
+    def uid(self) -> str:
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def order(self) -> tuple[int, float]:
+        return (-(self.pod["spec"].get("priority") or 0), self.added_at)
+
+
+class SchedulingQueue:
+    """Three places; a pod is in exactly one of them, or in flight."""
+
+    def __init__(self, initial_backoff_s: float = 1.0, max_backoff_s: float = 10.0) -> None:
+        self._initial_backoff_s = initial_backoff_s
+        self._max_backoff_s = max_backoff_s
+        self.active: dict[str, Waiting] = {}
+        self.backoff: dict[str, Waiting] = {}
+        self.unschedulable: dict[str, Waiting] = {}
+        self.in_flight: dict[str, Waiting] = {}
+        self._events = 0
+
+    def __contains__(self, uid: str) -> bool:
+        return any(uid in place for place in self._places())
+
+    def add(self, pod: Object, now: float) -> None:
+        """A pod without a node appeared; one that is here already is updated."""
+        uid = pod["metadata"]["uid"]
+        if uid in self:
+            self.update(pod, now)
+        else:
+            self.active[uid] = Waiting(pod, added_at=now, since=now)
+
+    def update(self, pod: Object, now: float) -> None:
+        """The pod changed: a change of its spec may make it fit."""
+        uid = pod["metadata"]["uid"]
+        for place in self._places():
+            waiting = place.get(uid)
+            if waiting is None:
+                continue
+            spec_changed = waiting.pod["spec"] != pod["spec"]
+            waiting.pod = pod
+            if place is self.unschedulable and spec_changed:
+                self._release(uid, now)
+
+    def remove(self, uid: str) -> None:
+        for place in self._places():
+            place.pop(uid, None)
+
+    def pop(self, now: float) -> Waiting | None:
+        """The next pod to try, highest priority and longest waiting first; None when there is none now."""
+        self._flush(now)
+        if not self.active:
+            return None
+        waiting = min(self.active.values(), key=lambda one: one.order)
+        del self.active[waiting.uid]
+        waiting.attempts += 1
+        waiting.round_started = self._events
+        self.in_flight[waiting.uid] = waiting
+        return waiting
+
+    def done(self, uid: str) -> None:
+        """The attempt succeeded."""
+        self.in_flight.pop(uid, None)
+
+    def requeue(self, waiting: Waiting, now: float, *, unschedulable: bool) -> None:
+        """The attempt failed: for want of room (`unschedulable`), or by an error, which is tried again."""
+        if self.in_flight.pop(waiting.uid, None) is None:
+            return  # deleted meanwhile
+        waiting.since = now
+        missed = waiting.round_started != self._events
+        place = self.unschedulable if unschedulable and not missed else self.backoff
+        place[waiting.uid] = waiting
+
+    def wake(self, now: float, *, makes_room: bool = True) -> None:
+        """Something happened in the cluster; where it cannot make room only extenders may know better."""
+        self._events += makes_room
+        for uid, waiting in list(self.unschedulable.items()):
+            if makes_room or waiting.any_event:
+                self._release(uid, now)
+
+    def next_due(self, now: float) -> float | None:
+        """When `pop` may give a pod without any further event; None when never."""
+        if self.active:
+            return now
+        times = [self._backoff_end(one) for one in self.backoff.values()]
+        times += [one.since + UNSCHEDULABLE_LIMIT_S for one in self.unschedulable.values()]
+        return min(times, default=None)
+
+    def _places(self) -> tuple[dict[str, Waiting], ...]:
+        return (self.active, self.backoff, self.unschedulable, self.in_flight)
+
+    def _release(self, uid: str, now: float) -> None:
+        waiting = self.unschedulable.pop(uid)
+        place = self.backoff if self._backoff_end(waiting) > now else self.active
+        place[uid] = waiting
+
+    def _backoff_end(self, waiting: Waiting) -> float:
+        doubled = self._initial_backoff_s * 2.0 ** (waiting.attempts - 1)
+        return waiting.since + min(doubled, self._max_backoff_s)
+
+    def _flush(self, now: float) -> None:
+        for uid, waiting in list(self.backoff.items()):
+            if self._backoff_end(waiting) <= now:
+                self.active[uid] = self.backoff.pop(uid)
+        for uid, waiting in list(self.unschedulable.items()):
+            if waiting.since + UNSCHEDULABLE_LIMIT_S <= now:
+                self._release(uid, now)

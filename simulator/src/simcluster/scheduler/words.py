@@ -1,0 +1,37 @@
+"""The sentence of a FailedScheduling event, as kube-scheduler 1.36 writes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from simcluster.scheduler.filters import Failure
+
+NO_HELP = "Preemption is not helpful for scheduling"
+NO_VICTIMS = "No preemption victims found for incoming pod"
+
+
+def fit_error(nodes: int, failures: Mapping[str, Failure]) -> str:
+    """`nodes` is how many there are; `failures` why each of them does not do, by node name."""
+    if nodes == 0:
+        return "no nodes available to schedule pods"
+    reasons = Counter(reason for failure in failures.values() for reason in failure.reasons)
+    head = _available(nodes, _histogram(reasons))
+    return (
+        f"{head} no new claims to deallocate, preemption: {_available(nodes, _preemption(nodes, failures))}"
+    )
+
+
+def _preemption(nodes: int, failures: Mapping[str, Failure]) -> list[str]:
+    """A node that nobody named is taken as one where evicting pods cannot help."""
+    candidates = sum(not failure.unresolvable for failure in failures.values())
+    return _histogram(Counter({NO_VICTIMS: candidates, NO_HELP: nodes - candidates}))
+
+
+def _histogram(counts: Mapping[str, int]) -> list[str]:
+    return sorted(f"{count} {reason}" for reason, count in counts.items() if count)
+
+
+def _available(nodes: int, parts: Iterable[str]) -> str:
+    listed = ", ".join(parts)
+    return f"0/{nodes} nodes are available: {listed}." if listed else f"0/{nodes} nodes are available:"

@@ -1,8 +1,0 @@
-"""The stories that the demo plays, each after a published document."""
-
-from __future__ import annotations
-
-from gpuslice.apps.dev.steps import Story
-from gpuslice.apps.dev.stories import cgpu, notebooks, pools
-
-STORIES: dict[str, Story] = {one.name: one for one in (cgpu.STORY, pools.STORY, notebooks.STORY)}
