@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -64,6 +65,32 @@ async def test_who_asks_for_openmetrics_gets_it(coding: str) -> None:
         assert answer.headers["Vary"] == "Accept, Accept-Encoding"
         assert answer.headers.get("Content-Encoding", "identity") == coding
         assert (await answer.text()).endswith("gauge\nup 1\n# EOF\n")
+
+
+async def test_a_server_that_is_cancelled_ends_although_an_answer_never_comes() -> None:
+    asked = asyncio.Event()
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def never(_: Request) -> Answer:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody ends this")
+
+    async def serve() -> None:
+        async with serving(app_of(get("/never", never)), Listen(0, "127.0.0.1", drain_s=0.1)) as listening:
+            port.set_result(listening)
+            await asyncio.Event().wait()
+
+    server = asyncio.create_task(serve())
+    reader, writer = await asyncio.open_connection("127.0.0.1", await port)
+    writer.write(b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asked.wait()
+    server.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await server
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> None:

@@ -212,16 +212,27 @@ def test_a_picture_that_cannot_be_written_does_not_take_the_answer_with_it(trace
     assert "opportunity-cost" in told.stdout
 
 
-def test_a_full_disk_is_told_of() -> None:
+@pytest.mark.parametrize("words", ["version", "--help", "completion bash", "explain --help"])
+def test_a_full_disk_is_told_of(words: str) -> None:
     with Path("/dev/full").open("w") as full:
         told = subprocess.run(
-            [sys.executable, "-c", PROGRAM, "version"],
+            [sys.executable, "-c", PROGRAM, *words.split()],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
     assert_said(told, 1, "Error: the output cannot be written: No space left on device")
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as closed:
+        told = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "version"], stdout=closed, stderr=subprocess.PIPE, check=False
+        )
+    assert (told.returncode, told.stderr) == (1, b"")
 
 
 def test_a_terminal_without_the_characters_gets_others() -> None:

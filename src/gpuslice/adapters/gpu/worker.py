@@ -36,10 +36,8 @@ class BlockingWorker:
             raise GpuUnavailableError(f"{self._name}: a call has not come back for {waited_s:.0f} s")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
-        came_back = asyncio.Event()
 
         def settle(result: Any, error: Exception | None) -> None:
-            came_back.set()
             self._stuck_since = None
             if not answer.done():
                 answer.set_exception(error) if error is not None else answer.set_result(result)
@@ -51,14 +49,15 @@ class BlockingWorker:
         self._start()
         self._calls.put((function, done))
         try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            if not answer.cancelled():  # it came while the loop stood still, or is an error of that kind
+            await asyncio.wait(
+                {answer}, timeout=timeout_s
+            )  # before Python 3.11.3 `timeout` fails in clean-up
+            if answer.done():
                 return answer.result()
-            if not came_back.is_set():  # it may have, since its time was up
-                self._stuck_since = time.monotonic()
-            raise GpuUnavailableError(f"{self._name}: no answer within {timeout_s:g} s") from None
+            self._stuck_since = time.monotonic()
+            raise GpuUnavailableError(f"{self._name}: no answer within {timeout_s:g} s")
+        finally:
+            answer.cancel()
 
     def _start(self) -> None:
         if self._thread is None:

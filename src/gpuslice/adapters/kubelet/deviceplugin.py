@@ -124,8 +124,8 @@ class PluginServer:
             if _identity(path) == identity:
                 path.unlink(missing_ok=True)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience.finish_s):
-                    await self._watched.idle.wait()
+                # before Python 3.11.3 `timeout` does not raise TimeoutError in a task that has been cancelled
+                await asyncio.wait_for(self._watched.idle.wait(), self._patience.finish_s)
             server.close()
             await server.wait_closed()
 

@@ -79,19 +79,19 @@ class Clients:
         for connection in list(self.connections):
             connection.end_when_idle()
         try:
-            async with asyncio.timeout(timeout_s):
-                while self.connections or self.answering:
-                    self.changed.clear()
-                    await self.changed.wait()
+            # before Python 3.11.3 `timeout` does not raise TimeoutError in a task that has been cancelled
+            await asyncio.wait_for(self._all_gone(), timeout_s)
         except TimeoutError:
-            await self._cut_off()
+            for task in self.answering:
+                task.cancel()
+            for connection in list(self.connections):
+                connection.abort()
+            await asyncio.gather(*self.answering, return_exceptions=True)
 
-    async def _cut_off(self) -> None:
-        for task in self.answering:
-            task.cancel()
-        for connection in list(self.connections):
-            connection.abort()
-        await asyncio.gather(*self.answering, return_exceptions=True)
+    async def _all_gone(self) -> None:
+        while self.connections or self.answering:
+            self.changed.clear()
+            await self.changed.wait()
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -159,6 +160,8 @@ def run(
             help_option_names=["-h", "--help"],
             standalone_mode=False,  # else an interrupt would be "Aborted!" and 1
         )
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -172,13 +175,23 @@ def run(
             raise
         _end(f"{failed}{_first(ours)}")
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        if error.errno not in (*_FULL, errno.EPIPE) or error.filename is not None:
             raise
+        _drop_output()
+        if error.errno == errno.EPIPE:  # who read has read enough
+            sys.exit(1)
         _end(f"{failed}the output cannot be written: {words_of(error)}")
     sys.exit(code if isinstance(code, int) else 0)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+def _drop_output() -> None:
+    """What could not be written Python would try again at its end, with a report and code 120."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _print_anywhere() -> None:
