@@ -118,6 +118,10 @@ class DriverProcess:
         assert reply.result == 0, f"{name}{arguments} answered {reply.result}"
         return reply
 
+    def in_thread(self, name: str, *arguments: Any) -> Reply:
+        """The call in a new thread, in this one's context."""
+        return Reply(self.ask({"in_thread": name, "arguments": arguments}))
+
     def start(self, device: int = 0) -> Self:
         """cuInit and the device's primary context, current."""
         self.cu("cuInit", 0)

@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 libraries: dict[str, ctypes.CDLL] = {}
@@ -55,6 +57,23 @@ def in_child(request: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def in_thread(request: dict[str, Any]) -> dict[str, Any]:
+    """Makes the call in a thread of its own that has this thread's context current and ends afterwards."""
+    cu = library_of("cu")
+    context = ctypes.c_void_p()
+    cu.cuCtxGetCurrent(ctypes.byref(context))
+    found: list[dict[str, Any]] = []
+
+    def work() -> None:
+        cu.cuCtxSetCurrent(context)
+        found.append(call(request["in_thread"], request["arguments"]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 class IpcHandle(ctypes.Structure):
     """Passed by value."""
 
@@ -79,21 +98,30 @@ def import_file(path: str, kind: str) -> dict[str, Any]:
     return {"result": result, "handle": handle.value}
 
 
+def start_again(_: dict[str, Any]) -> dict[str, Any]:
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+
+
+def address_of(request: dict[str, Any]) -> dict[str, Any]:
+    function = getattr(library_of(request["address"]), request["address"])
+    return {"address": ctypes.cast(function, ctypes.c_void_p).value}
+
+
+REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "call": lambda request: call(request["call"], request["arguments"]),
+    "exec": start_again,
+    "in_child": in_child,
+    "in_thread": in_thread,
+    "ipc": lambda request: open_ipc(bytes.fromhex(request["ipc"])),
+    "import": lambda request: import_file(request["import"], request.get("as", "memory")),
+    "address": address_of,
+    "has": lambda request: {"has": hasattr(library_of(request["has"]), request["has"])},
+}
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    if "exec" in request:
-        os.execv(sys.executable, [sys.executable, __file__, "again"])
-    if "in_child" in request:
-        return in_child(request)
-    if "ipc" in request:
-        return open_ipc(bytes.fromhex(request["ipc"]))
-    if "import" in request:
-        return import_file(request["import"], request.get("as", "memory"))
-    if "address" in request:
-        function = getattr(library_of(request["address"]), request["address"])
-        return {"address": ctypes.cast(function, ctypes.c_void_p).value}
-    if "has" in request:
-        return {"has": hasattr(library_of(request["has"]), request["has"])}
-    return call(request["call"], request["arguments"])
+    kind = next(key for key in request if key in REQUESTS)
+    return REQUESTS[kind](request)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ STRUCTURES = {
     "sim_event": gpu_layout.Event,
     "sim_ghost": gpu_layout.Ghost,
     "sim_sample": gpu_layout.Sample,
+    "sim_queue": gpu_layout.Queue,
+    "sim_item": gpu_layout.Item,
 }
 
 

@@ -11,12 +11,12 @@ static CUresult add(struct stream *stream, int type, struct node **made)
     return CUDA_SUCCESS;
 }
 
-CUresult capture_kernel(struct stream *stream, const struct function *function, uint64_t duration_ns)
+CUresult capture_kernel(struct stream *stream, uint64_t duration_ns, uint32_t width)
 {
     struct node *node;
-    (void)function;
     TRY(add(stream, NODE_KERNEL, &node));
     node->duration_ns = duration_ns;
+    node->width = width;
     return CUDA_SUCCESS;
 }
 

@@ -48,8 +48,11 @@ CUresult context_activate(struct context *context, uint64_t bytes)
     if (!context->object.record)
         return CUDA_ERROR_OUT_OF_MEMORY;
     memcpy(context->limits, default_limits, sizeof default_limits);
+    context->blocking_streams = 0;
     context->legacy_stream = stream_new(context, 0, 0);
-    context->per_thread_stream = stream_new(context, 0, 0);
+    if (!context->legacy_stream)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    context->legacy_stream->legacy = true;
     context->active = true;
     return CUDA_SUCCESS;
 }

@@ -38,6 +38,16 @@ static CUresult move_on(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream
     return captured ? CUDA_SUCCESS : move(to, from, bytes);
 }
 
+/* A copy between host and card returns when it is done, so after all that its stream had to do before. */
+static CUresult move_after(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream handle)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    if (!stream->capturing)
+        stream_wait(stream);
+    return move(to, from, bytes);
+}
+
 /* The card that NVML counts traffic of: of a MIG device, the whole one. */
 static struct sim_card *counted_card(const struct context *context)
 {
@@ -72,8 +82,11 @@ static void between(CUcontext to, CUcontext from, size_t bytes)
 
 /* Four forms of each: at once and on a stream, each with a per-thread twin. */
 #define COPY(name, version, to_type, from_type, to, from)                                                              \
-    EXPORT CUresult name##version(to_type t, from_type f, size_t n) { return move(to, from, n); }                      \
-    EXPORT CUresult name##version##_ptds(to_type t, from_type f, size_t n) { return move(to, from, n); }               \
+    EXPORT CUresult name##version(to_type t, from_type f, size_t n) { return move_after(to, from, n, NULL); }          \
+    EXPORT CUresult name##version##_ptds(to_type t, from_type f, size_t n)                                             \
+    {                                                                                                                  \
+        return move_after(to, from, n, CU_STREAM_PER_THREAD);                                                          \
+    }                                                                                                                  \
     EXPORT CUresult name##Async##version(to_type t, from_type f, size_t n, CUstream s)                                 \
     {                                                                                                                  \
         return move_on(to, from, n, s);                                                                                \

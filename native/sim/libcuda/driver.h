@@ -58,7 +58,8 @@ struct context {
     uint32_t limit_record; /* what its own record is to it, for heaps grown by cuCtxSetLimit */
     uint64_t id;
     uint64_t limits[LIMITS];
-    struct stream *legacy_stream, *per_thread_stream;
+    struct stream *legacy_stream;
+    unsigned blocking_streams; /* made, ever: those that wait for the legacy stream, and it for them */
     int cache_config, shared_config;
 };
 
@@ -67,8 +68,9 @@ struct stream {
     struct device *device;
     unsigned flags;
     int priority;
-    uint64_t mark;      /* behind the last work on it */
-    uint64_t last_task; /* the last host function on it */
+    bool legacy, per_thread;
+    uint64_t mark; /* the last work on it */
+    uint64_t awaited_legacy, awaited_by_legacy; /* the marks at which this stream and the legacy one last met */
     uint64_t id;
     struct graph *capturing;
     struct node *captured_last; /* what the next captured node depends on */
@@ -127,17 +129,20 @@ void modules_unload(const struct context *context); /* what a context that ends 
 /* Streams. NULL, 1 and 2 stand for the current context's own streams. */
 CUresult stream_of(CUstream handle, struct stream **stream);
 struct stream *stream_new(struct context *context, unsigned flags, int priority);
+void stream_work(struct stream *stream, uint64_t duration_ns, uint32_t width); /* of SIM_WHOLE_CARD */
+void stream_await(struct stream *stream, uint64_t mark);
+uint64_t stream_mark(struct stream *stream); /* behind all that was given to it until now */
+uint64_t stream_hold(struct stream *stream); /* what follows waits until the mark is let go; 0 on failure */
 void stream_wait(struct stream *stream);
 void device_wait(struct device *device);
+uint32_t grid_width(const struct device *device, uint64_t blocks, uint64_t threads); /* how much of the card it fills */
 #define PER_THREAD(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
 
 /* Host functions run on a thread of their own when the work before them is finished. */
-uint64_t task_add(uint32_t card, uint64_t mark, CUhostFn function, void *user_data); /* its number, 0 on failure */
-void task_wait(uint64_t number);
-bool task_done(uint64_t number);
+CUresult task_add(struct stream *stream, CUhostFn function, void *user_data);
 
 /* What captured streams record (graph.c). */
-CUresult capture_kernel(struct stream *stream, const struct function *function, uint64_t duration_ns);
+CUresult capture_kernel(struct stream *stream, uint64_t duration_ns, uint32_t width);
 CUresult capture_simple(struct stream *stream, int node_type);
 CUresult capture_host(struct stream *stream, CUhostFn function, void *user_data);
 CUresult capture_allocate(struct stream *stream, size_t bytes, CUdeviceptr *address);

@@ -1,4 +1,4 @@
-/* Events: marks in a process's work, with the moment at which they were passed. */
+/* Events: marks in a stream's work, with the moment at which they were passed. */
 #include <string.h>
 
 #include "driver.h"
@@ -11,7 +11,7 @@ struct event {
     struct device *device;
     unsigned flags;
     bool recorded;
-    uint64_t mark, ticket, time_ns, task;
+    uint64_t mark, time_ns;
     struct graph *capturing;
     struct node *captured_last;
 };
@@ -64,9 +64,8 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned fla
         return CUDA_SUCCESS;
     event->device = stream->device;
     event->recorded = true;
-    event->task = stream->last_task;
-    event->ticket = sim_engine_ticket(stream->device->card, &event->mark);
-    event->time_ns = event->ticket ? 0 : sim_monotonic_ns();
+    event->mark = stream_mark(stream);
+    event->time_ns = sim_engine_reached(event->mark) ? sim_monotonic_ns() : 0;
     return CUDA_SUCCESS;
 }
 
@@ -86,8 +85,7 @@ EXPORT CUresult cuEventQuery(CUevent handle)
     if (!event->recorded)
         return CUDA_SUCCESS;
     TRY(device_fault(event->device));
-    bool reached = sim_engine_reached(event->device->card, event->mark) && task_done(event->task);
-    return reached ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return sim_engine_reached(event->mark) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuEventSynchronize(CUevent handle)
@@ -96,8 +94,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
     TRY(event_of(handle, &event));
     if (!event->recorded)
         return CUDA_SUCCESS;
-    sim_engine_wait(event->device->card, event->mark);
-    task_wait(event->task);
+    sim_engine_wait(event->mark);
     pools_settle(event->device);
     return device_fault(event->device);
 }
@@ -106,7 +103,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
 static uint64_t time_of(struct event *event)
 {
     if (!event->time_ns)
-        event->time_ns = sim_engine_ticket_time(event->device->card, event->ticket);
+        event->time_ns = sim_engine_time(event->mark);
     if (!event->time_ns)
         event->time_ns = sim_monotonic_ns();
     return event->time_ns;
@@ -132,7 +129,7 @@ EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent from, CUevent
     return cuEventElapsedTime(milliseconds, from, to);
 }
 
-/* All work of a process is in order already; a captured event draws the waiting stream into the capture. */
+/* A captured event draws the waiting stream into the capture. */
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent on, unsigned flags)
 {
     struct event *event;
@@ -145,8 +142,8 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent on, unsigned flags)
         stream->capturing = event->capturing;
         stream->captured_last = event->captured_last;
     }
-    if (stream->mark < event->mark && stream->device == event->device)
-        stream->mark = event->mark;
+    if (!stream->capturing)
+        stream_await(stream, event->mark);
     return CUDA_SUCCESS;
 }
 

@@ -99,7 +99,15 @@ EXPORT CUresult cuGraphDestroy(CUgraph graph)
 
 #define AFTER CUgraphNode *made, CUgraph graph, CUgraphNode const *after, size_t count
 
-static CUresult add_kernel(AFTER, CUfunction function, void **parameters, void **extra)
+void node_set_kernel(struct node *node, const struct device *device, const struct function *function,
+                     const CUDA_KERNEL_NODE_PARAMS *kernel)
+{
+    node->duration_ns = kernel_duration(device, function, kernel->parameters, kernel->extra);
+    node->width = grid_width(device, (uint64_t)kernel->grid_x * kernel->grid_y * kernel->grid_z,
+                             (uint64_t)kernel->block_x * kernel->block_y * kernel->block_z);
+}
+
+static CUresult add_kernel(AFTER, const CUDA_KERNEL_NODE_PARAMS *kernel, CUfunction function)
 {
     struct context *context;
     TRY(context_current(&context));
@@ -107,7 +115,7 @@ static CUresult add_kernel(AFTER, CUfunction function, void **parameters, void *
         return CUDA_ERROR_INVALID_VALUE;
     TRY(module_load(function->module, context->device));
     TRY(node_new(graph, NODE_KERNEL, after, count, made));
-    (*made)->duration_ns = kernel_duration(context->device, function, parameters, extra);
+    node_set_kernel(*made, context->device, function, kernel);
     return CUDA_SUCCESS;
 }
 
@@ -115,15 +123,14 @@ EXPORT CUresult cuGraphAddKernelNode_v2(AFTER, const CUDA_KERNEL_NODE_PARAMS *ke
 {
     if (!kernel || !made)
         return CUDA_ERROR_INVALID_VALUE;
-    return add_kernel(made, graph, after, count, kernel->function ? kernel->function : kernel->kernel,
-                      kernel->parameters, kernel->extra);
+    return add_kernel(made, graph, after, count, kernel, kernel->function ? kernel->function : kernel->kernel);
 }
 
 EXPORT CUresult cuGraphAddKernelNode(AFTER, const CUDA_KERNEL_NODE_PARAMS *kernel)
 {
     if (!kernel || !made)
         return CUDA_ERROR_INVALID_VALUE;
-    return add_kernel(made, graph, after, count, kernel->function, kernel->parameters, kernel->extra);
+    return add_kernel(made, graph, after, count, kernel, kernel->function);
 }
 
 static CUresult add_alloc(AFTER, size_t bytes, int location, CUdeviceptr *address)

@@ -17,6 +17,7 @@ struct node {
     size_t after_count;
     struct node *before, *next; /* in the order of adding */
     uint64_t duration_ns;
+    uint32_t width; /* of the card, of SIM_WHOLE_CARD */
     uint64_t address;
     CUDA_HOST_NODE_PARAMS host;
     struct graph *child;
@@ -32,6 +33,8 @@ struct graph {
 
 CUresult graph_of(CUgraph handle);
 CUresult node_new(struct graph *graph, int type, CUgraphNode const *after, size_t count, struct node **made);
+void node_set_kernel(struct node *node, const struct device *device, const struct function *function,
+                     const CUDA_KERNEL_NODE_PARAMS *kernel);
 bool graph_memory_live(struct allocation *allocation); /* under memory_lock: gives a node's addresses memory */
 CUresult cuGraphCreate(CUgraph *made, unsigned flags);
 CUresult cuGraphDestroy(CUgraph graph);

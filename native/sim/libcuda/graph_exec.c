@@ -62,7 +62,7 @@ EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
     return --graph->users == 0 && graph->abandoned ? cuGraphDestroy(graph) : CUDA_SUCCESS;
 }
 
-static CUresult run(struct graph *graph, struct stream *stream, bool free_first, uint64_t *duration_ns);
+static CUresult run(struct graph *graph, struct stream *stream, bool free_first);
 
 static CUresult run_memory(const struct node *node, bool free_first)
 {
@@ -80,40 +80,34 @@ static CUresult run_memory(const struct node *node, bool free_first)
     return result;
 }
 
-static CUresult run_node(const struct node *node, struct stream *stream, bool free_first, uint64_t *duration_ns)
+static CUresult run_node(const struct node *node, struct stream *stream, bool free_first)
 {
     switch (node->type) {
-    case NODE_KERNEL: *duration_ns += node->duration_ns; return CUDA_SUCCESS;
-    case NODE_GRAPH: return run(node->child, stream, free_first, duration_ns);
+    case NODE_KERNEL: stream_work(stream, node->duration_ns, node->width); return CUDA_SUCCESS;
+    case NODE_GRAPH: return run(node->child, stream, free_first);
     case NODE_MEM_ALLOC:
     case NODE_MEM_FREE: return run_memory(node, free_first);
-    case NODE_HOST:
-        __atomic_store_n(&stream->last_task, task_add(stream->device->card, stream->mark, node->host.function,
-                                                      node->host.user_data), __ATOMIC_RELAXED);
-        return CUDA_SUCCESS;
+    case NODE_HOST: return task_add(stream, node->host.function, node->host.user_data);
     default: return CUDA_SUCCESS;
     }
 }
 
 /* Nodes run in the order in which they were added, which is one of those that their dependencies allow. */
-static CUresult run(struct graph *graph, struct stream *stream, bool free_first, uint64_t *duration_ns)
+static CUresult run(struct graph *graph, struct stream *stream, bool free_first)
 {
     for (const struct node *node = graph->first; node; node = node->next)
-        TRY(run_node(node, stream, free_first, duration_ns));
+        TRY(run_node(node, stream, free_first));
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream handle)
 {
     struct stream *stream;
-    uint64_t duration_ns = 0;
     TRY(stream_of(handle, &stream));
     if (!object_is(exec, OBJECT_GRAPH_EXEC))
         return CUDA_ERROR_INVALID_VALUE;
-    TRY(run(exec->graph, stream, exec->free_on_launch, &duration_ns));
+    TRY(run(exec->graph, stream, exec->free_on_launch));
     sim_count_launch(SIM_LAUNCH_GRAPH);
-    if (duration_ns)
-        stream->mark = sim_engine_enqueue(stream->device->card, duration_ns);
     return CUDA_SUCCESS;
 }
 
@@ -158,13 +152,13 @@ EXPORT CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *
     return update(exec, graph);
 }
 
-static CUresult set_kernel(struct node *node, CUfunction function, void **parameters, void **extra)
+static CUresult set_kernel(struct node *node, CUfunction function, const CUDA_KERNEL_NODE_PARAMS *kernel)
 {
     struct context *context;
     TRY(context_current(&context));
     if (!object_is(node, OBJECT_NODE) || node->type != NODE_KERNEL || !object_is(function, OBJECT_FUNCTION))
         return CUDA_ERROR_INVALID_VALUE;
-    node->duration_ns = kernel_duration(context->device, function, parameters, extra);
+    node_set_kernel(node, context->device, function, kernel);
     return CUDA_SUCCESS;
 }
 
@@ -172,12 +166,12 @@ EXPORT CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNE
 {
     if (!kernel)
         return CUDA_ERROR_INVALID_VALUE;
-    return set_kernel(node, kernel->function ? kernel->function : kernel->kernel, kernel->parameters, kernel->extra);
+    return set_kernel(node, kernel->function ? kernel->function : kernel->kernel, kernel);
 }
 
 EXPORT CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *kernel)
 {
-    return kernel ? set_kernel(node, kernel->function, kernel->parameters, kernel->extra) : CUDA_ERROR_INVALID_VALUE;
+    return kernel ? set_kernel(node, kernel->function, kernel) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* An executable graph shares its nodes with the graph here, so this changes both. */

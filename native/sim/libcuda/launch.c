@@ -26,7 +26,18 @@ uint64_t kernel_duration(const struct device *device, const struct function *fun
     return function->duration_ns != SIM_ABSENT64 ? function->duration_ns : card_of(device)->kernel_ns;
 }
 
-static CUresult launch(CUfunction function, CUstream handle, void **parameters, void **extra)
+/* A multiprocessor takes 2,048 threads at a time (1,536 on some, which is near enough here) and 32 blocks. */
+uint32_t grid_width(const struct device *device, uint64_t blocks, uint64_t threads)
+{
+    if (!blocks || !threads || threads > 1024)
+        return SIM_WHOLE_CARD;
+    uint64_t at_once = 2048 / ((threads + 31) / 32 * 32);
+    uint64_t room = (at_once > 32 ? 32 : at_once) * card_of(device)->multiprocessor_count;
+    return blocks >= room ? SIM_WHOLE_CARD : (uint32_t)(blocks * SIM_WHOLE_CARD / room);
+}
+
+static CUresult launch(CUfunction function, CUstream handle, uint64_t blocks, uint64_t threads, void **parameters,
+                       void **extra)
 {
     struct stream *stream;
     TRY(stream_of(handle, &stream));
@@ -36,10 +47,9 @@ static CUresult launch(CUfunction function, CUstream handle, void **parameters, 
         TRY(module_load(function->module, stream->device));
     uint64_t duration_ns = kernel_duration(stream->device, function, parameters, extra);
     if (stream->capturing)
-        return capture_kernel(stream, function, duration_ns);
-    sim_count_launch(stream == stream->object.owner->per_thread_stream ? SIM_LAUNCH_PER_THREAD : SIM_LAUNCH_LEGACY);
-    if (duration_ns)
-        stream->mark = sim_engine_enqueue(stream->device->card, duration_ns);
+        return capture_kernel(stream, duration_ns, grid_width(stream->device, blocks, threads));
+    sim_count_launch(stream->per_thread ? SIM_LAUNCH_PER_THREAD : SIM_LAUNCH_LEGACY);
+    stream_work(stream, duration_ns, duration_ns ? grid_width(stream->device, blocks, threads) : 0);
     return CUDA_SUCCESS;
 }
 
@@ -55,7 +65,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, GEOMETRY, CUstream stream, v
     (void)shared;
     if (!fits(gx, gy, gz, bx, by, bz))
         return CUDA_ERROR_INVALID_VALUE;
-    return launch(function, stream, parameters, extra);
+    return launch(function, stream, (uint64_t)gx * gy * gz, (uint64_t)bx * by * bz, parameters, extra);
 }
 
 EXPORT CUresult cuLaunchKernel_ptsz(CUfunction function, GEOMETRY, CUstream stream, void **parameters, void **extra)
@@ -109,16 +119,18 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(struct launch_params *list,
 }
 
 /* The interface before CUDA 4: the block's shape and parameters are set on the function first. */
-EXPORT CUresult cuLaunch(CUfunction function) { return launch(function, NULL, NULL, NULL); }
-
-EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height)
-{
-    return width > 0 && height > 0 ? launch(function, NULL, NULL, NULL) : CUDA_ERROR_INVALID_VALUE;
-}
+EXPORT CUresult cuLaunch(CUfunction function) { return launch(function, NULL, 1, 1, NULL, NULL); }
 
 EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {
-    return width > 0 && height > 0 ? launch(function, stream, NULL, NULL) : CUDA_ERROR_INVALID_VALUE;
+    if (width <= 0 || height <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    return launch(function, stream, (uint64_t)width * (uint64_t)height, 1, NULL, NULL);
+}
+
+EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height)
+{
+    return cuLaunchGridAsync(function, width, height, NULL);
 }
 
 static CUresult function_known(CUfunction function)

@@ -1,5 +1,13 @@
-/* Streams. A process's work on a card is done in the order of its calls, so a stream is a mark in that order. */
+/* Streams. Each is a sequence of work; different ones run at the same time as far as the card has room (state/engine.c).
+ *
+ * The legacy stream waits for all blocking streams of its context and they for it (CUDA C++ Programming Guide, "Implicit
+ * Synchronization" and "Legacy default stream"); those made with CU_STREAM_NON_BLOCKING keep out of that.
+ */
+#include <stdlib.h>
+
 #include "driver.h"
+
+#define NON_BLOCKING 1u
 
 static uint64_t last_id;
 
@@ -7,7 +15,113 @@ struct stream *stream_new(struct context *context, unsigned flags, int priority)
 {
     const struct stream initial = {.device = context->device, .flags = flags, .priority = priority,
                                    .id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED)};
+    if (!(flags & NON_BLOCKING))
+        __atomic_add_fetch(&context->blocking_streams, 1, __ATOMIC_RELAXED);
     return object_new_as(OBJECT_STREAM, sizeof initial, context, &initial);
+}
+
+/* Each thread has one of its own in every context. */
+static struct stream *per_thread_stream(struct context *context)
+{
+    static _Thread_local struct stream *last SIM_NEAR;
+    static _Thread_local uint64_t id SIM_NEAR;
+    if (object_is(last, OBJECT_STREAM) && last->id == id && last->object.owner == context)
+        return last;
+    last = stream_new(context, 0, 0);
+    if (last) {
+        last->per_thread = true;
+        id = last->id;
+    }
+    return last;
+}
+
+/* How CUDA_DEVICE_MAX_CONNECTIONS spreads streams over a card's work queues: in turn. */
+static uint32_t connection_of(const struct stream *stream)
+{
+    static _Atomic unsigned connections;
+    if (!connections) {
+        const char *said = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+        long count = said ? strtol(said, NULL, 10) : 8;
+        connections = count < 1 ? 1 : count > (long)SIM_CONNECTIONS ? SIM_CONNECTIONS : (unsigned)count;
+    }
+    return (uint32_t)(stream->id % connections);
+}
+
+static void put_behind(struct stream *stream, uint64_t mark)
+{
+    if (mark)
+        __atomic_store_n(&stream->mark, mark, __ATOMIC_RELEASE);
+}
+
+void stream_await(struct stream *stream, uint64_t mark)
+{
+    if (!mark || mark == stream->mark)
+        return;
+    sim_engine_seal(mark);
+    put_behind(stream, sim_engine_await(stream->device->card, connection_of(stream), mark));
+}
+
+struct meeting {
+    const struct stream *legacy;
+    uint32_t count;
+    uint64_t marks[64];
+};
+
+static void collect(struct object *object, void *with)
+{
+    struct meeting *meeting = with;
+    struct stream *stream = (struct stream *)object;
+    uint64_t mark = __atomic_load_n(&stream->mark, __ATOMIC_ACQUIRE);
+    if (stream->legacy || stream->flags & NON_BLOCKING || object->owner != meeting->legacy->object.owner ||
+        mark == stream->awaited_by_legacy || meeting->count == sizeof meeting->marks / sizeof *meeting->marks)
+        return;
+    stream->awaited_by_legacy = mark;
+    meeting->marks[meeting->count++] = mark;
+}
+
+/* What implicit synchronisation puts before the next work of this stream. */
+static void meet(struct stream *stream)
+{
+    const struct context *context = stream->object.owner;
+    if (stream->flags & NON_BLOCKING || context->blocking_streams < 2)
+        return;
+    if (!stream->legacy) {
+        uint64_t mark = __atomic_load_n(&context->legacy_stream->mark, __ATOMIC_ACQUIRE);
+        if (mark != stream->awaited_legacy)
+            stream_await(stream, mark);
+        stream->awaited_legacy = mark;
+        return;
+    }
+    struct meeting meeting = {.legacy = stream};
+    do {
+        meeting.count = 0;
+        objects_each(OBJECT_STREAM, collect, &meeting);
+        for (uint32_t i = 0; i < meeting.count; i++)
+            stream_await(stream, meeting.marks[i]);
+    } while (meeting.count);
+}
+
+void stream_work(struct stream *stream, uint64_t duration_ns, uint32_t width)
+{
+    static _Atomic int launch_blocking = -1;
+    if (launch_blocking < 0) {
+        const char *said = getenv("CUDA_LAUNCH_BLOCKING");
+        launch_blocking = said && strtol(said, NULL, 10) != 0;
+    }
+    meet(stream);
+    if (duration_ns)
+        put_behind(stream, sim_engine_work(stream->device->card, connection_of(stream), (uint32_t)stream->id,
+                                           duration_ns, width));
+    if (launch_blocking)
+        sim_engine_wait(stream->mark);
+}
+
+uint64_t stream_mark(struct stream *stream)
+{
+    meet(stream);
+    uint64_t mark = __atomic_load_n(&stream->mark, __ATOMIC_ACQUIRE);
+    sim_engine_seal(mark);
+    return mark;
 }
 
 CUresult stream_of(CUstream handle, struct stream **stream)
@@ -17,7 +131,7 @@ CUresult stream_of(CUstream handle, struct stream **stream)
     if (!handle || handle == CU_STREAM_LEGACY)
         *stream = context->legacy_stream;
     else if (handle == CU_STREAM_PER_THREAD)
-        *stream = context->per_thread_stream;
+        *stream = per_thread_stream(context);
     else if (object_is(handle, OBJECT_STREAM))
         *stream = handle;
     else
@@ -27,31 +141,21 @@ CUresult stream_of(CUstream handle, struct stream **stream)
 
 void stream_wait(struct stream *stream)
 {
-    sim_engine_wait(stream->device->card, stream->mark);
-    task_wait(stream->last_task);
+    sim_engine_wait(stream_mark(stream));
     pools_settle(stream->device);
 }
 
-struct last_task {
-    const struct device *device;
-    uint64_t number;
-};
-
-static void find_last_task(struct object *object, void *with)
+uint64_t stream_hold(struct stream *stream)
 {
-    struct last_task *last = with;
-    const struct stream *stream = (struct stream *)object;
-    uint64_t number = __atomic_load_n(&stream->last_task, __ATOMIC_RELAXED);
-    if (stream->device == last->device && number > last->number)
-        last->number = number;
+    meet(stream);
+    uint64_t held = sim_engine_hold(stream->device->card, connection_of(stream));
+    put_behind(stream, held);
+    return held;
 }
 
 void device_wait(struct device *device)
 {
-    struct last_task last = {device, 0};
-    sim_engine_wait(device->card, sim_engine_mark(device->card));
-    objects_each(OBJECT_STREAM, find_last_task, &last);
-    task_wait(last.number); /* they run in order */
+    sim_engine_wait_for_card(device->card);
     pools_settle(device);
 }
 
@@ -96,8 +200,8 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
     TRY(stream_of(handle, &stream));
     if (stream->capturing)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    bool finished = sim_engine_reached(stream->device->card, stream->mark) && task_done(stream->last_task);
-    return finished ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    meet(stream);
+    return sim_engine_reached(stream->mark) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 EXPORT CUresult cuStreamQuery_ptsz(CUstream handle) { return cuStreamQuery(PER_THREAD(handle)); }
@@ -153,9 +257,7 @@ EXPORT CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *user_
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capturing)
         return capture_host(stream, function, user_data);
-    uint64_t task = task_add(stream->device->card, stream->mark, function, user_data);
-    __atomic_store_n(&stream->last_task, task, __ATOMIC_RELAXED);
-    return task ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return task_add(stream, function, user_data);
 }
 
 EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream handle, CUhostFn function, void *user_data)

@@ -1,51 +1,60 @@
-/* Host functions: one thread runs them in order, each when the work before it on the card is finished. */
+/* Host functions: a thread runs each when its turn in its stream has come; what follows there waits until it returned.
+ * One at a time, in no order between streams, as the manual of cuLaunchHostFunc allows. */
 #include <stdlib.h>
+#include <time.h>
 
 #include "driver.h"
 
+#define LOOK_NS 50000
+
 struct task {
-    uint32_t card;
-    uint64_t mark, number;
+    uint64_t held;
     CUhostFn function;
     void *user_data;
     struct task *next;
 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t added = PTHREAD_COND_INITIALIZER;
 static struct task *first, **last = &first;
-static uint64_t added, finished;
 static bool running;
+
+static struct task *take_ready(void)
+{
+    struct task **link = &first;
+    while (*link && !sim_engine_is_turn_of((*link)->held))
+        link = &(*link)->next;
+    struct task *task = *link;
+    if (!task)
+        return NULL;
+    *link = task->next;
+    if (last == &task->next)
+        last = link;
+    return task;
+}
 
 static struct task *wait_for_task(void)
 {
     pthread_mutex_lock(&mutex);
-    while (!first)
-        pthread_cond_wait(&changed, &mutex);
-    struct task *task = first;
-    pthread_mutex_unlock(&mutex);
-    return task;
-}
-
-static void finish(struct task *task)
-{
-    pthread_mutex_lock(&mutex);
-    first = task->next;
-    if (!first)
-        last = &first;
-    finished = task->number;
-    pthread_cond_broadcast(&changed);
-    pthread_mutex_unlock(&mutex);
-    free(task);
+    for (;;) {
+        while (!first)
+            pthread_cond_wait(&added, &mutex);
+        struct task *task = take_ready();
+        pthread_mutex_unlock(&mutex);
+        if (task)
+            return task;
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = LOOK_NS}, NULL);
+        pthread_mutex_lock(&mutex);
+    }
 }
 
 static void *run(void *unused)
 {
     for (;;) {
         struct task *task = wait_for_task();
-        sim_engine_wait(task->card, task->mark);
         task->function(task->user_data);
-        finish(task);
+        sim_engine_let_go(task->held);
+        free(task);
     }
     return unused;
 }
@@ -53,45 +62,28 @@ static void *run(void *unused)
 static bool start_running(void)
 {
     pthread_t thread;
+    pthread_mutex_lock(&mutex);
     if (!running)
         running = pthread_create(&thread, NULL, run, NULL) == 0 && pthread_detach(thread) == 0;
+    pthread_mutex_unlock(&mutex);
     return running;
 }
 
-uint64_t task_add(uint32_t card, uint64_t mark, CUhostFn function, void *user_data)
+CUresult task_add(struct stream *stream, CUhostFn function, void *user_data)
 {
     struct task *task = malloc(sizeof *task);
-    uint64_t number = 0;
     if (!task)
-        return 0;
-    pthread_mutex_lock(&mutex);
-    if (start_running()) {
-        number = ++added;
-        *task = (struct task){card, mark, number, function, user_data, NULL};
-        *last = task;
-        last = &task->next;
-        pthread_cond_broadcast(&changed);
-    }
-    pthread_mutex_unlock(&mutex);
-    if (!number)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t held = start_running() ? stream_hold(stream) : 0;
+    if (!held) {
         free(task);
-    return number;
-}
-
-bool task_done(uint64_t number)
-{
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *task = (struct task){held, function, user_data, NULL};
     pthread_mutex_lock(&mutex);
-    bool done = finished >= number;
+    *last = task;
+    last = &task->next;
+    pthread_cond_signal(&added);
     pthread_mutex_unlock(&mutex);
-    return done;
-}
-
-void task_wait(uint64_t number)
-{
-    if (!number)
-        return;
-    pthread_mutex_lock(&mutex);
-    while (finished < number)
-        pthread_cond_wait(&changed, &mutex);
-    pthread_mutex_unlock(&mutex);
+    return CUDA_SUCCESS;
 }

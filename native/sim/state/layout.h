@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 8u
+#define SIM_LAYOUT_VERSION 9u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -21,7 +21,10 @@
 #define SIM_GHOSTS 32u
 #define SIM_SAMPLES 32u
 #define SIM_SAMPLE_PROCESSES 30u
-#define SIM_MARKS 256u
+#define SIM_CONNECTIONS 32u
+#define SIM_QUEUES 4096u
+#define SIM_QUEUE_ITEMS 1024u
+#define SIM_WHOLE_CARD 1024u /* the width of work that fills a card */
 #define SIM_STRIPES 16u
 #define SIM_SAMPLE_PERIOD_NS UINT64_C(166666667) /* a sixth of a second, as the driver samples */
 #define SIM_ABSENT UINT32_MAX                     /* the card has no such gauge */
@@ -109,10 +112,25 @@ struct sim_card {
     struct sim_sample samples[SIM_SAMPLES];
 };
 
-/* A point in a process's queue whose moment is wanted: events. */
-struct sim_mark {
-    uint64_t mark;
-    uint64_t time_ns; /* monotonic, 0 until it is reached */
+/* A step of a queue: kernels of one stream, a wait for another queue's item, or a host function's turn. */
+struct sim_item {
+    double remaining_ns;  /* of its own time, with the card to itself */
+    uint64_t awaited;     /* a wait: the mark of the item that must be finished first */
+    uint64_t finished_ns; /* monotonic */
+    uint32_t stream;
+    uint16_t width; /* how much of the card it fills, of SIM_WHOLE_CARD */
+    uint8_t held;   /* a host function's turn: remaining_ns becomes 0 when it has returned */
+    uint8_t sealed; /* somebody asked when it ends: nothing more may join it */
+};
+
+/* What one connection of a process to a card was given, numbered from 1; the ring remembers ends for a while. */
+struct sim_queue {
+    uint32_t live;
+    uint32_t process;
+    uint32_t card;
+    uint32_t padding;
+    uint64_t made, finished;
+    struct sim_item items[SIM_QUEUE_ITEMS];
 };
 
 struct sim_launches {
@@ -128,11 +146,9 @@ struct sim_process {
     uint32_t context_count[SIM_CARDS];
     uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
     uint64_t used_bytes[SIM_CARDS][SIM_KINDS];
-    uint64_t backlog_ns[SIM_CARDS]; /* queued and not yet executed */
-    uint64_t done_ns[SIM_CARDS];    /* executed, ever */
-    uint64_t sample_ns[SIM_CARDS];  /* executed within the sample being gathered */
-    uint64_t marks_made[SIM_CARDS], marks_reached[SIM_CARDS];
-    struct sim_mark marks[SIM_CARDS][SIM_MARKS]; /* rings, in order of their marks */
+    double done_ns[SIM_CARDS];   /* time the card worked for it, ever: kernels that run side by side count once */
+    double sample_ns[SIM_CARDS]; /* of that, within the sample being gathered */
+    uint32_t queues[SIM_CARDS][SIM_CONNECTIONS]; /* 1 + index in the table of queues, 0 for none yet */
     struct sim_launches launches[SIM_STRIPES]; /* threads count apart; the sums are what happened */
 };
 
@@ -187,13 +203,14 @@ struct sim_state {
     uint32_t record_high;       /* records ever used: [1, record_high) */
     uint32_t record_free;       /* head of the free list, 0 for none */
     uint32_t ghost_high;        /* ghosts ever made: [0, ghost_high) */
-    uint32_t padding;
+    uint32_t queue_high;        /* queues ever used: [0, queue_high) */
     _Atomic uint64_t event_count;
     struct sim_event events[SIM_EVENTS];
     struct sim_ghost ghosts[SIM_GHOSTS];
     struct sim_card cards[SIM_CARDS];
     struct sim_process processes[SIM_PROCESSES];
     struct sim_record records[SIM_RECORDS];
+    struct sim_queue queues[SIM_QUEUES];
 };
 
 #endif

@@ -197,6 +197,7 @@ static void empty_slot(uint32_t slot)
     for (uint32_t record = 1; record < mapped->record_high; record++)
         if (mapped->records[record].live && mapped->records[record].process == slot)
             sim_release_locked(record);
+    sim_engine_forget(slot);
     atomic_store_explicit(&mapped->processes[slot].live, 0, memory_order_release);
     mapped->reaped++;
 }

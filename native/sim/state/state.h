@@ -51,16 +51,20 @@ bool sim_park(uint32_t process);
 bool sim_unpark(uint32_t process);
 void sim_recover(void); /* under the lock: every sum again from the records */
 
-/* Engine: under the lock where it says so. */
+/* Engine. A mark stands for a piece of work of this process; 0 for nothing, which is finished. */
 void sim_engine_advance(uint32_t card, uint64_t now_ns); /* under the lock */
-uint64_t sim_engine_enqueue(uint32_t card, uint64_t duration_ns); /* the mark that done_ns reaches when it is finished */
-bool sim_engine_reached(uint32_t card, uint64_t mark);
-void sim_engine_wait(uint32_t card, uint64_t mark);
-bool sim_engine_idle(uint32_t card);
-/* A ticket for the moment at which all that is queued now will be finished; 0 when it is finished already. */
-uint64_t sim_engine_ticket(uint32_t card, uint64_t *mark);
-uint64_t sim_engine_ticket_time(uint32_t card, uint64_t ticket); /* 0: not reached, or forgotten */
-uint64_t sim_engine_mark(uint32_t card); /* the mark behind all that is queued */
+void sim_engine_forget(uint32_t process);                /* under the lock: its queues end with it */
+/* `width` of SIM_WHOLE_CARD; streams with the same connection modulo SIM_CONNECTIONS wait for each other. */
+uint64_t sim_engine_work(uint32_t card, uint32_t connection, uint32_t stream, uint64_t duration_ns, uint32_t width);
+uint64_t sim_engine_await(uint32_t card, uint32_t connection, uint64_t awaited); /* 0 where it is finished already */
+uint64_t sim_engine_hold(uint32_t card, uint32_t connection); /* holds the queue up until it is let go */
+bool sim_engine_is_turn_of(uint64_t held);                    /* everything before it is finished */
+void sim_engine_let_go(uint64_t held);
+bool sim_engine_reached(uint64_t mark);
+void sim_engine_wait(uint64_t mark);
+void sim_engine_wait_for_card(uint32_t card);
+void sim_engine_seal(uint64_t mark);     /* its end will be asked for: work that follows does not count */
+uint64_t sim_engine_time(uint64_t mark); /* when it was finished; 0: not yet, or forgotten */
 
 /* Which cards this process sees, in order; indices into state->cards. */
 struct sim_view {

@@ -171,7 +171,7 @@ class Machine:
         """Device time that a process has used, on all cards; as of the last look that anybody took."""
         for process in self._state.processes[: self._state.process_high]:
             if process.live and process.pid == pid:
-                return sum(process.done_ns)
+                return int(sum(process.done_ns))
         return 0
 
     def _consistent_records(self) -> list[tuple[layout.Record, int]]:

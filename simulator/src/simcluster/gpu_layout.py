@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 8
+LAYOUT_VERSION: Final = 9
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -15,7 +15,9 @@ EVENTS: Final = 256
 GHOSTS: Final = 32
 SAMPLES: Final = 32
 SAMPLE_PROCESSES: Final = 30
-MARKS: Final = 256
+CONNECTIONS: Final = 32
+QUEUES: Final = 4096
+QUEUE_ITEMS: Final = 1024
 STRIPES: Final = 16
 SAMPLE_PERIOD_NS: Final = 166_666_667
 ABSENT: Final = 0xFFFFFFFF
@@ -85,8 +87,23 @@ class Card(ctypes.Structure):
     ]
 
 
-class Mark(ctypes.Structure):
-    _fields_ = [("mark", u64), ("time_ns", u64)]
+class Item(ctypes.Structure):
+    _fields_ = [
+        ("remaining_ns", ctypes.c_double),
+        *_fields(u64, "awaited finished_ns"),
+        ("stream", u32),
+        ("width", ctypes.c_uint16),
+        ("held", ctypes.c_uint8),
+        ("sealed", ctypes.c_uint8),
+    ]
+
+
+class Queue(ctypes.Structure):
+    _fields_ = [
+        *_fields(u32, "live process card padding"),
+        *_fields(u64, "made finished"),
+        ("items", Item * QUEUE_ITEMS),
+    ]
 
 
 class Launches(ctypes.Structure):
@@ -104,12 +121,9 @@ class Process(ctypes.Structure):
         ("context_count", u32 * CARDS),
         ("checkpoint", u32),
         ("used_bytes", (u64 * KIND_ROOM) * CARDS),
-        ("backlog_ns", u64 * CARDS),
-        ("done_ns", u64 * CARDS),
-        ("sample_ns", u64 * CARDS),
-        ("marks_made", u64 * CARDS),
-        ("marks_reached", u64 * CARDS),
-        ("marks", (Mark * MARKS) * CARDS),
+        ("done_ns", ctypes.c_double * CARDS),
+        ("sample_ns", ctypes.c_double * CARDS),
+        ("queues", (u32 * CONNECTIONS) * CARDS),
         ("launches", Launches * STRIPES),
     ]
 
@@ -151,11 +165,12 @@ class State(ctypes.Structure):
         ("nvml_version", char * 32),
         *_fields(u64, "created_ns granularity_bytes pool_chunk_bytes"),
         *_fields(u64, "lock sequence recoveries reaped"),
-        *_fields(u32, "record_high record_free ghost_high padding"),
+        *_fields(u32, "record_high record_free ghost_high queue_high"),
         ("event_count", u64),
         ("events", Event * EVENTS),
         ("ghosts", Ghost * GHOSTS),
         ("cards", Card * CARDS),
         ("processes", Process * PROCESSES),
         ("records", Record * RECORDS),
+        ("queues", Queue * QUEUES),
     ]
