@@ -1,4 +1,4 @@
-/* The shared memory in which all processes of one container keep their books.
+/* The shared memory in which all processes of one container keep their accounts.
  *
  * One file per container, mapped by each process that uses a card. src/gpuslice/adapters/region/layout.py mirrors
  * these structures; a test compares the two field by field, so a change here needs the same change there and a new
@@ -10,7 +10,7 @@
  *
  * The tenant can write here, so nobody outside may take these numbers for more than a display: the limit itself is
  * in the limits file, which the tenant cannot write. Each process also keeps to itself what it holds, and writes it
- * again where it finds the file damaged (src/attach.c).
+ * again where it finds the file damaged (src/accounts/attach.c).
  */
 #ifndef GPUSLICE_REGION_H
 #define GPUSLICE_REGION_H
@@ -35,7 +35,7 @@ struct gpuslice_card {
     _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
     _Atomic uint64_t orphaned_bytes; /* freed by their exporter while an importer may still hold them */
     _Atomic uint64_t context_bytes; /* what a context took when last measured */
-    /* Compute share: one controller for all processes of the container (src/share.c). */
+    /* Compute share: one controller for all processes of the container (src/policy/share.c). */
     _Atomic uint64_t asked_at_ns;  /* monotonic time of the last question to NVML */
     _Atomic uint64_t sampled_us;   /* NVML's time of the newest sample seen */
     _Atomic uint64_t unsettled_ns; /* sampled as ours, of work that no event has told of yet */

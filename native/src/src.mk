@@ -1,10 +1,13 @@
 # libgpuslice.so: what containers preload. No dependency but libc, and nothing of it that an old glibc or musl lacks.
-SLICE_SOURCES := arrays attach books contexts core driver elf entry graphs holders imports kernels launches limits memory modules os own \
-  physical pools readings samples share slots table throttle told
+# Layers, each of which includes only itself and those before it (tests/layers.py): the kernel and the loader, the way to the driver,
+# the container's accounts, policy (limits, shares, what the driver takes for itself), hooks, and the entry that leads to them.
+SLICE_LAYERS := system driver accounts policy hooks entry
+SLICE_SOURCES := $(patsubst src/%.c,%,$(wildcard $(SLICE_LAYERS:%=src/%/*.c)))
+SLICE_HEADERS := $(wildcard $(SLICE_LAYERS:%=src/%/*.h)) src/driver/hooks.def include/region.h
 SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 # On aarch64 gcc otherwise asks the processor once, through a function of libc's that not every musl has.
 NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /dev/null 2>&1 && echo -mno-outline-atomics)
-SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude $(NO_OUTLINE)
+SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE)
 SLICE_LDFLAGS := -shared -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 
 # gcc makes calls of libc's string functions out of loops; clang does not know the option, and does not with -fno-builtin.
@@ -20,9 +23,9 @@ $(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
 
 # In the way of every dlsym: a sanitizer's runtime, say, looks up its symbols before it is ready to watch anybody, and
 # stands in front of strcmp.
-$(BUILD)/obj/src/elf.o $(BUILD)/obj/src/entry.o: SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
+$(BUILD)/obj/src/system/elf.o $(BUILD)/obj/src/entry/symbol_lookup.o: SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
 
-$(BUILD)/obj/src/%.o: src/%.c src/src.mk $(wildcard src/*.h) src/hooks.def include/region.h
+$(BUILD)/obj/src/%.o: src/%.c src/src.mk $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(CFLAGS) $(SLICE_CFLAGS) -c -o $@ $<
 include tests/tests.mk

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../src/limits.h"
+#include "policy/limits.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
 

@@ -1,4 +1,4 @@
-/* Whatever stands in the region, and whatever is written over it meanwhile, the books neither crash nor grant a process
+/* Whatever stands in the region, and whatever is written over it meanwhile, the accounts neither crash nor grant a process
  * more than the limit by its own account. For libFuzzer, or, built with STANDALONE, a loop over random scripts:
  * fuzz_region ROUNDS SEED, or over the files it is given.
  *
@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../src/books.h"
+#include "accounts/accounts.h"
 
 #define LIMIT (UINT64_C(1) << 34)
 #define MOST_STEPS 200
@@ -18,7 +18,7 @@
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
 
 static char path[64];
-static struct gs_books books;
+static struct gs_accounts accounts;
 static uint64_t held[GPUSLICE_CARDS], exported[GPUSLICE_CARDS];
 
 struct script {
@@ -43,7 +43,7 @@ static void require(bool condition)
 
 static void write_at(uint64_t offset, const void *content, size_t bytes)
 {
-    unsigned char *region = (unsigned char *)gs_books_at(&books).region;
+    unsigned char *region = (unsigned char *)gs_accounts_at(&accounts).region;
     offset %= sizeof(struct gpuslice_region);
     bytes = bytes < sizeof(struct gpuslice_region) - offset ? bytes : sizeof(struct gpuslice_region) - offset;
     memcpy(region + offset, content, bytes);
@@ -72,23 +72,23 @@ static void fill(struct script *script)
 static void cut(struct script *script)
 {
     require(truncate(path, (off_t)(take(script, 3) % sizeof(struct gpuslice_region))) == 0);
-    atomic_store(&books.looked_ns, 0);
-    gs_books_look(&books);
+    atomic_store(&accounts.looked_ns, 0);
+    gs_accounts_look(&accounts);
 }
 
 static void replace(void)
 {
-    if (books.moves >= 32) /* each leaves a mapping behind */
+    if (accounts.moves >= 32) /* each leaves a mapping behind */
         return;
     unlink(path);
-    atomic_store(&books.looked_ns, 0);
-    gs_books_look(&books);
+    atomic_store(&accounts.looked_ns, 0);
+    gs_accounts_look(&accounts);
 }
 
 static void reserve(uint32_t card, uint64_t bytes)
 {
     uint64_t own = card < GPUSLICE_CARDS ? held[card] : 0;
-    if (!gs_books_reserve(&books, card, bytes, LIMIT))
+    if (!gs_accounts_reserve(&accounts, card, bytes, LIMIT))
         return;
     require(card < GPUSLICE_CARDS && own + bytes <= LIMIT);
     held[card] += bytes;
@@ -96,10 +96,10 @@ static void reserve(uint32_t card, uint64_t bytes)
 
 static void give_back(uint32_t card, uint64_t bytes)
 {
-    if (card >= GPUSLICE_CARDS || !gs_books_at(&books).slot)
+    if (card >= GPUSLICE_CARDS || !gs_accounts_at(&accounts).slot)
         return;
     bytes = held[card] ? bytes % (held[card] + 1) : 0;
-    gs_books_return(&books, card, bytes);
+    gs_accounts_return(&accounts, card, bytes);
     held[card] -= bytes;
 }
 
@@ -107,7 +107,7 @@ static void share(uint32_t card, uint64_t bytes)
 {
     if (card >= GPUSLICE_CARDS || exported[card] + bytes > held[card])
         return;
-    gs_books_exported(&books, card, bytes);
+    gs_accounts_exported(&accounts, card, bytes);
     exported[card] += bytes;
 }
 
@@ -115,14 +115,14 @@ static void unshare(uint32_t card)
 {
     if (card >= GPUSLICE_CARDS || !exported[card])
         return;
-    gs_books_return_exported(&books, card, exported[card]);
+    gs_accounts_return_exported(&accounts, card, exported[card]);
     held[card] -= exported[card];
     exported[card] = 0;
 }
 
 static void ask(uint32_t card)
 {
-    uint64_t used = gs_books_used(&books, card);
+    uint64_t used = gs_accounts_used(&accounts, card);
     require(card >= GPUSLICE_CARDS ? used == 0 : used >= held[card]);
 }
 
@@ -160,14 +160,14 @@ static void step(struct script *script)
         unshare(card);
         break;
     case 13:
-        gs_books_imported(&books, card, take(script, 1) % 2 ? 1 : -1);
+        gs_accounts_imported(&accounts, card, take(script, 1) % 2 ? 1 : -1);
         break;
     case 14:
-        gs_books_sweep(&books);
+        gs_accounts_sweep(&accounts);
         break;
     default:
         snprintf(uuid, sizeof uuid, "GPU-%u", card);
-        require(gs_books_card(&books, uuid) <= GPUSLICE_CARDS);
+        require(gs_accounts_card(&accounts, uuid) <= GPUSLICE_CARDS);
     }
 }
 
@@ -175,7 +175,7 @@ static void start(void)
 {
     snprintf(path, sizeof path, "/tmp/gpuslice-fuzz-%d", (int)getpid());
     unlink(path);
-    require(gs_books_open(&books, path));
+    require(gs_accounts_open(&accounts, path));
     memset(held, 0, sizeof held);
     memset(exported, 0, sizeof exported);
 }
@@ -185,11 +185,11 @@ static void end(void)
 {
     struct gpuslice_region *last = NULL;
     for (uint32_t i = 0; i < GS_ATTACHMENTS; i++)
-        if (books.attachments[i].region && books.attachments[i].region != last) {
-            last = books.attachments[i].region;
+        if (accounts.attachments[i].region && accounts.attachments[i].region != last) {
+            last = accounts.attachments[i].region;
             for (uint32_t later = i + 1; later < GS_ATTACHMENTS; later++)
-                if (books.attachments[later].region == last)
-                    books.attachments[later].region = NULL;
+                if (accounts.attachments[later].region == last)
+                    accounts.attachments[later].region = NULL;
             gs_unmap(last, sizeof *last);
         }
     unlink(path);
@@ -202,7 +202,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
     for (int steps = 0; script.at < script.end && steps < MOST_STEPS; steps++) {
         step(&script);
         for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
-            require(gs_books_mine(&books, card) == held[card]);
+            require(gs_accounts_mine(&accounts, card) == held[card]);
     }
     end();
     return 0;

@@ -2,11 +2,11 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "../src/driver_abi.h"
+#include "driver/driver_abi.h"
 
 #define HOOK(library, symbol, name, since, stream, parameters) __attribute__((weak)) int symbol parameters;
 #define BORROW(library, symbol, parameters) __attribute__((weak)) int symbol parameters;
-#include "../src/hooks.def"
+#include "driver/hooks.def"
 
 __attribute__((visibility("default"))) void *plug_function(const char *wanted)
 {
@@ -16,7 +16,7 @@ __attribute__((visibility("default"))) void *plug_function(const char *wanted)
     } functions[] = {
 #define HOOK(library, symbol, name, since, stream, parameters) {#symbol, (void *)symbol},
 #define BORROW(library, symbol, parameters) {#symbol, (void *)symbol},
-#include "../src/hooks.def"
+#include "driver/hooks.def"
     };
     for (unsigned i = 0; i < sizeof functions / sizeof *functions; i++)
         if (strcmp(functions[i].symbol, wanted) == 0)

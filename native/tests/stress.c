@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../src/books.h"
-#include "../src/table.h"
+#include "accounts/accounts.h"
+#include "system/table.h"
 
 #define LIMIT 1000u
 
@@ -21,7 +21,7 @@ struct shared {
 };
 
 static struct shared *shared;
-static struct gs_books books;
+static struct gs_accounts accounts;
 static struct gs_table table;
 static uint32_t card;
 static int rounds;
@@ -32,11 +32,11 @@ static void *play(void *argument)
     struct gs_entry entry;
     for (int i = 0; i < rounds; i++) {
         uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % 400;
-        if (!gs_books_reserve(&books, card, bytes, LIMIT)) {
+        if (!gs_accounts_reserve(&accounts, card, bytes, LIMIT)) {
             atomic_fetch_add(&shared->refused, 1);
             continue;
         }
-        /* Counted after the grant and before the return: never more than the books hold. */
+        /* Counted after the grant and before the return: never more than the accounts hold. */
         if (atomic_fetch_add(&shared->held, bytes) + bytes > LIMIT)
             atomic_fetch_add(&shared->overshot, 1);
         atomic_fetch_add(&shared->granted, 1);
@@ -45,7 +45,7 @@ static void *play(void *argument)
         if (!gs_table_take(&table, key, &entry) || entry.bytes != bytes)
             atomic_fetch_add(&shared->overshot, 1);
         atomic_fetch_sub(&shared->held, bytes);
-        gs_books_return(&books, card, bytes);
+        gs_accounts_return(&accounts, card, bytes);
     }
     return NULL;
 }
@@ -53,9 +53,9 @@ static void *play(void *argument)
 static void play_all(const char *path, int count)
 {
     pthread_t threads[64];
-    if (!gs_books_open(&books, path))
+    if (!gs_accounts_open(&accounts, path))
         exit(2);
-    card = gs_books_card(&books, "GPU-stress");
+    card = gs_accounts_card(&accounts, "GPU-stress");
     for (int i = 0; i < count; i++)
         pthread_create(&threads[i], NULL, play, (void *)(uintptr_t)(i + 1));
     for (int i = 0; i < count; i++)
@@ -76,11 +76,11 @@ int main(int count, char **arguments)
         }
     while (wait(&status) > 0)
         failed += status != 0;
-    gs_books_open(&books, arguments[1]);
-    card = gs_books_card(&books, "GPU-stress");
-    gs_books_sweep(&books);
+    gs_accounts_open(&accounts, arguments[1]);
+    card = gs_accounts_card(&accounts, "GPU-stress");
+    gs_accounts_sweep(&accounts);
     printf("granted %llu refused %llu overshot %llu left %llu failed %d\n", (unsigned long long)shared->granted,
            (unsigned long long)shared->refused, (unsigned long long)shared->overshot,
-           (unsigned long long)gs_books_used(&books, card), failed);
+           (unsigned long long)gs_accounts_used(&accounts, card), failed);
     return 0;
 }

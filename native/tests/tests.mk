@@ -1,18 +1,18 @@
 # Programs for the tests of libgpuslice. Linked against the simulated driver; nothing here is installed.
 TEST_BUILD := $(BUILD)/tests
-TEST_CFLAGS := $(CFLAGS) -Iinclude -Wno-pedantic
+TEST_CFLAGS := $(CFLAGS) -Iinclude -Isrc -Wno-pedantic
 
 tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile)
 
-$(TEST_BUILD)/worker: tests/worker.c src/hooks.def src/driver_abi.h
+$(TEST_BUILD)/worker: tests/worker.c src/driver/hooks.def src/driver/driver_abi.h
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $< -ldl -lpthread
 
-$(TEST_BUILD)/linked_worker: tests/worker.c src/hooks.def src/driver_abi.h $(BUILD)/sim/libcuda.so.1
+$(TEST_BUILD)/linked_worker: tests/worker.c src/driver/hooks.def src/driver/driver_abi.h $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--no-as-needed -L$(BUILD)/sim -l:libcuda.so.1 -ldl -lpthread
 
-$(TEST_BUILD)/%.so: tests/%.c src/hooks.def $(BUILD)/sim/libcuda.so.1
+$(TEST_BUILD)/%.so: tests/%.c src/driver/hooks.def $(BUILD)/sim/libcuda.so.1
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $< -Wl,--no-as-needed -L$(BUILD)/sim -l:libcuda.so.1
 
@@ -40,20 +40,21 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,limits.c os.c elf.c table.c books.c attach.c slots.c share.c) $(wildcard src/*.h) include/region.h
+$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share system/os system/elf system/table accounts/accounts accounts/attach \
+  accounts/slots)) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 
-STRESSED := $(addprefix src/,books.c attach.c slots.c table.c os.c elf.c)
+STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/slots system/table system/os system/elf))
 tests: $(TEST_BUILD)/stress
-$(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(wildcard src/*.h) include/region.h
+$(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -lpthread
 
 # With clang and its fuzzer: make fuzz, each target for FUZZ_SECONDS, from the inputs in tests/corpus. Without, a loop of
 # its own over the same targets, and the inputs.
 FUZZ_SECONDS ?= 20
-FUZZED_limits := src/limits.c src/os.c src/elf.c
+FUZZED_limits := src/policy/limits.c src/system/os.c src/system/elf.c
 FUZZED_region := $(STRESSED)
 # A script may have nonsense wait for at each of its steps.
 FUZZ_CFLAGS := -DGS_CONTENDED_NS=1000000
@@ -63,14 +64,13 @@ FUZZERS := limits region
 
 tests: $(FUZZERS:%=$(TEST_BUILD)/fuzz_%)
 .SECONDEXPANSION:
-$(FUZZERS:%=$(TEST_BUILD)/fuzz_%): $(TEST_BUILD)/fuzz_%: tests/fuzz_%.c $$(FUZZED_$$*) $(wildcard src/*.h) include/region.h
+$(FUZZERS:%=$(TEST_BUILD)/fuzz_%): $(TEST_BUILD)/fuzz_%: tests/fuzz_%.c $$(FUZZED_$$*) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(FUZZ_CFLAGS) -DSTANDALONE $(LDFLAGS) -o $@ $(filter %.c,$^)
 
-$(FUZZERS:%=$(TEST_BUILD)/fuzz_%_clang): $(TEST_BUILD)/fuzz_%_clang: tests/fuzz_%.c $$(FUZZED_$$*) $(wildcard src/*.h) \
-  include/region.h
+$(FUZZERS:%=$(TEST_BUILD)/fuzz_%_clang): $(TEST_BUILD)/fuzz_%_clang: tests/fuzz_%.c $$(FUZZED_$$*) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
-	@clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Iinclude $(FUZZ_CFLAGS) -o $@ \
+	@clang -g -O1 -std=c11 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -Iinclude -Isrc $(FUZZ_CFLAGS) -o $@ \
 	  $(filter %.c,$^)
 
 fuzz: $(FUZZERS:%=fuzz-%)
@@ -92,7 +92,7 @@ check-sanitized: sanitize
 
 check-threads:
 	@mkdir -p $(BUILD)/threads
-	$(CC) -O1 -g -std=c11 -fsanitize=thread -Iinclude -o $(BUILD)/threads/stress tests/stress.c $(STRESSED) -lpthread
+	$(CC) -O1 -g -std=c11 -fsanitize=thread -Iinclude -Isrc -o $(BUILD)/threads/stress tests/stress.c $(STRESSED) -lpthread
 	rm -f $(BUILD)/threads/region
 	TSAN_OPTIONS=exitcode=66 $(BUILD)/threads/stress $(BUILD)/threads/region 2 4 2000
 

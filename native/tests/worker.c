@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../src/driver_abi.h"
+#include "driver/driver_abi.h"
 
 #ifndef RTLD_DEEPBIND /* musl has neither */
 #define RTLD_DEEPBIND 0
@@ -29,14 +29,14 @@ enum { EITHER, LEGACY, OWN };
 enum function {
 #define HOOK(library, symbol, name, since, stream, parameters) FN_##symbol,
 #define BORROW(library, symbol, parameters) FN_##symbol,
-#include "../src/hooks.def"
+#include "driver/hooks.def"
     FUNCTIONS
 };
 #define HOOK(library, symbol, name, since, stream, parameters)                                                        \
     typedef int (*type_##symbol) parameters;                                                                          \
     __attribute__((weak)) int symbol parameters;
 #define BORROW(library, symbol, parameters) HOOK(library, symbol, "", 0, EITHER, parameters)
-#include "../src/hooks.def"
+#include "driver/hooks.def"
 
 static const struct {
     const char *symbol, *name;
@@ -45,7 +45,7 @@ static const struct {
 } functions[FUNCTIONS] = {
 #define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, since, stream, (void *)symbol},
 #define BORROW(library, symbol, parameters) {#symbol, "", 0, EITHER, (void *)symbol},
-#include "../src/hooks.def"
+#include "driver/hooks.def"
 };
 
 static const char *way;

@@ -23,7 +23,7 @@ DECLARED = re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(")
 
 
 def hooks() -> dict[str, str]:
-    text = (ROOT / "native/src/hooks.def").read_text()
+    text = (ROOT / "native/src/driver/hooks.def").read_text()
     return {symbol: library for library, symbol in HOOK.findall(text)}
 
 
@@ -98,7 +98,7 @@ def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None)
     newest = max(int(version) for _, version, _ in known)
     wrong = [
         symbol
-        for symbol, name, since, stream in LINE.findall((ROOT / "native/src/hooks.def").read_text())
+        for symbol, name, since, stream in LINE.findall((ROOT / "native/src/driver/hooks.def").read_text())
         if int(since) <= newest and not any((name, since, mark) in known for mark in marks(stream))
     ]
     assert wrong == []
@@ -107,7 +107,7 @@ def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None)
 @pytest.mark.parametrize("header", headers() or [None])
 def test_every_variant_of_a_hooked_function_is_hooked(header: Path | None) -> None:
     """A later form of the same name takes memory too."""
-    hooks = LINE.findall((ROOT / "native/src/hooks.def").read_text())
+    hooks = LINE.findall((ROOT / "native/src/driver/hooks.def").read_text())
     names = {name for _, name, _, _ in hooks}
     ours = {(name, since, mark) for _, name, since, stream in hooks for mark in marks(stream)}
     assert sorted(known for known in variants(header) if known[0] in names and known not in ours) == []

@@ -6,7 +6,7 @@
 
 One line per card: its UUID as NVML spells it, bytes of device memory ("-" for no limit) and percent of
 compute ("-" for no limit). The last line counts the cards, so that a file cut short is recognised. The parser
-in `native/src/limits.c` is the one that decides; this one accepts and refuses the same texts.
+in `native/src/policy/limits.c` is the one that decides; this one accepts and refuses the same texts.
 """
 
 import os

@@ -1,0 +1,275 @@
+/* How two processes cannot overshoot together, without a lock that a dead one could hold.
+ *
+ * To reserve, a process first publishes the bytes as pending in its own slot, then sums all slots. If the sum is
+ * within the limit the bytes become used, else they are taken back. Of any two that race, the later to publish sees
+ * the earlier, so what is granted never passes the limit. The earlier may be refused for the sake of one that is
+ * taken back a moment later; so a refusal is final only when the *granted* bytes leave no room, and otherwise tried
+ * again: the lowest slot stays pending and waits, the others step back.
+ *
+ * Nothing here is two stores that must happen together. A process that dies at any instruction leaves a slot whose
+ * numbers are at least what it held, and the slot is emptied by whoever finds its owner gone.
+ */
+#include "accounts/accounts.h"
+
+#include <stddef.h>
+
+#include "accounts/attach.h"
+#include "accounts/slots.h"
+
+/* Who has bytes pending needs no time worth speaking of, unless it is stopped just then, or never was: the tenant can
+ * write here. */
+#ifndef GS_CONTENDED_NS
+#define GS_CONTENDED_NS UINT64_C(1000000000)
+#endif
+#define YIELDS 256u
+#define NAP_NS UINT64_C(50000)
+
+/* ---- what we hold: in the slot, then in our own word ---- */
+
+static bool stands_elsewhere(const struct gs_accounts *accounts, const struct gs_attachment *at, uint64_t word)
+{
+    return word >> GS_HOLDING_BITS != (uint64_t)(at - accounts->attachments);
+}
+
+static void gain(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
+{
+    atomic_fetch_add(&at->slot->usage[card].used_bytes, bytes);
+    uint64_t before = atomic_fetch_add(&accounts->mine[card].used, bytes);
+    if (stands_elsewhere(accounts, at, before)) /* mended in between: made once more where it counts */
+        atomic_fetch_add(&gs_attachment_of(accounts, before)->slot->usage[card].used_bytes, bytes);
+}
+
+static void lose(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
+{
+    gs_subtract(&at->slot->usage[card].used_bytes, bytes);
+    uint64_t before = atomic_load(&accounts->mine[card].used), less;
+    do
+        less = gs_holding_bytes(before) > bytes ? bytes : gs_holding_bytes(before);
+    while (!atomic_compare_exchange_weak(&accounts->mine[card].used, &before, before - less));
+    if (stands_elsewhere(accounts, at, before))
+        gs_subtract(&gs_attachment_of(accounts, before)->slot->usage[card].used_bytes, bytes);
+}
+
+/* ---- reserve, settle ---- */
+
+struct sum {
+    uint64_t granted, pending; /* pending by all, ourselves included */
+    bool lower;                /* somebody in a lower slot has bytes pending */
+};
+
+static void add_slot(struct sum *sum, const struct gpuslice_slot *slot, uint32_t card)
+{
+    /* Pending before used: bytes on their way from one to the other are seen at least once. */
+    uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
+    uint64_t used = gs_bounded(&slot->usage[card].used_bytes);
+    if ((pending | used) == 0 || gs_load(&slot->owner) == 0)
+        return;
+    sum->pending += pending;
+    sum->granted += used;
+}
+
+/* Our own part is what we know of it, should the slot say less. */
+static void add_own(struct sum *sum, const struct gs_accounts *accounts, const struct gpuslice_slot *slot, uint32_t card)
+{
+    uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
+    uint64_t used = gs_bounded(&slot->usage[card].used_bytes), known = gs_accounts_mine(accounts, card);
+    sum->pending += pending;
+    sum->granted += used > known ? used : known;
+}
+
+static struct sum sum_of(const struct gs_accounts *accounts, const struct gs_attachment *at, uint32_t card)
+{
+    struct sum sum = {.granted = gs_bounded(&at->region->cards[card].orphaned_bytes)};
+    const struct gpuslice_slot *slots = at->region->slots, *mine = __atomic_load_n(&at->slot, __ATOMIC_ACQUIRE);
+    uint64_t high = gs_slots_high(at->region, mine), own = mine ? (uint64_t)(mine - slots) : 0;
+    for (uint64_t i = 0; i < own; i++)
+        add_slot(&sum, &slots[i], card);
+    sum.lower = sum.pending > 0;
+    if (mine)
+        add_own(&sum, accounts, mine, card);
+    for (uint64_t i = mine ? own + 1 : 0; i < high; i++)
+        add_slot(&sum, &slots[i], card);
+    return sum;
+}
+
+enum verdict { GRANTED, FULL, CONTENDED };
+
+/* `patience`: how often to look again while only higher slots, which step back, stand in the way. */
+static enum verdict try_reserve(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes,
+                                uint64_t limit, int patience)
+{
+    struct gpuslice_usage *usage = &at->slot->usage[card];
+    atomic_fetch_add(&usage->pending_bytes, bytes);
+    for (;;) {
+        struct sum sum = sum_of(accounts, at, card);
+        if (sum.granted + sum.pending <= limit) {
+            gain(accounts, at, card, bytes);
+            gs_subtract(&usage->pending_bytes, bytes);
+            gs_raise_to(&at->region->cards[card].peak_bytes, sum.granted + bytes);
+            return GRANTED;
+        }
+        bool full = sum.granted + bytes > limit;
+        if (full || sum.lower || patience-- == 0) {
+            gs_subtract(&usage->pending_bytes, bytes);
+            return full ? FULL : CONTENDED;
+        }
+        gs_yield();
+    }
+}
+
+static struct gs_lock contention_lock;
+
+void gs_accounts_forget(struct gs_accounts *accounts)
+{
+    contention_lock = (struct gs_lock){0};
+    gs_attach_forget(accounts);
+}
+
+static void step_back(struct gs_accounts *accounts, uint32_t round)
+{
+    if (round % 64 == 63) /* perhaps for a process that died while it had bytes pending */
+        gs_accounts_sweep(accounts);
+    if (round < YIELDS)
+        gs_yield();
+    else
+        gs_sleep_ns(NAP_NS);
+}
+
+static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    uint64_t until = gs_monotonic_ns() + GS_CONTENDED_NS;
+    for (uint32_t round = 0; round == 0 || gs_monotonic_ns() < until; round++) {
+        struct gs_attachment *at = gs_attach_with_slot(accounts);
+        switch (at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL) {
+        case GRANTED:
+            return true;
+        case FULL:
+            if (gs_accounts_sweep(accounts) == 0)
+                return false;
+            break;
+        case CONTENDED:
+            step_back(accounts, round);
+        }
+    }
+    return false;
+}
+
+/* With a slot that is ours at this moment. */
+static struct gs_attachment *attachment(struct gs_accounts *accounts)
+{
+    gs_accounts_look(accounts);
+    struct gs_attachment *at = gs_attach_with_slot(accounts);
+    if (at && gs_load(&at->slot->owner) != at->owner) {
+        gs_attach_anew(accounts, at);
+        at = gs_attach_with_slot(accounts);
+    }
+    return at;
+}
+
+bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    if (bytes > limit || bytes >= GS_MOST_BYTES || card >= GPUSLICE_CARDS)
+        return false;
+    if (limit >= GS_MOST_BYTES)
+        return gs_accounts_add(accounts, card, bytes);
+    struct gs_attachment *at = attachment(accounts);
+    if (!at)
+        return false;
+    if (try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED)
+        return true;
+    /* Threads of one process share a slot and so cannot give each other precedence: one at a time. */
+    gs_lock(&contention_lock);
+    bool reserved = reserve_against_others(accounts, card, bytes, limit);
+    gs_unlock(&contention_lock);
+    return reserved;
+}
+
+bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
+{
+    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    if (!at)
+        return false;
+    gain(accounts, at, card, bytes);
+    gs_raise_to(&at->region->cards[card].peak_bytes, sum_of(accounts, at, card).granted);
+    return true;
+}
+
+void gs_accounts_return(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
+{
+    struct gs_attachment *at = bytes && card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    if (at)
+        lose(accounts, at, card, bytes);
+}
+
+void gs_accounts_count_refusal(struct gs_accounts *accounts, uint32_t card)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    if (at && at->region && card < GPUSLICE_CARDS)
+        atomic_fetch_add_explicit(&at->region->cards[card].refused, 1, memory_order_relaxed);
+}
+
+uint64_t gs_accounts_used(struct gs_accounts *accounts, uint32_t card)
+{
+    gs_accounts_look(accounts);
+    struct gs_attachment *at = gs_attached(accounts);
+    return at && at->region && card < GPUSLICE_CARDS ? sum_of(accounts, at, card).granted : 0;
+}
+
+uint64_t gs_accounts_mine(const struct gs_accounts *accounts, uint32_t card)
+{
+    return card < GPUSLICE_CARDS ? gs_holding_bytes(atomic_load(&accounts->mine[card].used)) : 0;
+}
+
+void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    atomic_store(&accounts->mine[card].own_bytes, bytes);
+    if (at && at->slot)
+        atomic_store(&at->slot->usage[card].own_bytes, bytes);
+}
+
+void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    atomic_store(&accounts->host_pid, pid);
+    if (at && at->slot)
+        atomic_store(&at->slot->host_pid, pid);
+}
+
+/* ---- memory shared with other processes ---- */
+
+void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
+{
+    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    if (!at)
+        return;
+    atomic_fetch_add(&accounts->mine[card].exported_bytes, bytes);
+    atomic_fetch_add(&at->slot->usage[card].exported_bytes, bytes);
+}
+
+void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count)
+{
+    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    if (!at)
+        return;
+    if (count > 0) {
+        atomic_fetch_add(&accounts->mine[card].imports, (uint64_t)count);
+        atomic_fetch_add(&at->slot->usage[card].imports, (uint64_t)count);
+    } else {
+        gs_subtract(&accounts->mine[card].imports, (uint64_t)-count);
+        gs_subtract(&at->slot->usage[card].imports, (uint64_t)-count);
+        gs_slots_forget_orphans(at->region, at->slot);
+    }
+}
+
+void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
+{
+    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    if (!at)
+        return;
+    atomic_fetch_add(&at->region->cards[card].orphaned_bytes, bytes);
+    gs_subtract(&accounts->mine[card].exported_bytes, bytes);
+    gs_subtract(&at->slot->usage[card].exported_bytes, bytes);
+    gs_accounts_return(accounts, card, bytes);
+    gs_slots_forget_orphans(at->region, at->slot);
+}

@@ -1,0 +1,78 @@
+/* The accounts of the container: reserve, settle, sum. The only code that writes the shared region. */
+#ifndef GPUSLICE_ACCOUNTS_H
+#define GPUSLICE_ACCOUNTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "system/os.h"
+#include "region.h"
+
+#define GS_PATH_ROOM 4096
+#define GS_ATTACHMENTS 256u
+
+/* Where this process's numbers stand: in which region, in which slot. Another one follows when the file is mended. */
+struct gs_attachment {
+    struct gpuslice_region *region; /* NULL: could not be mapped, nothing may be granted */
+    struct gpuslice_slot *slot;     /* NULL before the first reservation */
+    uint64_t owner;                 /* the word that slot bears while it is ours */
+};
+
+/* What this process holds of a card, as it knows itself, whatever anybody writes over the region. */
+struct gs_holding {
+    _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
+    _Atomic uint64_t own_bytes, exported_bytes, imports;
+    uint64_t limit_bytes, share_percent; /* for display */
+    char uuid[GPUSLICE_UUID_BYTES];      /* "" for a card that is not ours */
+};
+
+struct gs_accounts {
+    struct gs_attachment *_Atomic at; /* one of the attachments; NULL before the file was opened */
+    struct gs_attachment attachments[GS_ATTACHMENTS];
+    struct gs_holding mine[GPUSLICE_CARDS];
+    struct gs_file file;
+    _Atomic uint64_t looked_ns;
+    _Atomic uint32_t host_pid;
+    uint32_t moves;
+    char path[GS_PATH_ROOM];
+};
+
+/* Maps the file; made if it is not there. False leaves accounts that refuse everything. */
+bool gs_accounts_open(struct gs_accounts *accounts, const char *path);
+/* In a forked child: the parent's slot is not ours. */
+void gs_accounts_forget(struct gs_accounts *accounts);
+
+/* The region and this process's slot in it at this moment; either may be NULL. */
+struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts);
+/* Once in a while: whether the file is still there, whole, and our slot ours. If not, it is mended: our own numbers
+ * are written again. Also done by reserve, return and used. */
+void gs_accounts_look(struct gs_accounts *accounts);
+
+/* The entry for this uuid, taken if there is none; GPUSLICE_CARDS when all are taken by others. */
+uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid);
+void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t share_percent);
+
+/* Room for these bytes under the limit, taken in one step against every process of the container. */
+bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
+/* Counts bytes that are taken already, whatever the limit. False only without a slot. */
+bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+void gs_accounts_return(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+void gs_accounts_count_refusal(struct gs_accounts *accounts, uint32_t card);
+/* Which part of what we hold is the driver's own. */
+void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid);
+
+/* What the container holds of a card; cheap enough for every cuMemGetInfo. */
+uint64_t gs_accounts_used(struct gs_accounts *accounts, uint32_t card);
+/* What this process holds of a card. */
+uint64_t gs_accounts_mine(const struct gs_accounts *accounts, uint32_t card);
+/* Empties the slots of processes that are no more; how many. */
+uint32_t gs_accounts_sweep(struct gs_accounts *accounts);
+
+/* Memory that other processes may have opened, and theirs opened here: freed by us, it may live on. */
+void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count);
+/* Returns bytes that were exported: kept as orphaned while anybody else has imports open. */
+void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+
+#endif

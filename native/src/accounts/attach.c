@@ -1,0 +1,292 @@
+/* The region is a file that the tenant can write, so anything may happen to it under running processes: zeros,
+ * nonsense, another file in its place, none at all, one cut short. What a process holds it also keeps to itself, and so
+ * it can write its numbers again: into another slot, of the same file made whole or of the one that stands there now.
+ *
+ * Threads go on allocating meanwhile, and nothing may be counted twice or lost. Each change is made first in the slot
+ * and then in our own word, which also says, in its highest bits, into which attachment it was made. Mending advances
+ * that number and copies the bytes in one step: a change that finds a later number than it wrote into comes after the
+ * copy, and is made once more in the new slot. One that finds the same number came before it and is in the copy.
+ */
+#include "accounts/attach.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "accounts/slots.h"
+
+/* Between two looks an access to a file cut short would be our host's end. What the look costs, a system call, is
+ * nothing beside this. */
+#define LOOK_EVERY_NS UINT64_C(10000000)
+#define MOST_MOVES 64 /* to another file: the old mapping stays, since a thread may be in it */
+
+static const uint64_t ours = GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION;
+static struct gs_lock lock;
+
+/* ---- cards ---- */
+
+static uint64_t key_of(const char *uuid)
+{
+    uint64_t key = UINT64_C(14695981039346656037);
+    for (size_t i = 0; i < GPUSLICE_UUID_BYTES && uuid[i]; i++)
+        key = (key ^ (unsigned char)uuid[i]) * UINT64_C(1099511628211);
+    return key ? key : 1;
+}
+
+static void write_card(struct gpuslice_card *entry, const struct gs_holding *holding)
+{
+    memcpy(entry->uuid, holding->uuid, sizeof entry->uuid);
+    atomic_store(&entry->limit_bytes, holding->limit_bytes);
+    atomic_store(&entry->share_percent, holding->share_percent);
+}
+
+static bool is_entry(struct gpuslice_card *entry, uint64_t key)
+{
+    return atomic_load(&entry->key) == key;
+}
+
+static bool is_free(struct gpuslice_card *entry, uint64_t key)
+{
+    uint64_t nobody = 0;
+    return atomic_compare_exchange_strong(&entry->key, &nobody, key);
+}
+
+/* A key that is not that of its uuid was not written by us. */
+static bool is_damaged(struct gpuslice_card *entry, uint64_t key)
+{
+    uint64_t found = atomic_load(&entry->key);
+    return found != key_of(entry->uuid) && atomic_compare_exchange_strong(&entry->key, &found, key);
+}
+
+uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid)
+{
+    static bool (*const choices[])(struct gpuslice_card *, uint64_t) = {is_entry, is_free, is_damaged};
+    uint64_t key = key_of(uuid);
+    struct gs_attachment *at = gs_attached(accounts);
+    for (int choice = 0; at && at->region && choice < 3; choice++)
+        for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
+            struct gpuslice_card *entry = &at->region->cards[card];
+            if (!choices[choice](entry, key))
+                continue;
+            strncpy(accounts->mine[card].uuid, uuid, GPUSLICE_UUID_BYTES - 1);
+            memcpy(entry->uuid, accounts->mine[card].uuid, sizeof entry->uuid);
+            return card;
+        }
+    return GPUSLICE_CARDS;
+}
+
+void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t share_percent)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    if (card >= GPUSLICE_CARDS || !at || !at->region)
+        return;
+    accounts->mine[card].limit_bytes = limit_bytes;
+    accounts->mine[card].share_percent = share_percent;
+    write_card(&at->region->cards[card], &accounts->mine[card]);
+}
+
+/* ---- opening ---- */
+
+/* Zeros are a new region. Another magic is damage: only this word is repaired, since slots with nonsense in them have
+ * no living owner and are swept. Another version has another layout: it cannot be shared. */
+static bool is_usable(struct gpuslice_region *region)
+{
+    uint64_t found = gs_load(&region->magic);
+    if (found != ours && found >> 8 == GPUSLICE_REGION_MAGIC >> 8)
+        return false;
+    if (found != ours)
+        atomic_compare_exchange_strong(&region->magic, &found, ours);
+    return true;
+}
+
+static struct gpuslice_region *map(const char *path, struct gs_file *file)
+{
+    struct gpuslice_region *region = gs_map_shared(path, sizeof *region, file);
+    if (region && !is_usable(region)) {
+        gs_unmap(region, sizeof *region);
+        region = NULL;
+    }
+    return region;
+}
+
+bool gs_accounts_open(struct gs_accounts *accounts, const char *path)
+{
+    size_t length = strlen(path);
+    memset(accounts, 0, sizeof *accounts);
+    if (length < sizeof accounts->path)
+        memcpy(accounts->path, path, length + 1);
+    accounts->attachments[0].region = map(path, &accounts->file);
+    atomic_store_explicit(&accounts->looked_ns, gs_coarse_ns(), memory_order_relaxed);
+    atomic_store_explicit(&accounts->at, &accounts->attachments[0], memory_order_release);
+    return accounts->attachments[0].region != NULL;
+}
+
+void gs_attach_forget(struct gs_accounts *accounts)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    lock = (struct gs_lock){0};
+    if (!at)
+        return;
+    at->slot = NULL;
+    atomic_store(&accounts->host_pid, 0);
+    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
+        struct gs_holding *holding = &accounts->mine[card];
+        uint64_t word = atomic_load(&holding->used);
+        atomic_store(&holding->used, word - gs_holding_bytes(word));
+        atomic_store(&holding->own_bytes, 0);
+        atomic_store(&holding->exported_bytes, 0);
+        atomic_store(&holding->imports, 0);
+    }
+}
+
+struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    return at ? (struct gs_attachment){at->region, __atomic_load_n(&at->slot, __ATOMIC_ACQUIRE), at->owner}
+              : (struct gs_attachment){0};
+}
+
+/* ---- slots ---- */
+
+static bool claim(struct gs_attachment *at, uint64_t last)
+{
+    gs_slots_sweep(at->region, NULL);
+    struct gpuslice_slot *slot = gs_slot_claim(at->region, last);
+    at->owner = gs_slot_owner();
+    __atomic_store_n(&at->slot, slot, __ATOMIC_RELEASE);
+    return slot != NULL;
+}
+
+struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    if (!at || !at->region)
+        return NULL;
+    if (__atomic_load_n(&at->slot, __ATOMIC_ACQUIRE))
+        return at;
+    gs_lock(&lock);
+    at = gs_attached(accounts);
+    bool has = at->slot || claim(at, GPUSLICE_SLOTS);
+    gs_unlock(&lock);
+    return has ? at : NULL;
+}
+
+uint32_t gs_accounts_sweep(struct gs_accounts *accounts)
+{
+    gs_accounts_look(accounts);
+    gs_lock(&lock);
+    struct gs_attachment *at = gs_attached(accounts);
+    uint32_t swept = at && at->region ? gs_slots_sweep(at->region, at->slot) : 0;
+    gs_unlock(&lock);
+    return swept;
+}
+
+/* ---- mending, under the lock ---- */
+
+static struct gs_attachment *following(struct gs_accounts *accounts, struct gpuslice_region *region)
+{
+    struct gs_attachment *old = gs_attached(accounts);
+    struct gs_attachment *next = &accounts->attachments[(size_t)(old - accounts->attachments + 1) % GS_ATTACHMENTS];
+    *next = (struct gs_attachment){.region = region};
+    return next;
+}
+
+/* From here on changes are made once more in the attachment that follows. What stood before. */
+static uint64_t advance(struct gs_holding *holding)
+{
+    return gs_holding_bytes(atomic_fetch_add(&holding->used, UINT64_C(1) << GS_HOLDING_BITS));
+}
+
+static void write_holding(struct gs_attachment *at, uint32_t card, struct gs_holding *holding)
+{
+    struct gpuslice_usage *usage = &at->slot->usage[card];
+    atomic_store(&usage->used_bytes, advance(holding));
+    atomic_store(&usage->own_bytes, atomic_load(&holding->own_bytes));
+    atomic_store(&usage->exported_bytes, atomic_load(&holding->exported_bytes));
+    atomic_store(&usage->imports, atomic_load(&holding->imports));
+    if (!*holding->uuid)
+        return;
+    atomic_store(&at->region->cards[card].key, key_of(holding->uuid));
+    write_card(&at->region->cards[card], holding);
+}
+
+/* Never the slot that was ours: a thread may be about to write there. */
+static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
+{
+    struct gs_attachment *old = gs_attached(accounts), *next = following(accounts, region);
+    if (!claim(next, (uint64_t)(old->slot - old->region->slots)))
+        return; /* every slot is somebody's: the old one serves as well as it can */
+    atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
+    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
+        write_holding(next, card, &accounts->mine[card]);
+    atomic_store_explicit(&accounts->at, next, memory_order_release);
+}
+
+/* Nothing of ours is anywhere yet. */
+static void attach_empty(struct gs_accounts *accounts, struct gpuslice_region *region)
+{
+    struct gs_attachment *next = following(accounts, region);
+    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
+        advance(&accounts->mine[card]);
+    atomic_store_explicit(&accounts->at, next, memory_order_release);
+}
+
+static bool is_ours(const struct gs_attachment *at) { return gs_load(&at->slot->owner) == at->owner; }
+
+/* The file that should be mapped now: the same, made whole, or the one in its place. */
+static struct gpuslice_region *right_region(struct gs_accounts *accounts)
+{
+    struct gpuslice_region *region = gs_attached(accounts)->region, *other;
+    struct gs_file file;
+    switch (gs_file_state(accounts->path, &accounts->file, sizeof *region)) {
+    case GS_FILE_SHORT:
+        gs_file_grow(accounts->path, sizeof *region);
+        return region;
+    case GS_FILE_ANOTHER:
+        if (accounts->moves >= MOST_MOVES || !(other = map(accounts->path, &file)))
+            return region;
+        accounts->moves++;
+        accounts->file = file;
+        return other;
+    default: /* or one we may not see, as after chroot */
+        return region;
+    }
+}
+
+static void mend(struct gs_accounts *accounts)
+{
+    struct gpuslice_region *region = right_region(accounts);
+    struct gs_attachment *at = gs_attached(accounts);
+    if (gs_load(&region->magic) != ours)
+        atomic_store(&region->magic, ours);
+    if (!at->slot && region != at->region)
+        attach_empty(accounts, region);
+    else if (at->slot && (region != at->region || !is_ours(at)))
+        attach(accounts, region);
+}
+
+void gs_accounts_look(struct gs_accounts *accounts)
+{
+    uint64_t now = gs_coarse_ns(), last = atomic_load_explicit(&accounts->looked_ns, memory_order_relaxed);
+    struct gs_attachment *at = gs_attached(accounts);
+    if (now - last < LOOK_EVERY_NS || !at || !at->region ||
+        !atomic_compare_exchange_strong_explicit(&accounts->looked_ns, &last, now, memory_order_relaxed, memory_order_relaxed))
+        return;
+    gs_lock(&lock);
+    mend(accounts);
+    gs_unlock(&lock);
+}
+
+void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *broken)
+{
+    gs_lock(&lock);
+    if (gs_attached(accounts) == broken)
+        mend(accounts);
+    gs_unlock(&lock);
+}
+
+struct gs_attachment *gs_attachment_of(struct gs_accounts *accounts, uint64_t word)
+{
+    gs_lock(&lock);
+    gs_unlock(&lock);
+    return &accounts->attachments[word >> GS_HOLDING_BITS];
+}

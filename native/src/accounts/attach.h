@@ -1,0 +1,24 @@
+/* Keeping the accounts attached to a file that the tenant may cut short, overwrite, replace or remove. */
+#ifndef GPUSLICE_ATTACH_H
+#define GPUSLICE_ATTACH_H
+
+#include "accounts/accounts.h"
+
+#define GS_HOLDING_BITS 56 /* of gs_holding.used, for the bytes */
+
+static inline uint64_t gs_holding_bytes(uint64_t word) { return word & ((UINT64_C(1) << GS_HOLDING_BITS) - 1); }
+
+static inline struct gs_attachment *gs_attached(const struct gs_accounts *accounts)
+{
+    return atomic_load_explicit(&accounts->at, memory_order_acquire);
+}
+
+/* The attachment, with a slot that is ours; NULL without. */
+struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts);
+/* The attachment in which a holding's word stands, once whoever is writing it is done. */
+struct gs_attachment *gs_attachment_of(struct gs_accounts *accounts, uint64_t word);
+/* Our slot bears another word than ours: somebody wrote over it. */
+void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *broken);
+void gs_attach_forget(struct gs_accounts *accounts);
+
+#endif

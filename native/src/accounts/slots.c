@@ -1,0 +1,169 @@
+#include "accounts/slots.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "system/os.h"
+
+#define OWNER_PID_BITS 22
+#define OWNER_START_BITS 26
+#define RING 64
+
+void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
+{
+    uint64_t before = gs_load(word);
+    while (!atomic_compare_exchange_weak(word, &before, before > bytes ? before - bytes : 0))
+        ;
+}
+
+void gs_raise_to(_Atomic uint64_t *word, uint64_t value)
+{
+    uint64_t before = atomic_load_explicit(word, memory_order_relaxed);
+    while (before < value && !atomic_compare_exchange_weak(word, &before, value))
+        ;
+}
+
+/* ---- whose ---- */
+
+static uint64_t namespace_hash(uint64_t inode) { return (inode ^ inode >> 16 ^ inode >> 32) & 0xffff; }
+
+static uint64_t owner_word(uint32_t pid, uint64_t start_time, uint64_t namespace)
+{
+    uint64_t start = start_time & ((UINT64_C(1) << OWNER_START_BITS) - 1);
+    uint64_t low = (uint64_t)pid & ((UINT64_C(1) << OWNER_PID_BITS) - 1);
+    return namespace_hash(namespace) << (OWNER_PID_BITS + OWNER_START_BITS) | start << OWNER_PID_BITS | low;
+}
+
+static uint32_t owner_pid(uint64_t owner) { return (uint32_t)(owner & ((UINT64_C(1) << OWNER_PID_BITS) - 1)); }
+
+uint64_t gs_slot_owner(void) { return owner_word(gs_pid(), gs_process(gs_pid()).start_time, gs_pid_namespace()); }
+
+uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpuslice_slot *mine)
+{
+    uint64_t high = gs_load(&region->slots_high);
+    uint64_t own = mine ? (uint64_t)(mine - region->slots) + 1 : 0;
+    high = high > own ? high : own;
+    return high < GPUSLICE_SLOTS ? high : GPUSLICE_SLOTS;
+}
+
+/* What a claim writes beside the owner's word: where they differ, no process wrote them. A namespace's inode is a
+ * number of 32 bits, so that bytes of ones are none. */
+static bool is_consistent(const struct gpuslice_slot *slot, uint64_t owner)
+{
+    uint64_t pid = gs_load(&slot->pid), namespace = gs_load(&slot->pid_namespace);
+    return pid >> OWNER_PID_BITS == 0 && namespace >> 32 == 0 &&
+           owner == owner_word((uint32_t)pid, gs_load(&slot->start_time), namespace);
+}
+
+/* Whether the slot's owner is known to be gone. Another pid namespace's processes cannot be seen: they stay. One that
+ * is just being claimed there may look as if nobody had written it: its owner finds that out, and takes another. */
+static bool is_abandoned(const struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace)
+{
+    if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
+        return !is_consistent(slot, owner);
+    struct gs_process process = gs_process(owner_pid(owner));
+    if (!process.alive)
+        return true;
+    if (process.start_time == 0)
+        return false;
+    if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)
+        return true;
+    /* The same process, but is it the same program? exec frees the card and keeps the pid. */
+    uint64_t stack = gs_load(&slot->start_stack);
+    return stack && process.start_stack && stack != process.start_stack;
+}
+
+/* ---- emptying ---- */
+
+static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
+{
+    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
+        struct gpuslice_usage *usage = &slot->usage[card];
+        /* First counted as orphaned, then forgotten: between the two it counts twice, never not at all. */
+        uint64_t exported = gs_bounded(&usage->exported_bytes);
+        if (exported)
+            atomic_fetch_add(&region->cards[card].orphaned_bytes, exported);
+        atomic_store(&usage->exported_bytes, 0);
+        atomic_store(&usage->pending_bytes, 0);
+        atomic_store(&usage->used_bytes, 0);
+        atomic_store(&usage->own_bytes, 0);
+        atomic_store(&usage->imports, 0);
+        atomic_store(&usage->in_flight_ns, 0);
+    }
+    atomic_store(&slot->host_pid, 0);
+    atomic_store(&slot->start_stack, 0);
+}
+
+void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine)
+{
+    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
+        uint64_t orphaned = gs_load(&region->cards[card].orphaned_bytes), imports = 0;
+        if (!orphaned)
+            continue;
+        for (uint64_t i = 0; i < gs_slots_high(region, mine); i++)
+            imports += gs_load(&region->slots[i].owner) ? gs_bounded(&region->slots[i].usage[card].imports) : 0;
+        if (!imports)
+            atomic_compare_exchange_strong(&region->cards[card].orphaned_bytes, &orphaned, 0);
+    }
+}
+
+uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine)
+{
+    uint32_t swept = 0;
+    uint64_t namespace = gs_pid_namespace(), high = gs_slots_high(region, mine), me = gs_slot_owner();
+    for (uint64_t i = 0; i < high; i++) {
+        struct gpuslice_slot *slot = &region->slots[i];
+        uint64_t owner = gs_load(&slot->owner);
+        if (!owner || slot == mine || !is_abandoned(slot, owner, namespace))
+            continue;
+        /* Taken over first: else a second sweeper could empty it again under a new owner. Die here, and the slot
+         * belongs to one more dead process. */
+        if (owner != me && !atomic_compare_exchange_strong(&slot->owner, &owner, me))
+            continue;
+        empty(region, slot);
+        atomic_store(&slot->owner, 0);
+        swept++;
+    }
+    if (swept)
+        atomic_fetch_add(&region->swept, swept);
+    gs_slots_forget_orphans(region, mine);
+    return swept;
+}
+
+/* ---- claiming ---- */
+
+static void take_over(struct gpuslice_region *region, struct gpuslice_slot *slot)
+{
+    struct gs_process self = gs_process(gs_pid());
+    empty(region, slot);
+    atomic_store(&slot->pid, gs_pid());
+    atomic_store(&slot->pid_namespace, gs_pid_namespace());
+    atomic_store(&slot->start_time, self.start_time);
+    atomic_store(&slot->start_stack, self.start_stack);
+}
+
+/* The n-th slot to try. Where the file was damaged, those behind the last one come first, in a ring: a thread that was
+ * held up for long in a slot of ours must not find it ours again. */
+static uint64_t nth_after(uint64_t last, uint64_t n)
+{
+    return n < RING && last < RING ? (last + 1 + n) % RING : n;
+}
+
+struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last)
+{
+    uint64_t me = gs_slot_owner();
+    for (uint64_t n = 0; n < GPUSLICE_SLOTS; n++) {
+        uint64_t i = nth_after(last, n);
+        struct gpuslice_slot *slot = &region->slots[i];
+        uint64_t owner = gs_load(&slot->owner);
+        if (i == last)
+            continue;
+        /* Our own word without our knowledge: from before exec. What it held is gone. */
+        if (owner == me || (owner == 0 && atomic_compare_exchange_strong(&slot->owner, &owner, me))) {
+            gs_raise_to(&region->slots_high, i + 1);
+            take_over(region, slot);
+            return slot;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,144 @@
+#define _GNU_SOURCE
+#include "driver/driver.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#include "system/elf.h"
+#include "entry/symbol_lookup.h"
+#include "system/os.h"
+
+enum library { CUDA, NVML, LIBRARIES };
+enum default_stream { EITHER, LEGACY, OWN };
+
+struct hook {
+    const char *symbol;
+    const char *name;
+    void *address; /* NULL for what we only borrow */
+    int since;
+    unsigned char library;
+    unsigned char stream;
+};
+
+static const struct hook hooks[GS_FUNCTIONS] = {
+#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, (void *)symbol, since, library, stream},
+#define BORROW(library, symbol, parameters) {#symbol, "", NULL, 0, library, EITHER},
+#include "driver/hooks.def"
+};
+
+static const char *const file_names[LIBRARIES] = {"libcuda.so.1", "libnvidia-ml.so.1"};
+static const int not_found[LIBRARIES] = {CUDA_ERROR_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND};
+
+/* With any arguments: on our platforms the caller cleans up. */
+static int cuda_not_found(void) { return not_found[CUDA]; }
+static int nvml_not_found(void) { return not_found[NVML]; }
+
+void *gs_driver[GS_FUNCTIONS] = {
+#define HOOK(library, symbol, name, since, stream, parameters) [GS_##symbol] = NULL,
+#define BORROW(library, symbol, parameters) [GS_##symbol] = NULL,
+#include "driver/hooks.def"
+};
+
+bool gs_driver_has(enum gs_function function)
+{
+    void *address = __atomic_load_n(&gs_driver[function], __ATOMIC_RELAXED);
+    return address && address != (void *)cuda_not_found && address != (void *)nvml_not_found;
+}
+
+static void *open_library(enum library library)
+{
+    void *(*open)(const char *, int) = (void *(*)(const char *, int))gs_elf_function("dlopen");
+    return open ? open(file_names[library], RTLD_LAZY | RTLD_LOCAL) : NULL;
+}
+
+static void bind(enum library library, void *handle)
+{
+    void *absent = library == CUDA ? (void *)cuda_not_found : (void *)nvml_not_found;
+    const char *first = library == CUDA ? "cuInit" : "nvmlInit_v2";
+    if (!handle || !gs_real_dlsym(handle, first))
+        handle = open_library(library);
+    for (int i = 0; i < GS_FUNCTIONS; i++) {
+        if (hooks[i].library != library)
+            continue;
+        void *found = handle ? gs_real_dlsym(handle, hooks[i].symbol) : NULL;
+        __atomic_store_n(&gs_driver[i], found ? found : absent, __ATOMIC_RELEASE);
+    }
+}
+
+/* Twice by two threads does no harm: both find the same. No lock to be held across dlopen, which has its own. */
+static void bind_once(enum library library, void *handle)
+{
+    static bool bound[LIBRARIES];
+    if (__atomic_load_n(&bound[library], __ATOMIC_ACQUIRE))
+        return;
+    bind(library, handle);
+    __atomic_store_n(&bound[library], true, __ATOMIC_RELEASE);
+}
+
+void gs_bind_cuda(void *handle) { bind_once(CUDA, handle); }
+void gs_bind_nvml(void *handle) { bind_once(NVML, handle); }
+
+static uint32_t hash_of(const char *text)
+{
+    uint32_t hash = 2166136261u;
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 16777619u;
+    return hash;
+}
+
+int gs_hook_named(const char *symbol)
+{
+    static uint32_t hashes[GS_FUNCTIONS];
+    uint32_t wanted = hash_of(symbol);
+    if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* filled twice by two threads, with the same */
+        for (int i = GS_FUNCTIONS - 1; i >= 0; i--)
+            __atomic_store_n(&hashes[i], hash_of(hooks[i].symbol), __ATOMIC_RELEASE);
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (hashes[i] == wanted && hooks[i].address && strcmp(hooks[i].symbol, symbol) == 0)
+            return i;
+    return -1;
+}
+
+void *gs_hook_address(enum gs_function function) { return hooks[function].address; }
+
+static bool suits(const struct hook *hook, const char *name, int version, bool own_stream)
+{
+    return hook->address && hook->name[0] && hook->since <= version && strcmp(hook->name, name) == 0 &&
+           (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
+}
+
+/* "cuMemAlloc_v2" is no name that the manual gives cuGetProcAddress, but some programs ask so. It says all by itself. */
+static void *by_whole_symbol(const char *name)
+{
+    int hook = gs_hook_named(name);
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (hook < 0 || (hooks[i].address && strcmp(hooks[i].name, name) == 0))
+            return NULL; /* a name: the version decides what it means */
+    return hooks[hook].library == CUDA && gs_driver_has((enum gs_function)hook) ? hooks[hook].address : NULL;
+}
+
+void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found)
+{
+    bool own_stream = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    const struct hook *best = NULL;
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (suits(&hooks[i], name, version, own_stream) && (!best || hooks[i].since >= best->since))
+            best = &hooks[i];
+    /* Before there was a variant with the thread's own stream, its flag gets the legacy one. */
+    if (!best && own_stream)
+        return gs_hook_variant(name, version, flags & ~(uint64_t)CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, found);
+    if (best && gs_driver[best - hooks] == found)
+        return best->address;
+    for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose otherwise: whichever it is, its hook */
+        if (hooks[i].address && hooks[i].library == CUDA && gs_driver[i] == found)
+            return hooks[i].address;
+    if (!best)
+        return by_whole_symbol(name);
+    /* None of the symbols it exports. Up to the newest version we know, it is the variant of our list all the same;
+     * beyond, it may take other arguments: the program gets what it asked for. */
+    if (version > GS_NEWEST_KNOWN_VERSION)
+        return NULL;
+    if (!gs_driver_has((enum gs_function)(best - hooks)))
+        __atomic_store_n(&gs_driver[best - hooks], found, __ATOMIC_RELEASE);
+    return best->address;
+}

@@ -1,0 +1,46 @@
+/* The way to the driver's own functions, and this library's hooks by name. */
+#ifndef GPUSLICE_DRIVER_H
+#define GPUSLICE_DRIVER_H
+
+#include <stdbool.h>
+
+#include "driver/driver_abi.h"
+
+#define GS_EXPORT __attribute__((visibility("default")))
+#define gs_likely(condition) __builtin_expect(!!(condition), 1)
+#define gs_unlikely(condition) __builtin_expect(!!(condition), 0)
+
+/* The newest cuda.h this list of hooks was checked against. */
+#define GS_NEWEST_KNOWN_VERSION 13050
+
+enum gs_function {
+#define HOOK(library, symbol, name, since, stream, parameters) GS_##symbol,
+#define BORROW(library, symbol, parameters) GS_##symbol,
+#include "driver/hooks.def"
+    GS_FUNCTIONS
+};
+
+/* Each hook is exported under the driver's name; what we only borrow gets no symbol, just a type. */
+#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
+    GS_EXPORT int symbol parameters;                                                                                  \
+    typedef int (*gs_type_##symbol) parameters;
+#define BORROW(library, symbol, parameters) typedef int (*gs_type_##symbol) parameters;
+#include "driver/hooks.def"
+
+/* The driver's function, or one that answers "not found". Valid once the driver is bound. */
+extern void *gs_driver[GS_FUNCTIONS];
+#define DRIVER(symbol) ((gs_type_##symbol)__atomic_load_n(&gs_driver[GS_##symbol], __ATOMIC_RELAXED))
+bool gs_driver_has(enum gs_function function);
+
+/* Finds the driver's functions: in the library the program has open, else in the one it would get. Once. */
+void gs_bind_cuda(void *handle);
+void gs_bind_nvml(void *handle);
+
+/* A hook by the symbol's name; -1 if there is none. Starts with "cu" or "nvml" as a rule. */
+int gs_hook_named(const char *symbol);
+void *gs_hook_address(enum gs_function function);
+/* The hook for what cuGetProcAddress found: `found` is the driver's function for this name, version and flags. NULL
+ * when the variant is none we know: then the program must get what the driver gave. */
+void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found);
+
+#endif

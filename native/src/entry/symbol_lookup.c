@@ -1,0 +1,218 @@
+/* A program reaches the driver through dlsym, dlvsym or cuGetProcAddress, or it is linked and reaches our exported
+ * symbols first. Everything that is not the driver's goes to libc as if we were not there: the stubs below jump, so
+ * that libc still sees its real caller, on whom RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
+#define _GNU_SOURCE
+#include "entry/symbol_lookup.h"
+
+#include <dlfcn.h>
+#include <stdbool.h>
+
+#include "policy/core.h"
+#include "system/elf.h"
+#include "system/text.h"
+
+void *dlvsym(void *, const char *, const char *); /* which musl does not declare */
+
+typedef void *(*dlsym_function)(void *, const char *);
+typedef void *(*dlvsym_function)(void *, const char *, const char *);
+
+__attribute__((visibility("hidden"))) void *gs_libc_dlsym, *gs_libc_dlvsym, *gs_libc_dlopen;
+
+/* Stands for "not there": the stubs turn its address into NULL, and where libc lacks a function it answers so itself. */
+__attribute__((visibility("hidden"))) void *gs_absent(void) { return NULL; }
+
+static void *find(void **where, const char *name)
+{
+    void *found = __atomic_load_n(where, __ATOMIC_ACQUIRE);
+    if (!found) {
+        found = gs_elf_function(name);
+        if (!found)
+            found = (void *)gs_absent;
+        __atomic_store_n(where, found, __ATOMIC_RELEASE);
+    }
+    return found;
+}
+
+void *gs_real_dlsym(void *handle, const char *name)
+{
+    return ((dlsym_function)find(&gs_libc_dlsym, "dlsym"))(handle, name);
+}
+
+static bool is_driver_name(const char *name)
+{
+    return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml");
+}
+
+static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
+
+/* WSL's libcuda.so.1 looks up its functions in the one behind it. Our hook would lead back to it, and round again. */
+static bool is_driver(const void *caller)
+{
+    return gs_elf_is_in(caller, "libcuda.so") || gs_elf_is_in(caller, "libnvidia-ml.so");
+}
+
+/* What stands in for the symbol, or NULL for libc's own answer. */
+static void *replacement(void *handle, const char *name, void *found, const void *caller)
+{
+    int hook = gs_hook_named(name);
+    if (hook < 0 || !found || is_driver(caller))
+        return NULL;
+    void *address = gs_hook_address((enum gs_function)hook);
+    bool nvml = is_nvml_name(name);
+    bool global = handle == RTLD_DEFAULT || found == address;
+    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there. */
+    if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so")) {
+        gs_real_dlsym(RTLD_NEXT, name); /* finds nothing behind us, and says so in dlerror() */
+        return (void *)gs_absent;
+    }
+    if (!gs_enter())
+        return NULL;
+    if (nvml)
+        gs_bind_nvml(global ? NULL : handle);
+    else
+        gs_bind_cuda(global ? NULL : handle);
+    return address;
+}
+
+/* RTLD_NEXT asks for what comes after the caller. From in front of us that is our own symbol, which libc finds by itself:
+ * so another tool stands before us as it should. From behind us, as communication libraries look for what they wrap, it
+ * would be the driver's. */
+static void *next(const char *name, const void *caller)
+{
+    if (!is_driver_name(name) || gs_hook_named(name) < 0 || !gs_elf_is_behind(caller))
+        return NULL;
+    return replacement(RTLD_DEFAULT, name, gs_real_dlsym(RTLD_NEXT, name), caller);
+}
+
+/* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */
+static void *own_entry(const char *name)
+{
+    return gs_text_equal(name, "dlsym")    ? (void *)dlsym
+           : gs_text_equal(name, "dlvsym") ? (void *)dlvsym
+           : gs_text_equal(name, "dlopen") ? (void *)dlopen
+                                           : NULL;
+}
+
+/* Called by the stubs. The result: what to return, or NULL to go on to libc. */
+__attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
+{
+    dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
+    if (name && name[0] == 'd' && name[1] == 'l')
+        return own_entry(name);
+    if (!name || !is_driver_name(name))
+        return NULL;
+    return handle == RTLD_NEXT ? next(name, caller) : replacement(handle, name, real(handle, name), caller);
+}
+
+__attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
+                                                               const void *caller)
+{
+    dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
+    if (name && name[0] == 'd' && name[1] == 'l')
+        return own_entry(name);
+    if (!name || !version || !is_driver_name(name))
+        return NULL;
+    return handle == RTLD_NEXT ? next(name, caller) : replacement(handle, name, real(handle, name, version), caller);
+}
+
+/* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours. Where limits hold, the flag is
+ * taken off; elsewhere it stays. */
+__attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
+{
+    find(&gs_libc_dlopen, "dlopen");
+#ifdef RTLD_DEEPBIND
+    return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
+#else
+    return flags;
+#endif
+}
+
+#if defined(__x86_64__)
+__asm__(
+    ".text\n"
+    ".globl dlsym\n.type dlsym,@function\n"
+    "dlsym:\n"
+    "  endbr64\n"
+    "  movq (%rsp), %rdx\n  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
+    "  call gs_choose_dlsym\n"
+    "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
+    "  testq %rax, %rax\n  jne 1f\n"
+    "  jmp *gs_libc_dlsym(%rip)\n"
+    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
+    "  ret\n.size dlsym,.-dlsym\n"
+    ".globl dlvsym\n.type dlvsym,@function\n"
+    "dlvsym:\n"
+    "  endbr64\n"
+    "  movq (%rsp), %rcx\n  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
+    "  call gs_choose_dlvsym\n"
+    "  popq %rdx\n  popq %rsi\n  popq %rdi\n"
+    "  testq %rax, %rax\n  jne 1f\n"
+    "  jmp *gs_libc_dlvsym(%rip)\n"
+    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
+    "  ret\n.size dlvsym,.-dlvsym\n"
+    ".globl dlopen\n.type dlopen,@function\n"
+    "dlopen:\n"
+    "  endbr64\n"
+    "  pushq %rdi\n  movl %esi, %edi\n"
+    "  call gs_choose_dlopen_flags\n"
+    "  popq %rdi\n  movl %eax, %esi\n"
+    "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n"
+    ".section .note.GNU-stack,\"\",@progbits\n.text\n");
+#elif defined(__aarch64__)
+__asm__(
+    ".text\n"
+    ".globl dlsym\n.type dlsym,%function\n"
+    "dlsym:\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov x2, x30\n"
+    "  bl gs_choose_dlsym\n  mov x9, x0\n"
+    "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+    "  cbnz x9, 1f\n"
+    "  adrp x9, gs_libc_dlsym\n  ldr x9, [x9, :lo12:gs_libc_dlsym]\n  br x9\n"
+    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
+    "  ret\n.size dlsym,.-dlsym\n"
+    ".globl dlvsym\n.type dlvsym,%function\n"
+    "dlvsym:\n"
+    "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"
+    "  bl gs_choose_dlvsym\n  mov x9, x0\n"
+    "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"
+    "  cbnz x9, 1f\n"
+    "  adrp x9, gs_libc_dlvsym\n  ldr x9, [x9, :lo12:gs_libc_dlvsym]\n  br x9\n"
+    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
+    "  ret\n.size dlvsym,.-dlvsym\n"
+    ".globl dlopen\n.type dlopen,%function\n"
+    "dlopen:\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  str x0, [sp, #16]\n  mov w0, w1\n"
+    "  bl gs_choose_dlopen_flags\n  mov w1, w0\n"
+    "  ldr x0, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+    "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n"
+    ".section .note.GNU-stack,\"\",%progbits\n.text\n");
+#else
+#error "dlsym must be entered without a frame of its own: write the stub for this architecture"
+#endif
+
+/* ---- cuGetProcAddress ---- */
+
+static void replace_function(const char *name, void **function, int version, uint64_t flags)
+{
+    void *hook = name && *function ? gs_hook_variant(name, version, flags, *function) : NULL;
+    if (hook)
+        *function = hook;
+}
+
+int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuGetProcAddress)(name, function, version, flags);
+    if (active && result == CUDA_SUCCESS && function)
+        replace_function(name, function, version, flags);
+    return result;
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
+    if (active && result == CUDA_SUCCESS && function)
+        replace_function(name, function, version, flags);
+    return result;
+}

@@ -1,0 +1,138 @@
+/* Arrays and mipmapped arrays: opaque, so their size is computed, with the driver's pages as the least. */
+#include "policy/core.h"
+#include "policy/driver_overhead.h"
+
+/* Bytes of one channel; for formats that are no plain channels, of the whole texel over the channels they come with. */
+static uint64_t channel_bytes(int format)
+{
+    switch (format) {
+    case 0x01: /* unsigned 8 */
+    case 0x08: /* signed 8 */
+    case 0xc0 ... 0xc2:
+    case 0xc6 ... 0xc8:
+        return 1;
+    case 0x02: /* unsigned 16 */
+    case 0x09: /* signed 16 */
+    case 0x10: /* half */
+    case 0xc3 ... 0xc5:
+    case 0xc9 ... 0xcb:
+        return 2;
+    case 0x91 ... 0x9d: /* block compressed: one byte a texel at most */
+    case 0xb0:          /* NV12 and its kin: one and a half */
+        return 1;
+    default:
+        return 4;
+    }
+}
+
+static uint64_t product(uint64_t a, uint64_t b)
+{
+    uint64_t result;
+    return __builtin_mul_overflow(a, b, &result) ? UINT64_MAX / 2 : result;
+}
+
+static uint64_t at_least_one(uint64_t extent) { return extent ? extent : 1; }
+
+static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int level)
+{
+    bool layered = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
+    uint64_t width = at_least_one(shape->Width >> level), height = at_least_one(shape->Height >> level);
+    uint64_t depth = at_least_one(layered ? shape->Depth : shape->Depth >> level);
+    uint64_t texel = channel_bytes(shape->Format) * at_least_one(shape->NumChannels);
+    return product(product(product(width, height), depth), texel);
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
+{
+    uint64_t bytes = 0;
+    for (unsigned int level = 0; level < levels && level < 32; level++)
+        if (__builtin_add_overflow(bytes, level_bytes(shape, level), &bytes))
+            return UINT64_MAX;
+    return gs_round_up(bytes, GS_PAGE_BYTES);
+}
+
+struct request {
+    struct gs_place place;
+    uint64_t bytes;
+};
+
+/* False: refused. Sparse arrays and those mapped later have no memory of their own. */
+static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
+{
+    bool bare = shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
+    request->place = gs_current_place();
+    request->bytes = bare || !request->place.card ? 0 : array_bytes(shape, levels);
+    return !request->bytes || gs_reserve(request->place.card, request->bytes);
+}
+
+static int finish(const struct request *request, int result, const void *made)
+{
+    if (!request->bytes)
+        return result;
+    if (result != CUDA_SUCCESS)
+        gs_settle(request->place.card, request->bytes, 0);
+    else
+        gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made,
+                                                  .bytes = request->bytes,
+                                                  .owner = (uint64_t)(uintptr_t)request->place.context,
+                                                  .kind = GS_ARRAY,
+                                                  .card = request->place.card->index});
+    return result;
+}
+
+#define CREATE(symbol, shape3d, levels, made, call)                                                                    \
+    do {                                                                                                               \
+        struct request request;                                                                                        \
+        if (!gs_enter_cuda() || !shape)                                                                                \
+            return DRIVER(symbol) call;                                                                                \
+        CUDA_ARRAY3D_DESCRIPTOR whole = shape3d;                                                                       \
+        if (!begin(&request, &whole, levels))                                                                          \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        int result = DRIVER(symbol) call;                                                                              \
+        return finish(&request, result, result == CUDA_SUCCESS ? (const void *)*made : NULL);                          \
+    } while (0)
+
+#define FLAT {shape->Width, shape->Height, 0, shape->Format, shape->NumChannels, 0}
+#define SOLID {shape->Width, shape->Height, shape->Depth, shape->Format, shape->NumChannels, shape->Flags}
+
+int cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
+{
+    CREATE(cuArrayCreate, FLAT, 1, array, (array, shape));
+}
+
+int cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
+{
+    CREATE(cuArrayCreate_v2, FLAT, 1, array, (array, shape));
+}
+
+int cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
+{
+    CREATE(cuArray3DCreate, SOLID, 1, array, (array, shape));
+}
+
+int cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+    CREATE(cuArray3DCreate_v2, SOLID, 1, array, (array, shape));
+}
+
+int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
+{
+    CREATE(cuMipmappedArrayCreate, SOLID, levels, array, (array, shape, levels));
+}
+
+#define DESTROY(symbol)                                                                                                \
+    do {                                                                                                               \
+        struct gs_entry entry;                                                                                         \
+        bool known = gs_enter_cuda() && gs_table_take(&gs_held, (uint64_t)(uintptr_t)array, &entry);                   \
+        int result = DRIVER(symbol)(array);                                                                            \
+        if (known && result == CUDA_SUCCESS)                                                                           \
+            gs_release_entry(&entry);                                                                                  \
+        else if (known)                                                                                                \
+            gs_table_put(&gs_held, &entry);                                                                            \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            gs_unpin((uint64_t)(uintptr_t)array);                                                                      \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuArrayDestroy(CUarray array) { DESTROY(cuArrayDestroy); }
+int cuMipmappedArrayDestroy(CUmipmappedArray array) { DESTROY(cuMipmappedArrayDestroy); }

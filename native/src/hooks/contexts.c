@@ -1,0 +1,364 @@
+/* Contexts: reserved by the last measurement before the call, corrected by a new one after it, and undone if they do not
+ * fit. */
+#include <string.h>
+
+#include "hooks/kernels.h"
+#include "policy/measured.h"
+#include "policy/driver_overhead.h"
+#include "hooks/pools.h"
+
+#define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more between two readings was a neighbour */
+#define PROCESSOR_BYTES (UINT64_C(4) << 20) /* of a context, for each multiprocessor: seen from T4 to H100, rounded up */
+#define FEW_PROCESSORS 64
+#define DEVICES 64
+enum { MULTIPROCESSOR_COUNT = 16 };
+
+/* One context at a time comes to life on a card: else two would measure each other. */
+static struct gs_lock birth_locks[GPUSLICE_CARDS + 1];
+static CUcontext primary_contexts[DEVICES];
+/* What a tool calls when it is told of a new context, in the midst of its making, is not another birth. */
+static _Thread_local bool giving_birth __attribute__((tls_model("initial-exec")));
+
+static struct gs_lock *begin_births(CUdevice device)
+{
+    const struct gs_card *card = gs_card_of_device(device);
+    struct gs_lock *lock = &birth_locks[card ? card->index : GPUSLICE_CARDS];
+    gs_lock(lock);
+    giving_birth = true;
+    return lock;
+}
+
+static void end_births(struct gs_lock *lock)
+{
+    giving_birth = false;
+    gs_unlock(lock);
+}
+
+void gs_forget_contexts(void)
+{
+    memset((void *)birth_locks, 0, sizeof birth_locks);
+    giving_birth = false;
+    memset(primary_contexts, 0, sizeof primary_contexts);
+}
+
+struct birth {
+    struct gs_card *card;
+    CUdevice device;
+    struct gs_sight before;
+    uint64_t reserved, counted; /* counted: of this process */
+    bool refused;
+    bool green; /* of no known size: a part of a context */
+};
+
+/* What a context took when one was last made in this container; 0 unknown. */
+static uint64_t learned(const struct gs_card *card)
+{
+    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
+    uint64_t bytes = region && card->index < GPUSLICE_CARDS ? atomic_load(&region->cards[card->index].context_bytes) : 0;
+    return bytes <= LARGEST_CONTEXT_BYTES ? bytes : 0;
+}
+
+/* Of a context that nothing tells the size of. */
+static uint64_t expected(const struct gs_card *card, CUdevice device)
+{
+    int processors = FEW_PROCESSORS;
+    uint64_t known = learned(card);
+    if (!known && DRIVER(cuDeviceGetAttribute)(&processors, MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
+        processors = FEW_PROCESSORS;
+    return known ? known : (uint64_t)processors * PROCESSOR_BYTES;
+}
+
+static void learn(const struct gs_card *card, uint64_t bytes)
+{
+    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
+    if (bytes && region)
+        atomic_store(&region->cards[card->index].context_bytes, bytes);
+}
+
+static void begin(struct birth *birth, CUdevice device, bool green)
+{
+    birth->card = gs_card_of_device(device);
+    birth->device = device;
+    birth->refused = false;
+    birth->green = green;
+    if (!birth->card)
+        return;
+    birth->reserved = green ? 0 : learned(birth->card);
+    birth->refused = birth->card->index >= GPUSLICE_CARDS || !gs_reserve(birth->card, birth->reserved);
+    if (birth->refused)
+        return;
+    birth->counted = gs_accounts_mine(&gs_accounts, birth->card->index);
+    gs_look_at_card(birth->card, &birth->before, GS_MEMORY_AND_PROCESSES);
+}
+
+static uint64_t by_difference(const struct birth *birth, const struct gs_sight *after)
+{
+    int64_t grown = gs_grown(&birth->before, after);
+    if (birth->green)
+        return grown > 0 ? (uint64_t)grown : 0;
+    bool plausible = grown > 0 && (uint64_t)grown <= LARGEST_CONTEXT_BYTES;
+    /* A neighbour that grew meanwhile only adds: once known, a context does not get larger. */
+    bool believed = plausible && (!birth->reserved || (uint64_t)grown < birth->reserved);
+    return believed ? (uint64_t)grown : expected(birth->card, birth->device);
+}
+
+/* Several processes came into NVML's list at once, and we do not know which of them is this one. All of them have just
+ * made a context; the one that holds least has nothing else. */
+static uint64_t least_of_the_new(const struct reading *before, const struct reading *after)
+{
+    uint64_t least = 0;
+    for (uint32_t i = 0; i < after->count; i++)
+        if (!gs_reading_lists(before, after->pids[i]) && after->bytes[i] && after->bytes[i] <= LARGEST_CONTEXT_BYTES &&
+            (!least || after->bytes[i] < least))
+            least = after->bytes[i];
+    return least;
+}
+
+static uint64_t context_bytes(const struct birth *birth, struct own *own)
+{
+    struct gs_sight after;
+    gs_look_at_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
+    gs_learn_number(own, &birth->before.reading, &after.reading);
+    if (!gs_number_known())
+        gs_watch_kernels();
+    if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
+        return after.reading.mine - birth->before.reading.mine;
+    /* In the accounts stand own->charged and the reservation, both of them for what is being measured. */
+    if (after.reading.listed && gs_accounts_mine(&gs_accounts, own->card->index) == birth->counted) {
+        uint64_t other = birth->counted - birth->reserved;
+        return after.reading.mine > other ? after.reading.mine - other : 0;
+    }
+    uint64_t bytes = after.reading.listed || own->charged ? 0 : least_of_the_new(&birth->before.reading, &after.reading);
+    return bytes ? bytes : by_difference(birth, &after);
+}
+
+/* True if what was made fits under the limit. `key` is what it will be destroyed by. */
+static bool finish(struct birth *birth, bool made, const void *key)
+{
+    if (!birth->card)
+        return true;
+    if (!made) {
+        gs_settle(birth->card, birth->reserved, 0);
+        return true;
+    }
+    struct own *own = gs_own_of(birth->card);
+    uint64_t bytes = context_bytes(birth, own);
+    gs_settle(birth->card, birth->reserved, 0);
+    gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
+    if (!birth->green)
+        learn(birth->card, bytes);
+    gs_contexts_changed();
+    return !gs_over_limit(birth->card);
+}
+
+/* A context and all that was in it is gone. */
+static void ended(struct gs_card *card, CUcontext context, const void *key)
+{
+    if (!card || card->index >= GPUSLICE_CARDS)
+        return;
+    gs_contexts_changed();
+    if (context)
+        gs_drop_context(context);
+    gs_pools_changed();
+    if (!gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context))
+        gs_measure(card);
+}
+
+static int refuse(struct birth *birth)
+{
+    gs_refuse(birth->card);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+#define CREATE(symbol, green, call, undo)                                                                              \
+    do {                                                                                                               \
+        struct birth birth = {0};                                                                                      \
+        if (!gs_enter_cuda() || giving_birth)                                                                          \
+            return DRIVER(symbol) call;                                                                                \
+        struct gs_lock *births = begin_births(device);                                                                 \
+        begin(&birth, device, green);                                                                                  \
+        int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
+        if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
+            undo;                                                                                                      \
+            ended(birth.card, NULL, *context);                                                                         \
+            result = refuse(&birth);                                                                                   \
+        }                                                                                                              \
+        end_births(births);                                                                                            \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v2, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v3, false, (context, affinity, count, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v4, false, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsigned int flags)
+{
+    CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
+}
+
+static struct gs_card *card_of_context(CUcontext context)
+{
+    CUcontext popped;
+    struct gs_card *card = NULL;
+    if (context && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS) {
+        card = gs_current_place().card;
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+    }
+    return card;
+}
+
+#define DESTROY(symbol)                                                                                                \
+    do {                                                                                                               \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol)(context);                                                                            \
+        struct gs_card *card = card_of_context(context);                                                               \
+        int result = DRIVER(symbol)(context);                                                                          \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            ended(card, context, context);                                                                             \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuCtxDestroy(CUcontext context) { DESTROY(cuCtxDestroy); }
+int cuCtxDestroy_v2(CUcontext context) { DESTROY(cuCtxDestroy_v2); }
+
+/* Destroys with the last reference, which only the driver counts: afterwards it can tell whether the context lives. */
+int cuCtxDetach(CUcontext context)
+{
+    if (!gs_enter_cuda())
+        return DRIVER(cuCtxDetach)(context);
+    struct gs_card *card = card_of_context(context);
+    int result = DRIVER(cuCtxDetach)(context);
+    if (result == CUDA_SUCCESS && !card_of_context(context))
+        ended(card, context, context);
+    return result;
+}
+
+int cuGreenCtxDestroy(CUgreenCtx green)
+{
+    CUcontext context = NULL;
+    struct gs_card *card = NULL;
+    if (gs_enter_cuda() && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
+        card = card_of_context(context);
+    int result = DRIVER(cuGreenCtxDestroy)(green);
+    if (result == CUDA_SUCCESS)
+        ended(card, context, green);
+    return result;
+}
+
+/* ---- primary contexts: made by whoever asks first ---- */
+
+static bool is_active(CUdevice device)
+{
+    unsigned int flags;
+    int active = 0;
+    return DRIVER(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+static void remember_primary(CUdevice device, CUcontext context)
+{
+    if (device >= 0 && device < DEVICES)
+        __atomic_store_n(&primary_contexts[device], context, __ATOMIC_RELEASE);
+}
+
+static int retain_first(CUcontext *context, CUdevice device)
+{
+    struct birth birth = {0};
+    begin(&birth, device, false);
+    if (birth.refused)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);
+    if (result == CUDA_SUCCESS)
+        remember_primary(device, *context);
+    if (finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL))
+        return result;
+    if (gs_driver_has(GS_cuDevicePrimaryCtxRelease_v2))
+        DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
+    else
+        DRIVER(cuDevicePrimaryCtxRelease)(device);
+    ended(birth.card, *context, *context);
+    return refuse(&birth);
+}
+
+int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    if (!gs_enter_cuda() || giving_birth || is_active(device))
+        return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
+    struct gs_lock *births = begin_births(device);
+    int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
+    end_births(births);
+    return result;
+}
+
+/* The runtime, and libraries that draw, have ways to the driver that no name leads to. What came of it is found when its
+ * context is first used, and can be counted but not refused. */
+static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
+{
+    if (is_active(device))
+        remember_primary(device, context);
+    gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
+    gs_assume_number(gs_own_of(card));
+    if (gs_measure(card))
+        return;
+    gs_watch_kernels();
+    gs_add_piece(card, (uint64_t)(uintptr_t)context, 0, (int64_t)expected(card, device));
+}
+
+/* One that was reset may still be current. */
+static bool is_alive(void)
+{
+    size_t free_bytes, total;
+    int mode = gs_relax_capture();
+    bool alive = DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
+    gs_restore_capture(mode);
+    return alive;
+}
+
+void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context)
+{
+    if (giving_birth || !is_alive())
+        return;
+    struct gs_lock *births = begin_births(device);
+    if (!gs_has_context(card))
+        take_in(card, device, context);
+    end_births(births);
+}
+
+static void primary_ended(CUdevice device)
+{
+    if (device >= 0 && device < DEVICES && !is_active(device)) {
+        CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
+        if (context)
+            ended(gs_card_of_device(device), context, context);
+    }
+}
+
+#define END_PRIMARY(symbol)                                                                                            \
+    do {                                                                                                               \
+        bool active = gs_enter_cuda();                                                                                 \
+        int result = DRIVER(symbol)(device);                                                                           \
+        if (active && result == CUDA_SUCCESS)                                                                          \
+            primary_ended(device);                                                                                     \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuDevicePrimaryCtxRelease(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease); }
+int cuDevicePrimaryCtxRelease_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease_v2); }
+int cuDevicePrimaryCtxReset(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset); }
+int cuDevicePrimaryCtxReset_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset_v2); }
+

@@ -1,0 +1,345 @@
+/* Graphs with memory nodes. The driver takes their memory when a graph is instantiated, uploaded or launched, and
+ * keeps it for the next graph: what it tells to have reserved is charged. Before a call that may take memory, the
+ * most it can take is reserved: on each device the sum of the graph's allocations there. */
+#include "policy/core.h"
+#include "policy/driver_overhead.h"
+#include "hooks/pools.h"
+#include "policy/throttle.h"
+
+#define DEVICE_BITS 6
+#define DEVICES (1 << DEVICE_BITS)
+
+enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1, DEEPEST = 8 };
+
+static struct gs_table executables; /* → the devices it takes memory of, a bit each in `owner` */
+static struct gs_table parts;       /* executable and device → the most it takes there */
+
+void gs_forget_graphs(void)
+{
+    gs_table_forget(&executables);
+    gs_table_forget(&parts);
+}
+
+/* ---- adding nodes ---- */
+
+/* A node that was captured may not say where: then it is the current device. -1 for host memory. */
+static CUdevice device_of(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    CUdevice device = -1;
+    if (parameters->poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return parameters->poolProps.location.id;
+    if (parameters->poolProps.location.type == 0)
+        DRIVER(cuCtxGetDevice)(&device);
+    return device;
+}
+
+static struct gs_card *see(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    CUdevice device = device_of(parameters);
+    struct gs_card *card = device < DEVICES ? gs_card_of_device(device) : NULL;
+    if (card)
+        gs_graph_memory_seen(device, card);
+    return card;
+}
+
+/* One that never fits is refused here, where the program still knows what it asked for. */
+static bool never_fits(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    struct gs_card *card = see(parameters);
+    bool too_large = card && parameters->bytesize > card->limit_bytes;
+    if (too_large)
+        gs_refuse(card);
+    return too_large;
+}
+
+int cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count,
+                           CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    if (gs_enter_cuda() && parameters && never_fits(parameters))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return DRIVER(cuGraphAddMemAllocNode)(node, graph, before, count, parameters);
+}
+
+static bool refuse_node(const CUgraphNodeParams *parameters)
+{
+    return gs_enter_cuda() && parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+           never_fits(&parameters->of.alloc);
+}
+
+int cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count,
+                   CUgraphNodeParams *parameters)
+{
+    if (refuse_node(parameters))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return DRIVER(cuGraphAddNode)(node, graph, before, count, parameters);
+}
+
+int cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count,
+                      CUgraphNodeParams *parameters)
+{
+    if (refuse_node(parameters))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return DRIVER(cuGraphAddNode_v2)(node, graph, before, edges, count, parameters);
+}
+
+int cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count,
+                      CUgraphNodeParams *parameters)
+{
+    if (refuse_node(parameters))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return DRIVER(cuGraphAddNode_v3)(node, graph, before, edges, count, parameters);
+}
+
+/* ---- how much a graph may take ---- */
+
+struct demand {
+    uint64_t devices; /* a bit for each of which there is any */
+    uint64_t bytes[DEVICES];
+};
+
+static void add_demand(struct demand *demand, CUdevice device, uint64_t bytes)
+{
+    demand->devices |= UINT64_C(1) << device;
+    if (__builtin_add_overflow(demand->bytes[device], bytes, &demand->bytes[device]))
+        demand->bytes[device] = UINT64_MAX;
+}
+
+/* The next device after this one; DEVICES behind the last. -1 stands before the first. */
+static CUdevice next_device(uint64_t devices, CUdevice device)
+{
+    uint64_t left = device < DEVICES - 1 ? devices >> (device + 1) << (device + 1) : 0;
+    return left ? (CUdevice)__builtin_ctzll(left) : DEVICES;
+}
+
+#define FOR_EACH_DEVICE(device, devices)                                                                               \
+    for (CUdevice device = next_device(devices, -1); device < DEVICES; device = next_device(devices, device))
+
+static void add_graph(struct demand *demand, CUgraph graph, int depth);
+
+static void add_node(struct demand *demand, CUgraphNode node, int depth)
+{
+    int type;
+    CUgraph child;
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+    if (DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
+        return;
+    if (type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
+        add_graph(demand, child, depth + 1);
+    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+        DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS && see(&parameters))
+        add_demand(demand, device_of(&parameters), gs_round_up(parameters.bytesize, GS_PAGE_BYTES));
+}
+
+static void add_graph(struct demand *demand, CUgraph graph, int depth)
+{
+    size_t count = 0;
+    if (depth > DEEPEST || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count)
+        return;
+    CUgraphNode *nodes = gs_map_private(count * sizeof *nodes);
+    size_t got = count;
+    if (nodes && DRIVER(cuGraphGetNodes)(graph, nodes, &got) == CUDA_SUCCESS)
+        for (size_t i = 0; i < got && i < count; i++)
+            add_node(demand, nodes[i], depth);
+    if (nodes)
+        gs_unmap(nodes, count * sizeof *nodes);
+}
+
+static struct demand demand_of(CUgraph graph)
+{
+    struct demand demand = {0};
+    if (gs_graph_memory_exists())
+        add_graph(&demand, graph, 0);
+    return demand;
+}
+
+/* What is reserved for graphs already serves the next; what is in use does not, but for a graph's own repetition. */
+static uint64_t missing(uint64_t bytes, CUdevice device, bool again)
+{
+    uint64_t reserved = 0, used = 0;
+    if (!gs_ask_graph_memory(device, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &reserved))
+        return bytes;
+    if (!again)
+        gs_ask_graph_memory(device, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used);
+    uint64_t idle = reserved > used ? reserved - used : 0;
+    return bytes > idle ? bytes - idle : 0;
+}
+
+struct step {
+    uint64_t devices; /* where something is reserved */
+    uint64_t reserved[DEVICES];
+};
+
+static void finish(const struct step *step)
+{
+    FOR_EACH_DEVICE(device, step->devices) {
+        gs_graph_settle(device, gs_card_of_device(device), step->reserved[device]);
+    }
+}
+
+/* False: refused on one of the devices, and on none is anything reserved. */
+static bool begin(struct step *step, const struct demand *demand, bool again)
+{
+    step->devices = 0;
+    FOR_EACH_DEVICE(device, demand->devices) {
+        step->reserved[device] = missing(demand->bytes[device], device, again);
+        if (!gs_reserve(gs_card_of_device(device), step->reserved[device])) {
+            finish(step);
+            return false;
+        }
+        step->devices |= UINT64_C(1) << device;
+    }
+    return true;
+}
+
+/* ---- instantiating ---- */
+
+static uint64_t part_of(CUgraphExec graph, CUdevice device)
+{
+    return (uint64_t)(uintptr_t)graph << DEVICE_BITS | (uint64_t)device; /* addresses leave the highest bits free */
+}
+
+static void remember(CUgraphExec made, const struct demand *demand)
+{
+    FOR_EACH_DEVICE(device, demand->devices) {
+        gs_table_put(&parts, &(struct gs_entry){.key = part_of(made, device), .bytes = demand->bytes[device]});
+    }
+    if (demand->devices)
+        gs_table_put(&executables, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made, .owner = demand->devices});
+}
+
+static void recall(CUgraphExec graph, uint64_t devices, struct demand *demand)
+{
+    struct gs_entry part;
+    *demand = (struct demand){.devices = devices};
+    FOR_EACH_DEVICE(device, devices) {
+        if (gs_table_get(&parts, part_of(graph, device), &part))
+            demand->bytes[device] = part.bytes;
+    }
+}
+
+/* Before the driver's call: afterwards another may be given the same address. */
+static bool forget(CUgraphExec graph)
+{
+    struct gs_entry whole, part;
+    if (!gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &whole))
+        return false;
+    FOR_EACH_DEVICE(device, whole.owner) {
+        gs_table_take(&parts, part_of(graph, device), &part);
+    }
+    return true;
+}
+
+#define INSTANTIATE(symbol, call)                                                                                      \
+    do {                                                                                                               \
+        struct step step;                                                                                              \
+        if (!gs_enter_cuda() || gs_likely(!gs_graph_memory_exists()))                                                  \
+            return DRIVER(symbol) call;                                                                                \
+        struct demand demand = demand_of(graph);                                                                       \
+        if (!begin(&step, &demand, false))                                                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        int result = DRIVER(symbol) call;                                                                              \
+        finish(&step);                                                                                                 \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            remember(*made, &demand);                                                                                  \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuGraphInstantiate(CUgraphExec *made, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
+{
+    INSTANTIATE(cuGraphInstantiate, (made, graph, failed, log, room));
+}
+
+int cuGraphInstantiate_v2(CUgraphExec *made, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
+{
+    INSTANTIATE(cuGraphInstantiate_v2, (made, graph, failed, log, room));
+}
+
+int cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, unsigned long long flags)
+{
+    INSTANTIATE(cuGraphInstantiateWithFlags, (made, graph, flags));
+}
+
+int cuGraphInstantiateWithParams(CUgraphExec *made, CUgraph graph, void *parameters)
+{
+    INSTANTIATE(cuGraphInstantiateWithParams, (made, graph, parameters));
+}
+
+int cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, void *parameters)
+{
+    INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (made, graph, parameters));
+}
+
+int cuGraphExecDestroy(CUgraphExec graph)
+{
+    bool known = gs_enter_cuda() && gs_graph_memory_exists() && forget(graph);
+    int result = DRIVER(cuGraphExecDestroy)(graph);
+    if (known)
+        gs_pools_changed();
+    return result;
+}
+
+int cuDeviceGraphMemTrim(CUdevice device)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuDeviceGraphMemTrim)(device);
+    if (active)
+        gs_pools_changed();
+    return result;
+}
+
+/* ---- uploading and launching ---- */
+
+#define RUN(symbol, call)                                                                                              \
+    do {                                                                                                               \
+        struct gs_entry entry;                                                                                         \
+        struct demand demand;                                                                                          \
+        struct step step;                                                                                              \
+        if (gs_likely(!gs_graph_memory_exists()) || !gs_enter_cuda() ||                                                \
+            !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))                                           \
+            return DRIVER(symbol) call;                                                                                \
+        recall(graph, entry.owner, &demand);                                                                           \
+        if (!begin(&step, &demand, entry.kind == LAUNCHED))                                                            \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        int result = DRIVER(symbol) call;                                                                              \
+        finish(&step);                                                                                                 \
+        if (result == CUDA_SUCCESS && entry.kind != LAUNCHED) {                                                        \
+            entry.kind = LAUNCHED;                                                                                     \
+            gs_table_put(&executables, &entry);                                                                        \
+        }                                                                                                              \
+        return result;                                                                                                 \
+    } while (0)
+
+static int upload(CUgraphExec graph, CUstream stream)
+{
+    RUN(cuGraphUpload, (graph, stream));
+}
+
+static int upload_own(CUgraphExec graph, CUstream stream)
+{
+    RUN(cuGraphUpload_ptsz, (graph, stream));
+}
+
+int cuGraphUpload(CUgraphExec graph, CUstream stream)
+{
+    gs_enter_cuda();
+    return upload(graph, stream);
+}
+
+int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
+{
+    gs_enter_cuda();
+    return upload_own(graph, stream);
+}
+
+static int launch(CUgraphExec graph, CUstream stream)
+{
+    RUN(cuGraphLaunch, (graph, stream));
+}
+
+static int launch_own(CUgraphExec graph, CUstream stream)
+{
+    RUN(cuGraphLaunch_ptsz, (graph, stream));
+}
+
+int cuGraphLaunch(CUgraphExec graph, CUstream stream) { THROTTLED(launch(graph, stream), stream, false, gs_work_key(graph, 0)); }
+int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { THROTTLED(launch_own(graph, stream), stream, true, gs_work_key(graph, 0)); }

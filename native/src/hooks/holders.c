@@ -1,0 +1,256 @@
+/* What keeps physical memory alive without a mapping: a sparse array's tiles, a multicast group's members, what is bound
+ * to a logical endpoint. Each is a pin: a reference that goes with its place or with its holder. */
+#include "policy/driver_overhead.h"
+#include "hooks/physical.h"
+
+#define OFFSET_STEP_BITS 16 /* no offset into a group is finer, and so it fits an entry's `kind` */
+#define AT_ONCE 64
+
+static struct gs_table pins; /* place → object; the holder is in `bytes` */
+static _Atomic uint64_t last_pin;
+static bool pins_exist;
+
+void gs_forget_holders(void) { gs_table_forget(&pins); }
+
+static void unpin_place(uint64_t place)
+{
+    struct gs_entry entry = {0};
+    bool pinned = gs_table_take(&pins, place, &entry);
+    if (pinned)
+        gs_physical_drop(entry.owner);
+}
+
+static void pin(struct gs_entry place)
+{
+    if (!place.owner)
+        return;
+    gs_physical_hold(place.owner);
+    unpin_place(place.key); /* mapped anew: the old tile is free */
+    gs_table_put(&pins, &place);
+    __atomic_store_n(&pins_exist, true, __ATOMIC_RELAXED);
+}
+
+/* ---- letting go ---- */
+
+struct range {
+    uint64_t holder, from, to; /* offsets in steps */
+    uint32_t card;             /* GPUSLICE_CARDS for any */
+    uint64_t objects[AT_ONCE];
+    uint32_t count;
+};
+
+static bool is_in(const struct gs_entry *entry, const struct range *range)
+{
+    return entry->bytes == range->holder && entry->kind >= range->from && entry->kind < range->to &&
+           (range->card == GPUSLICE_CARDS || entry->card == range->card);
+}
+
+static bool gather(struct gs_entry *entry, void *context)
+{
+    struct range *range = context;
+    if (range->count == AT_ONCE || !is_in(entry, range))
+        return false;
+    range->objects[range->count++] = entry->owner;
+    return true;
+}
+
+/* Dropped outside the table's locks, since the last reference to a group lets go of its own members. */
+static void unpin_range(struct range range)
+{
+    if (gs_likely(!__atomic_load_n(&pins_exist, __ATOMIC_RELAXED)))
+        return;
+    do {
+        range.count = 0;
+        gs_table_sift(&pins, gather, &range);
+        for (uint32_t i = 0; i < range.count; i++)
+            gs_physical_drop(range.objects[i]);
+    } while (range.count == AT_ONCE);
+}
+
+void gs_unpin(uint64_t holder)
+{
+    unpin_range((struct range){.holder = holder, .to = UINT64_MAX, .card = GPUSLICE_CARDS});
+}
+
+/* ---- sparse arrays ---- */
+
+static uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29; }
+
+static uint64_t tile_of(const CUarrayMapInfo *info)
+{
+    const unsigned int *words = (const unsigned int *)&info->subresource.sparseLevel;
+    uint64_t hash = mixed((uint64_t)(uintptr_t)info->resource, (uint64_t)info->subresourceType + 1);
+    if (info->subresourceType != 0) {
+        hash = mixed(hash, info->subresource.miptail.layer + 1);
+        return mixed(hash, info->subresource.miptail.offset) | 1;
+    }
+    for (int i = 0; i < 8; i++)
+        hash = mixed(hash, words[i] + 1);
+    return hash | 1;
+}
+
+static void note_tile(const CUarrayMapInfo *info)
+{
+    if (info->memOperationType == CU_MEM_OPERATION_TYPE_MAP)
+        pin((struct gs_entry){.key = tile_of(info),
+                              .bytes = (uint64_t)(uintptr_t)info->resource,
+                              .owner = gs_physical_of_handle(info->memHandle)});
+    else
+        unpin_place(tile_of(info));
+}
+
+static int note_tiles(int result, const CUarrayMapInfo *list, unsigned int count)
+{
+    for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
+        note_tile(&list[i]);
+    return result;
+}
+
+int cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemMapArrayAsync)(list, count, stream);
+    return active ? note_tiles(result, list, count) : result;
+}
+
+int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
+    return active ? note_tiles(result, list, count) : result;
+}
+
+/* ---- groups and endpoints ---- */
+
+/* Each device of a group binds memory of its own at the same offset. */
+static void bind(uint64_t holder, uint32_t card, uint64_t offset, uint64_t object)
+{
+    if (holder && object)
+        pin((struct gs_entry){.key = atomic_fetch_add(&last_pin, 1) << 1 | UINT64_C(1) << 63,
+                              .bytes = holder,
+                              .owner = object,
+                              .kind = (uint32_t)(offset >> OFFSET_STEP_BITS),
+                              .card = card});
+}
+
+static void bind_addresses(uint64_t holder, uint32_t card, uint64_t offset, CUdeviceptr address, uint64_t bytes)
+{
+    CUdeviceptr at = address, end = address + bytes, next;
+    for (uint64_t object; at < end && (object = gs_physical_behind(at, &next)); at = next)
+        bind(holder, card < GPUSLICE_CARDS ? card : gs_physical_card(object), offset + (at - address), object);
+}
+
+static void unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t bytes)
+{
+    struct gs_card *card = gs_card_of_device(device);
+    unpin_range((struct range){.holder = holder,
+                               .from = offset >> OFFSET_STEP_BITS,
+                               .to = (offset + bytes + (1u << OFFSET_STEP_BITS) - 1) >> OFFSET_STEP_BITS,
+                               .card = card ? card->index : GPUSLICE_CARDS});
+}
+
+static uint32_t index_of(CUdevice device)
+{
+    struct gs_card *card = gs_card_of_device(device);
+    return card ? card->index : GPUSLICE_CARDS;
+}
+
+int cuMulticastCreate(CUmemGenericAllocationHandle *group, const void *properties)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMulticastCreate)(group, properties);
+    if (active && result == CUDA_SUCCESS)
+        gs_physical_made(*group, NULL, 0, GS_GROUP);
+    return result;
+}
+
+int cuMulticastBindMem(CUmemGenericAllocationHandle group, size_t group_offset, CUmemGenericAllocationHandle handle,
+                       size_t offset, size_t bytes, unsigned long long flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMulticastBindMem)(group, group_offset, handle, offset, bytes, flags);
+    uint64_t object = gs_physical_of_handle(handle);
+    if (active && result == CUDA_SUCCESS)
+        bind(gs_physical_of_handle(group), gs_physical_card(object), group_offset, object);
+    return result;
+}
+
+int cuMulticastBindMem_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
+                          CUmemGenericAllocationHandle handle, size_t offset, size_t bytes, unsigned long long flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMulticastBindMem_v2)(group, device, group_offset, handle, offset, bytes, flags);
+    if (active && result == CUDA_SUCCESS)
+        bind(gs_physical_of_handle(group), index_of(device), group_offset, gs_physical_of_handle(handle));
+    return result;
+}
+
+int cuMulticastBindAddr(CUmemGenericAllocationHandle group, size_t group_offset, CUdeviceptr address, size_t bytes,
+                        unsigned long long flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMulticastBindAddr)(group, group_offset, address, bytes, flags);
+    if (active && result == CUDA_SUCCESS)
+        bind_addresses(gs_physical_of_handle(group), GPUSLICE_CARDS, group_offset, address, bytes);
+    return result;
+}
+
+int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
+                           CUdeviceptr address, size_t bytes, unsigned long long flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMulticastBindAddr_v2)(group, device, group_offset, address, bytes, flags);
+    if (active && result == CUDA_SUCCESS)
+        bind_addresses(gs_physical_of_handle(group), index_of(device), group_offset, address, bytes);
+    return result;
+}
+
+int cuMulticastUnbind(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset, size_t bytes)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
+    if (active && result == CUDA_SUCCESS)
+        unbind(gs_physical_of_handle(group), device, group_offset, bytes);
+    return result;
+}
+
+static uint64_t holder_of(CUlogicalEndpointId endpoint) { return mixed(13, endpoint) | UINT64_C(1) << 63; }
+
+int cuLogicalEndpointBindMem(CUlogicalEndpointId endpoint, CUdevice device, uint64_t endpoint_offset,
+                             CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes,
+                             unsigned long long flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuLogicalEndpointBindMem)(endpoint, device, endpoint_offset, handle, offset, bytes, flags);
+    if (active && result == CUDA_SUCCESS)
+        bind(holder_of(endpoint), index_of(device), endpoint_offset, gs_physical_of_handle(handle));
+    return result;
+}
+
+int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uint64_t endpoint_offset, void *address,
+                              uint64_t bytes, unsigned long long flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuLogicalEndpointBindAddr)(endpoint, device, endpoint_offset, address, bytes, flags);
+    if (active && result == CUDA_SUCCESS)
+        bind_addresses(holder_of(endpoint), index_of(device), endpoint_offset, (CUdeviceptr)(uintptr_t)address, bytes);
+    return result;
+}
+
+int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint64_t offset, uint64_t bytes)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
+    if (active && result == CUDA_SUCCESS)
+        unbind(holder_of(endpoint), device, offset, bytes);
+    return result;
+}
+
+int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuLogicalEndpointDestroy)(endpoint);
+    if (active && result == CUDA_SUCCESS)
+        gs_unpin(holder_of(endpoint));
+    return result;
+}

@@ -1,0 +1,112 @@
+/* Other processes' memory opened here, and ours opened by others: counted once, where it was made. */
+#include "policy/core.h"
+#include "policy/driver_overhead.h"
+
+static struct gs_table opened; /* address → times opened */
+
+static uint64_t bytes_at(CUdeviceptr address)
+{
+    CUdeviceptr base;
+    size_t bytes = 0;
+    return DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS ? bytes : 0;
+}
+
+void gs_forget_imports(void) { gs_table_forget(&opened); }
+
+static void mark_exported(CUdeviceptr address)
+{
+    struct gs_entry entry;
+    CUdeviceptr base;
+    size_t bytes;
+    if (DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS)
+        address = base;
+    if (!gs_table_get(&gs_held, address, &entry) || entry.kind != GS_LINEAR)
+        return;
+    entry.kind |= GS_EXPORTED;
+    gs_accounts_exported(&gs_accounts, entry.card, entry.bytes);
+    gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+    gs_table_put(&gs_held, &entry);
+}
+
+int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuIpcGetMemHandle)(handle, address);
+    if (active && result == CUDA_SUCCESS)
+        mark_exported(address);
+    return result;
+}
+
+static void note_opened(struct gs_place place, CUdeviceptr address)
+{
+    if (!place.card)
+        return;
+    gs_accounts_imported(&gs_accounts, place.card->index, 1);
+    if (gs_table_count(&opened, address, 1) == 0)
+        gs_doubt(place.card->index, GS_PERHAPS_MORE, (int64_t)bytes_at(address));
+}
+
+int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuIpcOpenMemHandle)(address, handle, flags);
+    if (active && result == CUDA_SUCCESS)
+        note_opened(gs_current_place(), *address);
+    return result;
+}
+
+int cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuIpcOpenMemHandle_v2)(address, handle, flags);
+    if (active && result == CUDA_SUCCESS)
+        note_opened(gs_current_place(), *address);
+    return result;
+}
+
+int cuIpcCloseMemHandle(CUdeviceptr address)
+{
+    struct gs_place place = {0};
+    if (gs_enter_cuda())
+        place = gs_current_place();
+    uint64_t bytes = place.card ? bytes_at(address) : 0;
+    int result = DRIVER(cuIpcCloseMemHandle)(address);
+    if (!place.card || result != CUDA_SUCCESS)
+        return result;
+    uint64_t times = gs_table_count(&opened, address, -1);
+    if (times)
+        gs_accounts_imported(&gs_accounts, place.card->index, -1);
+    if (times == 1)
+        gs_doubt(place.card->index, GS_PERHAPS_MORE, -(int64_t)bytes);
+    return result;
+}
+
+int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
+{
+    struct gs_place place = {0};
+    if (gs_enter_cuda())
+        place = gs_current_place();
+    int result = DRIVER(cuImportExternalMemory)(memory, description);
+    if (place.card && result == CUDA_SUCCESS) {
+        gs_accounts_imported(&gs_accounts, place.card->index, 1);
+        gs_doubt(place.card->index, GS_PERHAPS_MORE, (int64_t)description->size);
+        gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*memory,
+                                                  .bytes = description->size,
+                                                  .owner = (uint64_t)(uintptr_t)place.context,
+                                                  .kind = GS_IMPORT,
+                                                  .card = place.card->index});
+    }
+    return result;
+}
+
+int cuDestroyExternalMemory(CUexternalMemory memory)
+{
+    struct gs_entry entry;
+    bool known = gs_enter_cuda() && gs_table_take(&gs_held, (uint64_t)(uintptr_t)memory, &entry);
+    int result = DRIVER(cuDestroyExternalMemory)(memory);
+    if (known && result == CUDA_SUCCESS)
+        gs_release_entry(&entry);
+    else if (known)
+        gs_table_put(&gs_held, &entry);
+    return result;
+}

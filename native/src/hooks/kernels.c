@@ -1,0 +1,107 @@
+/* Since 12.2 drivers load a kernel's code when it is first asked for or launched. Where NVML has a figure for this process, the next
+ * measurement finds it; elsewhere what the card loses during that launch is taken for it. A neighbour may grow in the same
+ * instant: no kernel brings more than so much, and all of a context no more than so much. */
+#include "hooks/kernels.h"
+
+#include <string.h>
+
+#include "policy/measured.h"
+#include "policy/driver_overhead.h"
+
+#define LARGEST_CODE_BYTES (UINT64_C(64) << 20) /* of one first launch: code, and the local memory that it wants */
+#define MOST_CODE_BYTES (UINT64_C(1) << 30)     /* of a context */
+
+bool gs_kernels_watched;
+CUfunction gs_kernels_seen[GS_KERNELS_AT_HAND]; /* those launched last, by a few bits of their address */
+
+static struct gs_table launched; /* all of them */
+static _Atomic bool measuring;   /* by one thread at a time: two would measure each other */
+
+static _Thread_local struct {
+    struct gs_place place;
+    struct gs_glance before;
+    bool measured;
+} first __attribute__((tls_model("initial-exec")));
+
+void gs_watch_kernels(void) { __atomic_store_n(&gs_kernels_watched, true, __ATOMIC_RELAXED); }
+
+void gs_forget_kernels(void)
+{
+    gs_kernels_watched = false;
+    memset(gs_kernels_seen, 0, sizeof gs_kernels_seen);
+    measuring = false;
+    first.measured = false;
+    gs_table_forget(&launched);
+}
+
+static bool is_known(CUfunction function)
+{
+    struct gs_entry entry = {.key = (uint64_t)(uintptr_t)function};
+    bool known = !function || gs_table_get(&launched, entry.key, &entry) || !gs_table_put(&launched, &entry);
+    __atomic_store_n(&gs_kernels_seen[gs_kernel_place(function)], function, __ATOMIC_RELAXED);
+    return known;
+}
+
+void gs_code_may_come(void)
+{
+    bool nobody = false;
+    first.measured = __atomic_load_n(&gs_kernels_watched, __ATOMIC_RELAXED) && !gs_number_known() &&
+                     atomic_compare_exchange_strong(&measuring, &nobody, true);
+    if (!first.measured)
+        return;
+    first.before.known = false;
+    first.place = gs_current_place();
+    if (first.place.card && first.place.card->index < GPUSLICE_CARDS)
+        gs_glance(first.place.card, &first.before);
+}
+
+void gs_first_launch(CUfunction function)
+{
+    first.measured = false;
+    if (!is_known(function))
+        gs_code_may_come();
+}
+
+/* A key of its own beside the context's. */
+static uint64_t key_of_code(CUcontext context) { return (uint64_t)(uintptr_t)context + 3; }
+
+static void charge_code(void)
+{
+    struct gs_glance after;
+    struct gs_card *card = first.place.card;
+    gs_glance(card, &after);
+    if (!after.known || after.held != first.before.held || after.device_used <= first.before.device_used)
+        return;
+    uint64_t grown = after.device_used - first.before.device_used, key = key_of_code(first.place.context);
+    if (grown <= LARGEST_CODE_BYTES && gs_piece(key) + grown <= MOST_CODE_BYTES)
+        gs_add_piece(card, key, (uint64_t)(uintptr_t)first.place.context, (int64_t)grown);
+}
+
+int gs_code_came(int result)
+{
+    if (!first.measured)
+        return result;
+    if (first.before.known && result == CUDA_SUCCESS)
+        charge_code();
+    first.measured = false;
+    measuring = false;
+    return result;
+}
+
+/* ---- calls that may bring code before it is launched ---- */
+
+#define BRING(symbol, call)                                                                                            \
+    do {                                                                                                               \
+        if (gs_enter_cuda())                                                                                           \
+            gs_code_may_come();                                                                                        \
+        return gs_code_came(DRIVER(symbol) call);                                                                      \
+    } while (0)
+
+int cuLibraryGetModule(CUmodule *module, CUlibrary library) { BRING(cuLibraryGetModule, (module, library)); }
+int cuKernelGetFunction(CUfunction *function, CUkernel kernel) { BRING(cuKernelGetFunction, (function, kernel)); }
+int cuFuncLoad(CUfunction function) { BRING(cuFuncLoad, (function)); }
+
+int cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    BRING(cuModuleGetFunction, (function, module, name));
+}

@@ -1,0 +1,89 @@
+/* Launches: a test of one flag where nothing is throttled. */
+#include "hooks/kernels.h"
+#include "policy/throttle.h"
+
+#define BLOCKS ((uint64_t)grid_x * grid_y * grid_z)
+
+static uint64_t key_of(CUfunction function, const CUlaunchConfig *config)
+{
+    return gs_work_key(function, config ? (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ : 0);
+}
+
+int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                   CUstream stream, void **parameters, void **extra)
+{
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                       shared_bytes, stream, parameters, extra)),
+              stream, false, gs_work_key(function, BLOCKS));
+}
+
+int cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        CUstream stream, void **parameters, void **extra)
+{
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                            shared_bytes, stream, parameters, extra)),
+              stream, true, gs_work_key(function, BLOCKS));
+}
+
+int cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    CUstream stream = config ? config->hStream : NULL;
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernelEx)(config, function, parameters, extra)), stream, false,
+              key_of(function, config));
+}
+
+int cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+    CUstream stream = config ? config->hStream : NULL;
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra)), stream, true,
+              key_of(function, config));
+}
+
+int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                              unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                              unsigned int shared_bytes, CUstream stream, void **parameters)
+{
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y,
+                                                                  block_z, shared_bytes, stream, parameters)),
+              stream, false, gs_work_key(function, BLOCKS));
+}
+
+int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                   unsigned int shared_bytes, CUstream stream, void **parameters)
+{
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y,
+                                                                       block_z, shared_bytes, stream, parameters)),
+              stream, true, gs_work_key(function, BLOCKS));
+}
+
+/* One launch on each of several devices. */
+#define MOST_DEVICES 64u
+
+int cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
+{
+    struct gs_work works[MOST_DEVICES];
+    if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)) || !launches || count > MOST_DEVICES)
+        return DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
+    for (unsigned int i = 0; i < count; i++)
+        works[i] = gs_work_begin(launches[i].hStream, false, gs_work_key(launches[i].function, launches[i].gridDimX));
+    int result = DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
+    for (unsigned int i = 0; i < count; i++)
+        gs_work_end(&works[i], result == CUDA_SUCCESS);
+    return result;
+}
+
+int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, false, gs_work_key(function, 1)); }
+
+int cuLaunchGrid(CUfunction function, int width, int height)
+{
+    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false, gs_work_key(function, (uint64_t)width * (uint64_t)height));
+}
+
+int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+{
+    THROTTLED(DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false,
+              gs_work_key(function, (uint64_t)width * (uint64_t)height));
+}

@@ -1,0 +1,193 @@
+/* What the container is told: its share is the card, and it is alone on it. */
+#include "policy/core.h"
+#include "system/os.h"
+#include "policy/driver_overhead.h"
+#include "hooks/pools.h"
+
+#define SWEEP_EVERY_NS UINT64_C(100000000)
+enum { NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_NOT_SUPPORTED = 3 };
+
+/* The memory of a process that died is free again, also for those who only look. */
+static void sweep_sometimes(void)
+{
+    static _Atomic uint64_t swept_ns;
+    uint64_t now = gs_coarse_ns(), last = atomic_load_explicit(&swept_ns, memory_order_relaxed);
+    if (now - last >= SWEEP_EVERY_NS && atomic_compare_exchange_strong(&swept_ns, &last, now))
+        gs_accounts_sweep(&gs_accounts);
+}
+
+struct share {
+    uint64_t total, used, free;
+};
+
+/* At most what the card has, and free at most what the card has free. */
+static struct share share_of(const struct gs_card *card, uint64_t card_total, uint64_t card_free)
+{
+    struct share share = {.total = card->limit_bytes < card_total ? card->limit_bytes : card_total};
+    share.used = gs_used(card);
+    share.free = share.used < share.total ? share.total - share.used : 0;
+    share.free = share.free < card_free ? share.free : card_free;
+    return share;
+}
+
+static uint32_t narrow(uint64_t bytes) { return bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX; }
+
+static struct gs_card *limited(struct gs_card *card)
+{
+    return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL;
+}
+
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    size_t card_free, card_total;
+    bool active = gs_enter_cuda();
+    if (!active || !free_bytes || !total_bytes)
+        return DRIVER(cuMemGetInfo_v2)(free_bytes, total_bytes);
+    int result = DRIVER(cuMemGetInfo_v2)(&card_free, &card_total);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct gs_card *card = limited(gs_current_place().card);
+    *free_bytes = card_free;
+    *total_bytes = card_total;
+    if (card) {
+        gs_pools_changed();
+        gs_measure_sometimes(card);
+        sweep_sometimes();
+        struct share share = share_of(card, card_total, card_free);
+        *free_bytes = share.free;
+        *total_bytes = share.total;
+    }
+    return result;
+}
+
+int cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemGetInfo)(free_bytes, total_bytes);
+    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_current_place().card) : NULL;
+    if (card && free_bytes && total_bytes) {
+        struct share share = share_of(card, UINT64_MAX, UINT64_MAX);
+        *free_bytes = narrow(share.free);
+        *total_bytes = narrow(share.total);
+    }
+    return result;
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
+    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
+    if (card && bytes && *bytes > card->limit_bytes)
+        *bytes = card->limit_bytes;
+    return result;
+}
+
+int cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuDeviceTotalMem)(bytes, device);
+    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
+    if (card && bytes)
+        *bytes = narrow(card->limit_bytes);
+    return result;
+}
+
+/* ---- NVML ---- */
+
+static struct gs_card *card_of_handle(nvmlDevice_t device)
+{
+    char uuid[GPUSLICE_UUID_BYTES];
+    return DRIVER(nvmlDeviceGetUUID)(device, uuid, sizeof uuid) == NVML_SUCCESS ? gs_card_of_uuid(uuid) : NULL;
+}
+
+int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    bool active = gs_enter_nvml();
+    int result = DRIVER(nvmlDeviceGetMemoryInfo)(device, memory);
+    struct gs_card *card = active && result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
+    if (card) {
+        gs_accounts_sweep(&gs_accounts);
+        struct share share = share_of(card, memory->total, UINT64_MAX);
+        *memory = (nvmlMemory_t){.total = share.total, .free = share.free, .used = share.used};
+    }
+    return result;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    bool active = gs_enter_nvml();
+    int result = DRIVER(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+    struct gs_card *card = active && result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
+    if (card) {
+        gs_accounts_sweep(&gs_accounts);
+        struct share share = share_of(card, memory->total, UINT64_MAX);
+        memory->total = share.total;
+        memory->reserved = 0; /* what the driver keeps for itself is not in a share */
+        memory->free = share.free;
+        memory->used = share.used;
+    }
+    return result;
+}
+
+/* Other processes are nobody's business, and our own are not known here by the numbers NVML gives them: the table is
+ * empty, as in any container. The driver still says whether the question was right. */
+static int empty_list(nvmlDevice_t device, unsigned int *count)
+{
+    char uuid[GPUSLICE_UUID_BYTES];
+    int result = DRIVER(nvmlDeviceGetUUID)(device, uuid, sizeof uuid);
+    if (result == NVML_SUCCESS && !count)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (result == NVML_SUCCESS)
+        *count = 0;
+    return result;
+}
+
+#define LIST(symbol)                                                                                                   \
+    int symbol(nvmlDevice_t device, unsigned int *count, void *list)                                                   \
+    {                                                                                                                  \
+        if (!gs_enter_nvml() || !gs_driver_has(GS_##symbol))                                                           \
+            return DRIVER(symbol)(device, count, list);                                                                \
+        return empty_list(device, count);                                                                              \
+    }
+
+LIST(nvmlDeviceGetComputeRunningProcesses)
+LIST(nvmlDeviceGetComputeRunningProcesses_v2)
+LIST(nvmlDeviceGetComputeRunningProcesses_v3)
+LIST(nvmlDeviceGetGraphicsRunningProcesses)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+int nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+{
+    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetAccountingPids))
+        return DRIVER(nvmlDeviceGetAccountingPids)(device, count, pids);
+    return empty_list(device, count);
+}
+
+int nvmlDeviceGetProcessUtilization(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since)
+{
+    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetProcessUtilization))
+        return DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
+    int result = empty_list(device, count);
+    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
+}
+
+/* Both structures begin with their version; the count is the second and the third word. */
+int nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, void *info)
+{
+    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetProcessesUtilizationInfo))
+        return DRIVER(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
+    int result = empty_list(device, info ? (unsigned int *)info + 1 : NULL);
+    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
+}
+
+int nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list)
+{
+    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetRunningProcessDetailList))
+        return DRIVER(nvmlDeviceGetRunningProcessDetailList)(device, list);
+    return empty_list(device, list ? (unsigned int *)list + 2 : NULL);
+}

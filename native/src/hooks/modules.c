@@ -1,0 +1,159 @@
+/* Modules, libraries and heaps: known only once they are there. What a kernel's code takes when it is first used, as
+ * drivers load it since 12.2, is seen at the next measurement, where NVML names this process. */
+#include "policy/measured.h"
+#include "policy/driver_overhead.h"
+
+struct load {
+    struct gs_card *card;
+    CUcontext context;
+    struct gs_sight before;
+    int64_t grown, most; /* by difference; at most what a second look allows */
+    bool measured, repeated;
+};
+
+static bool begin(struct load *load)
+{
+    struct gs_place place = gs_current_place();
+    *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
+    if (!place.card || place.card->index >= GPUSLICE_CARDS)
+        return false;
+    if (!gs_number_known()) /* else measured afterwards, and that is all */
+        gs_look_at_card(load->card, &load->before, GS_MEMORY);
+    return true;
+}
+
+/* Whether what was loaded fits; it is charged. */
+static bool fits(struct load *load, uint64_t key)
+{
+    struct gs_sight after;
+    load->measured = gs_measure(load->card);
+    if (!load->measured) {
+        gs_look_at_card(load->card, &after, GS_MEMORY);
+        load->grown = gs_grown(&load->before, &after);
+        load->grown = load->grown < load->most ? load->grown : load->most;
+        load->before = after; /* the state that an undoing starts from */
+        gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, load->grown);
+    }
+    return !gs_over_limit(load->card);
+}
+
+/* After it was undone. Perhaps a neighbour grew in the same instant: what the card got back now is a second opinion, and
+ * if by that it fits, it is loaded once more. */
+static bool again(struct load *load, uint64_t key)
+{
+    struct gs_sight after;
+    if (load->measured) {
+        gs_measure(load->card);
+    } else {
+        gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, -load->grown);
+        gs_look_at_card(load->card, &after, GS_MEMORY);
+        int64_t returned = -gs_grown(&load->before, &after);
+        load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
+        load->before = after;
+        if (!load->repeated && load->most < load->grown &&
+            gs_used(load->card) + (uint64_t)load->most <= load->card->limit_bytes) {
+            load->repeated = true;
+            return true;
+        }
+    }
+    gs_refuse(load->card);
+    return false;
+}
+
+#define LOAD(symbol, call, key, undo)                                                                                  \
+    do {                                                                                                               \
+        struct load load;                                                                                              \
+        if (!gs_enter_cuda() || !begin(&load))                                                                         \
+            return DRIVER(symbol) call;                                                                                \
+        for (;;) {                                                                                                     \
+            int result = DRIVER(symbol) call;                                                                          \
+            if (result != CUDA_SUCCESS || fits(&load, (uint64_t)(uintptr_t)(key)))                                     \
+                return result;                                                                                         \
+            uint64_t undone = (uint64_t)(uintptr_t)(key);                                                              \
+            undo;                                                                                                      \
+            if (!again(&load, undone))                                                                                 \
+                return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
+        }                                                                                                              \
+    } while (0)
+
+int cuModuleLoad(CUmodule *module, const char *path)
+{
+    LOAD(cuModuleLoad, (module, path), *module, DRIVER(cuModuleUnload)(*module));
+}
+
+int cuModuleLoadData(CUmodule *module, const void *image)
+{
+    LOAD(cuModuleLoadData, (module, image), *module, DRIVER(cuModuleUnload)(*module));
+}
+
+int cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options, void **values)
+{
+    LOAD(cuModuleLoadDataEx, (module, image, count, options, values), *module, DRIVER(cuModuleUnload)(*module));
+}
+
+int cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    LOAD(cuModuleLoadFatBinary, (module, image), *module, DRIVER(cuModuleUnload)(*module));
+}
+
+int cuLibraryLoadData(CUlibrary *library, const void *code, void *jit, void **jit_values, unsigned int jit_count,
+                      void *options, void **values, unsigned int count)
+{
+    LOAD(cuLibraryLoadData, (library, code, jit, jit_values, jit_count, options, values, count), *library,
+         DRIVER(cuLibraryUnload)(*library));
+}
+
+int cuLibraryLoadFromFile(CUlibrary *library, const char *path, void *jit, void **jit_values, unsigned int jit_count,
+                          void *options, void **values, unsigned int count)
+{
+    LOAD(cuLibraryLoadFromFile, (library, path, jit, jit_values, jit_count, options, values, count), *library,
+         DRIVER(cuLibraryUnload)(*library));
+}
+
+/* ---- limits: heaps that a context keeps ---- */
+
+enum { STACK, PRINTF_BUFFER, MALLOC_HEAP };
+
+static uint64_t key_of_limit(CUcontext context, int limit) { return (uint64_t)(uintptr_t)context * 16 + (uint64_t)limit * 2 + 1; }
+
+/* Those two are as large as the program says, so it is known before. */
+static bool can_fit(struct gs_card *card, int limit, uint64_t before, uint64_t value)
+{
+    bool sized = limit == PRINTF_BUFFER || limit == MALLOC_HEAP;
+    if (!sized || value <= before || !card || card->index >= GPUSLICE_CARDS)
+        return true;
+    uint64_t used = gs_used(card), more = value - before;
+    if (used <= card->limit_bytes && more <= card->limit_bytes - used)
+        return true;
+    gs_refuse(card);
+    return false;
+}
+
+int cuCtxSetLimit(int limit, size_t value)
+{
+    size_t before = 0;
+    bool known = gs_enter_cuda() && DRIVER(cuCtxGetLimit)(&before, limit) == CUDA_SUCCESS;
+    if (known && !can_fit(gs_current_place().card, limit, before, value))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    LOAD(cuCtxSetLimit, (limit, value), key_of_limit(load.context, limit),
+         if (known) DRIVER(cuCtxSetLimit)(limit, before));
+}
+
+static void unloaded(struct gs_card *card, uint64_t key)
+{
+    if (card->index < GPUSLICE_CARDS && !gs_measure(card))
+        gs_drop_piece(card, key);
+}
+
+#define UNLOAD(symbol, handle)                                                                                         \
+    do {                                                                                                               \
+        bool active = gs_enter_cuda();                                                                                 \
+        struct gs_card *card = active ? gs_current_place().card : NULL;                                                \
+        int result = DRIVER(symbol)(handle);                                                                           \
+        if (card && result == CUDA_SUCCESS)                                                                            \
+            unloaded(card, (uint64_t)(uintptr_t)(handle));                                                             \
+        return result;                                                                                                 \
+    } while (0)
+
+int cuModuleUnload(CUmodule module) { UNLOAD(cuModuleUnload, module); }
+int cuLibraryUnload(CUlibrary library) { UNLOAD(cuLibraryUnload, library); }

@@ -1,0 +1,212 @@
+/* Physical memory behind virtual addresses. It lives while any handle or any mapping does, so references are counted:
+ * releasing the handle of mapped memory frees nothing. */
+#include "hooks/physical.h"
+
+#include "policy/driver_overhead.h"
+
+static struct gs_table handles;  /* handle → references by it, object */
+static struct gs_table mappings; /* address → length, object */
+static struct gs_table objects;  /* object → what it is charged */
+static struct gs_table references; /* object → how many */
+static _Atomic uint64_t last_object;
+
+void gs_forget_physical(void)
+{
+    gs_table_forget(&handles);
+    gs_table_forget(&mappings);
+    gs_table_forget(&objects);
+    gs_table_forget(&references);
+}
+
+static struct gs_card *card_of(const CUmemAllocationProp *properties)
+{
+    if (!properties)
+        return NULL;
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return gs_card_of_device(properties->location.id);
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
+        return gs_card_of_device(properties->location.id & 0xff);
+    return NULL; /* host memory */
+}
+
+void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)
+{
+    uint64_t object = atomic_fetch_add(&last_object, 1) + 1;
+    gs_table_put(&objects, &(struct gs_entry){.key = object, .bytes = bytes, .kind = kind, .card = card ? card->index : GPUSLICE_CARDS});
+    gs_table_count(&references, object, 1);
+    gs_table_put(&handles, &(struct gs_entry){.key = handle, .bytes = 1, .owner = object});
+}
+
+uint64_t gs_physical_of_handle(CUmemGenericAllocationHandle handle)
+{
+    struct gs_entry entry;
+    return gs_table_get(&handles, handle, &entry) ? entry.owner : 0;
+}
+
+uint32_t gs_physical_card(uint64_t object)
+{
+    struct gs_entry entry;
+    return gs_table_get(&objects, object, &entry) ? entry.card : GPUSLICE_CARDS;
+}
+
+void gs_physical_hold(uint64_t object) { gs_table_count(&references, object, 1); }
+
+void gs_physical_drop(uint64_t object)
+{
+    struct gs_entry entry;
+    if (gs_table_count(&references, object, -1) != 1 || !gs_table_take(&objects, object, &entry))
+        return;
+    gs_release_entry(&entry);
+    gs_unpin(object); /* its members, if it is a group */
+}
+
+int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                unsigned long long flags)
+{
+    struct gs_card *card = gs_enter_cuda() ? card_of(properties) : NULL;
+    if (!card || !bytes)
+        return DRIVER(cuMemCreate)(handle, bytes, properties, flags);
+    uint64_t reserved = gs_round_up(bytes, GS_PAGE_BYTES);
+    if (!gs_reserve(card, reserved))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int result = DRIVER(cuMemCreate)(handle, bytes, properties, flags);
+    if (result == CUDA_SUCCESS)
+        gs_physical_made(*handle, card, reserved, GS_LINEAR);
+    else
+        gs_settle(card, reserved, 0);
+    return result;
+}
+
+static bool take_handle(CUmemGenericAllocationHandle handle, struct gs_entry *entry)
+{
+    return gs_enter_cuda() && gs_table_take(&handles, handle, entry);
+}
+
+int cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct gs_entry entry;
+    bool known = take_handle(handle, &entry);
+    if (known && entry.bytes > 1) { /* retained: other references go by the same handle */
+        entry.bytes--;
+        gs_table_put(&handles, &entry);
+    }
+    int result = DRIVER(cuMemRelease)(handle);
+    if (known && result == CUDA_SUCCESS)
+        gs_physical_drop(entry.owner);
+    return result;
+}
+
+/* How large another process's memory is shows when it is mapped. */
+static void note_size(uint64_t object, uint64_t bytes)
+{
+    struct gs_entry entry;
+    if (!gs_table_get(&objects, object, &entry) || entry.kind != GS_IMPORT || entry.bytes >= bytes)
+        return;
+    gs_doubt(entry.card, GS_PERHAPS_MORE, (int64_t)(bytes - entry.bytes));
+    entry.bytes = bytes;
+    gs_table_put(&objects, &entry);
+}
+
+int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+             unsigned long long flags)
+{
+    struct gs_entry entry;
+    bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
+    int result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
+    if (known && result == CUDA_SUCCESS) {
+        note_size(entry.owner, offset + bytes);
+        gs_table_count(&references, entry.owner, 1);
+        gs_table_put(&mappings, &(struct gs_entry){.key = address, .bytes = bytes, .owner = entry.owner});
+    }
+    return result;
+}
+
+/* A range may hold several mappings, each of them whole. */
+int cuMemUnmap(CUdeviceptr address, size_t bytes)
+{
+    struct gs_entry entry;
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemUnmap)(address, bytes);
+    CUdeviceptr end = address + bytes;
+    while (active && result == CUDA_SUCCESS && address < end && gs_table_take(&mappings, address, &entry)) {
+        gs_physical_drop(entry.owner);
+        address += entry.bytes;
+    }
+    return result;
+}
+
+/* The mapping that holds an address need not start there. */
+struct search {
+    uint64_t address, object, end;
+};
+
+static bool look_into(struct gs_entry *entry, void *context)
+{
+    struct search *search = context;
+    if (search->address >= entry->key && search->address - entry->key < entry->bytes) {
+        search->object = entry->owner;
+        search->end = entry->key + entry->bytes;
+    }
+    return false;
+}
+
+uint64_t gs_physical_behind(CUdeviceptr address, CUdeviceptr *end)
+{
+    struct search search = {.address = address};
+    gs_table_sift(&mappings, look_into, &search);
+    *end = search.end;
+    return search.object;
+}
+
+int cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    struct gs_entry entry;
+    CUdeviceptr end;
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
+    if (!active || result != CUDA_SUCCESS)
+        return result;
+    uint64_t object = gs_physical_behind((CUdeviceptr)(uintptr_t)address, &end);
+    if (!object)
+        return result;
+    gs_physical_hold(object);
+    if (!gs_table_get(&handles, *handle, &entry) || entry.owner != object)
+        entry = (struct gs_entry){.key = *handle, .owner = object};
+    entry.bytes++;
+    gs_table_put(&handles, &entry);
+    return result;
+}
+
+static bool mark_exported(uint64_t object)
+{
+    struct gs_entry entry;
+    if (!gs_table_get(&objects, object, &entry) || entry.kind != GS_LINEAR)
+        return false;
+    entry.kind |= GS_EXPORTED;
+    gs_accounts_exported(&gs_accounts, entry.card, entry.bytes);
+    gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+    return gs_table_put(&objects, &entry);
+}
+
+int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
+                                 unsigned long long flags)
+{
+    struct gs_entry entry;
+    bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
+    int result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+    if (known && result == CUDA_SUCCESS)
+        mark_exported(entry.owner);
+    return result;
+}
+
+/* Counted where it was made. That it is open here keeps it counted when its maker goes. */
+int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
+{
+    struct gs_card *card = gs_enter_cuda() ? gs_current_place().card : NULL;
+    int result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
+    if (card && result == CUDA_SUCCESS) {
+        gs_accounts_imported(&gs_accounts, card->index, 1);
+        gs_physical_made(*handle, card, 0, GS_IMPORT);
+    }
+    return result;
+}

@@ -1,0 +1,258 @@
+/* The driver's own use: contexts, modules, heaps. Nobody asks for these bytes, so they are measured: by NVML's figure
+ * for this process, or, where it has none for us, by what the card lost during the call. */
+#include "policy/measured.h"
+
+#include <string.h>
+
+#include "policy/driver_overhead.h"
+#include "hooks/pools.h"
+#include "accounts/slots.h"
+
+/* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
+ * launched, and with them the local memory that they want. */
+#define MEASURE_EVERY_NS UINT64_C(1000000000)
+#define MEASURE_LATEST_NS UINT64_C(8000000000) /* where nothing came for long */
+#define MEASURE_PART 500u                      /* of the time at most, where a driver is slow to answer */
+
+static struct own owns[GPUSLICE_CARDS];
+static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
+static struct gs_lock lock;
+
+/* Managed memory is where it was touched last, and drivers may differ in whose they call what two processes have open. */
+static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
+
+void gs_forget_own(void)
+{
+    lock = (struct gs_lock){0};
+    memset(owns, 0, sizeof owns);
+    memset((void *)perhaps, 0, sizeof perhaps);
+    gs_forget_readings();
+    gs_table_forget(&pieces);
+    gs_forget_contexts();
+}
+
+/* ---- charging ---- */
+
+struct own *gs_own_of(struct gs_card *card)
+{
+    struct own *own = &owns[card->index];
+    own->card = card;
+    return own;
+}
+
+void gs_charge_own(struct own *own, uint64_t bytes)
+{
+    gs_settle(own->card, own->charged, bytes);
+    own->charged = own->last = bytes;
+    gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
+}
+
+void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
+{
+    if (card < GPUSLICE_CARDS && bytes >= 0)
+        atomic_fetch_add(&perhaps[card][doubt], (uint64_t)bytes);
+    else if (card < GPUSLICE_CARDS)
+        gs_subtract(&perhaps[card][doubt], (uint64_t)-bytes);
+}
+
+static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
+
+/* What the driver says we hold, less what we know of. Where that leaves room for doubt, what we took it for till now is
+ * kept if it can be. Unusable while other threads allocate. */
+static bool measure_own(struct own *own, const struct reading *reading, uint64_t counted, uint64_t *bytes)
+{
+    uint64_t now = gs_accounts_mine(&gs_accounts, own->card->index);
+    uint32_t card = own->card->index;
+    if (!reading->listed || now != counted || now < own->charged)
+        return false;
+    uint64_t asked_for = now - own->charged;
+    uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]);
+    uint64_t most = less(reading->mine, less(asked_for, missing));
+    uint64_t least = less(less(reading->mine, asked_for), atomic_load(&perhaps[card][GS_PERHAPS_MORE]));
+    *bytes = own->charged > most ? most : own->charged < least ? least : own->charged;
+    return true;
+}
+
+/* Under the lock. */
+static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
+{
+    for (int attempt = 0; attempt < 3; attempt++) {
+        uint64_t counted = gs_accounts_mine(&gs_accounts, own->card->index);
+        gs_read_processes(own, reading);
+        if (measure_own(own, reading, counted, bytes))
+            return true;
+        if (!reading->listed)
+            break;
+    }
+    return false;
+}
+
+bool gs_measure(struct gs_card *card)
+{
+    struct reading reading = {0};
+    uint64_t bytes;
+    if (card->index >= GPUSLICE_CARDS || !gs_number_known())
+        return false;
+    gs_pools_changed();
+    gs_lock(&lock);
+    struct own *own = gs_own_of(card);
+    if (measure(own, &reading, &bytes))
+        gs_charge_own(own, bytes);
+    gs_unlock(&lock);
+    return reading.listed;
+}
+
+/* Threads may be on their way between the accounts and the driver, and then it seems to be less than it is: that is
+ * believed when it is seen again. */
+static void measure_again(struct own *own)
+{
+    struct reading reading = {0};
+    uint64_t bytes;
+    if (!measure(own, &reading, &bytes))
+        return;
+    uint64_t twice = bytes > own->last ? bytes : own->last;
+    gs_charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
+    own->last = bytes;
+}
+
+/* Whether it is this thread's turn; the next comes no sooner than the last one's cost allows. */
+static bool is_due(struct own *own)
+{
+    uint64_t now = gs_coarse_ns(), due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
+    return now >= due &&
+           __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
+           due;
+}
+
+static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
+{
+    uint64_t longer = own->pause_ns < MEASURE_LATEST_NS ? own->pause_ns * 2 : MEASURE_LATEST_NS;
+    own->pause_ns = steady && longer ? longer : MEASURE_EVERY_NS;
+    return own->pause_ns > cost_ns * MEASURE_PART ? own->pause_ns : cost_ns * MEASURE_PART;
+}
+
+void gs_measure_sometimes(struct gs_card *card)
+{
+    if (card->index >= GPUSLICE_CARDS || !gs_number_known() || !gs_has_context(card) || !is_due(&owns[card->index]))
+        return;
+    uint64_t began = gs_monotonic_ns();
+    gs_pools_changed();
+    gs_lock(&lock);
+    struct own *own = gs_own_of(card);
+    uint64_t before = own->charged;
+    measure_again(own);
+    uint64_t ended = gs_monotonic_ns();
+    uint64_t pause = pause_after(own, own->charged == before && own->last == before, ended - began);
+    gs_unlock(&lock);
+    __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
+}
+
+/* ---- what the card lost meanwhile ---- */
+
+void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
+{
+    gs_lock(&lock);
+    sight->held = gs_used(card);
+    sight->reading.count = 0;
+    sight->reading.listed = false;
+    gs_read_memory(gs_own_of(card), &sight->reading);
+    if (depth == GS_MEMORY_AND_PROCESSES)
+        gs_read_processes(gs_own_of(card), &sight->reading);
+    gs_unlock(&lock);
+}
+
+void gs_glance(struct gs_card *card, struct gs_glance *glance)
+{
+    struct reading reading;
+    gs_lock(&lock);
+    glance->held = gs_used(card);
+    gs_read_memory(gs_own_of(card), &reading);
+    gs_unlock(&lock);
+    glance->known = reading.known;
+    glance->device_used = reading.known ? reading.device_used : 0;
+}
+
+int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after)
+{
+    if (!before->reading.known || !after->reading.known)
+        return 0;
+    int64_t card = (int64_t)(after->reading.device_used - before->reading.device_used);
+    return card - (int64_t)(after->held - before->held); /* without what our own container took */
+}
+
+void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t bytes)
+{
+    struct gs_entry piece = {.key = key, .owner = context, .card = card->index};
+    gs_lock(&lock);
+    struct own *own = gs_own_of(card);
+    gs_table_take(&pieces, key, &piece);
+    int64_t least = -(int64_t)piece.bytes;
+    bytes = bytes < least ? least : bytes;
+    piece.bytes += (uint64_t)bytes;
+    piece.owner = context;
+    if (piece.bytes)
+        gs_table_put(&pieces, &piece);
+    gs_charge_own(own, own->charged + (uint64_t)bytes);
+    gs_unlock(&lock);
+}
+
+static bool gather(struct gs_entry *piece, void *context)
+{
+    struct gs_entry *sum = context;
+    if (piece->owner != sum->owner)
+        return false;
+    sum->bytes += piece->bytes;
+    return true;
+}
+
+/* Under the lock. */
+static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
+{
+    struct gs_entry piece = {0}, sum = {.owner = context};
+    gs_table_take(&pieces, key, &piece);
+    if (context)
+        gs_table_sift(&pieces, gather, &sum);
+    uint64_t bytes = piece.bytes + sum.bytes;
+    gs_charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
+}
+
+uint64_t gs_piece(uint64_t key)
+{
+    struct gs_entry piece = {0};
+    gs_table_get(&pieces, key, &piece);
+    return piece.bytes;
+}
+
+void gs_drop_piece(struct gs_card *card, uint64_t key)
+{
+    gs_lock(&lock);
+    drop_pieces(gs_own_of(card), key, 0);
+    gs_unlock(&lock);
+}
+
+void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes)
+{
+    gs_add_piece(card, key, 0, (int64_t)bytes);
+    gs_lock(&lock);
+    struct own *own = gs_own_of(card);
+    __atomic_store_n(&own->contexts, own->contexts + 1, __ATOMIC_RELEASE);
+    gs_unlock(&lock);
+}
+
+bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
+{
+    gs_lock(&lock);
+    struct own *own = gs_own_of(card);
+    drop_pieces(own, key, context);
+    bool last = own->contexts <= 1;
+    __atomic_store_n(&own->contexts, last ? 0 : own->contexts - 1, __ATOMIC_RELEASE);
+    if (last)
+        gs_charge_own(own, 0);
+    gs_unlock(&lock);
+    return last;
+}
+
+bool gs_has_context(struct gs_card *card)
+{
+    return card->index >= GPUSLICE_CARDS || __atomic_load_n(&owns[card->index].contexts, __ATOMIC_ACQUIRE) > 0;
+}

@@ -1,0 +1,192 @@
+/* What NVML says of a card, and by which number it speaks of this process. */
+#include "policy/measured.h"
+
+#include <string.h>
+
+#include "system/elf.h"
+#include "policy/driver_overhead.h"
+#include "accounts/slots.h"
+
+static uint32_t number; /* by which NVML speaks of this process; 0 unknown */
+static bool nvml_ready;
+static bool leaving; /* the process is at its end: NVML may be gone, and nobody asks any more */
+static nvmlDevice_t devices[GPUSLICE_CARDS];
+
+void gs_forget_readings(void)
+{
+    number = 0;
+    nvml_ready = false;
+    memset(devices, 0, sizeof devices);
+}
+
+static uint32_t our_number(void) { return __atomic_load_n(&number, __ATOMIC_RELAXED); }
+
+bool gs_number_known(void) { return our_number() != 0; }
+
+static void leave(void *unused)
+{
+    (void)unused;
+    __atomic_store_n(&leaving, true, __ATOMIC_RELAXED);
+}
+
+/* The runtime unloads its modules at the end, one by one. By a name that every libc has, if not every header. */
+static void notice_end(void)
+{
+    int (*at_exit)(void (*)(void *), void *, void *) =
+        (int (*)(void (*)(void *), void *, void *))gs_elf_function("__cxa_atexit");
+    if (at_exit)
+        at_exit(leave, NULL, NULL);
+}
+
+/* Held for good: the program's own count of initialisations stays its own. Two threads may find the same at once. */
+static bool is_ready(void)
+{
+    gs_bind_nvml(NULL);
+    if (__atomic_load_n(&leaving, __ATOMIC_RELAXED))
+        return false;
+    bool ready = __atomic_load_n(&nvml_ready, __ATOMIC_ACQUIRE);
+    if (!ready && DRIVER(nvmlInit_v2)() == NVML_SUCCESS) {
+        ready = true;
+        __atomic_store_n(&nvml_ready, true, __ATOMIC_RELEASE);
+        notice_end();
+    }
+    return ready;
+}
+
+bool gs_open_device(const struct gs_card *card, nvmlDevice_t *device)
+{
+    if (!is_ready())
+        return false;
+    *device = __atomic_load_n(&devices[card->index], __ATOMIC_ACQUIRE);
+    if (!*device && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device) != NVML_SUCCESS)
+        return false;
+    __atomic_store_n(&devices[card->index], *device, __ATOMIC_RELEASE);
+    return *device != NULL;
+}
+
+static void add_entry(struct reading *reading, uint32_t pid, uint64_t bytes)
+{
+    uint64_t figure = bytes < GS_MOST_BYTES ? bytes : 0; /* NVML says "not available" with the highest number */
+    reading->pids[reading->count] = pid;
+    reading->bytes[reading->count++] = figure;
+}
+
+/* Drivers before 450 have the first form alone. */
+static void read_short_list(nvmlDevice_t device, struct reading *reading)
+{
+    nvmlProcessInfo_v1_t list[GS_LISTED];
+    uint32_t count = GS_LISTED;
+    if (DRIVER(nvmlDeviceGetComputeRunningProcesses)(device, &count, list) == NVML_SUCCESS)
+        for (uint32_t i = 0; i < count && i < GS_LISTED; i++)
+            add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+}
+
+/* The second form, not the third: drivers 535.43 to 535.86 write longer entries into that one. */
+static void read_list(nvmlDevice_t device, struct reading *reading)
+{
+    nvmlProcessInfo_t list[GS_LISTED];
+    uint32_t count = GS_LISTED;
+    int result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(device, &count, list);
+    if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
+        read_short_list(device, reading);
+    for (uint32_t i = 0; result == NVML_SUCCESS && i < count && i < GS_LISTED; i++)
+        add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+}
+
+static uint64_t figure_of(const struct reading *reading, uint32_t pid)
+{
+    for (uint32_t i = 0; i < reading->count; i++)
+        if (reading->pids[i] == pid && reading->bytes[i])
+            return reading->bytes[i];
+    return 0;
+}
+
+/* A driver without a figure is one that looks for it under the wrong number: a process with a context holds something. */
+void gs_read_processes(const struct own *own, struct reading *reading)
+{
+    nvmlDevice_t device;
+    reading->count = 0;
+    if (gs_open_device(own->card, &device))
+        read_list(device, reading);
+    uint32_t self = our_number();
+    reading->mine = self ? figure_of(reading, self) : 0;
+    reading->listed = reading->mine > 0;
+}
+
+/* Without NVML, as in a container without the utility libraries: the driver's own word, once there is a context. */
+static void ask_driver(const struct own *own, struct reading *reading)
+{
+    size_t free_bytes, total;
+    CUdevice device;
+    int mode = gs_relax_capture();
+    reading->known = DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS && gs_card_of_device(device) == own->card &&
+                     DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
+    if (reading->known)
+        reading->device_used = total - free_bytes;
+    gs_restore_capture(mode);
+}
+
+void gs_read_memory(const struct own *own, struct reading *reading)
+{
+    nvmlDevice_t device;
+    nvmlMemory_t memory;
+    reading->known = gs_open_device(own->card, &device) && DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) == NVML_SUCCESS;
+    if (reading->known)
+        reading->device_used = memory.used;
+    else
+        ask_driver(own, reading);
+}
+
+bool gs_reading_lists(const struct reading *reading, uint32_t pid)
+{
+    for (uint32_t i = 0; i < reading->count; i++)
+        if (reading->pids[i] == pid)
+            return true;
+    return false;
+}
+
+/* The only number that is new, with a figure; 0 without. In a pid namespace a process may be in the list twice. */
+static uint32_t the_new_one(const struct reading *before, const struct reading *after)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < after->count; i++) {
+        if (gs_reading_lists(before, after->pids[i]) || after->pids[i] == found)
+            continue;
+        if (found)
+            return 0;
+        found = after->pids[i];
+        if (!after->bytes[i])
+            return 0; /* this driver lists us, or somebody, and has no figures here */
+    }
+    return found;
+}
+
+/* In a pid namespace drivers differ: they speak of us by our own number, by the host's, by our own with no figure to it,
+ * or not at all. Our own number in the list before we had a context is a process of the host's. */
+static uint32_t number_of_ours(const struct reading *before, const struct reading *after)
+{
+    uint32_t self = gs_pid();
+    if (gs_reading_lists(after, self) && !gs_reading_lists(before, self))
+        return figure_of(after, self) ? self : 0;
+    return the_new_one(before, after);
+}
+
+void gs_learn_number(struct own *own, const struct reading *before, struct reading *after)
+{
+    uint32_t found = our_number() || own->contexts || !before->known ? 0 : number_of_ours(before, after);
+    if (!found)
+        return;
+    __atomic_store_n(&number, found, __ATOMIC_RELAXED);
+    if (found != gs_pid())
+        gs_accounts_set_host_pid(&gs_accounts, found);
+    gs_read_processes(own, after);
+}
+
+/* Without a look from before: our own number, if it is there with a figure. */
+void gs_assume_number(struct own *own)
+{
+    struct reading reading = {0};
+    gs_read_processes(own, &reading);
+    if (!our_number() && figure_of(&reading, gs_pid()))
+        __atomic_store_n(&number, gs_pid(), __ATOMIC_RELAXED);
+}

@@ -1,0 +1,192 @@
+/* In a PID namespace NVML may speak of processes by other numbers in its samples than in its memory lists, or have no
+ * lists. Which is ours the samples show themselves: it is among those listed whenever we were at work, and never among
+ * those that worked while we did not.
+ */
+#include "policy/samples.h"
+
+#include "policy/measured.h"
+#include "system/os.h"
+#include "accounts/slots.h"
+
+#define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
+#define SAMPLES 256u
+#define SAMPLED_US 1000000u
+#define NUMBERS 128u
+/* Samples may be a second old. So work is surely in them after so many with this much for each process listed, of which
+ * our part is a percent of a sample; and no work is in them after so long without any. */
+#define BUSY_NS UINT64_C(2000000)
+#define SURE_AFTER 8u
+#define IDLE_NS UINT64_C(3000000000)
+
+struct numbers {
+    uint32_t of[NUMBERS];
+    uint32_t count;
+};
+
+static struct gs_lock lock;
+static struct numbers strangers; /* at work while we were not */
+static struct numbers suspects;  /* one of them is us; none: not begun */
+static uint32_t sure, unseen;    /* samples on end with one suspect, with none */
+
+void gs_samples_forget(void)
+{
+    lock = (struct gs_lock){0};
+    strangers.count = suspects.count = sure = unseen = 0;
+}
+
+/* ---- whose number is whose ---- */
+
+static bool bears(const struct gpuslice_slot *slot, uint32_t pid)
+{
+    uint64_t host_pid = atomic_load(&slot->host_pid);
+    if (!host_pid && atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE)
+        host_pid = atomic_load(&slot->pid);
+    return host_pid == pid && atomic_load(&slot->owner);
+}
+
+static bool is_ours(uint32_t pid)
+{
+    struct gs_attachment at = gs_accounts_at(&gs_accounts);
+    for (uint64_t i = 0; pid && i < gs_slots_high(at.region, at.slot); i++)
+        if (bears(&at.region->slots[i], pid))
+            return true;
+    return false;
+}
+
+/* There samples name us by our own number, whatever else. */
+static bool in_host_namespace(void)
+{
+    struct gpuslice_slot *slot = gs_accounts_at(&gs_accounts).slot;
+    return !slot || atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE;
+}
+
+static bool holds(const struct numbers *numbers, uint32_t pid)
+{
+    for (uint32_t i = 0; i < numbers->count; i++)
+        if (numbers->of[i] == pid)
+            return true;
+    return false;
+}
+
+struct list {
+    nvmlProcessUtilizationSample_t samples[SAMPLES];
+    unsigned int count;
+};
+
+/* Under the number that the memory lists taught us, or that we found here. */
+static bool lists_us(const struct list *list)
+{
+    for (unsigned int i = 0; i < list->count; i++)
+        if (bears(gs_accounts_at(&gs_accounts).slot, list->samples[i].pid))
+            return true;
+    return false;
+}
+
+static void add(struct numbers *numbers, uint32_t pid)
+{
+    if (!holds(numbers, pid) && numbers->count < NUMBERS)
+        numbers->of[numbers->count++] = pid;
+}
+
+static void add_strangers(const struct list *list)
+{
+    for (unsigned int i = 0; i < list->count; i++)
+        if (list->samples[i].smUtil)
+            add(&strangers, list->samples[i].pid);
+}
+
+/* All that are listed at first, and of these only who is listed again: who comes later is a neighbour. */
+static void narrow_suspects(const struct list *list)
+{
+    struct numbers left = {.count = 0};
+    for (unsigned int i = 0; i < list->count; i++) {
+        uint32_t pid = list->samples[i].pid;
+        if (pid && !holds(&strangers, pid) && !is_ours(pid) && (!suspects.count || holds(&suspects, pid)))
+            add(&left, pid);
+    }
+    suspects = left;
+}
+
+static void find_ourselves(const struct list *list)
+{
+    narrow_suspects(list);
+    sure = suspects.count == 1 ? sure + 1 : 0;
+    unseen = suspects.count ? 0 : unseen + 1;
+    if (unseen >= SURE_AFTER) /* we are taken for a stranger: copies before the first launch, say */
+        strangers.count = unseen = 0;
+    if (sure < SURE_AFTER || strangers.count == NUMBERS)
+        return;
+    gs_accounts_set_host_pid(&gs_accounts, suspects.of[0]);
+}
+
+/* ---- samples ---- */
+
+static bool is_newest(const struct list *list, unsigned int i)
+{
+    for (unsigned int other = 0; other < list->count; other++)
+        if (list->samples[other].pid == list->samples[i].pid &&
+            (list->samples[other].timeStamp > list->samples[i].timeStamp ||
+             (other < i && list->samples[other].timeStamp == list->samples[i].timeStamp)))
+            return false;
+    return true;
+}
+
+/* Each process counts with its newest. */
+static struct gs_share_sample sum_of(const struct list *list)
+{
+    struct gs_share_sample sum = {0};
+    for (unsigned int i = 0; i < list->count; i++) {
+        const nvmlProcessUtilizationSample_t *sample = &list->samples[i];
+        if (sample->timeStamp > sum.until_us)
+            sum.until_us = sample->timeStamp;
+        if (!is_newest(list, i) || sample->smUtil > 100)
+            continue;
+        *(is_ours(sample->pid) ? &sum.own_percent : &sum.others_percent) += (int32_t)sample->smUtil;
+        sum.listed++;
+    }
+    return sum;
+}
+
+static bool read_samples(const struct gs_card *card, uint64_t after_us, struct list *list)
+{
+    nvmlDevice_t device;
+    list->count = SAMPLES;
+    if (!gs_open_device(card, &device) ||
+        DRIVER(nvmlDeviceGetProcessUtilization)(device, list->samples, &list->count, after_us) != NVML_SUCCESS)
+        return false;
+    list->count = list->count < SAMPLES ? list->count : SAMPLES;
+    return true;
+}
+
+void gs_samples_begin(const struct gs_card *card)
+{
+    struct list list;
+    if (in_host_namespace() || !read_samples(card, gs_realtime_us() - SAMPLED_US, &list))
+        return;
+    gs_lock(&lock);
+    add_strangers(&list);
+    gs_unlock(&lock);
+}
+
+static void compare(const struct list *list, const struct gs_doings *doings, bool whole)
+{
+    gs_lock(&lock);
+    if (doings->idle_ns > IDLE_NS)
+        add_strangers(list);
+    else if (!lists_us(list) && whole && doings->busy_ns >= BUSY_NS * list->count)
+        find_ourselves(list);
+    gs_unlock(&lock);
+}
+
+bool gs_sample(const struct gs_card *card, const struct gs_doings *doings, bool whole, struct gs_share_sample *sum)
+{
+    struct list list;
+    uint64_t earliest = gs_realtime_us() - SAMPLED_US;
+    uint64_t seen = atomic_load(&gs_accounts_at(&gs_accounts).region->cards[card->index].sampled_us);
+    if (!read_samples(card, seen > earliest ? seen : earliest, &list))
+        return false;
+    if (!in_host_namespace())
+        compare(&list, doings, whole);
+    *sum = sum_of(&list);
+    return sum->until_us != seen;
+}

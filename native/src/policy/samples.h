@@ -1,0 +1,20 @@
+/* NVML's samples of who worked on a card, and which of the numbers in them is ours. */
+#ifndef GPUSLICE_SAMPLES_H
+#define GPUSLICE_SAMPLES_H
+
+#include "policy/core.h"
+#include "policy/share.h"
+
+/* What this process did on the card since the last sample that it took. */
+struct gs_doings {
+    uint64_t busy_ns; /* finished work */
+    uint64_t idle_ns; /* for how long now nothing was under way */
+};
+
+/* Before this process's first work on a card: whoever is at work there is somebody else. */
+void gs_samples_begin(const struct gs_card *card);
+/* False if NVML cannot tell, or has nothing newer than what was seen. `whole`: no sample was missed since the last. */
+bool gs_sample(const struct gs_card *card, const struct gs_doings *doings, bool whole, struct gs_share_sample *sum);
+void gs_samples_forget(void); /* in a forked child */
+
+#endif

@@ -1,0 +1,264 @@
+/* Credit for time, charged with work.
+ *
+ * Credit grows with time × share. Events say how long finished work kept its process busy; on a card that others use
+ * too, that holds their time slices as well, so it is the most that the work can have taken itself. NVML's samples say
+ * what the container's processes really took, a sixth of a second late and in whole percents. So: finished work is
+ * charged at once, with the part of its busy time that was our own in the last samples; each new sample then settles
+ * the account of its window exactly, within what events allow.
+ *
+ * Where NVML cannot tell, busy time is charged in full: then a container gets less than its share beside busy
+ * neighbours, and never more.
+ */
+#include "policy/share.h"
+
+#include <stdatomic.h>
+
+#define SECOND_NS INT64_C(1000000000)
+/* What an idle container may save up: one point of a second. */
+#define MOST_SAVED_NS (SECOND_NS / 100)
+/* What a sample may give back beyond that: another point. */
+#define MOST_REFUND_NS (SECOND_NS / 100)
+/* Numbers beyond a minute were not written by us. */
+#define MOST_DEBT_NS (60 * SECOND_NS)
+#define LEAST_WAIT_NS 50000u
+#define MOST_WAIT_NS 5000000u
+#define SAMPLE_US 166667u             /* NVML's period on most cards */
+#define ASK_AGAIN_NS UINT64_C(20000000) /* where a sample is late, or its period longer */
+#define GAP_NS UINT64_C(250000000)    /* longer without asking, and a sample may have been missed */
+#define KNOWN_FOR_NS UINT64_C(400000000) /* how long a sample says anything about now */
+
+static int64_t clamp(int64_t value, int64_t least, int64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+/* ---- credit ---- */
+
+/* Up to `most`; what is above already stays, up to `at_all`. */
+static int64_t raised(int64_t before, int64_t by, int64_t most, int64_t at_all)
+{
+    int64_t after = before + by < most ? before + by : most;
+    return clamp(after > before ? after : before, -MOST_DEBT_NS, at_all);
+}
+
+static void give(struct gpuslice_card *card, int64_t ns, int64_t most, int64_t at_all)
+{
+    int64_t before = atomic_load(&card->credit_ns), after;
+    do
+        after = raised(clamp(before, -MOST_DEBT_NS, MOST_DEBT_NS), ns, most, at_all);
+    while (!atomic_compare_exchange_weak(&card->credit_ns, &before, after));
+}
+
+static void take(struct gpuslice_card *card, int64_t ns)
+{
+    int64_t before = atomic_load(&card->credit_ns), after;
+    do
+        after = clamp(clamp(before, -MOST_DEBT_NS, MOST_DEBT_NS) - ns, -MOST_DEBT_NS, MOST_DEBT_NS);
+    while (!atomic_compare_exchange_weak(&card->credit_ns, &before, after));
+}
+
+/* Whoever moves the time forward gives the credit for it, so that it is given once. Work under way has its credit
+ * coming besides what may be saved up: it is charged when it has finished. */
+static void accrue(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, int64_t in_flight_ns)
+{
+    uint64_t before = atomic_load(&card->credit_at_ns);
+    bool begins = before == 0 || before > now_ns + SECOND_NS; /* a time to come was not written by us */
+    if ((now_ns <= before && !begins) || !atomic_compare_exchange_strong(&card->credit_at_ns, &before, now_ns))
+        return;
+    int64_t passed = begins ? 0 : clamp((int64_t)(now_ns - before), 0, MOST_DEBT_NS);
+    int64_t most = MOST_SAVED_NS + in_flight_ns;
+    give(card, passed * percent / 100, most, most + MOST_REFUND_NS);
+}
+
+int64_t gs_share_headroom(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns)
+{
+    int64_t in_flight = in_flight_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)in_flight_ns : MOST_DEBT_NS;
+    accrue(card, percent, now_ns, in_flight);
+    int64_t credit = clamp(atomic_load(&card->credit_ns), -MOST_DEBT_NS, MOST_DEBT_NS);
+    return credit - in_flight * (100 - (int64_t)percent) / 100; /* while it runs, credit grows */
+}
+
+uint64_t gs_share_wait_ns(uint32_t percent, int64_t headroom_ns)
+{
+    if (headroom_ns > 0)
+        return LEAST_WAIT_NS;
+    return (uint64_t)clamp((1 - headroom_ns) * 100 / percent, LEAST_WAIT_NS, MOST_WAIT_NS);
+}
+
+/* ---- charges ---- */
+
+/* The part of busy time that is our own, as far as the last second knows it. */
+static int64_t own_part_of(struct gpuslice_card *card, uint64_t now_ns, int64_t busy_ns)
+{
+    int64_t busy = (int64_t)atomic_load(&card->recent_busy_ns), own = (int64_t)atomic_load(&card->recent_own_ns);
+    bool known = now_ns - atomic_load(&card->learned_at_ns) < KNOWN_FOR_NS;
+    if (!known || own <= 0 || own >= busy || busy > MOST_DEBT_NS)
+        return busy_ns;
+    return (int64_t)((double)busy_ns * (double)own / (double)busy);
+}
+
+void gs_share_spend(struct gpuslice_card *card, uint64_t own_ns)
+{
+    atomic_fetch_add(&card->charged_ns, own_ns);
+    take(card, clamp((int64_t)own_ns, 0, MOST_DEBT_NS));
+}
+
+uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t busy_ns)
+{
+    uint64_t busy = busy_ns < (uint64_t)MOST_DEBT_NS ? busy_ns : (uint64_t)MOST_DEBT_NS;
+    uint64_t own = (uint64_t)own_part_of(card, now_ns, (int64_t)busy);
+    atomic_fetch_add(&card->busy_ns, busy);
+    atomic_fetch_add(&card->billed_ns, own);
+    gs_share_spend(card, own);
+    return own;
+}
+
+/* ---- what NVML knows better ---- */
+
+bool gs_share_is_divided(struct gpuslice_card *card)
+{
+    return atomic_load_explicit(&card->recent_own_ns, memory_order_relaxed) <
+           atomic_load_explicit(&card->recent_busy_ns, memory_order_relaxed);
+}
+
+enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us)
+{
+    uint64_t last = atomic_load(&card->asked_at_ns), seen_us = atomic_load(&card->sampled_us);
+    bool ahead = last > now_ns; /* not written by us */
+    if (!ahead && (now_ns - last < ASK_AGAIN_NS || realtime_us - seen_us < SAMPLE_US))
+        return GS_SHARE_NOT_NOW;
+    if (!atomic_compare_exchange_strong(&card->asked_at_ns, &last, now_ns))
+        return GS_SHARE_NOT_NOW;
+    return ahead || now_ns - last > GAP_NS ? GS_SHARE_ASK_AFTER_GAP : GS_SHARE_ASK;
+}
+
+/* How much of the window the sample speaks of. After a gap that is the window's end: the rest too, if we were busy all
+ * along; else none. */
+static int64_t covered_ns(int64_t window_ns, int64_t busy_ns, enum gs_share_ask how)
+{
+    if (how == GS_SHARE_ASK)
+        return window_ns;
+    return busy_ns >= window_ns * 8 / 10 ? busy_ns : 0;
+}
+
+static int64_t part(int64_t ns, int32_t percent) { return ns * clamp(percent, 0, 100) / 100; }
+
+/* Busy time that was not our own was somebody else's. Work that lasts for several windows may have met others in earlier
+ * ones; but the card gives each process with work its turn. */
+static int64_t least_own_ns(const struct gs_share_sample *sample, int64_t covered_ns, int64_t busy_ns)
+{
+    int64_t even = busy_ns / (sample->listed ? sample->listed : 1);
+    int64_t rest = busy_ns - part(covered_ns, sample->others_percent);
+    return clamp(rest, 0, even);
+}
+
+/* As much of the past as a second of the share counts: a second alone, less beside others. */
+static void remember(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, int64_t busy_ns, int64_t own_ns)
+{
+    int64_t most = SECOND_NS * percent / 100;
+    int64_t busy = clamp((int64_t)atomic_load(&card->recent_busy_ns), 0, MOST_DEBT_NS) + busy_ns;
+    int64_t own = clamp((int64_t)atomic_load(&card->recent_own_ns), 0, MOST_DEBT_NS) + own_ns;
+    if (busy > most) {
+        own = (int64_t)((double)own * (double)most / (double)busy);
+        busy = most;
+    }
+    atomic_store(&card->recent_busy_ns, (uint64_t)busy);
+    atomic_store(&card->recent_own_ns, (uint64_t)own);
+    atomic_store(&card->learned_at_ns, now_ns);
+}
+
+static void settle(struct gpuslice_card *card, int64_t charged_ns, int64_t own_ns, int64_t in_flight_ns)
+{
+    int64_t most = MOST_SAVED_NS + in_flight_ns + MOST_REFUND_NS;
+    atomic_fetch_add(&card->charged_ns, (uint64_t)(own_ns - charged_ns));
+    if (charged_ns > own_ns)
+        give(card, charged_ns - own_ns, most, most);
+    else
+        take(card, own_ns - charged_ns);
+}
+
+/* ---- the past ---- */
+
+#define MOMENT_NS 8000000u /* between two moments: two seconds in all */
+
+static const struct gs_share_moment *moment(const struct gs_share_past *past, uint32_t number)
+{
+    return &past->moments[number % GS_SHARE_MOMENTS];
+}
+
+void gs_share_note(struct gs_share_past *past, struct gpuslice_card *card, uint64_t now_ns)
+{
+    if (past->count && now_ns - moment(past, past->count - 1)->at_ns < MOMENT_NS)
+        return;
+    past->moments[past->count++ % GS_SHARE_MOMENTS] =
+        (struct gs_share_moment){now_ns, atomic_load(&card->busy_ns), atomic_load(&card->billed_ns)};
+}
+
+static uint64_t between(uint64_t from, uint64_t to, double part)
+{
+    return to > from ? from + (uint64_t)((double)(to - from) * part) : from;
+}
+
+/* How far the account was then; what happened between two moments happened evenly. False if nobody looked so early. */
+static bool account_at(const struct gs_share_past *past, const struct gs_share_moment *now, uint64_t at_ns,
+                       struct gs_share_moment *account)
+{
+    uint32_t kept = past->count < GS_SHARE_MOMENTS ? past->count : GS_SHARE_MOMENTS;
+    const struct gs_share_moment *after = now, *before;
+    for (uint32_t back = 1; back <= kept; back++, after = before) {
+        before = moment(past, past->count - back);
+        if (before->at_ns > at_ns)
+            continue;
+        double part = after->at_ns > at_ns ? (double)(at_ns - before->at_ns) / (double)(after->at_ns - before->at_ns) : 1;
+        *account = (struct gs_share_moment){at_ns, between(before->busy_ns, after->busy_ns, part),
+                                            between(before->billed_ns, after->billed_ns, part)};
+        return true;
+    }
+    return false;
+}
+
+/* ---- a sample ---- */
+
+/* What the account says of the sample's window. */
+struct window {
+    int64_t ns, busy_ns, billed_ns;
+};
+
+/* From the end of the last window, or where another process settled that one, from its time. */
+static bool window_of(struct gs_share_past *past, const struct gs_share_moment *now, uint64_t from_ns, uint64_t until_ns,
+                      struct window *window)
+{
+    struct gs_share_moment from = past->settled, until;
+    uint64_t off_ns = from.at_ns > from_ns ? from.at_ns - from_ns : from_ns - from.at_ns;
+    if (until_ns - from_ns > (uint64_t)MOST_DEBT_NS || !account_at(past, now, until_ns, &until))
+        return false;
+    past->settled = until;
+    if (off_ns > MOMENT_NS && !account_at(past, now, from_ns, &from))
+        return false;
+    *window = (struct window){(int64_t)(until_ns - from_ns), clamp((int64_t)(until.busy_ns - from.busy_ns), 0, MOST_DEBT_NS),
+                              clamp((int64_t)(until.billed_ns - from.billed_ns), 0, MOST_DEBT_NS)};
+    return true;
+}
+
+void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
+                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
+                    enum gs_share_ask how)
+{
+    struct gs_share_moment now = {now_ns, atomic_load(&card->busy_ns), atomic_load(&card->billed_ns)};
+    uint64_t from_us = atomic_load(&card->sampled_us), from_ns = until_ns - (sample->until_us - from_us) * 1000;
+    struct window window;
+    if (sample->until_us == from_us || !atomic_compare_exchange_strong(&card->sampled_us, &from_us, sample->until_us))
+        return;
+    int64_t covered = window_of(past, &now, from_ns, until_ns, &window) ? covered_ns(window.ns, window.busy_ns, how) : 0;
+    if (sample->own_percent <= 0 || covered <= 0) {
+        atomic_store(&card->unsettled_ns, 0);
+        return;
+    }
+    /* What was sampled beyond our busy time is of work under way, which no event has told of yet. */
+    int64_t in_flight = clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
+    int64_t seen = clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
+    int64_t own = clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);
+    atomic_store(&card->unsettled_ns, (uint64_t)clamp(seen - own, 0, in_flight));
+    settle(card, window.billed_ns, own, in_flight);
+    remember(card, percent, now_ns, window.busy_ns, own);
+}

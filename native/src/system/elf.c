@@ -1,0 +1,216 @@
+#define _GNU_SOURCE
+#include "system/elf.h"
+
+#include <elf.h>
+#include <link.h>
+#include <stdint.h>
+
+#include "system/text.h"
+
+struct symbols {
+    const ElfW(Sym) * table;
+    const char *names;
+    const uint32_t *gnu_hash;
+    const uint32_t *sysv_hash;
+};
+
+static bool holds(const struct dl_phdr_info *object, const void *address)
+{
+    uintptr_t at = (uintptr_t)address;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        uintptr_t start = object->dlpi_addr + part->p_vaddr;
+        if (part->p_type == PT_LOAD && at >= start && at < start + part->p_memsz)
+            return true;
+    }
+    return false;
+}
+
+static const ElfW(Dyn) * dynamic_section(const struct dl_phdr_info *object)
+{
+    for (int i = 0; i < object->dlpi_phnum; i++)
+        if (object->dlpi_phdr[i].p_type == PT_DYNAMIC)
+            return (const ElfW(Dyn) *)(object->dlpi_addr + object->dlpi_phdr[i].p_vaddr);
+    return NULL;
+}
+
+/* glibc leaves absolute addresses in the section, musl and the vdso relative ones. */
+static const void *pointer(const struct dl_phdr_info *object, const ElfW(Dyn) * entry)
+{
+    uintptr_t at = entry->d_un.d_ptr;
+    return (const void *)(at < object->dlpi_addr ? at + object->dlpi_addr : at);
+}
+
+static bool find_symbols(const struct dl_phdr_info *object, struct symbols *symbols)
+{
+    *symbols = (struct symbols){0};
+    const ElfW(Dyn) *entry = dynamic_section(object);
+    for (; entry && entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB)
+            symbols->table = pointer(object, entry);
+        else if (entry->d_tag == DT_STRTAB)
+            symbols->names = pointer(object, entry);
+        else if (entry->d_tag == DT_GNU_HASH)
+            symbols->gnu_hash = pointer(object, entry);
+        else if (entry->d_tag == DT_HASH)
+            symbols->sysv_hash = pointer(object, entry);
+    }
+    return symbols->table && symbols->names;
+}
+
+static bool defines(const struct symbols *symbols, uint32_t index, const char *name)
+{
+    const ElfW(Sym) *symbol = &symbols->table[index];
+    return symbol->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol->st_info) == STT_FUNC &&
+           gs_text_equal(symbols->names + symbol->st_name, name);
+}
+
+static uint32_t find_by_gnu_hash(const struct symbols *symbols, const char *name)
+{
+    const uint32_t *header = symbols->gnu_hash;
+    uint32_t bucket_count = header[0], first = header[1], bloom_words = header[2];
+    const uint32_t *buckets = header + 4 + bloom_words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+    const uint32_t *chain = buckets + bucket_count;
+    uint32_t hash = 5381;
+    for (const unsigned char *c = (const unsigned char *)name; *c; c++)
+        hash = hash * 33 + *c;
+    uint32_t index = bucket_count ? buckets[hash % bucket_count] : 0;
+    if (index < first)
+        return 0;
+    do
+        if ((chain[index - first] | 1) == (hash | 1) && defines(symbols, index, name))
+            return index;
+    while (!(chain[index++ - first] & 1));
+    return 0;
+}
+
+static uint32_t find_by_count(const struct symbols *symbols, const char *name)
+{
+    for (uint32_t index = 1; index < symbols->sysv_hash[1]; index++)
+        if (defines(symbols, index, name))
+            return index;
+    return 0;
+}
+
+static const void *function_in(const struct dl_phdr_info *object, const char *name)
+{
+    struct symbols symbols;
+    if (!find_symbols(object, &symbols))
+        return NULL;
+    uint32_t index = symbols.gnu_hash    ? find_by_gnu_hash(&symbols, name)
+                     : symbols.sysv_hash ? find_by_count(&symbols, name)
+                                         : 0;
+    return index ? (const void *)(object->dlpi_addr + symbols.table[index].st_value) : NULL;
+}
+
+struct search {
+    const char *name;
+    const void *found;
+};
+
+static int search_object(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct search *search = context;
+    if (holds(object, (const void *)gs_elf_function))
+        return 0;
+    search->found = function_in(object, search->name);
+    return search->found != NULL;
+}
+
+/* libc's own, not another preload library's: a program's tool that overrides dlsym would answer with our own hooks. */
+static bool is_libc(const char *path)
+{
+    static const char *const names[] = {"libc.so", "libdl.so", "libc.musl-", "ld-musl-", "libc-2.", "libdl-2."};
+    const char *file = gs_text_file_name(path);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (gs_text_starts(file, names[i]))
+            return true;
+    return false;
+}
+
+static int search_libc(struct dl_phdr_info *object, size_t size, void *context)
+{
+    return is_libc(object->dlpi_name) ? search_object(object, size, context) : 0;
+}
+
+void *gs_elf_function(const char *name)
+{
+    struct search search = {name, NULL};
+    if (!dl_iterate_phdr(search_libc, &search))
+        dl_iterate_phdr(search_object, &search);
+    return (void *)search.found;
+}
+
+struct own_path {
+    char *path;
+    size_t room;
+};
+
+static int copy_own_path(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct own_path *own = context;
+    if (!holds(object, (const void *)gs_elf_function))
+        return 0;
+    size_t length = 0;
+    while (length < own->room && (own->path[length] = object->dlpi_name[length]))
+        length++;
+    return length < own->room ? 1 : -1;
+}
+
+bool gs_elf_own_path(char *path, size_t room)
+{
+    struct own_path own = {path, room};
+    return dl_iterate_phdr(copy_own_path, &own) == 1;
+}
+
+static int compare_file_name(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    return gs_text_starts(gs_text_file_name(object->dlpi_name), context);
+}
+
+bool gs_elf_is_loaded(const char *file_name)
+{
+    return dl_iterate_phdr(compare_file_name, (void *)file_name) == 1;
+}
+
+struct whereabouts {
+    const void *address;
+    const char *file_name;
+};
+
+static int compare_holder(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    const struct whereabouts *it = context;
+    return gs_text_starts(gs_text_file_name(object->dlpi_name), it->file_name) && holds(object, it->address);
+}
+
+bool gs_elf_is_in(const void *address, const char *file_name)
+{
+    struct whereabouts it = {address, file_name};
+    return dl_iterate_phdr(compare_holder, &it) == 1;
+}
+
+struct order {
+    const void *address;
+    bool passed_us;
+};
+
+static int stop_at_holder(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct order *order = context;
+    if (holds(object, order->address))
+        return 1;
+    order->passed_us |= holds(object, (const void *)gs_elf_function);
+    return 0;
+}
+
+bool gs_elf_is_behind(const void *address)
+{
+    struct order order = {address, false};
+    return dl_iterate_phdr(stop_at_holder, &order) == 1 && order.passed_us;
+}

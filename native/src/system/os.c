@@ -1,0 +1,266 @@
+#define _GNU_SOURCE
+#include "system/os.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "system/elf.h"
+
+/* Of linux/futex.h, which not every libc brings. */
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
+
+static int open_file(const char *path, int flags)
+{
+    return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666);
+}
+
+static long read_all(int file, char *buffer, size_t room)
+{
+    size_t done = 0;
+    while (done < room) {
+        long got = syscall(SYS_read, file, buffer + done, room - done);
+        if (got == 0)
+            break;
+        if (got < 0 && errno != EINTR)
+            return GS_FILE_ERROR;
+        if (got > 0)
+            done += (size_t)got;
+    }
+    return (long)done;
+}
+
+long gs_read_file(const char *path, char *buffer, size_t room)
+{
+    int saved = errno;
+    long result;
+    int file = open_file(path, O_RDONLY);
+    if (file < 0) {
+        result = errno == ENOENT || errno == ENOTDIR ? GS_NO_FILE : GS_FILE_ERROR;
+    } else {
+        result = read_all(file, buffer, room);
+        syscall(SYS_close, file);
+    }
+    errno = saved;
+    return result;
+}
+
+/* The kernel's own structure is libc's on our platforms. In glibc before 2.33 there is no function of this name. */
+static bool describe(int file, struct stat *found) { return syscall(SYS_fstat, file, found) == 0; }
+
+/* A name that somebody put there for another file's sake must not make us open that file to everybody. */
+static bool is_plain(const struct stat *found) { return S_ISREG(found->st_mode) && found->st_nlink <= 1; }
+
+void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
+{
+    int saved = errno;
+    void *address = MAP_FAILED;
+    struct stat found;
+    /* Made by the agent as a rule. */
+    int file = open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+    if (file >= 0 && describe(file, &found) && is_plain(&found)) {
+        if (found.st_size == 0)
+            syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */
+        if ((uint64_t)found.st_size >= bytes || syscall(SYS_ftruncate, file, bytes) == 0)
+            address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        *identity = (struct gs_file){found.st_dev, found.st_ino};
+    }
+    if (file >= 0)
+        syscall(SYS_close, file);
+    errno = saved;
+    return address == MAP_FAILED ? NULL : address;
+}
+
+enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes)
+{
+    int saved = errno;
+    struct stat found;
+    enum gs_file_state state = GS_FILE_SAME;
+    if (syscall(SYS_newfstatat, AT_FDCWD, path, &found, AT_SYMLINK_NOFOLLOW) != 0)
+        state = errno == ENOENT ? GS_FILE_ANOTHER : GS_FILE_SAME;
+    else if (found.st_dev != file->device || found.st_ino != file->inode)
+        state = GS_FILE_ANOTHER;
+    else if ((uint64_t)found.st_size < bytes)
+        state = GS_FILE_SHORT;
+    errno = saved;
+    return state;
+}
+
+void gs_file_grow(const char *path, size_t bytes)
+{
+    int saved = errno;
+    struct stat found;
+    int file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    if (file >= 0 && describe(file, &found) && is_plain(&found) && (uint64_t)found.st_size < bytes)
+        syscall(SYS_ftruncate, file, bytes);
+    if (file >= 0)
+        syscall(SYS_close, file);
+    errno = saved;
+}
+
+void *gs_map_private(size_t bytes)
+{
+    int saved = errno;
+    void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    errno = saved;
+    return address == MAP_FAILED ? NULL : address;
+}
+
+void gs_unmap(void *address, size_t bytes)
+{
+    int saved = errno;
+    munmap(address, bytes);
+    errno = saved;
+}
+
+typedef int (*clock_function)(clockid_t, struct timespec *);
+
+static int ask_kernel(clockid_t clock, struct timespec *now) { return (int)syscall(SYS_clock_gettime, clock, now); }
+
+/* libc's or the vdso's own, which answer without entering the kernel and leave errno alone. By name it would be a symbol
+ * of GLIBC_2.17 on x86-64, and an older loader starts no program with a library that wants one. */
+static clock_function find_clock(void)
+{
+    static clock_function found;
+    clock_function clock = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (clock)
+        return clock;
+    clock = (clock_function)gs_elf_function("clock_gettime");
+    clock = clock ? clock : ask_kernel;
+    __atomic_store_n(&found, clock, __ATOMIC_RELAXED);
+    return clock;
+}
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec now = {0};
+    find_clock()(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+uint64_t gs_monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+uint64_t gs_realtime_us(void) { return clock_ns(CLOCK_REALTIME) / 1000; }
+uint64_t gs_coarse_ns(void) { return clock_ns(CLOCK_MONOTONIC_COARSE); }
+
+void gs_sleep_ns(uint64_t ns)
+{
+    int saved = errno;
+    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    /* Not nanosleep(): that is a cancellation point, and the host did not call one. A signal ends the sleep early. */
+    syscall(SYS_nanosleep, &time, NULL);
+    errno = saved;
+}
+
+void gs_yield(void)
+{
+    int saved = errno;
+    sched_yield();
+    errno = saved;
+}
+
+uint32_t gs_pid(void) { return (uint32_t)syscall(SYS_getpid); }
+
+static char *append_number(char *at, uint32_t number)
+{
+    char digits[10];
+    int count = 0;
+    do
+        digits[count++] = (char)('0' + number % 10);
+    while (number /= 10);
+    while (count)
+        *at++ = digits[--count];
+    return at;
+}
+
+/* The n-th blank-separated field of text as a number, the first being 0. */
+static uint64_t field(const char *text, int n)
+{
+    while (n-- > 0) {
+        while (*text && *text != ' ')
+            text++;
+        while (*text == ' ')
+            text++;
+    }
+    uint64_t number = 0;
+    while (*text >= '0' && *text <= '9')
+        number = number * 10 + (uint64_t)(*text++ - '0');
+    return number;
+}
+
+static bool exists(uint32_t pid)
+{
+    int saved = errno;
+    bool found = syscall(SYS_kill, pid, 0) == 0 || errno == EPERM;
+    errno = saved;
+    return found;
+}
+
+struct gs_process gs_process(uint32_t pid)
+{
+    char path[32] = "/proc/", text[1024];
+    memcpy(append_number(path + 6, pid), "/stat", 6);
+    long bytes = gs_read_file(path, text, sizeof text - 1);
+    if (bytes <= 0) /* gone, or /proc hides other users' processes: then it must count as alive */
+        return (struct gs_process){.alive = exists(pid)};
+    text[bytes] = 0;
+    /* The name may hold blanks and brackets: fields begin behind the last bracket, with the state as field 3. */
+    const char *behind = strrchr(text, ')');
+    if (!behind || behind[1] != ' ')
+        return (struct gs_process){.alive = true};
+    char state = behind[2];
+    uint64_t stack = field(behind + 2, 28 - 3);
+    return (struct gs_process){.alive = state != 'Z' && state != 'X' && state != 'x',
+                               .start_time = field(behind + 2, 22 - 3),
+                               .start_stack = stack > 1 ? stack : 0};
+}
+
+uint64_t gs_pid_namespace(void)
+{
+    char target[64];
+    int saved = errno;
+    long length = syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/ns/pid", target, sizeof target - 1);
+    errno = saved;
+    if (length <= 5)
+        return 0;
+    target[length] = 0;
+    uint64_t inode = 0;
+    for (const char *at = target; *at; at++)
+        if (*at >= '0' && *at <= '9')
+            inode = inode * 10 + (uint64_t)(*at - '0');
+    return inode;
+}
+
+static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
+{
+    int saved = errno;
+    syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
+    errno = saved;
+}
+
+/* 0 free, 1 held, 2 held and awaited. */
+void gs_lock(struct gs_lock *lock)
+{
+    uint32_t seen = 0;
+    if (atomic_compare_exchange_strong_explicit(&lock->state, &seen, 1, memory_order_acquire, memory_order_relaxed))
+        return;
+    if (seen != 2)
+        seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
+    while (seen != 0) {
+        futex(&lock->state, FUTEX_WAIT_PRIVATE, 2);
+        seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
+    }
+}
+
+void gs_unlock(struct gs_lock *lock)
+{
+    if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
+        futex(&lock->state, FUTEX_WAKE_PRIVATE, 1);
+}

@@ -1,0 +1,148 @@
+#include "system/table.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define FIRST_ROOM 64u
+
+static uint64_t hash_of(uint64_t key)
+{
+    key = (key ^ key >> 32) * UINT64_C(0x9e3779b97f4a7c15);
+    return key ^ key >> 29;
+}
+
+static struct gs_shard *shard_of(struct gs_table *table, uint64_t hash) { return &table->shards[hash >> 58]; }
+
+/* The place of the key, or the free place where it would go. */
+static uint32_t place_of(const struct gs_shard *shard, uint64_t key)
+{
+    uint32_t at = (uint32_t)hash_of(key) & (shard->room - 1);
+    while (shard->entries[at].key && shard->entries[at].key != key)
+        at = (at + 1) & (shard->room - 1);
+    return at;
+}
+
+static bool grow(struct gs_shard *shard)
+{
+    struct gs_shard larger = {.room = shard->room ? shard->room * 2 : FIRST_ROOM};
+    larger.entries = gs_map_private(larger.room * sizeof *larger.entries);
+    if (!larger.entries)
+        return false;
+    for (uint32_t i = 0; i < shard->room; i++)
+        if (shard->entries[i].key)
+            larger.entries[place_of(&larger, shard->entries[i].key)] = shard->entries[i];
+    /* In this order: a child forked in between must not find entries that are mapped no more. */
+    struct gs_shard old = {.entries = shard->entries, .room = shard->room};
+    shard->entries = larger.entries;
+    shard->room = larger.room;
+    if (old.entries)
+        gs_unmap(old.entries, old.room * sizeof *old.entries);
+    return true;
+}
+
+static bool put(struct gs_shard *shard, const struct gs_entry *entry)
+{
+    if ((shard->count + 1) * 4 > shard->room * 3 && !grow(shard))
+        return false;
+    struct gs_entry *place = &shard->entries[place_of(shard, entry->key)];
+    shard->count += place->key == 0;
+    *place = *entry;
+    return true;
+}
+
+/* Closes the gap, so that no search ever stops short of an entry: no tombstones to wade through later. */
+static void remove_at(struct gs_shard *shard, uint32_t gap)
+{
+    uint32_t mask = shard->room - 1;
+    for (uint32_t at = (gap + 1) & mask; shard->entries[at].key; at = (at + 1) & mask) {
+        uint32_t home = (uint32_t)hash_of(shard->entries[at].key) & mask;
+        if (((at - home) & mask) >= ((at - gap) & mask)) {
+            shard->entries[gap] = shard->entries[at];
+            gap = at;
+        }
+    }
+    shard->entries[gap].key = 0;
+    shard->count--;
+}
+
+static struct gs_entry *find(struct gs_shard *shard, uint64_t key)
+{
+    if (!shard->room)
+        return NULL;
+    struct gs_entry *place = &shard->entries[place_of(shard, key)];
+    return place->key ? place : NULL;
+}
+
+bool gs_table_put(struct gs_table *table, const struct gs_entry *entry)
+{
+    struct gs_shard *shard = shard_of(table, hash_of(entry->key));
+    gs_lock(&shard->lock);
+    bool done = put(shard, entry);
+    gs_unlock(&shard->lock);
+    return done;
+}
+
+static bool look(struct gs_table *table, uint64_t key, struct gs_entry *entry, bool remove)
+{
+    struct gs_shard *shard = shard_of(table, hash_of(key));
+    if (!key)
+        return false;
+    gs_lock(&shard->lock);
+    struct gs_entry *found = find(shard, key);
+    bool has = found != NULL;
+    if (has)
+        *entry = *found;
+    if (has && remove)
+        remove_at(shard, (uint32_t)(found - shard->entries));
+    gs_unlock(&shard->lock);
+    return has;
+}
+
+bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry) { return look(table, key, entry, false); }
+bool gs_table_take(struct gs_table *table, uint64_t key, struct gs_entry *entry) { return look(table, key, entry, true); }
+
+uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by)
+{
+    struct gs_shard *shard = shard_of(table, hash_of(key));
+    gs_lock(&shard->lock);
+    struct gs_entry *found = find(shard, key);
+    uint64_t before = found ? found->bytes : 0;
+    uint64_t after = by < 0 && before < (uint64_t)-by ? 0 : before + (uint64_t)by;
+    if (found && after)
+        found->bytes = after;
+    else if (found)
+        remove_at(shard, (uint32_t)(found - shard->entries));
+    else if (after)
+        put(shard, &(struct gs_entry){.key = key, .bytes = after});
+    gs_unlock(&shard->lock);
+    return before;
+}
+
+static void sift(struct gs_shard *shard, bool (*drop)(struct gs_entry *, void *), void *context)
+{
+    uint32_t at = 0;
+    while (at < shard->room)
+        if (shard->entries[at].key && drop(&shard->entries[at], context))
+            remove_at(shard, at); /* another may have moved here: look again */
+        else
+            at++;
+}
+
+void gs_table_sift(struct gs_table *table, bool (*drop)(struct gs_entry *, void *), void *context)
+{
+    for (uint32_t i = 0; i < GS_SHARDS; i++) {
+        gs_lock(&table->shards[i].lock);
+        sift(&table->shards[i], drop, context);
+        gs_unlock(&table->shards[i].lock);
+    }
+}
+
+void gs_table_forget(struct gs_table *table)
+{
+    for (uint32_t i = 0; i < GS_SHARDS; i++) {
+        struct gs_shard *shard = &table->shards[i];
+        if (shard->entries)
+            gs_unmap(shard->entries, shard->room * sizeof *shard->entries);
+        memset(shard, 0, sizeof *shard);
+    }
+}

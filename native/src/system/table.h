@@ -1,0 +1,42 @@
+/* What this process was given, by address or handle: O(1) at any number of live entries, many threads at once.
+ * Memory comes straight from the kernel: the host's malloc may be anything, and may be what called us. */
+#ifndef GPUSLICE_TABLE_H
+#define GPUSLICE_TABLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "system/os.h"
+
+#define GS_SHARDS 64u
+
+struct gs_entry {
+    uint64_t key;   /* never 0 */
+    uint64_t bytes; /* charged */
+    uint64_t owner; /* a context, a pool or an object, as the kind says */
+    uint32_t kind;
+    uint32_t card;
+};
+
+struct gs_shard {
+    _Alignas(64) struct gs_lock lock;
+    uint32_t count;
+    uint32_t room; /* a power of two, or 0 */
+    struct gs_entry *entries;
+};
+
+struct gs_table {
+    struct gs_shard shards[GS_SHARDS];
+};
+
+/* False without memory to write it down. An entry with the same key is replaced. */
+bool gs_table_put(struct gs_table *table, const struct gs_entry *entry);
+bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry);
+bool gs_table_take(struct gs_table *table, uint64_t key, struct gs_entry *entry);
+/* Adds to `bytes` of the entry, made with 0 if need be, and removes it when it gets to 0. The value before. */
+uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by);
+/* Removes the entries the callback returns true for. It must not use the table. */
+void gs_table_sift(struct gs_table *table, bool (*drop)(struct gs_entry *entry, void *context), void *context);
+void gs_table_forget(struct gs_table *table); /* in a forked child: everything, locks included */
+
+#endif
