@@ -94,12 +94,12 @@ class Scheduled(Cluster):
 
 def made(nodes: list[FleetNode], sees: str) -> Scheduled:
     """An empty cluster with the default policy."""
-    seen = fleet_of([_without_feed(node) for node in nodes] if sees == "cards" else nodes)
+    seen = fleet_of([_without_host_resources(node) for node in nodes] if sees == "cards" else nodes)
     return Scheduled(seen, make_policy(DEFAULT_POLICY, seen), truth=fleet_of(nodes), sees=sees)
 
 
-def _without_feed(node: FleetNode) -> FleetNode:
-    return FleetNode(node.name, node.size, node.left, node.core_left, node.model)
+def _without_host_resources(node: FleetNode) -> FleetNode:
+    return FleetNode(node.name, node.size, node.left, node.compute_left, node.model)
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from itertools import product
 
 import numpy as np
 
-from gpuslice.core.book import Holding, NodeBook
-from gpuslice.core.model import Gpu, Node, Placement, Pod, Request, Share
+from gpuslice.core.model import Card, CardSlice, Node, Placement, Pod, Request
+from gpuslice.core.node_allocations import Allocation, NodeAllocations
 from gpuslice.core.policy import POLICIES, Fleet, FleetNode, Policy, Shape, make_policy
 from gpuslice.core.preemption import eviction
 
@@ -78,13 +78,13 @@ def measure(name: str, nodes: int, pods: int) -> dict[str, float]:
 
 def victims_us(nodes: int = 100) -> float:
     """Processor time for each of some nodes of eight cards with four pods each, of four priorities."""
-    book = NodeBook("n", Node("n", tuple(Gpu(card, "", 0, CARD_UNITS) for card in range(8))))
+    allocations = NodeAllocations("n", Node("n", tuple(Card(card, "", 0, CARD_UNITS) for card in range(8))))
     for card, number in product(range(8), range(4)):
-        uid, placement = f"{card}-{number}", Placement("n", (Share(card, 3),))
+        uid, placement = f"{card}-{number}", Placement("n", (CardSlice(card, 3),))
         pod = Pod(uid, "default", uid, "n", Request(3), placement, priority=number)
-        book.holdings[uid] = Holding(pod, "n", placement)
+        allocations.by_uid[uid] = Allocation(pod, "n", placement)
     request = Request(10)
-    return timed_us(lambda: [eviction(book, request, 100) for _ in range(nodes)]) / nodes
+    return timed_us(lambda: [eviction(allocations, request, 100) for _ in range(nodes)]) / nodes
 
 
 def decide(policy: Policy, shape: Shape) -> None:

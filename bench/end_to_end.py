@@ -320,7 +320,7 @@ def main() -> None:
     others = [Way(f"gpuslice {flags}", True, tuple(flags.split())) for flags in chosen.flags]
     ways = [way for way in (PLAIN, SAMPLED, GPUSLICE) if way.name in chosen.ways.split(",")] + others
     began = time.perf_counter()
-    size = Size(chosen.nodes, chosen.gpus, chosen.pods, chosen.rounds, chosen.seed, chosen.replicas)
+    size = Size(chosen.nodes, chosen.cards, chosen.pods, chosen.rounds, chosen.seed, chosen.replicas)
     found = asyncio.run(measure(size, ways))
     found["took_s"] = round(time.perf_counter() - began, 1)
     print(json.dumps(found) if chosen.json else table(found))

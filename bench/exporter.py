@@ -121,7 +121,7 @@ def lay_out(folder: Path, tenants: list[Tenant], uuids: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def holding(folder: Path, state: Path, tenants: list[Tenant]) -> Iterator[None]:
+def assignment(folder: Path, state: Path, tenants: list[Tenant]) -> Iterator[None]:
     """A process in the card of each tenant, and a /proc that says whose it is."""
     processes = []
     try:
@@ -259,23 +259,23 @@ def client_ms(page: bytes) -> float:
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     containers = options.containers_per_gpu
     if options.series:
-        containers = max(1, options.series // SERIES_A_CONTAINER // options.gpus)
-    tenants = [Tenant(number, number % options.gpus) for number in range(options.gpus * containers)]
+        containers = max(1, options.series // SERIES_A_CONTAINER // options.cards)
+    tenants = [Tenant(number, number % options.cards) for number in range(options.cards * containers)]
     with tempfile.TemporaryDirectory(prefix="exporter-") as name:
         folder = Path(name)
-        state = gpu.create(folder / "machine", [PROFILE] * options.gpus)
+        state = gpu.create(folder / "machine", [PROFILE] * options.cards)
         with gpu.Machine(state) as machine:
             uuids = [card.uuid for card in machine.cards()]
         lay_out(folder, tenants, uuids)
         server = Server([Book(tenants, uuids)])
         await server.start(path=str(folder / "kubelet.sock"))
         busy = tenants[: min(len(tenants), MOST_PROCESSES)]
-        with holding(folder, state, busy), exporter(folder, state, options.port) as process:
+        with assignment(folder, state, busy), exporter(folder, state, options.port) as process:
             found = await asyncio.to_thread(_measure, options, process.pid, len(tenants), len(busy))
             found["simulated_mib"] = round(mapped_mib(process.pid, state), 1)
         server.close()
         await server.wait_closed()
-    return {"gpus": options.gpus, "containers": len(tenants), "processes": len(busy), **found}
+    return {"gpus": options.cards, "containers": len(tenants), "processes": len(busy), **found}
 
 
 def _measure(options: argparse.Namespace, pid: int, containers: int, processes: int) -> dict[str, Any]:

@@ -67,14 +67,14 @@ class Pods:
     def _one(self, random: Random) -> Shape:
         if random.random() < self.plain / (1 + self.plain):
             amount = float(random.choice([0.2, 0.5, 1.0, 2.0]))
-            return Shape(0, 0, _feed(CORES, amount), _feed(MEMORY_MIB, amount))
+            return Shape(0, 0, _use_host(CORES, amount), _use_host(MEMORY_MIB, amount))
         if random.random() < self.share:
             units, cards = _draw(random, self.sizes), 1
         else:
             units, cards = CARD_MILLI, _draw(random, self.cards)
         gpu = units * cards / CARD_MILLI
-        cpu = _feed(CORES, gpu * self.cpu * _uneven(random))
-        memory = _feed(MEMORY_MIB, gpu * self.memory * _uneven(random))
+        cpu = _use_host(CORES, gpu * self.cpu * _uneven(random))
+        memory = _use_host(MEMORY_MIB, gpu * self.memory * _uneven(random))
         models = NO_MODELS
         if random.random() < self.restricted:
             models = frozenset([_draw(random, self.models)])
@@ -92,16 +92,16 @@ def _uneven(random: Random) -> float:
     return float(random.choice([0.4, 0.6, 0.8, 1.0, 1.2, 2.0]))
 
 
-def _feed(of_card: int, part: float) -> int:
+def _use_host(of_card: int, part: float) -> int:
     return round(of_card * part / 500) * 500
 
 
 def nodes(
-    count: int, cards: int = 8, model: str = "A", units: int = CARD_MILLI, feed: float = 1.0
+    count: int, cards: int = 8, model: str = "A", units: int = CARD_MILLI, host: float = 1.0
 ) -> list[FleetNode]:
     """Equal empty nodes."""
-    size, cpu, memory = (units,) * cards, CORES * cards * feed, MEMORY_MIB * cards * feed
-    first = f"{model}-{cards}-{units}-{feed}"
+    size, cpu, memory = (units,) * cards, CORES * cards * host, MEMORY_MIB * cards * host
+    first = f"{model}-{cards}-{units}-{host}"
     return [
         FleetNode(f"{first}-{number}", size, size, (), model, cpu, memory, cpu, memory)
         for number in range(count)
@@ -160,7 +160,7 @@ def made(random: Random) -> Iterator[Named]:
         yield of(f"{cards} cards a node", Pods(cards=most), nodes(1600 // cards, cards))
     mixed = [*nodes(400, 1), *nodes(200, 2), *nodes(100, 4), *nodes(50, 8)]
     yield of("1, 2, 4 and 8 cards a node", Pods(), mixed)
-    rich = [*nodes(70, feed=0.5), *nodes(70), *nodes(60, feed=2.0)]
+    rich = [*nodes(70, host=0.5), *nodes(70), *nodes(60, host=2.0)]
     yield of("nodes poor and rich in cores", Pods(), rich)
     yield of("whole cards only", Pods(share=0.0))
     yield of("single whole cards and eights", Pods(share=0.0, cards={1: 8, 8: 1}))

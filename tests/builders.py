@@ -7,20 +7,20 @@ from typing import Any
 
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
-from gpuslice.core.model import ContainerRequest, Gpu, Node, Placement, Pod, Request, Share
+from gpuslice.core.model import Card, CardSlice, ContainerRequest, Node, Placement, Pod, Request
 
 UNIT_MIB = 1024
 
 
-def make_gpu(index: int = 0, units: int = 15, *, uuid: str = "", node: str = "n1", model: str = "") -> Gpu:
+def make_card(index: int = 0, units: int = 15, *, uuid: str = "", node: str = "n1", model: str = "") -> Card:
     memory_mib = units * UNIT_MIB + 770  # 15 units: the 16130 MiB of a V100
-    return Gpu(index, uuid or f"GPU-{node}-{index}", memory_mib, units, model)
+    return Card(index, uuid or f"GPU-{node}-{index}", memory_mib, units, model)
 
 
 def make_node(name: str = "n1", cards: Sequence[int] = (15,), **fields: Any) -> Node:
     """`cards`: the units of each card, in index order."""
-    gpus = tuple(make_gpu(index, units, node=name) for index, units in enumerate(cards))
-    return Node(name, gpus, **fields)
+    made = tuple(make_card(index, units, node=name) for index, units in enumerate(cards))
+    return Node(name, made, **fields)
 
 
 def make_request(memory: int = 4, *, cards: int = 1, core: int = 0) -> Request:
@@ -30,7 +30,7 @@ def make_request(memory: int = 4, *, cards: int = 1, core: int = 0) -> Request:
 
 def make_placement(node: str = "n1", units: int = 4, *cards: int, core: int = 0) -> Placement:
     on = cards or (0,)
-    return Placement(node, tuple(Share(card, units // len(on), core) for card in on))
+    return Placement(node, tuple(CardSlice(card, units // len(on), core) for card in on))
 
 
 def make_pod(

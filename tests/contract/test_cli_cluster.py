@@ -38,7 +38,7 @@ PRINTED = Path(__file__).parent.parent / "golden" / "printed"
 
 
 @dataclass
-class Answer:
+class Response:
     code: int
     out: str
     err: str
@@ -51,7 +51,7 @@ class Shell:
     folder: Path
     server: ApiServer
 
-    async def __call__(self, *words: str, **environ: str) -> Answer:
+    async def __call__(self, *words: str, **environ: str) -> Response:
         path = os.pathsep.join([str(self.folder), str(Path(sys.executable).parent), os.environ["PATH"]])
         process = await asyncio.create_subprocess_exec(
             *words,
@@ -66,7 +66,7 @@ class Shell:
         )
         out, err = await asyncio.wait_for(process.communicate(), 30)
         assert process.returncode is not None
-        return Answer(process.returncode, out.decode(), err.decode())
+        return Response(process.returncode, out.decode(), err.decode())
 
     async def has(self, nodes: list[Any], pods: list[Any] | None = None) -> None:
         """Put nodes and pods into the cluster with the status they are described with."""
@@ -110,7 +110,7 @@ async def test_inspect_prints_the_documented_tables(shell: Shell) -> None:
     await shell.has(v100_node())
     assert (await shell("kubectl-inspect-cgpu")).out == printed("inspect")
     await shell.has([], two_apps())
-    assert await shell("gpuslice", "inspect", "-d") == Answer(0, printed("inspect-details"), "")
+    assert await shell("gpuslice", "inspect", "-d") == Response(0, printed("inspect-details"), "")
 
 
 async def test_top_node_prints_the_documented_tables(shell: Shell) -> None:
@@ -126,7 +126,7 @@ async def test_top_node_prints_the_documented_tables(shell: Shell) -> None:
 async def test_kubectl_finds_the_plugin(shell: Shell, plugin: str) -> None:
     find("kubectl")
     await shell.has(v100_node())
-    assert await shell("kubectl", "inspect", plugin) == Answer(0, printed("inspect"), "")
+    assert await shell("kubectl", "inspect", plugin) == Response(0, printed("inspect"), "")
     named = await shell("kubectl", "inspect", plugin, "-d", V100_NODE)
     assert named.out.startswith(f"\nNAME:       {V100_NODE}")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpuslice.core.annotations import encode_gpus
+from gpuslice.core.annotations import encode_cards
 from gpuslice.core.contract import GPU_COUNT, NODE_GPUS
-from tests.builders import api_node, api_pod, make_gpu
+from tests.builders import api_node, api_pod, make_card
 from tests.contract.test_cli_cluster import Shell, shell
 
 __all__ = ["shell"]
@@ -15,8 +15,8 @@ __all__ = ["shell"]
 
 def node(name: str, *cards: int, **fields: Any) -> dict[str, Any]:
     """A node whose annotation tells the true size of its cards."""
-    gpus = tuple(make_gpu(index, units, node=name) for index, units in enumerate(cards))
-    annotations = {NODE_GPUS: encode_gpus(gpus)} if cards else None
+    described = tuple(make_card(index, units, node=name) for index, units in enumerate(cards))
+    annotations = {NODE_GPUS: encode_cards(described)} if cards else None
     made = api_node(name, sum(cards), len(cards), annotations=annotations, labels=fields.pop("labels", None))
     made["spec"] |= fields
     return made

@@ -34,7 +34,7 @@ from gpuslice.core.model import Gpu, Node, Placement, Share
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.kubelet import checkpoint
-from simcluster.kubelet.devices import ContainerDemand, DeviceBook, Holding
+from simcluster.kubelet.devices import ContainerDemand, DeviceAssignments, DeviceAssignment
 from simcluster.kubelet.node import device_limits
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.podresources import PodResources
@@ -66,15 +66,15 @@ class NodeKubelet:
         self.pod_resources = folder / "pod-resources" / "kubelet.sock"
         self.pods: dict[str, Pod] = {}
         self._rng = random.Random(seed)
-        self.book = DeviceBook(self._rng)
+        self.book = DeviceAssignments(self._rng)
 
     async def start(self) -> None:
         self.plugin_folder.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_sockets(self.plugin_folder)
-        self.book = DeviceBook(self._rng)
+        self.book = DeviceAssignments(self._rng)
         saved = checkpoint.read(self.plugin_folder)
         if saved is not None:
-            self.book.restore(saved.holdings, saved.registered, 0.0)
+            self.book.restore(saved.assignments, saved.registered, 0.0)
         self._endpoints = PluginEndpoints(self.plugin_folder, self.book, lambda: None)
         self._resources = PodResources(self.pod_resources, self.book, lambda: list(self.pods.values()))
         await self._resources.start()
@@ -111,9 +111,11 @@ class NodeKubelet:
         except BaseException:
             self.pods.pop(uid)
             raise
-        raw = checkpoint.encode(self.book.holdings(), self.book.registered())
+        raw = checkpoint.encode(self.book.assignments(), self.book.registered())
         checkpoint.write(self.plugin_folder, raw)
-        return {one.container: _response(one.response) for one in self.book.holdings() if one.pod_uid == uid}
+        return {
+            one.container: _response(one.response) for one in self.book.assignments() if one.pod_uid == uid
+        }
 
     async def start_container(self, pod: Pod, container: str = "main") -> None:
         """PreStartContainer, as before every start and restart."""
@@ -123,12 +125,12 @@ class NodeKubelet:
         """As if it had chosen just these ids and Allocate had answered so."""
         uid = pod["metadata"]["uid"]
         self.pods[uid] = pod
-        held = Holding(uid, "main", GPU_MEM, ids, answer.SerializeToString())
-        self.book._holdings[uid, "main", GPU_MEM] = held
+        held = DeviceAssignment(uid, "main", GPU_MEM, ids, answer.SerializeToString())
+        self.book._assignments[uid, "main", GPU_MEM] = held
 
     def ids(self, pod: Pod, container: str = "main") -> frozenset[str]:
-        (holding,) = self.book.holdings_of(pod["metadata"]["uid"], container)
-        return holding.ids
+        (assignment,) = self.book.assignments_of(pod["metadata"]["uid"], container)
+        return assignment.ids
 
     def cards(self, pod: Pod, container: str = "main") -> set[str]:
         return {identifier.rpartition("-_-")[0] for identifier in self.ids(pod, container)}
@@ -251,8 +253,8 @@ class Bench:
     # -- pods -----------------------------------------------------------------------------------------
 
     def node(self) -> Node:
-        gpus = tuple(Gpu(index, uuid(index), mib, mib // 1024) for index, mib in self.cards.items())
-        return Node(NODE, gpus)
+        cards = tuple(Card(index, uuid(index), mib, mib // 1024) for index, mib in self.cards.items())
+        return Node(NODE, cards)
 
     async def place(
         self,
@@ -281,7 +283,9 @@ class Bench:
         decoded = msgspec.convert(pod, objects.Pod)
         request = views.pod_view(decoded).request
         assert request is not None
-        shares = tuple(Share(card, request.units // len(cards), request.core_percent) for card in cards)
+        shares = tuple(
+            CardSlice(card, request.units // len(cards), request.compute_percent) for card in cards
+        )
         return placement_annotations(Placement(NODE, shares), request, self.node(), assume_ns)
 
     def _knows(self, pod: Pod) -> bool:

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice.adapters.gpu.recorded import RecordedSource, record
-from gpuslice.adapters.gpu.source import Card, Inventory
+from gpuslice.adapters.gpu.source import DriverCard, Inventory
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from simcluster import gpu
@@ -199,7 +199,7 @@ async def gpu_node(folder: Path, cards: tuple[str, ...] = ("V100-SXM2-16GB",)) -
 def _agent(folder: Path, node: Node, state: Path) -> Agent:
     with gpu.Machine(state) as machine:
         cards = tuple(
-            Card(card.index, card.uuid, card.total_mib, card.name)
+            DriverCard(card.index, card.uuid, card.total_mib, card.name)
             for card in machine.cards()
             if card.parent is None
         )

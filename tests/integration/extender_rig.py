@@ -72,7 +72,7 @@ class Api:
     def delete_pod(self, name: str, grace_s: int = 0) -> None:
         self.call("DELETE", f"/api/v1/namespaces/default/pods/{name}", {"gracePeriodSeconds": grace_s})
 
-    def set_unhealthy(self, node: str, gpus: str) -> None:
+    def set_unhealthy(self, node: str, cards: str) -> None:
         name = UNHEALTHY_CONFIGMAP_PREFIX + node
         path = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
         with contextlib.suppress(Refused):
@@ -80,7 +80,7 @@ class Api:
         self.call(
             "POST",
             path,
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"gpus": gpus}},
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"gpus": cards}},
         )
 
     def annotations(self, name: str = "p") -> dict[str, str]:

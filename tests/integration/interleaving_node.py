@@ -15,19 +15,19 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
-from gpuslice.core import holding as core_holding
+from gpuslice.core import device_assignment
 from gpuslice.core.contract import GPU_MEM, card_of_device_id
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.devices import (
     AdmissionError,
-    Answer,
     Call,
     ContainerDemand,
     Device,
-    DeviceBook,
+    DeviceAssignments,
     Options,
     PluginError,
     PreferredCall,
+    Response,
     carry_out,
 )
 from tests.builders import UNIT_MIB
@@ -76,7 +76,7 @@ class NodeInMemory:
     name: str
     world: World
     folder: Path
-    book: DeviceBook = field(init=False)
+    book: DeviceAssignments = field(init=False)
     admitted: dict[str, Object] = field(default_factory=dict)  # by uid, in kubelet's eyes active
     running: dict[str, Running] = field(default_factory=dict)  # by uid
     boots: int = 1
@@ -86,7 +86,7 @@ class NodeInMemory:
     _generation: int = 0
 
     def __post_init__(self) -> None:
-        self.book = DeviceBook(self.world.dice)
+        self.book = DeviceAssignments(self.world.dice)
         self.folder.mkdir(parents=True)
         cards = [
             {"index": index, "uuid": uuid_of(self.name, index), "memory_mib": memory_mib(units)}
@@ -134,12 +134,12 @@ class NodeInMemory:
 
     # -- kubelet ---------------------------------------------------------------------------------------
 
-    async def holdings(self, resource: str) -> tuple[core_holding.Holding, ...]:
+    async def assignments(self, resource: str) -> tuple[device_assignment.DeviceAssignment, ...]:
         """What the pod-resources socket tells; the seam of the agent's bookkeeper."""
         return tuple(
-            core_holding.Holding("default", pod["metadata"]["name"], one.container, one.ids)
+            device_assignment.DeviceAssignment("default", pod["metadata"]["name"], one.container, one.ids)
             for uid, pod in self.admitted.items()
-            for one in self.book.holdings_of(uid, "main")
+            for one in self.book.assignments_of(uid, "main")
             if one.resource == resource
         )
 
@@ -164,7 +164,7 @@ class NodeInMemory:
 
     async def start(self, uid: str) -> None:
         """PreStartContainer and, if the plugin agrees, the container."""
-        (held,) = self.book.holdings_of(uid, "main")
+        (held,) = self.book.assignments_of(uid, "main")
         request = dp.PreStartContainerRequest(devices_ids=sorted(held.ids))
         try:
             await self._ask(lambda agent: agent.plugin.pre_start_container(request))
@@ -188,9 +188,9 @@ class NodeInMemory:
     def restart(self, *, keeps_book: bool) -> None:
         """kubelet starts anew. Without its book it asks again for what does not run, and for nothing else."""
         saved = checkpoint.decode(self._saved)
-        self.book = DeviceBook(self.world.dice)
+        self.book = DeviceAssignments(self.world.dice)
         if keeps_book:
-            self.book.restore(saved.holdings, saved.registered, self.world.loop.time())
+            self.book.restore(saved.assignments, saved.registered, self.world.loop.time())
         else:
             self.admitted = {uid: pod for uid, pod in self.admitted.items() if uid in self.running}
         if self.agent is not None and self.process is not None:
@@ -205,15 +205,15 @@ class NodeInMemory:
         self.boots += 1
         self.admitted.clear()
         self.running.clear()
-        self.book = DeviceBook(self.world.dice)
+        self.book = DeviceAssignments(self.world.dice)
         self.save()
         if was_there:
             self.start_agent()
 
     def save(self) -> None:
-        self._saved = checkpoint.encode(self.book.holdings(), self.book.registered())
+        self._saved = checkpoint.encode(self.book.assignments(), self.book.registered())
 
-    async def _call(self, call: Call) -> Answer:
+    async def _call(self, call: Call) -> Response:
         if isinstance(call, PreferredCall):
             wish = dp.ContainerPreferredAllocationRequest(
                 available_deviceIDs=list(call.available),
@@ -247,7 +247,7 @@ class NodeInMemory:
 
     def cards_of(self, uid: str) -> dict[str, int]:
         """Units by card uuid: by what the container was started with, else by kubelet's book."""
-        held = self.book.holdings_of(uid, "main")
+        held = self.book.assignments_of(uid, "main")
         if not held and uid in self.running:
             ids = list(self.running[uid].ids)
         else:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, XidEvent
+from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
 from gpuslice.apps.agent.node import TooManyUnitsError
@@ -23,11 +23,11 @@ TWO = {0: V100, 1: V100}
 SETTINGS = {"recovery_s": 0.0}
 
 
-async def configmap_says(node: Bench, gpus: str) -> None:
+async def configmap_says(node: Bench, cards: str) -> None:
     async def says() -> bool:
-        return await node.unhealthy() == gpus
+        return await node.unhealthy() == cards
 
-    await eventually(says, f"ConfigMap says {gpus!r}")
+    await eventually(says, f"ConfigMap says {cards!r}")
 
 
 async def test_a_critical_xid_takes_its_card_out_in_one_message(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ class HangingSource:
         return self._read()
 
     def _read(self) -> Inventory:
-        return Inventory(tuple(Card(index, uuid(index), V100) for index in TWO))
+        return Inventory(tuple(DriverCard(index, uuid(index), V100) for index in TWO))
 
     async def events(self) -> AsyncGenerator[XidEvent]:
         raise GpuUnavailableError("this driver reports nothing")

@@ -61,7 +61,7 @@ async def test_the_next_agent_is_prepared_and_takes_over_when_this_one_ends(tmp_
     bench = Bench(tmp_path, settings={"port": port})
     async with bench.running(), next_agent(bench) as following:
         await eventually(lambda: following.not_ready() == "", "the next one is prepared")
-        assert following.desk.node.gpus
+        assert following.desk.node.cards
         assert not following.turn.mine.is_set()
         assert (bench.kubelet.healthy(), bench.agent.server.registered) == (15, True)
         await bench.stop_agent()

@@ -116,7 +116,7 @@ def everybody_agrees(world: World) -> None:
     node = world.nodes[NODE]
     for view in world.views():
         assert view.placement is not None
-        said = {uuid_of(NODE, share.gpu): share.units for share in view.placement.shares}
+        said = {uuid_of(NODE, part.card): part.units for part in view.placement.slices}
         assert said == node.cards_of(view.uid)
         assert view.assigned
 

@@ -153,7 +153,7 @@ async def test_a_patch_without_an_answer_keeps_the_cards_until_it_is_known_what_
         assert await free(extender) == 11
         extender.api.cluster.faults.clear()
         await until(lambda: extender.api.annotations() == {})
-        await until(lambda: extender.extender.ledger.holding(pod["metadata"]["uid"]) is None)
+        await until(lambda: extender.extender.ledger.allocation(pod["metadata"]["uid"]) is None)
 
 
 async def test_a_patch_without_an_answer_that_arrives_late_does_nothing() -> None:
@@ -216,8 +216,8 @@ async def test_an_outcome_that_cannot_be_learned_keeps_the_cards_until_it_can() 
         fault(extender, BINDING, code=504, times=1, after=True)
         fault(extender, GET, code=503)
         assert "has not said within 0.3 s whether it is bound to n1" in await extender.bind(pod)
-        holding = extender.extender.ledger.holding(pod["metadata"]["uid"])
-        assert holding is not None
+        allocation = extender.extender.ledger.allocation(pod["metadata"]["uid"])
+        assert allocation is not None
         assert await free(extender) == 11
         extender.api.cluster.faults.clear()
         async with asyncio.timeout(10):
@@ -256,10 +256,10 @@ async def test_a_placement_that_no_watch_shows_is_asked_about() -> None:
         waiting = await binder.settle_waiting(set())
         assert waiting == {kept["metadata"]["uid"], lost["metadata"]["uid"]}
         await binder.settle_waiting(waiting)
-        assert ledger.holding(lost["metadata"]["uid"]) is None
-        holding = ledger.holding(kept["metadata"]["uid"])
-        assert holding is not None
-        assert not holding.assumed
+        assert ledger.allocation(lost["metadata"]["uid"]) is None
+        allocation = ledger.allocation(kept["metadata"]["uid"])
+        assert allocation is not None
+        assert not allocation.assumed
 
 
 async def test_what_a_dead_leader_left_unbound_is_taken_back_before_the_first_answer() -> None:

@@ -228,7 +228,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(name=nodes, pick=picks)
     def kubelet_starts(self, name: str, pick: int) -> None:
         node = self.world.nodes[name]
-        held = [uid for uid in node.admitted if node.book.holdings_of(uid, "main")]
+        held = [uid for uid in node.admitted if node.book.assignments_of(uid, "main")]
         if held and not node.busy:
             self.world.play(node, node.start(held[pick % len(held)]))
 
@@ -246,7 +246,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def no_device_is_given_twice(self) -> None:
         for node in self.world.nodes.values():
-            given = Counter(one for held in node.book.holdings() for one in held.ids)
+            given = Counter(one for held in node.book.assignments() for one in held.ids)
             assert all(count == 1 for count in given.values())
 
     @invariant()
@@ -303,7 +303,7 @@ class Interleavings(RuleBasedStateMachine):
         assert set(annotated) == set(node.admitted)
         for uid, pod in annotated.items():
             assert pod.placement is not None
-            said = {uuid_of(node.name, share.gpu): share.units for share in pod.placement.shares}
+            said = {uuid_of(node.name, part.card): part.units for part in pod.placement.slices}
             assert said == node.cards_of(uid)
             assert pod.assigned
 
@@ -322,7 +322,7 @@ class Interleavings(RuleBasedStateMachine):
             self.world.play(node, node.admit(pod))
             self.world.rest()
         for uid in list(node.admitted):
-            if node.book.holdings_of(uid, "main"):  # else kubelet forgot it, and does not start it
+            if node.book.assignments_of(uid, "main"):  # else kubelet forgot it, and does not start it
                 self.world.play(node, node.start(uid))
                 self.world.rest()
 

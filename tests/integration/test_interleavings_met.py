@@ -35,9 +35,9 @@ def test_two_equal_pods_started_in_the_opposite_order_keep_to_their_cards(world:
     assert len(node.running) == 2
     for view in world.views():
         assert view.placement is not None
-        (share,) = view.placement.shares
-        assert node.running[view.uid].environment[ENV_INDEX] == str(share.gpu)
-        assert node.cards_of(view.uid) == {uuid_of("n1", share.gpu): 3}
+        (part,) = view.placement.slices
+        assert node.running[view.uid].environment[ENV_INDEX] == str(part.card)
+        assert node.cards_of(view.uid) == {uuid_of("n1", part.card): 3}
 
 
 def through(world: World, *fates: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.adapters.gpu.source import Card
+from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.region.budget import Budgets
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.apps.cli.run import Wish, given_budget, own_member, user_name
@@ -144,7 +144,11 @@ def test_a_group_shares_one_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [f"{user_name()}-{os.getpid()}", "~2"], ids=["guessed", "without a name"])
 def test_without_a_group_nobody_joins_a_budget_whatever_its_name(tmp_path: Path, name: str) -> None:
     """Whoever made a budget says what is loaded into its programs; the names of ours can be guessed."""
-    budgets, library, card = Budgets(tmp_path / "base"), BUILD / "lib/libgpuslice.so", Card(0, "GPU-1", 16130)
+    budgets, library, card = (
+        Budgets(tmp_path / "base"),
+        BUILD / "lib/libgpuslice.so",
+        DriverCard(0, "GPU-1", 16130),
+    )
     with budgets.locked():
         theirs = budgets.make(name, [CardLimit(card.uuid, 4301 * MIB, None)], library, own_member(["bait"]))
         ours, _ = given_budget(Wish("4", None, "", None, ""), [card], budgets, library, own_member(["train"]))

@@ -16,7 +16,7 @@ from simcluster.kubelet.devices import (
     Call,
     ContainerDemand,
     Device,
-    DeviceBook,
+    DeviceAssignments,
     Options,
     PluginError,
     PreferredCall,
@@ -29,15 +29,15 @@ def devices(card: str, count: int, healthy: bool = True) -> list[Device]:
     return [Device(f"{card}-_-{unit}", healthy) for unit in range(count)]
 
 
-def book_with(*lists: list[Device], preferred: bool = False, seed: int = 1) -> DeviceBook:
-    book = DeviceBook(rng=random.Random(seed))
+def book_with(*lists: list[Device], preferred: bool = False, seed: int = 1) -> DeviceAssignments:
+    book = DeviceAssignments(rng=random.Random(seed))
     generation = book.register(MEM, Options(preferred_allocation=preferred))
     book.update(MEM, generation, [one for part in lists for one in part])
     return book
 
 
 def allocate(
-    book: DeviceBook,
+    book: DeviceAssignments,
     pod: str,
     demand: ContainerDemand,
     active: Iterable[str] = (),
@@ -62,8 +62,8 @@ def allocate(
         return calls
 
 
-def ids_of(book: DeviceBook, pod: str, container: str = "main") -> frozenset[str]:
-    return frozenset(one for held in book.holdings_of(pod, container) for one in held.ids)
+def ids_of(book: DeviceAssignments, pod: str, container: str = "main") -> frozenset[str]:
+    return frozenset(one for held in book.assignments_of(pod, container) for one in held.ids)
 
 
 def demand(units: int, name: str = "main", kind: ContainerKind = ContainerKind.APP) -> ContainerDemand:
@@ -158,7 +158,7 @@ def test_a_container_that_holds_its_ids_is_not_allocated_again() -> None:
 
 
 def test_a_stopped_plugin_zeroes_allocatable_at_once_and_capacity_after_five_minutes() -> None:
-    book = DeviceBook()
+    book = DeviceAssignments()
     generation = book.register(MEM, Options())
     book.update(MEM, generation, devices("a", 15))
     book.stop(MEM, generation, now=100.0)
@@ -172,7 +172,7 @@ def test_a_stopped_plugin_zeroes_allocatable_at_once_and_capacity_after_five_min
 
 
 def test_the_end_of_an_older_stream_does_not_touch_the_newer_plugin() -> None:
-    book = DeviceBook()
+    book = DeviceAssignments()
     old = book.register(MEM, Options())
     book.update(MEM, old, devices("a", 15))
     new = book.register(MEM, Options())
@@ -191,7 +191,7 @@ def test_an_unhealthy_card_stays_in_capacity_and_leaves_allocatable() -> None:
 
 
 def test_a_list_without_a_device_drops_it() -> None:
-    book = DeviceBook()
+    book = DeviceAssignments()
     generation = book.register(MEM, Options())
     book.update(MEM, generation, devices("a", 15))
     book.update(MEM, generation, devices("a", 10))
@@ -199,7 +199,7 @@ def test_a_list_without_a_device_drops_it() -> None:
 
 
 def test_a_readmitted_pod_whose_devices_are_gone_is_refused_unless_it_already_runs() -> None:
-    book = DeviceBook()
+    book = DeviceAssignments()
     generation = book.register(MEM, Options())
     book.update(MEM, generation, devices("a", 4))
     allocate(book, "p1", demand(4))
@@ -212,11 +212,11 @@ def test_a_readmitted_pod_whose_devices_are_gone_is_refused_unless_it_already_ru
 def test_a_checkpoint_brings_holdings_back_and_waits_for_the_plugin() -> None:
     book = book_with(devices("a", 15))
     allocate(book, "p1", demand(4))
-    raw = checkpoint.encode(book.holdings(), book.registered())
+    raw = checkpoint.encode(book.assignments(), book.registered())
     saved = checkpoint.decode(raw)
 
-    restarted = DeviceBook()
-    restarted.restore(saved.holdings, saved.registered, now=0.0)
+    restarted = DeviceAssignments()
+    restarted.restore(saved.assignments, saved.registered, now=0.0)
     assert restarted.capacity(1.0).capacity == {MEM: 0}
     assert ids_of(restarted, "p1") == ids_of(book, "p1")
     generation = restarted.register(MEM, Options())
@@ -234,7 +234,7 @@ def test_a_file_that_is_no_checkpoint_is_called_corrupt(raw: bytes) -> None:
 def test_a_changed_checkpoint_fails_its_checksum() -> None:
     book = book_with(devices("a", 15))
     allocate(book, "p1", demand(4))
-    raw = checkpoint.encode(book.holdings(), book.registered())
+    raw = checkpoint.encode(book.assignments(), book.registered())
     with pytest.raises(checkpoint.CorruptCheckpointError, match="checksum"):
         checkpoint.decode(raw.replace(b"a-_-0", b"a-_-9"))
 
@@ -255,5 +255,7 @@ def test_random_admissions_never_give_one_id_twice() -> None:
             active.append(pod)
         except AdmissionError:
             pass
-        held = [one for holding in book.holdings() if holding.pod_uid in active for one in holding.ids]
+        held = [
+            one for assignment in book.assignments() if assignment.pod_uid in active for one in assignment.ids
+        ]
         assert len(held) == len(set(held))

@@ -14,7 +14,7 @@ from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.backoff import BackOff, shown
-from simcluster.kubelet.devices import DeviceBook
+from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.kubelet.node import NodeStatus
 from simcluster.kubelet.runtime import Runtime
 from tests.integration.sim_node import MEM, Node, Plugin, make_pod, restarts_of, simulated_node, state_of
@@ -257,7 +257,7 @@ async def test_a_lost_checkpoint_leaves_extended_resources_of_others_as_they_are
 async def test_an_empty_plugin_folder_zeroes_extended_resources_of_others(node: Node) -> None:
     await node.crash()
     await node.patch_capacity({"aliyun.com/gpu-count": "1"})
-    status = NodeStatus(node.client, node.settings, DeviceBook(random.Random(1)), "http://127.0.0.1:1")
+    status = NodeStatus(node.client, node.settings, DeviceAssignments(random.Random(1)), "http://127.0.0.1:1")
     await status.register(reset_extended=True)
     assert (await node.node())["status"]["capacity"]["aliyun.com/gpu-count"] == "0"
 

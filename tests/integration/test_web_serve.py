@@ -23,7 +23,7 @@ from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, mak
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, whole_page
 from gpuslice.adapters.web.logs import JsonFormatter
-from gpuslice.adapters.web.messages import Answer, Request, text_answer
+from gpuslice.adapters.web.messages import Request, Response, text_answer
 from gpuslice.adapters.web.serve import Listen, serving, work_until
 
 
@@ -94,7 +94,7 @@ async def test_a_server_that_is_cancelled_ends_although_an_answer_never_comes() 
 
 
 async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> None:
-    async def broken(_: Request) -> Answer:
+    async def broken(_: Request) -> Response:
         raise RuntimeError("boom")
 
     async with (
@@ -111,7 +111,7 @@ async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> N
 async def test_the_end_waits_for_what_is_under_way() -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(_: Request) -> Answer:
+    async def slow(_: Request) -> Response:
         begun.set()
         await go_on.wait()
         return text_answer("done")
@@ -190,7 +190,7 @@ def test_a_large_answer_in_pieces_arrives_whole(
     )
     large = random.Random(1).randbytes(3 << 20)
     pieces = (b"", memoryview(large), b"", memoryview(msgspec.Raw(b"{}")))
-    handler = get("/large", lambda _: Answer(b"[", content_type="x/y", more=pieces))
+    handler = get("/large", lambda _: Response(b"[", content_type="x/y", more=pieces))
 
     async def fetched() -> None:
         async with serving(app_of(handler), listen) as port:
@@ -220,7 +220,10 @@ def test_what_is_for_known_clients_is_for_no_others(
         client_ca=str(tmp_path / "clients.pem"),
         reload_every_s=0.02,
     )
-    routes = [for_known_clients(post("/act", lambda _: text_answer("done"))), get("/see", lambda _: Answer())]
+    routes = [
+        for_known_clients(post("/act", lambda _: text_answer("done"))),
+        get("/see", lambda _: Response()),
+    ]
 
     async def asked(port: int, issuer: trustme.CA | None, method: str, path: str) -> int:
         context = ssl.create_default_context()

@@ -14,7 +14,7 @@ from tests.builders import make_node, make_pod, placed_annotations
 from tests.unit.admission_rig import PLAIN, Object, mutated, with_env
 
 NODE = make_node(cards=(15, 15))
-MINE = NODE.gpus[1]
+MINE = NODE.cards[1]
 GREEDY = {"NVIDIA_VISIBLE_DEVICES": "all", "ALIYUN_COM_GPU_MEM_CONTAINER": "15"}
 WAYS: dict[str, dict[str, Any]] = {
     "env": {"env": [{"name": name, "value": value} for name, value in GREEDY.items()]},

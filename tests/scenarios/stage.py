@@ -63,7 +63,7 @@ class Stage:
     def policy(self, name: str) -> str:
         self.ledger = Ledger()
         policy = make_policy(name, self.ledger.fleet)
-        self.ledger.witness = policy
+        self.ledger.listener = policy
         self.decisions = Decisions(
             self.ledger, policy, on_refused=lambda refused: self.refusals.append(refused.explanation)
         )
@@ -76,9 +76,9 @@ class Stage:
             name,
             numbers,
             shared="whole" not in options,
-            placement=options.get("placement", ""),
-            core_percent=int(options.get("core", "0")),
-            core_required="core_required" in options,
+            packing=options.get("placement", ""),
+            compute_percent=int(options.get("core", "0")),
+            compute_required="core_required" in options,
         )
         self.ledger.apply_node(with_unhealthy(node, unhealthy))
         return "ok"
@@ -161,15 +161,15 @@ def _pod(document: dict[str, object]) -> Pod:
 
 
 def _where(placement: Placement) -> str:
-    cards = ", ".join(f"{share.gpu}" for share in placement.shares)
+    cards = ", ".join(f"{part.card}" for part in placement.slices)
     return f"{placement.node} card {cards}"
 
 
 def _row(ledger: Ledger, name: str) -> str:
-    book = ledger.book(name)
+    book = ledger.allocations(name)
     assert book is not None
     assert book.node is not None
     used = book.used()
-    cells = [f"{used.get(gpu.index, 0)}/{gpu.units}" for gpu in book.node.gpus]
+    cells = [f"{used.get(gpu.index, 0)}/{gpu.units}" for gpu in book.node.cards]
     unplaced = f" +{book.unplaced_units()} somewhere" if book.unplaced_units() else ""
     return f"{name}  " + ("  ".join(cells) or "no cards") + unplaced

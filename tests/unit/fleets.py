@@ -47,7 +47,7 @@ shapes = st.builds(
     cpu_milli=st.sampled_from([0, 500, 4000]),
     memory_mib=st.sampled_from([0, 1024]),
     models=st.sampled_from([frozenset(), frozenset({"A"}), frozenset(MODELS)]),
-    core_percent=st.sampled_from([0, 0, 30]),
+    compute_percent=st.sampled_from([0, 0, 30]),
 )
 
 

@@ -17,7 +17,7 @@ from gpuslice.apps.agent.preference import Claim
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import ANN_INDEX, ANN_MEANT, device_id
-from gpuslice.core.holding import Holding
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Placement, Pod, Refusal
 from gpuslice.core.placement import on_cards, place
@@ -58,7 +58,7 @@ class Play:
     def add(self, units: int, placement: Placement) -> Pod:
         """One more that an extender has placed and bound. The desk has not heard of it."""
         self.units.append(units)
-        self.annotated.append(placement.shares[0].gpu)
+        self.annotated.append(placement.slices[0].card)
         number = len(self.pods)
         self.pods.append(api_pod(f"p{number}", str(units), node=self.node.name, version="1"))
         self._annotate(number)
@@ -76,13 +76,15 @@ class Play:
         ids = {}
         for number, card in true.items():
             first, units[card] = units[card], units[card] + self.units[number]
-            uuid = self.node.gpus[card].uuid
+            uuid = self.node.cards[card].uuid
             ids[number] = frozenset(device_id(uuid, unit) for unit in range(first, units[card]))
         return ids
 
     def kubelet_gave(self, true: dict[int, int]) -> None:
         ids = self.ids_of(true).items()
-        self.desk.book_read([Holding("default", f"p{number}", "main", each) for number, each in ids], 1.0)
+        self.desk.book_read(
+            [DeviceAssignment("default", f"p{number}", "main", each) for number, each in ids], 1.0
+        )
 
     def granted(self, ids: frozenset[str]) -> None:
         """kubelet asks, and does not say for whom."""
@@ -128,7 +130,7 @@ class Play:
 
     def adds_up(self) -> bool:
         sums = self.promised()
-        return all(sums[gpu.index] <= gpu.units for gpu in self.node.gpus)
+        return all(sums[card.index] <= card.units for card in self.node.cards)
 
     def said(self, number: int) -> str:
         said: str = self.pods[number]["metadata"].get("annotations", {}).get(ANN_INDEX, "")
@@ -225,8 +227,8 @@ class Placing:
             ledger.apply_pod(seen.view)
         state = ledger.state(self.play.node.name)
         assert state is not None
-        for gpu, left in zip(state.node.gpus, state.left, strict=True):
-            assert left <= gpu.units - self.at_rest[gpu.index]  # else kubelet might have to refuse the pod
+        for card, left in zip(state.node.cards, state.left, strict=True):
+            assert left <= card.units - self.at_rest[card.index]  # else kubelet might have to refuse the pod
         found = place(state, make_request(units))
         return None if isinstance(found, Refusal) else found
 
@@ -253,7 +255,7 @@ def test_an_extender_that_is_behind_never_places_too_much_while_equal_pods_excha
         more = dice.randint(1, 3)
         if dice.random() < 0.3 and (found := extender.place(more, dice)) is not None:
             extender.mine.append(play.add(more, found))
-            extender.at_rest[found.shares[0].gpu] += more
+            extender.at_rest[found.slices[0].card] += more
             extender.remember()
         for number in range(len(play.pods)):
             if dice.random() < 0.2:
@@ -313,7 +315,7 @@ def test_of_pods_with_other_shares_of_compute_the_memory_alone_decides_who_takes
     assert steps_of(play) == [("p1", ""), ("p0", "1"), ("p1", "0")]
     meant = play.view(1).meant
     assert meant is not None
-    assert [share.core_percent for share in meant.shares] == [30]
+    assert [part.compute_percent for part in meant.slices] == [30]
 
 
 def test_the_card_that_a_pod_moves_to_is_known_to_the_next_agent() -> None:

@@ -13,13 +13,13 @@ from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
 from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstanding
 from gpuslice.core.contract import device_id
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.holding import Holding
 from gpuslice.core.model import ContainerKind, ContainerRequest, Pod, Refusal, Request
 from tests.builders import make_node, make_placement, make_pod, make_request
 
 NODE = make_node(cards=(15, 15))
-UUIDS = [gpu.uuid for gpu in NODE.gpus]
+UUIDS = [gpu.uuid for gpu in NODE.cards]
 
 
 def ids(card: int, *units: int) -> list[str]:
@@ -40,9 +40,9 @@ def cards_of(answer: Proposal | Refusal) -> dict[int, int]:
     return {UUIDS.index(uuid): count for uuid, count in units_per_card(answer.ids).items()}
 
 
-def containers(*amounts: int, gpu_count: int = 1) -> Request:
+def containers(*amounts: int, card_count: int = 1) -> Request:
     made = tuple(ContainerRequest(f"c{place}", place, amount) for place, amount in enumerate(amounts))
-    return Request(sum(amounts), gpu_count, containers=made)
+    return Request(sum(amounts), card_count, containers=made)
 
 
 # -- proposing -------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_the_same_ids_again_are_granted_again() -> None:
 
 
 def test_ids_that_kubelets_book_shows_are_granted_again_and_others_like_them_are_not() -> None:
-    held = Holding("default", "p", "main", frozenset(ids(0, 0, 1, 2, 3)))
+    held = DeviceAssignment("default", "p", "main", frozenset(ids(0, 0, 1, 2, 3)))
     assert claim(held.ids, [], [], [held], NODE) == Claim()
     assert isinstance(claim(frozenset(ids(0, 4, 5, 6, 7)), [], [], [held], NODE), Refusal)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.adapters.gpu.source import Card, XidEvent
+from gpuslice.adapters.gpu.source import DriverCard, XidEvent
 from gpuslice.adapters.kube.objects import Node, NodeStatus
 from gpuslice.apps.agent.flags import translated
 from gpuslice.apps.agent.folders import Folders, token
@@ -34,8 +34,8 @@ from tests.builders import make_node
     ("memory_mib", "units"), [(16130, 15), (15079, 14), (15360, 15), (11019, 10), (81559, 79), (143771, 140)]
 )
 def test_a_card_is_cut_by_its_own_size(memory_mib: int, units: int) -> None:
-    (gpu,) = cut([Card(3, "GPU-a", memory_mib)], "GiB")
-    assert (gpu.index, gpu.units) == (3, units)
+    (card,) = cut([DriverCard(3, "GPU-a", memory_mib)], "GiB")
+    assert (card.index, card.units) == (3, units)
 
 
 @pytest.mark.parametrize("wanted", ["gib", "GB", "", "KiB"])
@@ -48,7 +48,7 @@ def test_an_unknown_unit_means_gib_with_a_warning(wanted: str) -> None:
 
 def test_eight_large_cards_in_gib_fit_one_message_and_in_mib_do_not() -> None:
     uuid = "GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a0"
-    cards = [Card(index, f"{uuid}{index}", 288 * 1024) for index in range(8)]
+    cards = [DriverCard(index, f"{uuid}{index}", 288 * 1024) for index in range(8)]
     assert sum(gpu.units for gpu in cut(cards, "GiB")) == 2304
     with pytest.raises(TooManyUnitsError, match="2359296 devices"):
         cut(cards, "MiB")
@@ -115,12 +115,12 @@ def test_a_report_without_a_card_means_all_and_a_lost_card_itself_only() -> None
 
 
 def test_the_operators_file_names_cards_by_index_or_uuid() -> None:
-    gpus = make_node(cards=(15, 15, 15)).gpus
-    assert excluded_cards(b'{"index":["1"],"uuid":["GPU-n1-2"]}', gpus) == {"GPU-n1-1", "GPU-n1-2"}
-    assert excluded_cards(b'{"index":[0]}', gpus) == {"GPU-n1-0"}
+    cards = make_node(cards=(15, 15, 15)).cards
+    assert excluded_cards(b'{"index":["1"],"uuid":["GPU-n1-2"]}', cards) == {"GPU-n1-1", "GPU-n1-2"}
+    assert excluded_cards(b'{"index":[0]}', cards) == {"GPU-n1-0"}
     for text in (b"", b"[]", b'{"index":"0"}', b"\xff", b'{"uuid":["\xff"]}'):
         with pytest.raises(ContractError, match=r"unhealthyDevices\.json"):
-            excluded_cards(text, gpus)
+            excluded_cards(text, cards)
 
 
 def test_the_configmap_keeps_what_an_operator_wrote() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.adapters.gpu.source import Card
+from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.region.budget import Budget, BudgetError
 from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.apps.cli.machine import chosen_cards, memory_bytes, named_cards, numbered
 from gpuslice.core.units import MIB
 
-CARDS = tuple(Card(index, f"GPU-{letter * 8}", 16130) for index, letter in enumerate("abc"))
+CARDS = tuple(DriverCard(index, f"GPU-{letter * 8}", 16130) for index, letter in enumerate("abc"))
 
 
 def budget(letter: str, memory_mib: int) -> Budget:
@@ -21,8 +21,8 @@ def budget(letter: str, memory_mib: int) -> Budget:
 
 
 def test_cards_are_numbered_as_nvidia_smi_does_whatever_their_device_files_are() -> None:
-    late = Card(0, "GPU-late", 16130, pci_bus_id="00000000:81:00.0")
-    early = Card(3, "GPU-early", 16130, pci_bus_id="00000000:03:00.0")
+    late = DriverCard(0, "GPU-late", 16130, pci_bus_id="00000000:81:00.0")
+    early = DriverCard(3, "GPU-early", 16130, pci_bus_id="00000000:03:00.0")
     assert [(card.index, card.uuid) for card in numbered((late, early))] == [
         (0, "GPU-early"),
         (1, "GPU-late"),

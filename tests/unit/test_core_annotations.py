@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gpuslice.core.annotations import (
     PLACEMENT_ANNOTATIONS,
     decode_assume_time,
-    decode_gpus,
+    decode_cards,
     decode_placement,
     decode_unhealthy,
-    encode_gpus,
+    encode_cards,
     placement_annotations,
 )
 from gpuslice.core.contract import (
@@ -28,8 +28,8 @@ from gpuslice.core.contract import (
     ANN_VISIBLE,
 )
 from gpuslice.core.errors import ContractError
-from gpuslice.core.model import ContainerKind, ContainerRequest, Placement, Request, Share
-from tests.builders import make_gpu, make_node, make_placement, make_request
+from gpuslice.core.model import CardSlice, ContainerKind, ContainerRequest, Placement, Request
+from tests.builders import make_card, make_node, make_placement, make_request
 
 
 def test_a_placement_is_written_in_both_protocols() -> None:
@@ -82,7 +82,7 @@ def test_init_containers_come_after_the_app_containers_in_the_allocation() -> No
         ({ANN_INDEX: "2,0", ANN_POD_UNITS: "4"}, make_placement("n1", 4, 0, 2)),
         (
             {ANN_INDEX: "0,1", ANN_POD_UNITS: "5", ANN_ALLOCATION: '{"0":{"0":2},"1":{"1":3}}'},
-            Placement("n1", (Share(0, 2), Share(1, 3))),
+            Placement("n1", (CardSlice(0, 2), CardSlice(1, 3))),
         ),
         ({ANN_INDEX: "0", ANN_POD_UNITS: "5", ANN_ALLOCATION: '{"0":{"1":4}}'}, make_placement("n1", 5, 0)),
         ({ANN_INDEX: "0", ANN_POD_UNITS: "5", ANN_ALLOCATION: "garbage"}, make_placement("n1", 5, 0)),
@@ -123,7 +123,7 @@ def test_an_amount_that_is_missing_is_told_so_and_not_shown_as_empty() -> None:
 
 def test_containers_without_a_share_of_compute_are_not_in_its_annotation() -> None:
     containers = (ContainerRequest("a", 0, 4, 20), ContainerRequest("b", 1, 2))
-    request = Request(6, core_percent=20, containers=containers, app_containers=2)
+    request = Request(6, compute_percent=20, containers=containers, app_containers=2)
     written = placement_annotations(make_placement("n1", 6, 0, core=20), request, make_node(), 1)
     assert written[ANN_CORE] == '{"0":{"0":20}}'
 
@@ -197,8 +197,8 @@ def test_what_is_written_is_read_back(cards: list[int], each: int, core: int) ->
 
 def test_the_cards_of_a_node_are_read_back_in_index_order() -> None:
     """Also one too small for a unit: it is there, and nothing fits on it."""
-    cards = (make_gpu(2, 14, model="Tesla T4"), make_gpu(0, 15), make_gpu(1, 0))
-    assert decode_gpus(encode_gpus(cards)) == (cards[1], cards[2], cards[0])
+    cards = (make_card(2, 14, model="Tesla T4"), make_card(0, 15), make_card(1, 0))
+    assert decode_cards(encode_cards(cards)) == (cards[1], cards[2], cards[0])
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_cards_of_a_node_are_read_back_in_index_order() -> None:
 )
 def test_a_corrupt_list_of_cards_is_named(text: str) -> None:
     with pytest.raises(ContractError, match=r'annotation "gpuslice\.io/gpus"'):
-        decode_gpus(text)
+        decode_cards(text)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 
 from gpuslice.core.contract import device_id
 from gpuslice.core.grant import GrantError, container_grant, placement_of_devices
-from gpuslice.core.model import Gpu, Node, Placement, Share
+from gpuslice.core.model import Card, CardSlice, Node, Placement
 
-V100 = Gpu(0, "GPU-a", 16130, 15)
-T4 = Gpu(2, "GPU-b", 15079, 14)
+V100 = Card(0, "GPU-a", 16130, 15)
+T4 = Card(2, "GPU-b", 15079, 14)
 NODE = Node("n1", (V100, T4))
 
 
@@ -52,7 +52,7 @@ def test_an_uneven_spread_promises_what_holds_on_every_card() -> None:
     grant = container_grant(ids("GPU-a", 1) + ids("GPU-b", 3), NODE)
     assert grant.environment["ALIYUN_COM_GPU_MEM_CONTAINER"] == "1"
     assert placement_of_devices(ids("GPU-a", 1) + ids("GPU-b", 3), NODE) == Placement(
-        "n1", (Share(0, 1), Share(2, 3))
+        "n1", (CardSlice(0, 1), CardSlice(2, 3))
     )
 
 

@@ -10,7 +10,7 @@ from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
 from gpuslice.core.model import Node, Pod, Refusal
 from gpuslice.core.placement import NO_CORE, NO_ROOM, NodeState, place
 from gpuslice.core.policy.fleet import Shape
-from tests.builders import make_gpu, make_node, make_placement, make_pod, make_request
+from tests.builders import make_card, make_node, make_placement, make_pod, make_request
 
 
 def ledger_of(*pods: Pod, cards: tuple[int, ...] = (15, 15)) -> Ledger:
@@ -202,8 +202,8 @@ def test_only_so_many_of_the_dead_are_remembered() -> None:
 
 def test_a_node_is_of_a_model_only_where_all_its_cards_are() -> None:
     ledger = Ledger()
-    ledger.apply_node(Node("same", (make_gpu(0, model="T4"), make_gpu(1, model="T4"))))
-    ledger.apply_node(Node("mixed", (make_gpu(0, model="T4"), make_gpu(1, model="V100"))))
+    ledger.apply_node(Node("same", (make_card(0, model="T4"), make_card(1, model="T4"))))
+    ledger.apply_node(Node("mixed", (make_card(0, model="T4"), make_card(1, model="V100"))))
     fleet = ledger.flush()
     assert {name: fleet.models[fleet.model[row]] for name, row in fleet.row_of.items()} == {
         "same": "T4",
@@ -227,7 +227,7 @@ def test_a_card_that_the_node_does_not_have_has_no_room() -> None:
 
 def test_a_share_of_compute_is_held_beside_the_memory() -> None:
     ledger = Ledger()
-    ledger.apply_node(make_node(core_percent=100))
+    ledger.apply_node(make_node(compute_percent=100))
     assert ledger.assume(make_pod("a", core=60), make_placement("n1", 4, 0, core=60)) is None
     refusal = ledger.assume(make_pod("b", core=60), make_placement("n1", 4, 0, core=60))
     assert refusal is not None
@@ -291,10 +291,10 @@ def test_forgetting_touches_nothing_but_assumptions() -> None:
 def test_nodes_that_want_compute_are_known_as_long_as_they_are_there() -> None:
     ledger = Ledger()
     for required in (True, False, True):
-        ledger.apply_node(make_node(core_required=required))
-        assert ledger.core_required == ({"n1"} if required else set())
+        ledger.apply_node(make_node(compute_required=required))
+        assert ledger.compute_required == ({"n1"} if required else set())
     ledger.remove_node("n1")
-    assert ledger.core_required == set()
+    assert ledger.compute_required == set()
 
 
 def test_a_second_assumption_replaces_the_first_and_a_failed_one_leaves_it() -> None:
@@ -311,9 +311,9 @@ def test_news_that_change_no_amount_are_written_down_all_the_same() -> None:
     ledger = ledger_of(make_pod(node="n1", card=1, memory=4, version=1))
     clock = ledger.flush().clock
     ledger.apply_pod(make_pod(node="n1", card=1, memory=4, version=2, assigned=True))
-    holding = ledger.holding("uid-p")
-    assert holding is not None
-    assert (holding.pod.version, holding.pod.assigned, ledger.flush().clock) == (2, True, clock)
+    allocation = ledger.allocation("uid-p")
+    assert allocation is not None
+    assert (allocation.pod.version, allocation.pod.assigned, ledger.flush().clock) == (2, True, clock)
 
 
 def test_what_is_assumed_is_known_until_it_is_seen_bound_or_forgotten() -> None:
@@ -321,7 +321,7 @@ def test_what_is_assumed_is_known_until_it_is_seen_bound_or_forgotten() -> None:
     for name in "ab":
         assert ledger.assume(ledger.pods[f"uid-{name}"], make_placement("n1", 4, 0)) is None
     ledger.apply_pod(make_pod("b", memory=4, card=0, version=9))  # the annotations are seen, not the binding
-    assert [holding.pod.name for holding in ledger.assumed()] == ["a", "b"]
+    assert [allocation.pod.name for allocation in ledger.assumed()] == ["a", "b"]
     ledger.apply_pod(make_pod("b", memory=4, card=0, node="n1", version=10))
     ledger.forget("uid-a")
     assert ledger.assumed() == []
@@ -378,4 +378,4 @@ def test_cards_of_one_node(
         assert isinstance(answer, Refusal)
     else:
         assert not isinstance(answer, Refusal)
-        assert tuple(share.gpu for share in answer.shares) == chosen
+        assert tuple(part.card for part in answer.slices) == chosen

@@ -28,7 +28,7 @@ class LedgerLife(RuleBasedStateMachine):
     def start(self) -> None:
         self.ledger = Ledger()
         self.policy = make_policy("binpack", self.ledger.fleet)
-        self.ledger.witness = self.policy
+        self.ledger.listener = self.policy
         self.truth: dict[str, Pod] = {}
         self.news: list[Pod] = []
         self.cards: dict[str, tuple[int, ...]] = {}

@@ -60,7 +60,7 @@ def test_a_second_nomination_of_a_pod_replaces_the_first() -> None:
 def ledger_of(*leaving: int) -> Ledger:
     """Two cards of 15, on the first 10 units of pods that stay, and of each of `leaving` of one that goes."""
     ledger = Ledger()
-    ledger.apply_node(make_node(cards=(15, 15), core_percent=100))
+    ledger.apply_node(make_node(cards=(15, 15), compute_percent=100))
     ledger.apply_pod(make_pod("stays", 10, node="n1", card=0, core=10))
     for number, units in enumerate(leaving):
         ledger.apply_pod(make_pod(f"goes-{number}", units, node="n1", card=1, core=20, terminating=True))
@@ -68,10 +68,10 @@ def ledger_of(*leaving: int) -> Ledger:
 
 
 def left(ledger: Ledger, taken: dict[int, tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    book = ledger.book("n1")
+    book = ledger.allocations("n1")
     assert book is not None
     state = open_to(book, taken)
-    return state.left, state.core_left
+    return state.left, state.compute_left
 
 
 def test_what_is_kept_comes_out_of_what_is_free() -> None:

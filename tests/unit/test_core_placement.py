@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.core.model import Node, Placement, Refusal, Request, Share
+from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.placement import (
     CORE_REQUIRED,
     NO_CORE,
@@ -32,9 +32,9 @@ def test_a_policys_choice_of_card_is_followed() -> None:
 
 
 def test_a_nodes_own_rule_wins_over_a_policys_choice() -> None:
-    spreading = make_node(cards=(15, 15), placement="spread")
+    spreading = make_node(cards=(15, 15), packing="spread")
     assert place(state(8, 15, node=spreading), make_request(4), slots=(0,)) == make_placement("n1", 4, 1)
-    packing = make_node(cards=(15, 15), placement="binpack")
+    packing = make_node(cards=(15, 15), packing="binpack")
     assert place(state(8, 15, node=packing), make_request(4), slots=(1,)) == make_placement("n1", 4, 0)
 
 
@@ -46,9 +46,9 @@ def test_a_choice_that_does_not_fit_is_refused_though_another_card_would_hold_it
 
 
 def test_cards_are_named_by_their_index_and_in_its_order() -> None:
-    gaps = Node("n1", tuple(make_node(cards=(15, 15, 15)).gpus[index] for index in (0, 2)))
+    gaps = Node("n1", tuple(make_node(cards=(15, 15, 15)).cards[index] for index in (0, 2)))
     answer = place(state(4, 4, node=gaps), make_request(8, cards=2), slots=(1, 0))
-    assert answer == Placement("n1", (Share(0, 4), Share(2, 4)))
+    assert answer == Placement("n1", (CardSlice(0, 4), CardSlice(2, 4)))
 
 
 def test_exactly_enough_is_enough() -> None:
@@ -86,7 +86,7 @@ def test_a_node_without_shared_cards_will_not_have_room_later() -> None:
 
 
 def dividing(*left: int, core: tuple[int, ...], required: bool = False) -> NodeState:
-    node = make_node(cards=[15] * len(left), core_percent=100, core_required=required)
+    node = make_node(cards=[15] * len(left), compute_percent=100, compute_required=required)
     return state(*left, core=core, node=node)
 
 

@@ -6,20 +6,20 @@ from collections.abc import Collection
 from typing import Any
 
 from gpuslice.core import preemption
-from gpuslice.core.book import NodeBook
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
+from gpuslice.core.node_allocations import NodeAllocations
 from tests.builders import make_node, make_pod, make_request
 
 
-def book_of(*pods: Pod, cards: tuple[int, ...] = (8, 8)) -> NodeBook:
+def book_of(*pods: Pod, cards: tuple[int, ...] = (8, 8)) -> NodeAllocations:
     ledger = Ledger()
     ledger.apply_node(make_node(cards=cards))
     for pod in pods:
         ledger.apply_pod(pod)
-    book = ledger.book("n1")
-    assert book is not None
-    return book
+    allocations = ledger.allocations("n1")
+    assert allocations is not None
+    return allocations
 
 
 def pod(name: str, card: int, memory: int = 4, priority: int = 0) -> Pod:
@@ -27,9 +27,9 @@ def pod(name: str, card: int, memory: int = 4, priority: int = 0) -> Pod:
 
 
 def victims(
-    book: NodeBook, request: Request, priority: int, proposed: Collection[str], **more: Any
+    allocations: NodeAllocations, request: Request, priority: int, proposed: Collection[str], **more: Any
 ) -> set[str] | None:
-    found = preemption.victims(book, request, priority, proposed, **more)
+    found = preemption.victims(allocations, request, priority, proposed, **more)
     return None if found is None else set(found.uids)
 
 
@@ -80,24 +80,24 @@ def test_a_pod_for_several_cards_needs_room_on_each() -> None:
 
 def test_what_kube_scheduler_evicts_for_others_again_is_not_evicted() -> None:
     """By its sum it makes room for those before the pod as well, whose victims it does not know."""
-    book = book_of(*FULL)
-    assert victims(book, make_request(8), 10, ["a", "b", "c", "d"], taken={0: (8, 0)}) == {"c", "d"}
+    allocations = book_of(*FULL)
+    assert victims(allocations, make_request(8), 10, ["a", "b", "c", "d"], taken={0: (8, 0)}) == {"c", "d"}
 
 
 def test_what_it_evicts_for_something_else_is_evicted_all_the_same() -> None:
-    every, book = ["a", "b", "c", "d"], book_of(*FULL)
+    every, allocations = ["a", "b", "c", "d"], book_of(*FULL)
     short = {"taken": {0: (8, 0)}, "suffices": lambda gone: len(set(gone)) > 2}
-    assert victims(book, make_request(8), 10, every, **short) == set(every)
+    assert victims(allocations, make_request(8), 10, every, **short) == set(every)
 
 
 def test_where_all_that_is_needed_leaves_already_those_are_named() -> None:
     """kube-scheduler takes no answer without victims."""
     going = [make_pod(name, 4, uid=name, node="n1", card=1, terminating=True) for name in "cd"]
-    book = book_of(pod("a", 0), pod("b", 0), *going)
-    assert victims(book, make_request(8), 10, ["a", "b"], taken={0: (8, 0)}) == {"c", "d"}
+    allocations = book_of(pod("a", 0), pod("b", 0), *going)
+    assert victims(allocations, make_request(8), 10, ["a", "b"], taken={0: (8, 0)}) == {"c", "d"}
 
 
 def test_where_a_card_is_free_but_those_before_the_pod_want_for_room_its_choice_stands() -> None:
     """kube-scheduler lets nobody in while its sum does not suffice for all who are nominated."""
-    book = book_of(*FULL, cards=(8, 8, 8))
-    assert victims(book, make_request(8), 10, ["a", "b"], taken={0: (8, 0), 1: (8, 0)}) == {"a", "b"}
+    allocations = book_of(*FULL, cards=(8, 8, 8))
+    assert victims(allocations, make_request(8), 10, ["a", "b"], taken={0: (8, 0), 1: (8, 0)}) == {"a", "b"}

@@ -177,7 +177,7 @@ def test_a_share_of_compute_needs_memory_in_the_same_container() -> None:
 def test_shares_of_compute_add_up_and_stay_within_one_card() -> None:
     request = ask(spec("a", "4", **core("60")), spec("b", "4", index=1, **core("40")))
     assert request is not None
-    assert request.core_percent == 100
+    assert request.compute_percent == 100
     with pytest.raises(InvalidRequestError, match="at most 100 for all containers together"):
         ask(spec("a", "4", **core("60")), spec("b", "4", index=1, **core("60")))
 
@@ -185,14 +185,14 @@ def test_shares_of_compute_add_up_and_stay_within_one_card() -> None:
 def test_a_pod_is_spread_over_as_many_cards_as_its_label_says() -> None:
     request = ask(spec("a", "8"), label="4")
     assert request is not None
-    assert (request.gpu_count, request.units, request.units_per_gpu) == (4, 8, 2)
+    assert (request.card_count, request.units, request.units_per_card) == (4, 8, 2)
 
 
 @pytest.mark.parametrize("label", [None, "1"])
 def test_one_card_is_the_rule_and_may_be_said(label: str | None) -> None:
     request = ask(spec("a", "3", **core("20")), label=label)
     assert request is not None
-    assert (request.gpu_count, request.units_per_gpu, request.core_percent) == (1, 3, 20)
+    assert (request.card_count, request.units_per_card, request.compute_percent) == (1, 3, 20)
 
 
 @pytest.mark.parametrize("label", ["0", "-1", "two", "1.5", "", "2.0", "2k", "2e0", "9" * 25])

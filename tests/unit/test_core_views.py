@@ -10,9 +10,9 @@ import pytest
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.core.feed import Feed
+from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import ContainerKind, Gpu, Node, Pod
+from gpuslice.core.model import Card, ContainerKind, Node, Pod
 from gpuslice.core.views import version_number, with_unhealthy
 from tests.builders import api_container, api_node, api_pod, make_placement
 
@@ -40,7 +40,7 @@ def test_a_placed_pod_is_read_whole() -> None:
     assert (found.placement, found.assigned, found.assume_time_ns) == (make_placement("n1", 4, 1), True, 7)
     assert (found.finished, found.terminating, found.problem) == (False, False, "")
     assert found.request is not None
-    assert (found.request.units, found.request.gpu_count) == (4, 1)
+    assert (found.request.units, found.request.card_count) == (4, 1)
 
 
 def test_what_a_pod_does_not_say_is_nothing() -> None:
@@ -72,7 +72,7 @@ def test_containers_keep_their_place_and_kind() -> None:
 def test_a_pod_that_asks_for_none_of_ours_wants_only_cpu_and_memory() -> None:
     plain = {"name": "web", "image": "x", "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2"}}}
     found = pod(containers=[plain])
-    assert (found.request, found.feed, found.problem) == (None, Feed(1000, 0), "")
+    assert (found.request, found.host, found.problem) == (None, HostResources(1000, 0), "")
 
 
 def test_a_pod_that_asks_for_nothing_holds_no_card_whatever_its_annotations_say() -> None:
@@ -109,7 +109,7 @@ def test_a_version_that_is_no_number_is_none(text: str, number: int) -> None:
 
 
 def test_cards_of_node_status_are_equal_and_of_unknown_size() -> None:
-    assert node(api_node(units=31, cards=2)).gpus == (Gpu(0, "", 0, 15), Gpu(1, "", 0, 15))
+    assert node(api_node(units=31, cards=2)).cards == (Card(0, "", 0, 15), Card(1, "", 0, 15))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_cards_of_node_status_are_equal_and_of_unknown_size() -> None:
 def test_node_status_that_makes_no_sense_has_no_cards(amounts: dict[str, str], cards: int) -> None:
     raw = api_node(units=0)
     raw["status"]["capacity"] |= amounts
-    assert len(node(raw).gpus) == cards
+    assert len(node(raw).cards) == cards
 
 
 HUGE = 1 << 62
@@ -172,21 +172,21 @@ def test_no_node_is_so_large_that_the_book_of_all_nodes_cannot_be_kept(
 def test_true_sizes_win_where_the_node_shares_and_can_be_read() -> None:
     cards = [{"index": 2, "uuid": "GPU-b", "memory_mib": 15079, "units": 14, "model": "T4"}]
     told = {"gpuslice.io/gpus": json.dumps(cards)}
-    assert node(api_node(units=14, annotations=told)).gpus == (Gpu(2, "GPU-b", 15079, 14, "T4"),)
-    assert node(api_node(units=0, annotations=told)).gpus == (), "its cards are not shared now"
+    assert node(api_node(units=14, annotations=told)).cards == (Card(2, "GPU-b", 15079, 14, "T4"),)
+    assert node(api_node(units=0, annotations=told)).cards == (), "its cards are not shared now"
     corrupt = node(api_node(units=14, annotations={"gpuslice.io/gpus": "[1]"}))
-    assert corrupt.gpus == (Gpu(0, "", 0, 14),)
+    assert corrupt.cards == (Card(0, "", 0, 14),)
     assert 'annotation "gpuslice.io/gpus" is "[1]"' in corrupt.problem
 
 
 def test_labels_and_amounts_say_how_cards_are_chosen_and_divided() -> None:
     plain = node(api_node())
-    assert (plain.placement, plain.core_percent, plain.core_required) == ("", 0, False)
+    assert (plain.packing, plain.compute_percent, plain.compute_required) == ("", 0, False)
     raw = api_node(labels={"ack.node.gpu.placement": "spread", "ack.node.gpu.schedule": "core_mem"})
     raw["status"]["capacity"]["aliyun.com/gpu-core.percentage"] = "100"
     divided = node(raw)
-    assert (divided.placement, divided.core_percent, divided.core_required) == ("spread", 100, True)
-    assert plain.feed == Feed(64_000, 262_144)
+    assert (divided.packing, divided.compute_percent, divided.compute_required) == ("spread", 100, True)
+    assert plain.host == HostResources(64_000, 262_144)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_no_card_is_to_be_used_where_labels_say_that_they_are_given_out_whole(la
     """kubelet goes on telling of what pods hold there until they end."""
     whole = node(api_node("n1", 15, 1, labels=labels))
     assert not whole.shared
-    assert [gpu.index for gpu in whole.gpus] == [0]
+    assert [card.index for card in whole.cards] == [0]
     assert whole.unhealthy == with_unhealthy(whole, frozenset()).unhealthy == {0}
     shared = node(api_node("n1", 15, 1))
     assert shared.shared

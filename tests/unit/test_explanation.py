@@ -22,7 +22,7 @@ from gpuslice.core.explanation import (
     room_in_the_making,
     why_there,
 )
-from gpuslice.core.feed import Feed
+from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
 from gpuslice.core.placement import place
@@ -108,7 +108,7 @@ def test_a_share_of_compute_where_no_node_divides_it_says_what_to_do() -> None:
     ledger, wish = ledger_of({"a": (8,)}), Wish(make_request(4, core=20))
     (hint,) = explain(ledger, [Place("a")], wish).hints
     assert "No node divides the compute of its cards: label one ack.node.gpu.schedule=core_mem" in hint
-    ledger.apply_node(make_node("b", (2,), core_percent=100))
+    ledger.apply_node(make_node("b", (2,), compute_percent=100))
     assert not any("divides" in hint for hint in explain(ledger, [Place("a"), Place("b")], wish).hints)
 
 
@@ -149,11 +149,11 @@ def test_a_nominated_pod_is_told_whom_it_waits_for() -> None:
 
 def test_cpu_and_memory_that_are_missing_are_told_where_cards_are_free() -> None:
     ledger = Ledger()
-    ledger.apply_node(make_node("a", (15,), feed=Feed(8000, 1000)))
-    ledger.apply_node(make_node("b", (15,), feed=Feed(2000, 1000)))
-    ledger.apply_node(make_node("c", (15,), feed=Feed(9000, 10)))
-    ledger.apply_pod(make_pod("web", 0, node="a", request=None, feed=Feed(5000, 1)))
-    wish = Wish(replace(make_request(4), feed=Feed(4000, 100)))
+    ledger.apply_node(make_node("a", (15,), host=HostResources(8000, 1000)))
+    ledger.apply_node(make_node("b", (15,), host=HostResources(2000, 1000)))
+    ledger.apply_node(make_node("c", (15,), host=HostResources(9000, 10)))
+    ledger.apply_pod(make_pod("web", 0, node="a", request=None, host=HostResources(5000, 1)))
+    wish = Wish(replace(make_request(4), host=HostResources(4000, 100)))
     told = explain(ledger, map(Place, "abc"), wish)
     found = {each.reason: (each.nodes, each.never) for each in told.classes}
     assert found == {"Insufficient cpu": (("a", "b"), False), "Insufficient memory": (("c",), True)}
@@ -176,7 +176,7 @@ def test_too_many_cards_for_any_node_are_told_as_such() -> None:
 )
 def test_a_placed_pod_is_told_what_speaks_for_its_card(placement: str, card: int, which: str) -> None:
     ledger = Ledger()
-    ledger.apply_node(make_node("a", (8, 8), placement=placement))
+    ledger.apply_node(make_node("a", (8, 8), packing=placement))
     ledger.apply_pod(make_pod("other", 2, node="a", card=0))
     mine = make_pod("mine", 3, node="a", card=card)
     ledger.apply_pod(mine)

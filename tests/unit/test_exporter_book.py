@@ -19,7 +19,7 @@ from gpuslice.apps.exporter.directory import Directory, KnownPod, LogFolders, kn
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
 from gpuslice.apps.exporter.slices import devices_of
 from gpuslice.core.attribution import ContainerKey, Stranger
-from gpuslice.core.holding import Holding
+from gpuslice.core.device_assignment import DeviceAssignment
 
 MIB = 1 << 20
 UID = "0e1c2d3f-0000-4000-8000-00000000000a"
@@ -38,8 +38,8 @@ CARD = CardSample(
 )
 
 
-def holding(*ids: str) -> Holding:
-    return Holding("default", "app-0", "main", frozenset(ids))
+def assignment(*ids: str) -> DeviceAssignment:
+    return DeviceAssignment("default", "app-0", "main", frozenset(ids))
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def holding(*ids: str) -> Holding:
 def test_each_sharing_scheme_has_its_own_device_ids(
     resource: str, identifier: str, expected: Promise
 ) -> None:
-    assert book_of({resource: [holding(identifier)]}).of(CARD) == {APP: expected}
+    assert book_of({resource: [assignment(identifier)]}).of(CARD) == {APP: expected}
 
 
 def test_mig_devices_of_one_instance_share_its_memory() -> None:
-    held = book_of({"nvidia.com/mig-1g.5gb": [holding("MIG-1", "MIG-2", "MIG-3")]}).of(CARD)[APP]
+    held = book_of({"nvidia.com/mig-1g.5gb": [assignment("MIG-1", "MIG-2", "MIG-3")]}).of(CARD)[APP]
     assert held.mig == ("MIG-1", "MIG-2", "MIG-3")
     assert mig_bytes(held, CARD.mig) == 15 * MIB
 
@@ -103,7 +103,7 @@ def test_slices_are_read_in_each_version_of_their_api(wrap: Callable[[object], o
 
 
 def test_an_id_that_means_nothing_is_a_problem_and_not_a_crash() -> None:
-    book = book_of({"aliyun.com/gpu-mem": [holding("nonsense")]})
+    book = book_of({"aliyun.com/gpu-mem": [assignment("nonsense")]})
     assert book.of(CARD) == {}
     assert "nonsense" in book.problems[0]
 
@@ -113,16 +113,16 @@ def test_only_claims_of_whole_cards_become_shares_of_one() -> None:
     devices = {("n1", "part"): "MIG-3"}
     both = [claimed("part"), claimed("part", "side")]
     assert {each.mode for each in book_of({}, both, devices).promises["MIG-3"].values()} == {ShareMode.MIG}
-    whole = Holding("default", "other", "main", frozenset({"nvidia0"}))
+    whole = DeviceAssignment("default", "other", "main", frozenset({"nvidia0"}))
     mixed = book_of({"nvidia.com/gpu": [whole]}, [claimed("gpu-0")]).promises["nvidia0"]
     modes = {key.pod: promise.mode for key, promise in mixed.items()}
     assert modes == {"other": ShareMode.EXCLUSIVE, "app-0": ShareMode.SHARE}
 
 
 def test_a_book_knows_the_containers_of_each_pod() -> None:
-    beside = Holding("default", "app-0", "side", frozenset({"GPU-a-_-1"}))
-    other = Holding("team", "app-0", "main", frozenset({"GPU-b-_-0"}))
-    found = book_of({"aliyun.com/gpu-mem": [holding("GPU-a-_-0"), beside, other]})
+    beside = DeviceAssignment("default", "app-0", "side", frozenset({"GPU-a-_-1"}))
+    other = DeviceAssignment("team", "app-0", "main", frozenset({"GPU-b-_-0"}))
+    found = book_of({"aliyun.com/gpu-mem": [assignment("GPU-a-_-0"), beside, other]})
     assert found.containers == {"default/app-0": ("main", "side"), "team/app-0": ("main",)}
 
 

@@ -55,8 +55,8 @@ async def test_kubelets_book_is_taken_apart_again_only_when_it_changed() -> None
         first = await reader.book(is_ours)
         assert await reader.book(is_ours) is first
         kubelet.ids = ("GPU-a-_-0", "GPU-a-_-1")
-        (changed,) = (await reader.book(is_ours)).holdings[GPU_MEM]
+        (changed,) = (await reader.book(is_ours)).assignments[GPU_MEM]
         assert changed.ids == {"GPU-a-_-0", "GPU-a-_-1"}
-        assert (await reader.book(lambda _: False)).holdings == {}
+        assert (await reader.book(lambda _: False)).assignments == {}
         server.close()
         await server.wait_closed()

@@ -11,7 +11,7 @@ from gpuslice.apps.exporter.health import WINDOW_S, Result, Rises, judge
 from gpuslice.apps.exporter.isolation import Isolation
 from gpuslice.apps.exporter.picture import CardPicture, Knowledge, draw
 from gpuslice.core.attribution import ContainerKey, Stranger
-from gpuslice.core.holding import Holding
+from gpuslice.core.device_assignment import DeviceAssignment
 
 GIB = 1 << 30
 A, B = ContainerKey("default", "a", "main"), ContainerKey("default", "b", "main")
@@ -27,7 +27,10 @@ def drawn(first: list[str], second: list[str]) -> CardPicture:
     sample = CardSample(
         0, 0, "GPU-a", total_bytes=40 * GIB, used_bytes=5 * GIB, mig=devices, mig_enabled=True
     )
-    held = [Holding(key.namespace, key.pod, "main", frozenset(ids)) for key, ids in ((A, first), (B, second))]
+    held = [
+        DeviceAssignment(key.namespace, key.pod, "main", frozenset(ids))
+        for key, ids in ((A, first), (B, second))
+    ]
     return draw(sample, Knowledge({}, book_of({"nvidia.com/mig-x": held}), Isolation({}), obstacle="hidden"))
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.gpu.recorded import RecordedSource, record
-from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
 
-CARDS = (Card(2, "GPU-b", 15079, "Tesla T4"), Card(0, "GPU-a", 16130, "Tesla V100-SXM2-16GB"))
+CARDS = (DriverCard(2, "GPU-b", 15079, "Tesla T4"), DriverCard(0, "GPU-a", 16130, "Tesla V100-SXM2-16GB"))
 
 
 async def test_a_recording_gives_back_what_was_recorded(tmp_path: Path) -> None:

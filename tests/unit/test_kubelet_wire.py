@@ -15,7 +15,7 @@ from google.protobuf import descriptor_pool
 from grpclib import GRPCError, Status
 
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, Patience, PluginAddress, PluginServer
-from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError, holdings_of
+from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError, assignments_of
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import (
@@ -25,7 +25,7 @@ from gpuslice.adapters.kubelet.rpc import (
     Server,
     unix_channel,
 )
-from gpuslice.core.holding import Holding, holder_of
+from gpuslice.core.device_assignment import DeviceAssignment, holder_of
 
 MEM = "aliyun.com/gpu-mem"
 
@@ -311,21 +311,21 @@ def test_ids_that_come_one_by_one_are_joined_by_container() -> None:
         pr.ContainerResources(name="idle"),
     ]
     pod = pr.PodResources(name="p", namespace="n", containers=containers)
-    assert list(holdings_of([pod], MEM)) == [Holding("n", "p", "main", frozenset("ab"))]
+    assert list(assignments_of([pod], MEM)) == [DeviceAssignment("n", "p", "main", frozenset("ab"))]
 
 
 async def test_a_book_that_cannot_be_read_is_not_an_empty_book(folder: Path) -> None:
     with pytest.raises(PodResourcesError, match=r"nothing\.sock"):
-        await PodResources(folder / "nothing.sock").holdings(MEM)
+        await PodResources(folder / "nothing.sock").assignments(MEM)
 
 
 def test_ids_belong_to_the_container_with_just_these_or_else_to_the_pod_that_shares_most() -> None:
-    whole = Holding("n", "p", "main", frozenset("abc"))
-    part = Holding("n", "q", "main", frozenset("de"))
+    whole = DeviceAssignment("n", "p", "main", frozenset("abc"))
+    part = DeviceAssignment("n", "q", "main", frozenset("de"))
     exact = holder_of(frozenset("abc"), [part, whole])
     assert exact is not None
-    assert (exact.holding, exact.exact) == (whole, True)
+    assert (exact.assignment, exact.exact) == (whole, True)
     init = holder_of(frozenset("cdef"), [whole, part])
     assert init is not None
-    assert (init.holding, init.exact) == (part, False)
+    assert (init.assignment, init.exact) == (part, False)
     assert holder_of(frozenset("x"), [whole, part]) is None

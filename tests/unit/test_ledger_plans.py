@@ -74,12 +74,12 @@ def test_what_was_planned_is_assumed_there_or_elsewhere(ledger: Ledger) -> None:
     plan(ledger)
     ledger.assume(make_pod("p", 10), make_placement("n2", 10, 1))
     assert (left(ledger), left(ledger, "n2")) == ((15, 15), (15, 5))
-    assert [holding.node for holding in ledger.assumed()] == ["n2"]
+    assert [allocation.node for allocation in ledger.assumed()] == ["n2"]
     assert ledger.plans == 0
 
 
 def test_a_policy_hears_of_a_placement_only(ledger: Ledger) -> None:
-    heard = ledger.witness
+    heard = ledger.listener
     assert isinstance(heard, Heard)
     plan(ledger)
     ledger.forget("uid-p")
@@ -94,7 +94,7 @@ def test_a_policy_hears_of_a_placement_only(ledger: Ledger) -> None:
 
 
 def test_a_planned_pod_seen_bound_where_it_was_planned_is_told_of(ledger: Ledger) -> None:
-    heard = ledger.witness
+    heard = ledger.listener
     assert isinstance(heard, Heard)
     plan(ledger)
     ledger.apply_pod(make_pod("p", 10, node="n1", card=0))

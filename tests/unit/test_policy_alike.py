@@ -22,7 +22,7 @@ CHANGES = st.one_of(
 
 
 def state_of(fleet: Fleet, row: int) -> tuple[object, ...]:
-    by_card = (fleet.left, fleet.core_left, fleet.size)
+    by_card = (fleet.left, fleet.compute_left, fleet.size)
     by_node = (fleet.model, fleet.cpu_left, fleet.memory_left)
     return (*(tuple(part[row].tolist()) for part in by_card), *(part[row].item() for part in by_node))
 

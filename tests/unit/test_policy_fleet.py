@@ -14,7 +14,7 @@ def everywhere(fleet: Fleet) -> np.ndarray:
 
 
 def test_taking_and_giving_back_leaves_the_fleet_as_it_was() -> None:
-    fleet, shape = make_fleet((15, 15)), Shape(4, 2, core_percent=10)
+    fleet, shape = make_fleet((15, 15)), Shape(4, 2, compute_percent=10)
     before = fleet.left.copy()
     fleet.take(0, (0, 1), shape)
     assert fleet.left[0, :2].tolist() == [11, 11]
@@ -66,7 +66,7 @@ def test_a_fleet_is_narrow_again_once_a_node_with_many_cards_is_gone(leaves: boo
         fleet.drop("liar")
     else:
         fleet.put(make_fleet_node("liar", (15,) * 4))
-    assert fleet.left.shape[1] == fleet.size.shape[1] == fleet.core_left.shape[1] == 8
+    assert fleet.left.shape[1] == fleet.size.shape[1] == fleet.compute_left.shape[1] == 8
     assert fleet.left[0].tolist() == [15] * 7 + [11]
     assert fleet.cards_version > version
     assert len(fitting_rows(fleet, Shape(15), everywhere(fleet))) == (2 if leaves else 3)
@@ -101,9 +101,9 @@ def test_what_is_not_known_of_a_node_never_refuses_a_pod() -> None:
 
 def test_compute_is_asked_of_the_card_that_has_the_memory() -> None:
     fleet = Fleet()
-    fleet.put(make_fleet_node("n1", (15, 15), left=(15, 2), core_left=(10, 90)))
-    assert len(fitting_rows(fleet, Shape(4, core_percent=50), everywhere(fleet))) == 0
-    assert len(fitting_rows(fleet, Shape(2, core_percent=50), everywhere(fleet))) == 1
+    fleet.put(make_fleet_node("n1", (15, 15), left=(15, 2), compute_left=(10, 90)))
+    assert len(fitting_rows(fleet, Shape(4, compute_percent=50), everywhere(fleet))) == 0
+    assert len(fitting_rows(fleet, Shape(2, compute_percent=50), everywhere(fleet))) == 1
 
 
 def test_models_restrict_the_nodes() -> None:

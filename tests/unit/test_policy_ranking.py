@@ -87,7 +87,7 @@ def test_a_chosen_place_always_has_room(name: str, data: st.DataObject) -> None:
             assert where[0] in fitting
             assert len(set(where[1])) == shape.cards
         assert (fleet.left >= 0).all()
-        assert (fleet.core_left >= 0).all()
+        assert (fleet.compute_left >= 0).all()
         assert (fleet.cpu_left[list(fleet.row_of.values())] >= 0).all()
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.core.book import NodeBook
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
+from gpuslice.core.node_allocations import NodeAllocations
 from gpuslice.core.preemption import Budget, eviction, victims
 from tests.builders import make_node, make_pod, make_request
 
@@ -21,7 +21,7 @@ CARD_UNITS = 8
 class Scene:
     """A node with pods, and a pod that wants room there."""
 
-    book: NodeBook
+    allocations: NodeAllocations
     pods: tuple[Pod, ...]
     request: Request
     priority: int
@@ -32,13 +32,13 @@ class Scene:
 
     def roomy(self, gone: Collection[str], staying: Collection[str] = ()) -> set[int]:
         """The cards on which the request fits once these and those leaving are gone, but `staying`."""
-        left = {gpu.index: gpu.units for gpu in self.book.node.gpus} if self.book.node else {}
+        left = {gpu.index: gpu.units for gpu in self.allocations.node.cards} if self.allocations.node else {}
         for pod in self.pods:
             there = pod.uid not in gone and (not pod.terminating or pod.uid in staying)
             if pod.placement and there:
-                for share in pod.placement.shares:
-                    left[share.gpu] -= share.units
-        return {card for card, units in left.items() if units >= self.request.units_per_gpu}
+                for part in pod.placement.slices:
+                    left[part.card] -= part.units
+        return {card for card, units in left.items() if units >= self.request.units_per_card}
 
 
 @st.composite
@@ -65,8 +65,8 @@ def scenes(draw: st.DrawFn) -> Scene:
         )
         ledger.apply_pod(pod)
         pods.append(pod)
-    book = ledger.book("n1")
-    assert book is not None
+    allocations = ledger.allocations("n1")
+    assert allocations is not None
     cards_wanted = draw(st.integers(1, 2))
     request = make_request(draw(st.integers(1, CARD_UNITS)) * cards_wanted, cards=cards_wanted)
     uids = [pod.uid for pod in pods]
@@ -74,26 +74,26 @@ def scenes(draw: st.DrawFn) -> Scene:
         Budget, st.integers(0, 2), st.frozensets(st.sampled_from(uids)) if uids else st.just(frozenset())
     )
     return Scene(
-        book, tuple(pods), request, draw(st.integers(0, 5)), tuple(draw(st.lists(budget, max_size=2)))
+        allocations, tuple(pods), request, draw(st.integers(0, 5)), tuple(draw(st.lists(budget, max_size=2)))
     )
 
 
 def possible(scene: Scene) -> bool:
     """Whether evicting everybody who may go would do."""
     everybody = {pod.uid for pod in scene.pods if scene.may_go(pod)}
-    return len(scene.roomy(everybody)) >= scene.request.gpu_count
+    return len(scene.roomy(everybody)) >= scene.request.card_count
 
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_whoever_is_evicted_is_less_important_needed_and_enough(scene: Scene) -> None:
-    way = eviction(scene.book, scene.request, scene.priority, scene.budgets)
+    way = eviction(scene.allocations, scene.request, scene.priority, scene.budgets)
     assert (way is not None) == possible(scene)
     if way is None:
         return
-    gone = {holding.pod.uid for holding in way.victims}
-    assert all(scene.may_go(holding.pod) for holding in way.victims)
-    assert len(way.cards) == scene.request.gpu_count
+    gone = {allocation.pod.uid for allocation in way.victims}
+    assert all(scene.may_go(allocation.pod) for allocation in way.victims)
+    assert len(way.cards) == scene.request.card_count
     assert set(way.cards) <= scene.roomy(gone)
     for uid in gone:
         assert not set(way.cards) <= scene.roomy(gone - {uid}), f"{uid} could have stayed"
@@ -102,9 +102,9 @@ def test_whoever_is_evicted_is_less_important_needed_and_enough(scene: Scene) ->
 @settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_a_budget_is_kept_wherever_no_violation_is_counted(scene: Scene) -> None:
-    way = eviction(scene.book, scene.request, scene.priority, scene.budgets)
+    way = eviction(scene.allocations, scene.request, scene.priority, scene.budgets)
     if way is not None and not way.violations:
-        gone = {holding.pod.uid for holding in way.victims}
+        gone = {allocation.pod.uid for allocation in way.victims}
         assert all(
             len(gone & budget.uids) <= budget.allowed for budget in scene.budgets if gone & budget.uids
         )
@@ -118,10 +118,10 @@ def test_the_answer_to_kube_scheduler_makes_room_and_keeps_what_it_chose_for_oth
     lower = {pod.uid for pod in scene.pods if pod.priority < scene.priority}
     strangers = {"web"} if data.draw(st.booleans()) else set()
     proposed = strangers | {uid for uid in sorted(lower) if data.draw(st.booleans())}
-    found = victims(scene.book, scene.request, scene.priority, proposed)
+    found = victims(scene.allocations, scene.request, scene.priority, proposed)
     chosen = None if found is None else found.uids
     staying = {pod.uid for pod in scene.pods if pod.terminating} - proposed
-    wanted = scene.request.gpu_count
+    wanted = scene.request.card_count
     assert (chosen is not None) == (len(scene.roomy(lower - staying, staying)) >= wanted)
     if chosen is None:
         return

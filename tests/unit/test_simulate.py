@@ -83,8 +83,8 @@ def test_a_refusal_says_when_cards_are_free_but_not_what_feeds_them() -> None:
 
 
 def test_compute_can_be_what_is_missing() -> None:
-    node = make_fleet_node("n", (10,), core_left=(100,))
-    outcome = place_all([node], [Shape(2, core_percent=80), Shape(2, core_percent=30)], "binpack")
+    node = make_fleet_node("n", (10,), compute_left=(100,))
+    outcome = place_all([node], [Shape(2, compute_percent=80), Shape(2, compute_percent=30)], "binpack")
     assert outcome.unplaced[0].reason == "no card with 2 units free has 30 % of its compute left"
 
 

@@ -194,13 +194,13 @@ class Machine:
 
     def _live_slots(self) -> Iterator[int]:
         """Slots whose process still holds its byte of the witness file locked, as the driver sees it."""
-        witness = os.open(f"{self.path}.alive", os.O_RDWR | os.O_CREAT, 0o666)
+        listener = os.open(f"{self.path}.alive", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             for slot in range(self._state.process_high):
-                if self._state.processes[slot].live and _is_locked(witness, slot):
+                if self._state.processes[slot].live and _is_locked(listener, slot):
                     yield slot
         finally:
-            os.close(witness)
+            os.close(listener)
 
     # ---- injecting
 
@@ -263,7 +263,7 @@ class Machine:
 _FLOCK: Final = "hhqqi4x"
 
 
-def _is_locked(witness: int, slot: int) -> bool:
+def _is_locked(listener: int, slot: int) -> bool:
     asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
-    (found,) = struct.unpack_from("h", fcntl.fcntl(witness, fcntl.F_OFD_GETLK, asked))
+    (found,) = struct.unpack_from("h", fcntl.fcntl(listener, fcntl.F_OFD_GETLK, asked))
     return bool(found != fcntl.F_UNLCK)

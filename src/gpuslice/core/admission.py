@@ -206,7 +206,7 @@ def _written(
     for name, annotation in _FROM_ANNOTATION.items():
         yield from_annotation(name, annotation)
     units = whole_number(container.limits.get(GPU_MEM, 0)) or 0
-    yield {"name": ENV_CONTAINER_UNITS, "value": str(units // request.gpu_count)}
+    yield {"name": ENV_CONTAINER_UNITS, "value": str(units // request.card_count)}
     if not rules.allow_no_isolation and container.env_from:
         yield {"name": ENV_NO_ISOLATION, "value": "false"}
 

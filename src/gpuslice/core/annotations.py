@@ -30,7 +30,7 @@ from gpuslice.core.contract import (
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
 from gpuslice.core.errors import ContractError
-from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Request, Share
+from gpuslice.core.model import Card, CardSlice, ContainerKind, ContainerRequest, Node, Placement, Request
 from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 from gpuslice.core.units import MOST_UNITS
@@ -76,18 +76,18 @@ def placement_annotations(placement: Placement, request: Request, node: Node, no
     ``_DEV`` is the size of the (first) chosen card, not the node's average, so that a container's share of
     *its* card comes out right on nodes with different cards.
     """
-    cards = {gpu.index: gpu for gpu in node.gpus}
+    cards = {gpu.index: gpu for gpu in node.cards}
     written = {
-        ANN_INDEX: ",".join(str(share.gpu) for share in placement.shares),
+        ANN_INDEX: ",".join(str(part.card) for part in placement.slices),
         ANN_POD_UNITS: str(placement.units),
-        ANN_CARD_UNITS: str(cards[placement.shares[0].gpu].units),
+        ANN_CARD_UNITS: str(cards[placement.slices[0].card].units),
         ANN_ASSUME_TIME: str(now_ns),
         ANN_ASSIGNED: "false",
         ANN_ALLOCATION: encode_table(_allocation(placement, request)),
-        ANN_VISIBLE: ",".join(cards[share.gpu].uuid or str(share.gpu) for share in placement.shares),
+        ANN_VISIBLE: ",".join(cards[part.card].uuid or str(part.card) for part in placement.slices),
     }
-    if request.core_percent:
-        written[ANN_CORE] = encode_table(_core(placement, request))
+    if request.compute_percent:
+        written[ANN_CORE] = encode_table(_compute(placement, request))
     return written
 
 
@@ -136,7 +136,7 @@ def decode_placement(
     cards = _cards(annotations[ANN_INDEX])
     units = _pod_units(annotations, request)
     amounts = _exact_allocation(annotations, units) or _evenly(units, cards)
-    return _placement(node_name, amounts, _core_per_card(annotations))
+    return _placement(node_name, amounts, _compute_per_card(annotations))
 
 
 def decode_meant(annotations: Mapping[str, str], node_name: str, request: Request) -> Placement | None:
@@ -147,7 +147,7 @@ def decode_meant(annotations: Mapping[str, str], node_name: str, request: Reques
         cards = _cards(annotations[ANN_MEANT])
     except ContractError:
         return None
-    if len(cards) != request.gpu_count:
+    if len(cards) != request.card_count:
         return None
     return on_cards(node_name, cards, request)
 
@@ -158,13 +158,13 @@ def decode_assume_time(annotations: Mapping[str, str]) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
-def encode_gpus(gpus: tuple[Gpu, ...]) -> str:
+def encode_cards(cards: tuple[Card, ...]) -> str:
     """The node annotation ``gpuslice.io/gpus``."""
-    records = [_GpuRecord(gpu.index, gpu.uuid, gpu.memory_mib, gpu.units, gpu.model) for gpu in gpus]
+    records = [_GpuRecord(card.index, card.uuid, card.memory_mib, card.units, card.model) for card in cards]
     return msgspec.json.encode(records).decode()
 
 
-def decode_gpus(text: str) -> tuple[Gpu, ...]:
+def decode_cards(text: str) -> tuple[Card, ...]:
     """The cards of the node annotation in index order. Raises `ContractError`."""
     try:
         records = _GPUS.decode(text)
@@ -177,7 +177,7 @@ def decode_gpus(text: str) -> tuple[Gpu, ...]:
     if not sane or len(indices) != len(records):
         wants = f"cards with different indices below {MOST_CARDS} and units from 0 to {MOST_UNITS}"
         raise ContractError(f'annotation "{NODE_GPUS}"', text, wants)
-    cards = (Gpu(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
+    cards = (Card(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
     return tuple(sorted(cards, key=lambda gpu: gpu.index))
 
 
@@ -198,18 +198,18 @@ def decode_unhealthy(data: Mapping[str, str] | None) -> tuple[frozenset[int], st
 def _allocation(placement: Placement, request: Request) -> Table:
     return {
         container_key(container, request.app_containers): {
-            str(share.gpu): amount // len(placement.shares) for share in placement.shares
+            str(part.card): amount // len(placement.slices) for part in placement.slices
         }
         for container, amount in held_at_peak(request)
     }
 
 
-def _core(placement: Placement, request: Request) -> Table:
-    card = str(placement.shares[0].gpu)
+def _compute(placement: Placement, request: Request) -> Table:
+    card = str(placement.slices[0].card)
     return {
-        container_key(container, request.app_containers): {card: container.core_percent}
+        container_key(container, request.app_containers): {card: container.compute_percent}
         for container, _ in held_at_peak(request)
-        if container.core_percent
+        if container.compute_percent
     }
 
 
@@ -254,7 +254,7 @@ def _placement_from_allocation(
     amounts = per_card(ANN_ALLOCATION, text)
     if amounts and request is not None and sum(amounts.values()) != request.units:
         amounts = _evenly(request.units, list(amounts))
-    return _placement(node_name, amounts, _core_per_card(annotations)) if amounts else None
+    return _placement(node_name, amounts, _compute_per_card(annotations)) if amounts else None
 
 
 def _evenly(units: int, cards: list[int]) -> dict[int, int]:
@@ -265,11 +265,11 @@ def _evenly(units: int, cards: list[int]) -> dict[int, int]:
     return dict.fromkeys(cards, each)
 
 
-def _core_per_card(annotations: Mapping[str, str]) -> dict[int, int]:
+def _compute_per_card(annotations: Mapping[str, str]) -> dict[int, int]:
     text = annotations.get(ANN_CORE)
     return per_card(ANN_CORE, text) if text else {}
 
 
 def _placement(node_name: str, units: Mapping[int, int], core: Mapping[int, int]) -> Placement:
-    shares = (Share(card, amount, core.get(card, 0)) for card, amount in sorted(units.items()))
+    shares = (CardSlice(card, amount, core.get(card, 0)) for card, amount in sorted(units.items()))
     return Placement(node_name, tuple(shares))

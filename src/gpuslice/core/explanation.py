@@ -141,17 +141,22 @@ def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
     if isinstance(answer, Placement) and hungry is not None:
         return hungry
     if isinstance(answer, Placement):
-        cards = ", ".join(str(share.gpu) for share in answer.shares)
+        cards = ", ".join(str(part.card) for part in answer.slices)
         return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
     return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
 
 
 def _hungry(ledger: Ledger, state: NodeState, request: Request) -> _Found | None:
     """What the node lacks beside cards, in kube-scheduler's words; None where it lacks nothing we know of."""
-    name, has, eaten, asked = state.node.name, state.node.feed, ledger.eaten(state.node.name), request.feed
+    name, has, host_used, asked = (
+        state.node.name,
+        state.node.host,
+        ledger.host_used(state.node.name),
+        request.host,
+    )
     amounts = (
-        ("cpu", "milli CPU", has.cpu_milli, eaten.cpu_milli, asked.cpu_milli),
-        ("memory", "MiB of memory", has.memory_mib, eaten.memory_mib, asked.memory_mib),
+        ("cpu", "milli CPU", has.cpu_milli, host_used.cpu_milli, asked.cpu_milli),
+        ("memory", "MiB of memory", has.memory_mib, host_used.memory_mib, asked.memory_mib),
     )
     for resource, words, all_of_it, used, wanted in amounts:
         if all_of_it and wanted > all_of_it - used:
@@ -197,7 +202,7 @@ def _class(members: Sequence[_Found]) -> NodeClass:
     )
     if best.state is None or best.most < 0:
         return common
-    card = best.state.node.gpus[best.state.left.index(best.most)].index
+    card = best.state.node.cards[best.state.left.index(best.most)].index
     return NodeClass(
         common.reason, common.nodes, common.fits, common.never, best.name, card, best.most, common.detail
     )
@@ -205,11 +210,13 @@ def _class(members: Sequence[_Found]) -> NodeClass:
 
 def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
     """What is under way for a waiting pod that a node was nominated for."""
-    book = ledger.book(pod.nominated) if pod.nominated else None
-    if book is None or pod.request is None:
+    allocations = ledger.allocations(pod.nominated) if pod.nominated else None
+    if allocations is None or pod.request is None:
         return
-    going = sorted(holding.pod.key for holding in book.holdings.values() if holding.pod.terminating)
-    found = eviction(book, pod.request, LOWEST)
+    going = sorted(
+        allocation.pod.key for allocation in allocations.by_uid.values() if allocation.pod.terminating
+    )
+    found = eviction(allocations, pod.request, LOWEST)
     cards = f", card {', '.join(map(str, found.cards))}" if found is not None else ""
     yield (
         f"Room is being made for it on {pod.nominated}{cards}: {', '.join(going)} must leave first."
@@ -224,13 +231,13 @@ def room_by_eviction(ledger: Ledger, places: Iterable[Place], wish: Wish, pod: P
         way
         for place in places
         if not obstacle(place, wish)
-        and (book := ledger.book(place.name)) is not None
-        and (way := eviction(book, wish.request, pod.priority)) is not None
+        and (allocations := ledger.allocations(place.name)) is not None
+        and (way := eviction(allocations, wish.request, pod.priority)) is not None
     ]
     best = min(ways, key=lambda way: way.cost, default=None)
     if best is None or not best.victims:
         return
-    names = ", ".join(holding.pod.key for holding in best.victims)
+    names = ", ".join(allocation.pod.key for allocation in best.victims)
     cards = ", ".join(map(str, best.cards))
     yield (
         f"Its priority {pod.priority} is above others': {names} could leave {best.node}, card {cards}. "
@@ -246,7 +253,7 @@ def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
     if not shared:
         yield f"No node shares its cards: label one cgpu=true, and see that it offers {GPU_MEM}."
         return
-    if request.core_percent and not any(each.state.node.core_percent for each in shared if each.state):
+    if request.compute_percent and not any(each.state.node.compute_percent for each in shared if each.state):
         yield (
             f"No node divides the compute of its cards: label one {LABEL_SCHEDULE}={CORE_MEM}, or ask for no "
             f"{GPU_CORE}."
@@ -267,40 +274,43 @@ def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
 
 
 def _wanted(request: Request) -> str:
-    where = "of one card" if request.gpu_count == 1 else f"on each of {request.gpu_count} cards"
-    return f"{request.units_per_gpu} are wanted {where}"
+    where = "of one card" if request.card_count == 1 else f"on each of {request.card_count} cards"
+    return f"{request.units_per_card} are wanted {where}"
 
 
 def _too_large(shared: Sequence[_Found], request: Request) -> str:
     nodes = [each.state.node for each in shared if each.state is not None]
-    largest = max(gpu.units for node in nodes for gpu in node.gpus)
-    if largest < request.units_per_gpu:
-        cards = f" on each of {request.gpu_count} cards" if request.gpu_count > 1 else ""
+    largest = max(gpu.units for node in nodes for gpu in node.cards)
+    if largest < request.units_per_card:
+        cards = f" on each of {request.card_count} cards" if request.card_count > 1 else ""
         return (
-            f"It will never fit here: it asks for {counted(request.units_per_gpu, 'unit')}{cards}, and the "
+            f"It will never fit here: it asks for {counted(request.units_per_card, 'unit')}{cards}, and the "
             f"largest card of the nodes that share any has {largest}. Ask for less, or spread it over more "
             "cards."
         )
-    most = max(sum(gpu.units >= request.units_per_gpu for gpu in node.gpus) for node in nodes)
+    most = max(sum(gpu.units >= request.units_per_card for gpu in node.cards) for node in nodes)
     return (
-        f"It will never fit here: it asks for {counted(request.units_per_gpu, 'unit')} on each of "
-        f"{request.gpu_count} cards of one node, and no node has more than {most} that large. Ask for fewer "
+        f"It will never fit here: it asks for {counted(request.units_per_card, 'unit')} on each of "
+        f"{request.card_count} cards of one node, and no node has more than {most} that large. Ask for fewer "
         "cards."
     )
 
 
 def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
     """What made a pod's card the one to take, as far as it can still be seen."""
-    if pod.request is None or pod.placement is None or len(state.node.gpus) < 2:
+    if pod.request is None or pod.placement is None or len(state.node.cards) < 2:
         return
-    back = {share.gpu: share for share in pod.placement.shares}
-    left, core_left = list(state.left), list(state.core_left)
-    for slot, gpu in enumerate(state.node.gpus):
-        if gpu.index in back:
-            left[slot] += back[gpu.index].units
-            core_left[slot] += back[gpu.index].core_percent
-    if place(replace(state, left=tuple(left), core_left=tuple(core_left)), pod.request) == pod.placement:
-        which = "emptiest" if state.node.placement == SPREAD else "fullest"
+    back = {part.card: part for part in pod.placement.slices}
+    left, compute_left = list(state.left), list(state.compute_left)
+    for slot, card in enumerate(state.node.cards):
+        if card.index in back:
+            left[slot] += back[card.index].units
+            compute_left[slot] += back[card.index].compute_percent
+    if (
+        place(replace(state, left=tuple(left), compute_left=tuple(compute_left)), pod.request)
+        == pod.placement
+    ):
+        which = "emptiest" if state.node.packing == SPREAD else "fullest"
         what = "card that has" if len(back) == 1 else "cards that have"
         yield f"As things stand it is on the {which} {what} room for it, and would be put there again."
 

@@ -20,7 +20,7 @@ from gpuslice.core.contract import (
     card_of_device_id,
 )
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.model import Gpu, Node, Placement, Share
+from gpuslice.core.model import Card, CardSlice, Node, Placement
 from gpuslice.core.units import limit_mib
 
 
@@ -30,12 +30,12 @@ class GrantError(GpusliceError):
 
 @dataclass(frozen=True, slots=True)
 class CardLimit:
-    """The most that a container may hold of one card. `core_percent` 0: compute is not limited."""
+    """The most that a container may hold of one card. `compute_percent` 0: compute is not limited."""
 
-    gpu: Gpu
+    gpu: Card
     units: int
     memory_mib: int
-    core_percent: int = 0
+    compute_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def container_grant(
     node: Node,
     *,
     pod_units: int | None = None,
-    core_percent: int = 0,
+    compute_percent: int = 0,
     isolation: bool = True,
 ) -> Grant:
     """What a container with these device ids gets on `node`.
@@ -71,35 +71,35 @@ def container_grant(
     `pod_units` is what the whole pod holds where it is known, else the container's own amount stands in.
     Raises `GrantError` when there are no ids or one names a card that the node does not have.
     """
-    limits = tuple(_limits(units_per_card(device_ids), node, core_percent))
+    limits = tuple(_limits(units_per_card(device_ids), node, compute_percent))
     if not limits:
         raise GrantError(f"node {node.name}: no device ids to grant, wants at least one")
     return Grant(_environment(limits, pod_units, isolation), limits)
 
 
-def placement_of_devices(device_ids: Iterable[str], node: Node, core_percent: int = 0) -> Placement:
+def placement_of_devices(device_ids: Iterable[str], node: Node, compute_percent: int = 0) -> Placement:
     """Where device ids sit on `node`: what a reconciler compares the annotations with."""
-    limits = _limits(units_per_card(device_ids), node, core_percent)
+    limits = _limits(units_per_card(device_ids), node, compute_percent)
     return Placement(
-        node.name, tuple(Share(each.gpu.index, each.units, each.core_percent) for each in limits)
+        node.name, tuple(CardSlice(each.gpu.index, each.units, each.compute_percent) for each in limits)
     )
 
 
-def _limits(units: dict[str, int], node: Node, core_percent: int) -> list[CardLimit]:
-    cards = {gpu.uuid: gpu for gpu in node.gpus}
+def _limits(units: dict[str, int], node: Node, compute_percent: int) -> list[CardLimit]:
+    cards = {gpu.uuid: gpu for gpu in node.cards}
     missing = sorted(set(units) - set(cards))
     if missing:
         known = ", ".join(sorted(cards)) or "none"
         raise GrantError(f"node {node.name} has no card {missing[0]} (it has: {known})")
     held = sorted((cards[uuid] for uuid in units), key=lambda gpu: gpu.index)
-    return [_limit(gpu, units[gpu.uuid], core_percent) for gpu in held]
+    return [_limit(gpu, units[gpu.uuid], compute_percent) for gpu in held]
 
 
-def _limit(gpu: Gpu, units: int, core_percent: int) -> CardLimit:
+def _limit(card: Card, units: int, compute_percent: int) -> CardLimit:
     try:
-        return CardLimit(gpu, units, limit_mib(gpu.memory_mib, units, gpu.units), core_percent)
+        return CardLimit(card, units, limit_mib(card.memory_mib, units, card.units), compute_percent)
     except ValueError as error:
-        raise GrantError(f"card {gpu.index} ({gpu.uuid}): {error}") from error
+        raise GrantError(f"card {card.index} ({card.uuid}): {error}") from error
 
 
 def _environment(limits: tuple[CardLimit, ...], pod_units: int | None, isolation: bool) -> dict[str, str]:

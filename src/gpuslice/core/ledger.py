@@ -25,9 +25,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from gpuslice.core.book import Holding, NodeBook, holding_of
-from gpuslice.core.feed import NO_FEED, Fed, Feed
+from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostUsage
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
+from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
 from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
 from gpuslice.core.policy.fleet import Fleet, Shape
@@ -36,7 +36,7 @@ from gpuslice.core.replicas import Replicas
 REMEMBERED_GONE = 10_000  # uids of pods that ended: a late event must not bring one back
 
 
-class Witness(Protocol):
+class Listener(Protocol):
     """Hears of pods, each of these once for a pod: a policy that learns what to expect."""
 
     def arrived(self, shape: Shape) -> None: ...
@@ -47,28 +47,28 @@ class Witness(Protocol):
 def shape_of(request: Request) -> Shape:
     """What placement sees of a request."""
     return Shape(
-        units=request.units_per_gpu,
-        cards=request.gpu_count,
-        core_percent=request.core_percent,
-        cpu_milli=request.feed.cpu_milli,
-        memory_mib=request.feed.memory_mib,
+        units=request.units_per_card,
+        cards=request.card_count,
+        compute_percent=request.compute_percent,
+        cpu_milli=request.host.cpu_milli,
+        memory_mib=request.host.memory_mib,
     )
 
 
 class Ledger:
     """The book of a cluster. `fleet` holds the same as arrays, up to date after `flush`."""
 
-    def __init__(self, witness: Witness | None = None) -> None:
-        self.fleet = Fleet(feed_limits=False)  # CPU and memory are kube-scheduler's to refuse for
-        self._fed = Fed()
-        self.witness = witness
+    def __init__(self, listener: Listener | None = None) -> None:
+        self.fleet = Fleet(host_limits=False)  # CPU and memory are kube-scheduler's to refuse for
+        self._host_usage = HostUsage()
+        self.listener = listener
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
-        self.core_required: set[str] = set()  # nodes that take only pods that ask for compute
+        self.compute_required: set[str] = set()  # nodes that take only pods that ask for compute
         self.avoided: set[str] = set()  # nodes that a taint keeps for those who have no other
         self.replicas = Replicas()
         self.nominations = Nominations()
         self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
-        self._books: dict[str, NodeBook] = {}
+        self._nodes: dict[str, NodeAllocations] = {}
         self._where: dict[str, str] = {}  # uid → node name of its holding
         self._assumed: dict[str, None] = {}  # uids of holdings that are assumed, in order
         self._planned: dict[str, None] = {}  # and of those that are only planned
@@ -89,7 +89,7 @@ class Ledger:
             self._keep(pod)
         else:
             self._let_go(pod.uid)
-            self._feed(pod.uid, pod.node, pod.feed)
+            self._use_host(pod.uid, pod.node, pod.host)
 
     def remove_pod(self, uid: str) -> None:
         """A pod is gone for good: deleted or finished. It never comes back under this uid."""
@@ -97,31 +97,31 @@ class Ledger:
         while len(self._gone) > REMEMBERED_GONE:
             self._gone.popitem(last=False)
         self._let_go(uid)
-        self._feed(uid, "", NO_FEED)
+        self._use_host(uid, "", NO_HOST_RESOURCES)
 
     def apply_node(self, node: Node) -> None:
         """A node as the API server shows it now: cards, their health and labels may all have changed."""
-        book = self._book(node.name)
-        if book.node == node:
+        allocations = self._allocations_on(node.name)
+        if allocations.node == node:
             return
-        book.node = node
-        book.changed()
-        (self.core_required.add if node.core_required else self.core_required.discard)(node.name)
+        allocations.node = node
+        allocations.changed()
+        (self.compute_required.add if node.compute_required else self.compute_required.discard)(node.name)
         (self.avoided.add if node.avoided else self.avoided.discard)(node.name)
         self.replicas.node_is_in(node.name, node.zone)
         self._stale[node.name] = None
 
     def remove_node(self, name: str) -> None:
         """A node is gone; what its pods hold stays in the book in case it comes back."""
-        book = self._books.get(name)
-        if book is None:
+        allocations = self._nodes.get(name)
+        if allocations is None:
             return
-        book.node = None
-        book.changed()
-        self.core_required.discard(name)
+        allocations.node = None
+        allocations.changed()
+        self.compute_required.discard(name)
         self.avoided.discard(name)
         self._stale[name] = None
-        self._close_if_empty(book)
+        self._close_if_empty(allocations)
 
     # -- what we decide ----------------------------------------------------------------------------------
 
@@ -132,22 +132,22 @@ class Ledger:
         """
         if pod.uid in self._gone:
             return Refusal("The pod is finished or gone", never=True)
-        before = self.holding(pod.uid)
-        refusal = self._replace(before, Holding(pod, placement.node, placement, assumed=True))
+        before = self.allocation(pod.uid)
+        refusal = self._replace(before, Allocation(pod, placement.node, placement, assumed=True))
         if refusal is None and (before is None or before.planned):
             self._tell_placed(pod)
         return refusal
 
     def plan(self, pod: Pod, placement: Placement) -> Refusal | None:
         """Hold `placement` for a waiting pod that holds nothing, for the time being."""
-        if pod.uid in self._gone or self.holding(pod.uid) is not None:
+        if pod.uid in self._gone or self.allocation(pod.uid) is not None:
             return Refusal("The pod is gone, or has its cards already")
-        return self._replace(None, Holding(pod, placement.node, placement, assumed=True, planned=True))
+        return self._replace(None, Allocation(pod, placement.node, placement, assumed=True, planned=True))
 
     def planned(self, uid: str) -> Placement | None:
         """What is planned for a pod."""
-        holding = self.holding(uid) if uid in self._planned else None
-        return holding.placement if holding is not None else None
+        allocation = self.allocation(uid) if uid in self._planned else None
+        return allocation.placement if allocation is not None else None
 
     @property
     def plans(self) -> int:
@@ -162,33 +162,33 @@ class Ledger:
         in_the_way: dict[str, list[str]] = {}
         for uid in self._planned:
             name = self._where[uid]
-            if only_on in ("", name) and self._books[name].holdings[uid].pod.priority <= priority:
+            if only_on in ("", name) and self._nodes[name].by_uid[uid].pod.priority <= priority:
                 in_the_way.setdefault(name, []).append(uid)
         made = [
             name
             for name, uids in in_the_way.items()
-            if not isinstance(place(self._books[name].state_without(uids), request), Refusal)
+            if not isinstance(place(self._nodes[name].state_without(uids), request), Refusal)
         ]
         for name in made:
             for uid in in_the_way[name]:
-                self._drop_holding(uid)
+                self._drop(uid)
         return bool(made)
 
     def forget(self, uid: str) -> None:
         """The API server has said no to an assumed placement. What is bound is not touched."""
-        holding = self.holding(uid)
-        if holding is not None and holding.assumed:
-            self._drop_holding(uid)
+        allocation = self.allocation(uid)
+        if allocation is not None and allocation.assumed:
+            self._drop(uid)
 
-    def assumed(self) -> list[Holding]:
+    def assumed(self) -> list[Allocation]:
         """Placements that the API server has not shown bound yet, oldest first."""
-        return [self._books[self._where[uid]].holdings[uid] for uid in self._assumed]
+        return [self._nodes[self._where[uid]].by_uid[uid] for uid in self._assumed]
 
     # -- what is asked -----------------------------------------------------------------------------------
 
-    def holding(self, uid: str) -> Holding | None:
+    def allocation(self, uid: str) -> Allocation | None:
         name = self._where.get(uid)
-        return self._books[name].holdings[uid] if name is not None else None
+        return self._nodes[name].by_uid[uid] if name is not None else None
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """The living pod of this name, if it asks for or holds something of ours."""
@@ -197,33 +197,37 @@ class Ledger:
 
     def state(self, node_name: str) -> NodeState | None:
         """One node as it stands; None when it is not known."""
-        book = self._books.get(node_name)
-        return book.state() if book is not None and book.node is not None else None
+        allocations = self._nodes.get(node_name)
+        return allocations.state() if allocations is not None and allocations.node is not None else None
 
-    def book(self, node_name: str) -> NodeBook | None:
+    def allocations(self, node_name: str) -> NodeAllocations | None:
         """A node's book, to be read only."""
-        return self._books.get(node_name)
+        return self._nodes.get(node_name)
 
-    def eaten(self, node_name: str) -> Feed:
+    def host_used(self, node_name: str) -> HostResources:
         """CPU and memory of a node that its pods ask for."""
-        return self._fed.used(node_name)
+        return self._host_usage.used(node_name)
 
-    def eaten_by_guests(self, node_name: str) -> Feed:
+    def host_used_without_cards(self, node_name: str) -> HostResources:
         """CPU and memory of a node that pods eat which hold no card."""
-        all_of_it, book = self._fed.used(node_name), self._books.get(node_name)
-        mine = [holding.pod.feed for holding in book.holdings.values()] if book is not None else []
-        return Feed(
-            all_of_it.cpu_milli - sum(feed.cpu_milli for feed in mine),
-            all_of_it.memory_mib - sum(feed.memory_mib for feed in mine),
+        all_of_it, allocations = self._host_usage.used(node_name), self._nodes.get(node_name)
+        mine = (
+            [allocation.pod.host for allocation in allocations.by_uid.values()]
+            if allocations is not None
+            else []
+        )
+        return HostResources(
+            all_of_it.cpu_milli - sum(host.cpu_milli for host in mine),
+            all_of_it.memory_mib - sum(host.memory_mib for host in mine),
         )
 
     def node_names(self) -> list[str]:
         """Every known node, sorted."""
-        return sorted(name for name, book in self._books.items() if book.node is not None)
+        return sorted(name for name, allocations in self._nodes.items() if allocations.node is not None)
 
     def node_count(self) -> int:
         """How many nodes the cluster has, with and without cards."""
-        return sum(book.node is not None for book in self._books.values())
+        return sum(allocations.node is not None for allocations in self._nodes.values())
 
     def flush(self) -> Fleet:
         """The fleet arrays, brought up to date with what changed since the last call."""
@@ -234,16 +238,16 @@ class Ledger:
 
     def snapshot(self) -> dict[str, NodeState]:
         """Every known node as it stands: for tests and small clusters, the whole world is copied."""
-        return {name: self._books[name].state() for name in self.node_names()}
+        return {name: self._nodes[name].state() for name in self.node_names()}
 
     def overcommitted(self) -> Iterator[tuple[str, int, int, int]]:
         """Node, card, promised units and the card's units wherever more is promised than there is."""
         for name in self.node_names():
-            book = self._books[name]
-            used = book.used()
-            for gpu in book.node.gpus if book.node else ():
-                if used.get(gpu.index, 0) > gpu.units:
-                    yield name, gpu.index, used[gpu.index], gpu.units
+            allocations = self._nodes[name]
+            used = allocations.used()
+            for card in allocations.node.cards if allocations.node else ():
+                if used.get(card.index, 0) > card.units:
+                    yield name, card.index, used[card.index], card.units
 
     # -- the book ----------------------------------------------------------------------------------------
 
@@ -262,22 +266,22 @@ class Ledger:
 
     def _keep(self, pod: Pod) -> None:
         self._remember(pod)
-        before = self.holding(pod.uid)
-        after = holding_of(pod, before)
+        before = self.allocation(pod.uid)
+        after = allocation_of(pod, before)
         if after == before:
             return
         if before is not None and after is not None and before.takes_as_much_as(after):
             self._write_down(after)  # the row of its node stays as it is
         else:
-            self._drop_holding(pod.uid)
+            self._drop(pod.uid)
             if after is not None:
                 self._hold(after)
         if after is not None and not after.planned and (before is None or before.planned):
             self._tell_placed(pod)
 
     def _remember(self, pod: Pod) -> None:
-        if pod.uid not in self.pods and self.witness is not None and pod.request is not None:
-            self.witness.arrived(shape_of(pod.request))
+        if pod.uid not in self.pods and self.listener is not None and pod.request is not None:
+            self.listener.arrived(shape_of(pod.request))
         self.pods[pod.uid] = pod
         self._uid_of[pod.key] = pod.uid
         if pod.nominated and not pod.node:
@@ -287,7 +291,7 @@ class Ledger:
 
     def _let_go(self, uid: str) -> None:
         planned = uid in self._planned
-        held = self._drop_holding(uid) and not planned
+        held = self._drop(uid) and not planned
         self.nominations.drop(uid)
         self.nominated.pop(uid, None)
         pod = self.pods.pop(uid, None)
@@ -295,76 +299,76 @@ class Ledger:
             return
         if self._uid_of.get(pod.key) == uid:
             del self._uid_of[pod.key]
-        if held and self.witness is not None and pod.request is not None:
-            self.witness.departed(shape_of(pod.request))
+        if held and self.listener is not None and pod.request is not None:
+            self.listener.departed(shape_of(pod.request))
 
-    def _hold(self, holding: Holding) -> None:
-        self._write_down(holding)
-        self._book(holding.node).changed()
-        self._feed(holding.pod.uid, holding.node, holding.pod.feed)
-        self._where[holding.pod.uid] = holding.node
-        self.replicas.put(holding.pod.uid, holding.pod.replica_of, holding.node)
-        self._stale[holding.node] = None
-        if self._planned and not holding.assumed:
-            self._crowd_out(self._books[holding.node])
+    def _hold(self, allocation: Allocation) -> None:
+        self._write_down(allocation)
+        self._allocations_on(allocation.node).changed()
+        self._use_host(allocation.pod.uid, allocation.node, allocation.pod.host)
+        self._where[allocation.pod.uid] = allocation.node
+        self.replicas.put(allocation.pod.uid, allocation.pod.replica_of, allocation.node)
+        self._stale[allocation.node] = None
+        if self._planned and not allocation.assumed:
+            self._crowd_out(self._nodes[allocation.node])
 
-    def _write_down(self, holding: Holding) -> None:
-        uid = holding.pod.uid
-        self._book(holding.node).holdings[uid] = holding
+    def _write_down(self, allocation: Allocation) -> None:
+        uid = allocation.pod.uid
+        self._allocations_on(allocation.node).by_uid[uid] = allocation
         self.nominations.drop(uid)
         self._planned.pop(uid, None)
         self._assumed.pop(uid, None)
-        if holding.assumed:
-            (self._planned if holding.planned else self._assumed)[uid] = None
+        if allocation.assumed:
+            (self._planned if allocation.planned else self._assumed)[uid] = None
 
-    def _crowd_out(self, book: NodeBook) -> None:
+    def _crowd_out(self, allocations: NodeAllocations) -> None:
         """Give up a node's plans where a pod that we did not expect took the room."""
-        if book.crowded:
-            for uid in [uid for uid, holding in book.holdings.items() if holding.planned]:
-                self._drop_holding(uid)
+        if allocations.crowded:
+            for uid in [uid for uid, allocation in allocations.by_uid.items() if allocation.planned]:
+                self._drop(uid)
 
-    def _drop_holding(self, uid: str) -> bool:
+    def _drop(self, uid: str) -> bool:
         name = self._where.pop(uid, None)
         if name is None:
             return False
-        self._feed(uid, "", NO_FEED)
+        self._use_host(uid, "", NO_HOST_RESOURCES)
         self.replicas.drop(uid)
         self._assumed.pop(uid, None)
         self._planned.pop(uid, None)
-        book = self._books[name]
-        del book.holdings[uid]
-        book.changed()
+        allocations = self._nodes[name]
+        del allocations.by_uid[uid]
+        allocations.changed()
         self._stale[name] = None
-        self._close_if_empty(book)
+        self._close_if_empty(allocations)
         return True
 
-    def _feed(self, uid: str, node: str, feed: Feed) -> None:
+    def _use_host(self, uid: str, node: str, host: HostResources) -> None:
         """A pod eats of this node and of no other; of none without `node`."""
-        for name in self._fed.put(uid, node, feed):
-            if name in self._books:
+        for name in self._host_usage.put(uid, node, host):
+            if name in self._nodes:
                 self._stale[name] = None
 
-    def _book(self, name: str) -> NodeBook:
-        book = self._books.get(name)
-        if book is None:
-            book = self._books[name] = NodeBook(name)
-        return book
+    def _allocations_on(self, name: str) -> NodeAllocations:
+        allocations = self._nodes.get(name)
+        if allocations is None:
+            allocations = self._nodes[name] = NodeAllocations(name)
+        return allocations
 
-    def _close_if_empty(self, book: NodeBook) -> None:
-        if book.node is None and not book.holdings:
-            del self._books[book.name]
+    def _close_if_empty(self, allocations: NodeAllocations) -> None:
+        if allocations.node is None and not allocations.by_uid:
+            del self._nodes[allocations.name]
 
     def _tell_placed(self, pod: Pod) -> None:
-        if self.witness is not None and pod.request is not None:
-            self.witness.placed(shape_of(pod.request))
+        if self.listener is not None and pod.request is not None:
+            self.listener.placed(shape_of(pod.request))
 
     # -- room --------------------------------------------------------------------------------------------
 
-    def _replace(self, before: Holding | None, after: Holding) -> Refusal | None:
+    def _replace(self, before: Allocation | None, after: Allocation) -> Refusal | None:
         """Hold `after` instead of `before` if there is room for it without that."""
         pod, placement = after.pod, after.placement
         assert placement is not None
-        self._drop_holding(pod.uid)
+        self._drop(pod.uid)
         refusal = self._no_room(pod, placement)
         if refusal is not None:
             if before is not None:
@@ -379,19 +383,19 @@ class Ledger:
         state = self.state(placement.node)
         if state is None or pod.request is None:
             return not_shared(placement.node)
-        slot_of = {gpu.index: slot for slot, gpu in enumerate(state.node.gpus)}
-        for share in placement.shares:
-            slot = slot_of.get(share.gpu, -1)
-            if slot < 0 or state.left[slot] < share.units or state.core_left[slot] < share.core_percent:
+        slot_of = {card.index: slot for slot, card in enumerate(state.node.cards)}
+        for part in placement.slices:
+            slot = slot_of.get(part.card, -1)
+            if slot < 0 or state.left[slot] < part.units or state.compute_left[slot] < part.compute_percent:
                 return _refusal(state, pod.request)
         return None
 
     def _write_row(self, name: str) -> None:
-        book = self._books.get(name)
-        if book is None or book.node is None or not book.node.divides_cards:
+        allocations = self._nodes.get(name)
+        if allocations is None or allocations.node is None or not allocations.node.divides_cards:
             self.fleet.drop(name)
             return
-        self.fleet.put(book.row(self._fed.used(name)))
+        self.fleet.put(allocations.row(self._host_usage.used(name)))
 
 
 def _concerns_us(pod: Pod) -> bool:
@@ -402,5 +406,5 @@ def _refusal(state: NodeState, request: Request) -> Refusal:
     answer = place(state, request)
     if isinstance(answer, Refusal):
         return answer
-    cards = ", ".join(str(share.gpu) for share in answer.shares)
+    cards = ", ".join(str(part.card) for part in answer.slices)
     return Refusal("The chosen card was taken meanwhile", detail=f"card {cards} would still fit")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuslice.core.feed import NO_FEED, Feed
+from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class Card:
     """One physical card. `index` is its minor number: gaps are allowed and it is the same number everywhere.
 
     Where only node status tells of the cards, `uuid` is "" and `memory_mib` 0: not known.
@@ -43,21 +43,21 @@ class Node:
     """
 
     name: str
-    gpus: tuple[Gpu, ...]
+    cards: tuple[Card, ...]
     unhealthy: frozenset[int] = frozenset()
     shared: bool = True
-    placement: str = ""  # binpack or spread where the node's label says so, else the policy decides
-    core_percent: int = 0  # of each card; 0 where the node does not divide compute
-    core_required: bool = False  # every pod here has to ask for compute as well as memory
+    packing: str = ""  # binpack or spread where the node's label says so, else the policy decides
+    compute_percent: int = 0  # of each card; 0 where the node does not divide compute
+    compute_required: bool = False  # every pod here has to ask for compute as well as memory
     avoided: bool = False  # a taint asks pods to go elsewhere if they can
     zone: str = ""
-    feed: Feed = NO_FEED  # CPU and memory that it has to give
+    host: HostResources = NO_HOST_RESOURCES  # CPU and memory that it has to give
     problem: str = ""
 
     @property
     def divides_cards(self) -> bool:
         """Whether parts of cards are to be had here at all."""
-        return self.shared and bool(self.gpus)
+        return self.shared and bool(self.cards)
 
 
 class ContainerKind(StrEnum):
@@ -75,7 +75,7 @@ class ContainerRequest:
     name: str
     index: int
     units: int
-    core_percent: int = 0
+    compute_percent: int = 0
     kind: ContainerKind = ContainerKind.APP
 
 
@@ -84,24 +84,24 @@ class Request:
     """What a pod holds at its peak: `units` in all, spread evenly over `gpu_count` cards of one node."""
 
     units: int
-    gpu_count: int = 1
-    core_percent: int = 0
+    card_count: int = 1
+    compute_percent: int = 0
     containers: tuple[ContainerRequest, ...] = ()  # those that ask for units, in the order they start
     app_containers: int = 1  # how many app containers the pod has, asking or not
-    feed: Feed = NO_FEED  # CPU and memory beside it
+    host: HostResources = NO_HOST_RESOURCES  # CPU and memory beside it
 
     @property
-    def units_per_gpu(self) -> int:
-        return self.units // self.gpu_count
+    def units_per_card(self) -> int:
+        return self.units // self.card_count
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class CardSlice:
     """A part of one card."""
 
-    gpu: int
+    card: int
     units: int
-    core_percent: int = 0
+    compute_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +109,11 @@ class Placement:
     """Cards chosen for one request on one node."""
 
     node: str
-    shares: tuple[Share, ...]
+    slices: tuple[CardSlice, ...]
 
     @property
     def units(self) -> int:
-        return sum(share.units for share in self.shares)
+        return sum(part.units for part in self.slices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,9 @@ class Pod:
     terminating: bool = False
     problem: str = ""
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
-    feed: Feed = NO_FEED  # CPU and memory that it asks for, also of a pod that wants no card
+    host: HostResources = (
+        NO_HOST_RESOURCES  # CPU and memory that it asks for, also of a pod that wants no card
+    )
     nominated: str = ""  # the node that its scheduler tries first (status.nominatedNodeName)
     replica_of: str = ""  # uid of the owner whose pods its scheduler spreads over nodes
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news

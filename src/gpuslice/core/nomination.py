@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gpuslice.core.book import NodeBook
 from gpuslice.core.model import Placement
+from gpuslice.core.node_allocations import NodeAllocations
 from gpuslice.core.placement import NodeState
 from gpuslice.core.preemption import NOTHING_TAKEN, Taken
 
@@ -68,43 +68,43 @@ def taken_by(nominations: Iterable[Nomination], node: str, uid: str, priority: i
     taken: dict[int, tuple[int, int]] = {}
     for each in nominations:
         if each.placement.node == node and each.weighs_on(uid, priority):
-            for share in each.placement.shares:
-                units, core = taken.get(share.gpu, (0, 0))
-                taken[share.gpu] = (units + share.units, core + share.core_percent)
+            for part in each.placement.slices:
+                units, core = taken.get(part.card, (0, 0))
+                taken[part.card] = (units + part.units, core + part.compute_percent)
     return taken
 
 
-def open_to(book: NodeBook, taken: Taken) -> NodeState:
+def open_to(allocations: NodeAllocations, taken: Taken) -> NodeState:
     """A node as it stands for somebody who must leave `taken` alone.
 
     What pods that are leaving still hold serves the nominated ones first: only what these need beyond it
     comes out of what is free now.
     """
-    state = book.state()
+    state = allocations.state()
     if not taken:
         return state
-    leaving = _leaving(book)
-    left, core_left = list(state.left), list(state.core_left)
-    for slot, gpu in enumerate(state.node.gpus):
-        if gpu.index in taken:
-            units, core = taken[gpu.index]
-            units_soon, core_soon = leaving.get(gpu.index, (0, 0))
+    leaving = _leaving(allocations)
+    left, compute_left = list(state.left), list(state.compute_left)
+    for slot, card in enumerate(state.node.cards):
+        if card.index in taken:
+            units, core = taken[card.index]
+            units_soon, core_soon = leaving.get(card.index, (0, 0))
             left[slot] -= min(left[slot], max(0, units - units_soon))
-            core_left[slot] -= min(core_left[slot], max(0, core - core_soon))
-    return replace(state, left=tuple(left), core_left=tuple(core_left))
+            compute_left[slot] -= min(compute_left[slot], max(0, core - core_soon))
+    return replace(state, left=tuple(left), compute_left=tuple(compute_left))
 
 
-def _leaving(book: NodeBook) -> Taken:
+def _leaving(allocations: NodeAllocations) -> Taken:
     leaving: dict[int, tuple[int, int]] = {}
-    for holding in book.holdings.values():
-        if holding.pod.terminating and holding.placement is not None:
-            for share in holding.placement.shares:
-                units, core = leaving.get(share.gpu, (0, 0))
-                leaving[share.gpu] = (units + share.units, core + share.core_percent)
+    for allocation in allocations.by_uid.values():
+        if allocation.pod.terminating and allocation.placement is not None:
+            for part in allocation.placement.slices:
+                units, core = leaving.get(part.card, (0, 0))
+                leaving[part.card] = (units + part.units, core + part.compute_percent)
     return leaving
 
 
 def _overlap(one: Placement, other: Placement) -> bool:
     if one.node != other.node:
         return False
-    return not {share.gpu for share in one.shares}.isdisjoint(share.gpu for share in other.shares)
+    return not {part.card for part in one.slices}.isdisjoint(part.card for part in other.slices)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuslice.core.contract import GPU_CORE
-from gpuslice.core.model import Node, Placement, Refusal, Request, Share
+from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
 
 NO_ROOM = "Insufficient GPU Memory in one device"
@@ -28,7 +28,7 @@ class NodeState:
 
     node: Node
     left: tuple[int, ...]
-    core_left: tuple[int, ...]
+    compute_left: tuple[int, ...]
 
 
 def not_shared(node_name: str) -> Refusal:
@@ -42,28 +42,28 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
     Without `slots`, and where the node's label asks for one way of packing, the node's rule decides: the
     cards with least free among those that fit, or with most free for ``spread``; the lowest index on ties.
     """
-    if slots is None or state.node.placement:
+    if slots is None or state.node.packing:
         slots = choose_slots(state, request)
     if not slots or not all(_fits(state, request, slot) for slot in slots):
         return refuse(state, request)
-    if request.core_percent == 0 and state.node.core_required:
+    if request.compute_percent == 0 and state.node.compute_required:
         return refuse(state, request)
-    return on_cards(state.node.name, (state.node.gpus[slot].index for slot in slots), request)
+    return on_cards(state.node.name, (state.node.cards[slot].index for slot in slots), request)
 
 
 def on_cards(node_name: str, cards: Iterable[int], request: Request) -> Placement:
     """`request` on these cards, as much on each."""
-    shares = [Share(card, request.units_per_gpu, request.core_percent) for card in sorted(cards)]
-    return Placement(node_name, tuple(shares))
+    slices = [CardSlice(card, request.units_per_card, request.compute_percent) for card in sorted(cards)]
+    return Placement(node_name, tuple(slices))
 
 
 def choose_slots(state: NodeState, request: Request) -> tuple[int, ...]:
-    """Positions in ``node.gpus`` of the cards to take; empty when there are not enough that fit."""
-    sign = -1 if state.node.placement == SPREAD else 1
+    """Positions in ``node.cards`` of the cards to take; empty when there are not enough that fit."""
+    sign = -1 if state.node.packing == SPREAD else 1
     fitting = [slot for slot in range(len(state.left)) if _fits(state, request, slot)]
-    if len(fitting) < request.gpu_count:
+    if len(fitting) < request.card_count:
         return ()
-    return tuple(sorted(fitting, key=lambda slot: (sign * state.left[slot], slot))[: request.gpu_count])
+    return tuple(sorted(fitting, key=lambda slot: (sign * state.left[slot], slot))[: request.card_count])
 
 
 def refuse(state: NodeState, request: Request) -> Refusal:
@@ -71,44 +71,44 @@ def refuse(state: NodeState, request: Request) -> Refusal:
     node = state.node
     if not node.divides_cards:
         return not_shared(node.name)
-    if request.core_percent == 0 and node.core_required:
+    if request.compute_percent == 0 and node.compute_required:
         return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
-    roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_gpu]
-    if request.core_percent and roomy:
-        return _refuse_core(state, request, roomy)
+    roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_card]
+    if request.compute_percent and roomy:
+        return _refuse_compute(state, request, roomy)
     return _refuse_memory(state, request, roomy)
 
 
-def _refuse_core(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
-    most = max(state.core_left[slot] for slot in roomy)
+def _refuse_compute(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
+    most = max(state.compute_left[slot] for slot in roomy)
     detail = (
-        f"asked for {request.core_percent} % of the compute of one card that has "
+        f"asked for {request.compute_percent} % of the compute of one card that has "
         f"{counted(request.units, 'unit')} free; the most left on such a card of {state.node.name} is "
         f"{most} %"
     )
-    return Refusal(NO_CORE, never=state.node.core_percent < request.core_percent, detail=detail)
+    return Refusal(NO_CORE, never=state.node.compute_percent < request.compute_percent, detail=detail)
 
 
 def _refuse_memory(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
-    node, each = state.node, request.units_per_gpu
-    large_enough = sum(gpu.units >= each for gpu in node.gpus)
-    never = large_enough < request.gpu_count
-    if request.gpu_count > 1:
+    node, each = state.node, request.units_per_card
+    large_enough = sum(card.units >= each for card in node.cards)
+    never = large_enough < request.card_count
+    if request.card_count > 1:
         detail = (
-            f"asked for {counted(each, 'unit')} on each of {request.gpu_count} cards; {node.name} has that "
-            f"much free on {len(roomy)} of {len(node.gpus)} cards"
+            f"asked for {counted(each, 'unit')} on each of {request.card_count} cards; {node.name} has that "
+            f"much free on {len(roomy)} of {len(node.cards)} cards"
         )
-        return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.gpu_count), never, detail)
+        return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.card_count), never, detail)
     return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {_most_free(state)}")
 
 
 def _most_free(state: NodeState) -> str:
     slot = max(range(len(state.left)), key=lambda slot: state.left[slot])
-    gpu = state.node.gpus[slot]
-    largest = max(card.units for card in state.node.gpus)
+    gpu = state.node.cards[slot]
+    largest = max(card.units for card in state.node.cards)
     most = f"{state.left[slot]} of {gpu.units} (card {gpu.index})"
     return f"the most free on one card of {state.node.name} is {most}, its largest card has {largest}"
 
 
 def _fits(state: NodeState, request: Request, slot: int) -> bool:
-    return state.left[slot] >= request.units_per_gpu and state.core_left[slot] >= request.core_percent
+    return state.left[slot] >= request.units_per_card and state.compute_left[slot] >= request.compute_percent

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuslice.core.book import Holding, NodeBook
 from gpuslice.core.model import Request
+from gpuslice.core.node_allocations import Allocation, NodeAllocations
 
 Cost = tuple[int, int, int, int, int]
 """Budgets violated, highest priority of a victim, sum of the priorities, number of victims, and minus the
@@ -43,7 +43,7 @@ class Eviction:
 
     node: str
     cards: tuple[int, ...]
-    victims: tuple[Holding, ...]
+    victims: tuple[Allocation, ...]
     violations: int = 0
 
     @property
@@ -52,7 +52,7 @@ class Eviction:
 
 
 def eviction(
-    book: NodeBook,
+    allocations: NodeAllocations,
     request: Request,
     priority: int,
     budgets: Sequence[Budget] = (),
@@ -63,10 +63,10 @@ def eviction(
     Pods that are leaving count as gone: what they free need not be freed again. `taken` is what they, or
     others, leave to somebody else.
     """
-    if _barred(book, request):
+    if _barred(allocations, request):
         return None
-    cards = _cards(book, priority, _leaves, taken)
-    return _cheapest(book.name, cards, _Rules(request, _importance, budgets))
+    cards = _cards(allocations, priority, _leaves, taken)
+    return _cheapest(allocations.name, cards, _Rules(request, _importance, budgets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Victims:
 
 
 def victims(
-    book: NodeBook,
+    allocations: NodeAllocations,
     request: Request,
     priority: int,
     proposed: Collection[str],
@@ -98,24 +98,30 @@ def victims(
     count as gone. Where the cards need nobody, its choice stands: those before the pod want for room.
     `suffices` tells whether what the pod wants beside cards is there without these (uids).
     """
-    if _barred(book, request):
+    if _barred(allocations, request):
         return None
     going = set(proposed)
-    settled = _cards(book, None, lambda holding: holding.pod.uid in going, taken)
+    settled = _cards(allocations, None, lambda allocation: allocation.pod.uid in going, taken)
     roomy = sorted((card for card in settled if card.room(request) is not None), key=lambda card: card.units)
-    if not taken and len(roomy) >= request.gpu_count:
-        return Victims(frozenset(going), tuple(card.index for card in roomy[: request.gpu_count]))
-    kept = going if going - book.holdings.keys() else {uid for uid in going if _leaves(book.holdings[uid])}
-    leaving = {uid for uid, holding in book.holdings.items() if _leaves(holding)} if taken else set()
-    cards = _cards(book, priority, lambda holding: holding.pod.uid in kept | leaving, taken)
+    if not taken and len(roomy) >= request.card_count:
+        return Victims(frozenset(going), tuple(card.index for card in roomy[: request.card_count]))
+    kept = (
+        going
+        if going - allocations.by_uid.keys()
+        else {uid for uid in going if _leaves(allocations.by_uid[uid])}
+    )
+    leaving = (
+        {uid for uid, allocation in allocations.by_uid.items() if _leaves(allocation)} if taken else set()
+    )
+    cards = _cards(allocations, priority, lambda allocation: allocation.pod.uid in kept | leaving, taken)
 
-    def by_proposal(holding: Holding) -> tuple[object, ...]:
-        return (-holding.pod.priority, holding.pod.uid in going, holding.pod.uid)
+    def by_proposal(allocation: Allocation) -> tuple[object, ...]:
+        return (-allocation.pod.priority, allocation.pod.uid in going, allocation.pod.uid)
 
-    found = _cheapest(book.name, cards, _Rules(request, by_proposal, proposed=going))
+    found = _cheapest(allocations.name, cards, _Rules(request, by_proposal, proposed=going))
     if found is None:
         return None
-    uids = kept | {holding.pod.uid for holding in found.victims}
+    uids = kept | {allocation.pod.uid for allocation in found.victims}
     if not suffices(uids | leaving):
         uids |= going
     return Victims(frozenset(uids or leaving or going), found.cards)
@@ -131,46 +137,46 @@ class _Card:
     index: int
     units: int
     core: int
-    evictable: list[Holding] = field(default_factory=list)
+    evictable: list[Allocation] = field(default_factory=list)
 
     def room(self, request: Request) -> tuple[int, int] | None:
         """What is left beside the request, None when it does not fit."""
-        units, core = self.units - request.units_per_gpu, self.core - request.core_percent
-        if not request.core_percent:
+        units, core = self.units - request.units_per_card, self.core - request.compute_percent
+        if not request.compute_percent:
             core = NO_LIMIT
         return (units, core) if units >= 0 and core >= 0 else None
 
 
-def _barred(book: NodeBook, request: Request) -> bool:
+def _barred(allocations: NodeAllocations, request: Request) -> bool:
     """Whether the node takes no pod of this kind, whoever leaves it."""
-    return book.node is None or (book.node.core_required and not request.core_percent)
+    return allocations.node is None or (allocations.node.compute_required and not request.compute_percent)
 
 
 def _cards(
-    book: NodeBook, priority: int | None, leaves: Callable[[Holding], bool], taken: Taken
+    allocations: NodeAllocations, priority: int | None, leaves: Callable[[Allocation], bool], taken: Taken
 ) -> list[_Card]:
     """The usable cards. Who `leaves` is not there any more; who has less than `priority` may be evicted."""
-    node = book.node
+    node = allocations.node
     if node is None:
         return []
-    cards = {gpu.index: _Card(gpu.index, gpu.units, node.core_percent) for gpu in node.gpus}
+    cards = {gpu.index: _Card(gpu.index, gpu.units, node.compute_percent) for gpu in node.cards}
     everywhere = 0
-    for holding in book.holdings.values():
-        if leaves(holding):
+    for allocation in allocations.by_uid.values():
+        if leaves(allocation):
             continue
-        everywhere += holding.unplaced_units
-        if holding.placement is None:
+        everywhere += allocation.unplaced_units
+        if allocation.placement is None:
             continue
-        evictable = priority is not None and _may_go(holding, priority)
-        for share in holding.placement.shares:
-            card = cards.get(share.gpu)
+        evictable = priority is not None and _may_go(allocation, priority)
+        for part in allocation.placement.slices:
+            card = cards.get(part.card)
             if card is None:
                 continue
             if evictable:
-                card.evictable.append(holding)
+                card.evictable.append(allocation)
             else:
-                card.units -= share.units
-                card.core -= share.core_percent
+                card.units -= part.units
+                card.core -= part.compute_percent
     for card in cards.values():
         units, core = taken.get(card.index, (0, 0))
         card.units -= units + everywhere
@@ -178,13 +184,13 @@ def _cards(
     return [card for card in cards.values() if card.index not in node.unhealthy]
 
 
-def _leaves(holding: Holding) -> bool:
-    return holding.pod.terminating
+def _leaves(allocation: Allocation) -> bool:
+    return allocation.pod.terminating
 
 
-def _may_go(holding: Holding, priority: int) -> bool:
+def _may_go(allocation: Allocation, priority: int) -> bool:
     """A pod that is being bound at this moment is let alone: who asks again sees it bound."""
-    return holding.pod.priority < priority and not holding.pod.terminating and not holding.assumed
+    return allocation.pod.priority < priority and not allocation.pod.terminating and not allocation.assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +198,19 @@ class _Rules:
     """What decides among victims: who is kept first (`order`), which budgets count, who was `proposed`."""
 
     request: Request
-    order: Callable[[Holding], tuple[object, ...]]
+    order: Callable[[Allocation], tuple[object, ...]]
     budgets: Sequence[Budget] = ()
     proposed: Collection[str] = ()
 
     def rank(self, way: Eviction, card: _Card) -> tuple[object, ...]:
         """The less the better; on equal terms who was proposed goes first, and the fullest card is taken."""
-        strangers = sum(holding.pod.uid not in self.proposed for holding in way.victims)
+        strangers = sum(allocation.pod.uid not in self.proposed for allocation in way.victims)
         return (way.cost, strangers, card.units, card.index)
 
 
 def _cheapest(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | None:
     ways = [(way, card) for card in cards if (way := _evicted(node, [card], rules))]
-    wanted = rules.request.gpu_count
+    wanted = rules.request.card_count
     if len(ways) < wanted:
         return None
     ways.sort(key=lambda each: rules.rank(*each))
@@ -221,62 +227,62 @@ def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | Non
     important = sorted(_present(cards), key=rules.order)
     protected = _protected(important, rules.budgets)
     if protected:
-        important.sort(key=lambda holding: holding.pod.uid not in protected)
-    gone = [holding for holding in important if not _stays(holding, room)]
+        important.sort(key=lambda allocation: allocation.pod.uid not in protected)
+    gone = [allocation for allocation in important if not _stays(allocation, room)]
     if protected:
         gone.sort(key=rules.order)
-    violations = sum(holding.pod.uid in protected for holding in gone)
+    violations = sum(allocation.pod.uid in protected for allocation in gone)
     return Eviction(node, tuple(room), tuple(gone), violations)
 
 
-def _present(cards: Sequence[_Card]) -> Iterable[Holding]:
+def _present(cards: Sequence[_Card]) -> Iterable[Allocation]:
     if len(cards) == 1:
         return cards[0].evictable
-    return {holding.pod.uid: holding for card in cards for holding in card.evictable}.values()
+    return {allocation.pod.uid: allocation for card in cards for allocation in card.evictable}.values()
 
 
-def _stays(holding: Holding, room: dict[int, tuple[int, int]]) -> bool:
+def _stays(allocation: Allocation, room: dict[int, tuple[int, int]]) -> bool:
     """Let the pod keep its shares if that leaves room enough on all of the cards."""
-    assert holding.placement is not None
-    mine = holding.placement.shares
+    assert allocation.placement is not None
+    mine = allocation.placement.slices
     if len(mine) > 1 or len(room) > 1:
-        mine = tuple(share for share in mine if share.gpu in room)
-    for share in mine:
-        units, core = room[share.gpu]
-        if share.units > units or share.core_percent > core:
+        mine = tuple(part for part in mine if part.card in room)
+    for part in mine:
+        units, core = room[part.card]
+        if part.units > units or part.compute_percent > core:
             return False
-    for share in mine:
-        units, core = room[share.gpu]
-        room[share.gpu] = (units - share.units, core - share.core_percent)
+    for part in mine:
+        units, core = room[part.card]
+        room[part.card] = (units - part.units, core - part.compute_percent)
     return True
 
 
-def _protected(important: Iterable[Holding], budgets: Sequence[Budget]) -> frozenset[str]:
+def _protected(important: Iterable[Allocation], budgets: Sequence[Budget]) -> frozenset[str]:
     """Those whose eviction violates a budget if all of them go, as ``filterPodsWithPDBViolation`` counts."""
     if not budgets:
         return frozenset()
     allowed = [budget.allowed for budget in budgets]
     protected = []
-    for holding in important:
+    for allocation in important:
         violated = False
         for number, budget in enumerate(budgets):
-            if holding.pod.uid in budget.uids:
+            if allocation.pod.uid in budget.uids:
                 allowed[number] -= 1
                 violated |= allowed[number] < 0
         if violated:
-            protected.append(holding.pod.uid)
+            protected.append(allocation.pod.uid)
     return frozenset(protected)
 
 
-def _importance(holding: Holding) -> tuple[object, ...]:
+def _importance(allocation: Allocation) -> tuple[object, ...]:
     """Higher priorities first, then who has run longest; the cards were given when the pod started."""
-    return (-holding.pod.priority, holding.pod.assume_time_ns, holding.pod.uid)
+    return (-allocation.pod.priority, allocation.pod.assume_time_ns, allocation.pod.uid)
 
 
-def _cost(evicted: Sequence[Holding], violations: int) -> Cost:
+def _cost(evicted: Sequence[Allocation], violations: int) -> Cost:
     if not evicted:
         return NO_VICTIMS
-    highest = max(holding.pod.priority for holding in evicted)
-    first = min(holding.pod.assume_time_ns for holding in evicted if holding.pod.priority == highest)
-    lifted = sum(holding.pod.priority + LIFT for holding in evicted)
+    highest = max(allocation.pod.priority for allocation in evicted)
+    first = min(allocation.pod.assume_time_ns for allocation in evicted if allocation.pod.priority == highest)
+    lifted = sum(allocation.pod.priority + LIFT for allocation in evicted)
     return (violations, highest, lifted, len(evicted), -first)

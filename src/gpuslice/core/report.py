@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_MEM
-from gpuslice.core.model import Gpu, Pod
+from gpuslice.core.model import Card, Pod
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 from gpuslice.core.units import MIB, UNIT_MIB, card_units
@@ -57,7 +57,7 @@ class PodUse:
     phase: str
     units: int
     by_card: Mapping[int, int]
-    core_by_card: Mapping[int, int]
+    compute_by_card: Mapping[int, int]
 
     @property
     def pending(self) -> bool:
@@ -71,8 +71,8 @@ class CardUse:
     index: int
     allocated: int
     total: int
-    core_percent: int = 0
-    gpu: Gpu | None = None
+    compute_percent: int = 0
+    gpu: Card | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,36 +181,36 @@ def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
     )
     uses = [_pod_use(each) for each in pods if each.pod.request is not None]
     uses.sort(key=lambda use: (use.pending, min(use.by_card, default=0), use.namespace, use.name))
-    return NodeUse(facts, facts.amount(GPU_MEM), _cards(node.gpus, uses), tuple(uses), node.problem)
+    return NodeUse(facts, facts.amount(GPU_MEM), _cards(node.cards, uses), tuple(uses), node.problem)
 
 
 def _pod_use(facts: PodFacts) -> PodUse:
     pod = facts.pod
-    shares = pod.placement.shares if pod.placement is not None else ()
+    shares = pod.placement.slices if pod.placement is not None else ()
     asked = pod.request.units if pod.request is not None else 0
     return PodUse(
         namespace=pod.namespace,
         name=pod.name,
         phase=facts.phase,
-        units=sum(share.units for share in shares) if shares else asked,
-        by_card={share.gpu: share.units for share in shares},
-        core_by_card={share.gpu: share.core_percent for share in shares if share.core_percent},
+        units=sum(part.units for part in shares) if shares else asked,
+        by_card={part.card: part.units for part in shares},
+        compute_by_card={part.card: part.compute_percent for part in shares if part.compute_percent},
     )
 
 
-def _cards(gpus: Sequence[Gpu], pods: Sequence[PodUse]) -> tuple[CardUse, ...]:
+def _cards(gpus: Sequence[Card], pods: Sequence[PodUse]) -> tuple[CardUse, ...]:
     known = {gpu.index: gpu for gpu in gpus}
     named = {card for pod in pods for card in pod.by_card}
     return tuple(_card(index, known.get(index), pods) for index in sorted(known.keys() | named))
 
 
-def _card(index: int, gpu: Gpu | None, pods: Sequence[PodUse]) -> CardUse:
+def _card(index: int, card: Card | None, pods: Sequence[PodUse]) -> CardUse:
     return CardUse(
         index=index,
         allocated=sum(pod.by_card.get(index, 0) for pod in pods),
-        total=gpu.units if gpu is not None else 0,
-        core_percent=sum(pod.core_by_card.get(index, 0) for pod in pods),
-        gpu=gpu,
+        total=card.units if card is not None else 0,
+        compute_percent=sum(pod.compute_by_card.get(index, 0) for pod in pods),
+        gpu=card,
     )
 
 
@@ -234,6 +234,6 @@ def _unit(nodes: Sequence[NodeUse]) -> str:
     return "MiB" if first.units > most_gib else "GiB"
 
 
-def core_total(facts: NodeFacts, cards: int) -> int:
+def compute_total(facts: NodeFacts, cards: int) -> int:
     """Percent of compute of all cards together; 0 where the node does not divide compute."""
     return cards * WHOLE_CORE_PERCENT if facts.amount(GPU_CORE) else 0

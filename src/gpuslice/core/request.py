@@ -53,11 +53,11 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
     held = tuple(container for container in containers if container.units)
     if not held:
         raise InvalidRequestError(_field(asking[0], GPU_MEM), _given(asking[0]), _WANTS_UNITS)
-    gpu_count = _gpu_count(held, labels or {})
+    card_count = _card_count(held, labels or {})
     return Request(
         units=_units_of_pod(held),
-        gpu_count=gpu_count,
-        core_percent=_core_of_pod(held),
+        card_count=card_count,
+        compute_percent=_compute_of_pod(held),
         containers=held,
         app_containers=sum(spec.kind is ContainerKind.APP for spec in everyone),
     )
@@ -110,15 +110,15 @@ def _units_of_pod(containers: Sequence[ContainerRequest]) -> int:
     return units
 
 
-def _core_of_pod(containers: Sequence[ContainerRequest]) -> int:
-    percent = peak(containers, lambda container: container.core_percent)
+def _compute_of_pod(containers: Sequence[ContainerRequest]) -> int:
+    percent = peak(containers, lambda container: container.compute_percent)
     if percent > WHOLE_CORE_PERCENT:
         wants = f"at most {WHOLE_CORE_PERCENT} for all containers together: a pod's containers share one card"
         raise InvalidRequestError(f'pod: limits["{GPU_CORE}"]', percent, wants)
     return percent
 
 
-def _gpu_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str]) -> int:
+def _card_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str]) -> int:
     text = labels.get(GPU_COUNT)
     if text is None:
         return 1
@@ -135,10 +135,10 @@ def _check_spread(container: ContainerRequest, count: int) -> None:
     if container.units % count:
         wants = f'a multiple of {count}, because label "{GPU_COUNT}" spreads it evenly over {count} cards'
         raise InvalidRequestError(field, container.units, wants)
-    if count > 1 and container.core_percent:
+    if count > 1 and container.compute_percent:
         wants = f'no label "{GPU_COUNT}" beside it: a share of compute is of one card'
         raise InvalidRequestError(
-            f'container "{container.name}": limits["{GPU_CORE}"]', container.core_percent, wants
+            f'container "{container.name}": limits["{GPU_CORE}"]', container.compute_percent, wants
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from gpuslice.core.annotations import MOST_CARDS, decode_assume_time, decode_gpus, decode_placement
+from gpuslice.core.annotations import MOST_CARDS, decode_assume_time, decode_cards, decode_placement
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
     GPU_CORE,
@@ -19,9 +19,9 @@ from gpuslice.core.contract import (
     NODE_GPUS,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
-from gpuslice.core.feed import Feed, node_feed, pod_feed
+from gpuslice.core.host_resources import HostResources, node_host_resources, pod_host_resources
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import ContainerKind, Gpu, Node, Placement, Pod, Request
+from gpuslice.core.model import Card, ContainerKind, Node, Placement, Pod, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
 from gpuslice.core.units import MOST_UNITS
@@ -63,17 +63,17 @@ class Wants(NamedTuple):
     """What a pod asks for: cards, if any, and CPU and memory. `problem`: why it can never be given."""
 
     request: Request | None
-    feed: Feed
+    host: HostResources
     problem: str = ""
 
 
 def wants_of(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: bool = False) -> Wants:
     """What the containers ask for. A pod that is `bound` holds its amount even if the rest makes no sense."""
-    feed = pod_feed(spec)
+    host = pod_host_resources(spec)
     inits, apps = _limits(spec.init_containers or ()), _limits(spec.containers)
     if not any(limits for *_, limits in (*inits, *apps)):  # as most pods of most clusters
-        return Wants(None, feed)
-    return _wants(inits, apps, labels.get(GPU_COUNT) if labels else None, feed, bound)
+        return Wants(None, host)
+    return _wants(inits, apps, labels.get(GPU_COUNT) if labels else None, host, bound)
 
 
 Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
@@ -93,11 +93,11 @@ def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
 
 @lru_cache(maxsize=4096)  # the pods of a cluster are much alike, and share what was worked out once
 def _wants(
-    inits: tuple[Limits, ...], apps: tuple[Limits, ...], count: str | None, feed: Feed, bound: bool
+    inits: tuple[Limits, ...], apps: tuple[Limits, ...], count: str | None, host: HostResources, bound: bool
 ) -> Wants:
     specs = [*_init_specs(inits), *_app_specs(apps)]
     request, problem = _request(specs, {} if count is None else {GPU_COUNT: count}, bound)
-    return Wants(None if request is None else replace(request, feed=feed), feed, problem)
+    return Wants(None if request is None else replace(request, host=host), host, problem)
 
 
 def _init_specs(containers: Sequence[Limits]) -> Iterator[ContainerSpec]:
@@ -148,7 +148,7 @@ def pod_of(
         priority=priority or 0,
         nominated=nominated,
         replica_of=replica_of,
-        feed=wants.feed,
+        host=wants.host,
         version=version_number(version),
     )
 
@@ -165,30 +165,30 @@ def node_of(
 ) -> Node:
     """A node of the API: no cards when it shares none (capacity without ``aliyun.com/gpu-mem``)."""
     labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
-    gpus, problem = _gpus(annotations, capacity)
+    cards, problem = _cards(annotations, capacity)
     shared = rules_of(labels).shared
     return Node(
         name=name,
-        gpus=gpus,
-        unhealthy=unhealthy if shared else _all(gpus),
+        cards=cards,
+        unhealthy=unhealthy if shared else _all(cards),
         shared=shared,
-        placement=labels.get(LABEL_PLACEMENT, ""),
-        core_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
-        core_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
+        packing=labels.get(LABEL_PLACEMENT, ""),
+        compute_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
+        compute_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
         avoided=avoided,
         zone=labels.get(LABEL_ZONE, ""),
-        feed=node_feed(allocatable),
+        host=node_host_resources(allocatable),
         problem=problem,
     )
 
 
 def with_unhealthy(node: Node, unhealthy: frozenset[int]) -> Node:
     """The node with these cards out of use; where it does not share its cards, all of them are."""
-    return replace(node, unhealthy=unhealthy if node.shared else _all(node.gpus))
+    return replace(node, unhealthy=unhealthy if node.shared else _all(node.cards))
 
 
-def _all(gpus: Iterable[Gpu]) -> frozenset[int]:
-    return frozenset(gpu.index for gpu in gpus)
+def _all(cards: Iterable[Card]) -> frozenset[int]:
+    return frozenset(card.index for card in cards)
 
 
 def version_number(resource_version: str) -> int:
@@ -196,7 +196,7 @@ def version_number(resource_version: str) -> int:
     return int(resource_version) if resource_version.isascii() and resource_version.isdecimal() else 0
 
 
-def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Gpu, ...]:
+def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Card, ...]:
     """Equal cards by node status alone, total divided by count, as the open-source gpushare reads it.
 
     Raises `ContractError` for amounts that no node has.
@@ -209,7 +209,7 @@ def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Gpu, ...]:
         raise ContractError(f'capacity "{GPU_COUNT}"', count, f"at most {MOST_CARDS} cards")
     if units // count > MOST_UNITS:
         raise ContractError(f'capacity "{GPU_MEM}"', units, f"at most {MOST_UNITS} for each card")
-    return tuple(Gpu(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
+    return tuple(Card(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
 
 
 def _request(
@@ -238,13 +238,13 @@ def _placement(
         return None, str(error)
 
 
-def _gpus(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tuple[tuple[Gpu, ...], str]:
+def _cards(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tuple[tuple[Card, ...], str]:
     if not whole_number(capacity.get(GPU_MEM)):
         return (), ""
     problem = ""
     if NODE_GPUS in annotations:
         try:
-            return decode_gpus(annotations[NODE_GPUS]), ""
+            return decode_cards(annotations[NODE_GPUS]), ""
         except ContractError as error:
             problem = str(error)
     try:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from simcluster.kubelet import checkpoint
-from simcluster.kubelet.devices import AdmissionError, ContainerDemand, DeviceBook
+from simcluster.kubelet.devices import AdmissionError, ContainerDemand, DeviceAssignments
 from simcluster.kubelet.node import device_limits, is_extended
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.runtime import Runtime
@@ -32,7 +32,7 @@ class Admission:
     def __init__(
         self,
         settings: KubeletSettings,
-        book: DeviceBook,
+        book: DeviceAssignments,
         endpoints: PluginEndpoints,
         runtime: Runtime,
         *,
@@ -67,19 +67,19 @@ class Admission:
 
     def save(self) -> None:
         """Write the checkpoint, as after every allocation and every device list."""
-        raw = checkpoint.encode(self._book.holdings(), self._book.registered())
+        raw = checkpoint.encode(self._book.assignments(), self._book.registered())
         checkpoint.write(self._settings.plugin_folder, raw)
 
     async def _allocate(self, pod: Object, demand: ContainerDemand, *, sources_ready: bool = True) -> None:
         uid = pod["metadata"]["uid"]
-        held = self._book.holdings()
+        held = self._book.assignments()
         active = {one["metadata"]["uid"] for one in self._active()} | {uid}
         if not sources_ready:  # pods not yet read may hold devices
             active |= {one.pod_uid for one in held}
         running = self._runtime.find(uid, demand.name)
         already = not sources_ready and running is not None and running.running
         await self._endpoints.answer(self._book.allocate(uid, demand, active, already))
-        if self._book.holdings() != held:
+        if self._book.assignments() != held:
             self.save()
 
     def _does_not_fit(self, pod: Object) -> Rejection | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simcluster.kubelet.devices import Holding
+from simcluster.kubelet.devices import DeviceAssignment
 
 FILE_NAME = "kubelet_internal_checkpoint"
 NO_NUMA_NODE = "-1"
@@ -26,13 +26,13 @@ class CorruptCheckpointError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    holdings: tuple[Holding, ...]
+    assignments: tuple[DeviceAssignment, ...]
     registered: Mapping[str, tuple[str, ...]]
 
 
-def encode(holdings: Iterable[Holding], registered: Mapping[str, Iterable[str]]) -> bytes:
+def encode(assignments: Iterable[DeviceAssignment], registered: Mapping[str, Iterable[str]]) -> bytes:
     data = {
-        "PodDeviceEntries": [_entry(one) for one in holdings] or None,
+        "PodDeviceEntries": [_entry(one) for one in assignments] or None,
         "RegisteredDevices": {name: sorted(ids) for name, ids in sorted(registered.items())},
     }
     return json.dumps({"Data": data, "Checksum": checksum(data)}, separators=(",", ":")).encode()
@@ -46,11 +46,11 @@ def decode(raw: bytes) -> Checkpoint:
         actual = checksum(data)
         if actual != expected:
             raise CorruptCheckpointError(f"checksum is {expected}, wants {actual}")
-        holdings = tuple(_holding(entry) for entry in data["PodDeviceEntries"] or ())
+        assignments = tuple(_assignment(entry) for entry in data["PodDeviceEntries"] or ())
         registered = {name: tuple(ids or ()) for name, ids in (data["RegisteredDevices"] or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{type(error).__name__}: {error}") from error
-    return Checkpoint(holdings, registered)
+    return Checkpoint(assignments, registered)
 
 
 def write(folder: Path, raw: bytes) -> None:
@@ -87,7 +87,7 @@ def fnv1a_32(raw: bytes) -> int:
     return value
 
 
-def _entry(one: Holding) -> dict[str, Any]:
+def _entry(one: DeviceAssignment) -> dict[str, Any]:
     return {
         "PodUID": one.pod_uid,
         "ContainerName": one.container,
@@ -97,8 +97,8 @@ def _entry(one: Holding) -> dict[str, Any]:
     }
 
 
-def _holding(entry: Mapping[str, Any]) -> Holding:
-    return Holding(
+def _assignment(entry: Mapping[str, Any]) -> DeviceAssignment:
+    return DeviceAssignment(
         pod_uid=entry["PodUID"],
         container=entry["ContainerName"],
         resource=entry["ResourceName"],

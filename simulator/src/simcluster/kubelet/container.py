@@ -141,7 +141,7 @@ class ContainerLife:
         """Everything that can fail before the process exists. Raises what `_start` waits for."""
         facts, node = self._facts, self._node
         await self._devices_ready()
-        options = device_options(node.book.holdings_of(facts.uid, self.record.name))
+        options = device_options(node.book.assignments_of(facts.uid, self.record.name))
         read = await references.fetch(node.client, facts.pod)
         return specify(
             node.settings, facts, self._spec, image, options=options, read=read, attempt=self._attempt
@@ -150,9 +150,9 @@ class ContainerLife:
     async def _devices_ready(self) -> None:
         """PreStartContainer for each resource, after a second Allocate where nothing is known any more."""
         name, book = self.record.name, self._node.book
-        if not book.holdings_of(self._facts.uid, name):
+        if not book.assignments_of(self._facts.uid, name):
             await self._facts.allocate(name)
-        for one in book.holdings_of(self._facts.uid, name):
+        for one in book.assignments_of(self._facts.uid, name):
             await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
 
     # -- ending ----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """kubelet's device manager as a state machine without I/O.
 
 It follows pkg/kubelet/cm/devicemanager of Kubernetes 1.36: which ids a container gets, in which order
-plugins are asked, what is forgotten when. Calls to plugins are *yielded* by `DeviceBook.allocate` and their
-answers sent back, so that one code runs under gRPC, in property tests and across a crash at any call.
+plugins are asked, what is forgotten when. Calls to plugins are *yielded* by
+`DeviceAssignments.allocate` and their answers sent back, so that one code runs under gRPC, in property
+tests and across a crash at any call.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class AdmissionError(Exception):
 
 
 class PluginError(Exception):
-    """A plugin answered an error; thrown into `DeviceBook.allocate` at the call that failed."""
+    """A plugin answered an error; thrown into `DeviceAssignments.allocate` at the call that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ class AllocateCall:
 
 
 Call = PreferredCall | AllocateCall
-Answer = Iterable[str] | bytes
-Allocation = Generator[Call, Answer, None]
+Response = Iterable[str] | bytes
+Allocation = Generator[Call, Response, None]
 
 
-async def carry_out(steps: Allocation, ask: Callable[[Call], Awaitable[Answer]]) -> None:
+async def carry_out(steps: Allocation, ask: Callable[[Call], Awaitable[Response]]) -> None:
     """Let `ask` answer the calls of one container's allocation; a PluginError of it goes to the steps."""
     try:
         call = next(steps)
@@ -90,7 +91,7 @@ async def carry_out(steps: Allocation, ask: Callable[[Call], Awaitable[Answer]])
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class DeviceAssignment:
     """What one container holds of one resource: ids, and the plugin's serialised answer."""
 
     pod_uid: str
@@ -120,7 +121,7 @@ class _Endpoint:
 
 
 @dataclass(slots=True)
-class DeviceBook:
+class DeviceAssignments:
     """Devices, who holds them, and which plugin serves them. Time is monotonic seconds, a parameter."""
 
     rng: random.Random = field(default_factory=random.Random)
@@ -128,7 +129,7 @@ class DeviceBook:
     allocated: dict[str, set[str]] = field(default_factory=dict)
     _endpoints: dict[str, _Endpoint] = field(default_factory=dict)
     _known: set[str] = field(default_factory=set)  # registered, not expired
-    _holdings: dict[tuple[str, str, str], Holding] = field(default_factory=dict)
+    _assignments: dict[tuple[str, str, str], DeviceAssignment] = field(default_factory=dict)
     _reuse: tuple[str, dict[str, set[str]]] = ("", {})
     _generation: int = 0
 
@@ -193,15 +194,17 @@ class DeviceBook:
 
     # -- who holds what --------------------------------------------------------------------------
 
-    def holdings(self) -> list[Holding]:
-        return list(self._holdings.values())
+    def assignments(self) -> list[DeviceAssignment]:
+        return list(self._assignments.values())
 
-    def holdings_of(self, pod_uid: str, container: str) -> list[Holding]:
-        return [one for (uid, name, _), one in self._holdings.items() if (uid, name) == (pod_uid, container)]
+    def assignments_of(self, pod_uid: str, container: str) -> list[DeviceAssignment]:
+        return [
+            one for (uid, name, _), one in self._assignments.items() if (uid, name) == (pod_uid, container)
+        ]
 
-    def restore(self, holdings: Iterable[Holding], resources: Iterable[str], now: float) -> None:
+    def restore(self, assignments: Iterable[DeviceAssignment], resources: Iterable[str], now: float) -> None:
         """Take a checkpoint over: resources exist, with no device until their plugin comes back."""
-        self._holdings = {(one.pod_uid, one.container, one.resource): one for one in holdings}
+        self._assignments = {(one.pod_uid, one.container, one.resource): one for one in assignments}
         for resource in resources:
             self._known.add(resource)
             self.devices[resource] = {}
@@ -211,15 +214,15 @@ class DeviceBook:
     def forget_except(self, active_uids: Iterable[str]) -> bool:
         """Drop what pods hold that are no longer active; True when something was dropped."""
         active = set(active_uids)
-        kept = {key: one for key, one in self._holdings.items() if one.pod_uid in active}
-        dropped = len(kept) != len(self._holdings)
-        self._holdings = kept
+        kept = {key: one for key, one in self._assignments.items() if one.pod_uid in active}
+        dropped = len(kept) != len(self._assignments)
+        self._assignments = kept
         self._recount()
         return dropped
 
     def _recount(self) -> None:
         self.allocated = {}
-        for one in self._holdings.values():
+        for one in self._assignments.values():
             self.allocated.setdefault(one.resource, set()).update(one.ids)
 
     # -- admission -------------------------------------------------------------------------------
@@ -243,7 +246,7 @@ class DeviceBook:
         if resources:
             self.forget_except(active_uids)
         for resource in resources:
-            held = self._holdings.get((pod_uid, container.name, resource))
+            held = self._assignments.get((pod_uid, container.name, resource))
             if held is not None:
                 self._check_held(held, container.limits[resource], already_running)
                 continue
@@ -260,7 +263,7 @@ class DeviceBook:
         self, pod_uid: str, container: ContainerDemand, reusable: dict[str, set[str]]
     ) -> None:
         """An init container's devices may be taken again; those of a sidecar or app container may not."""
-        for one in self.holdings_of(pod_uid, container.name):
+        for one in self.assignments_of(pod_uid, container.name):
             if container.kind is ContainerKind.INIT:
                 reusable.setdefault(one.resource, set()).update(one.ids)
             else:
@@ -282,11 +285,11 @@ class DeviceBook:
         finally:
             self._recount()
         assert isinstance(response, bytes)
-        holding = Holding(pod_uid, container.name, resource, ids, response)
-        self._holdings[pod_uid, container.name, resource] = holding
+        assignment = DeviceAssignment(pod_uid, container.name, resource, ids, response)
+        self._assignments[pod_uid, container.name, resource] = assignment
         self._recount()
 
-    def _check_held(self, held: Holding, needed: int, already_running: bool) -> None:
+    def _check_held(self, held: DeviceAssignment, needed: int, already_running: bool) -> None:
         if len(held.ids) != needed:
             raise AdmissionError(
                 f'pod "{held.pod_uid}" container "{held.container}" changed request for resource '
@@ -311,7 +314,7 @@ class DeviceBook:
 
     def _choose(
         self, resource: str, needed: int, reusable: set[str]
-    ) -> Generator[Call, Answer, frozenset[str]]:
+    ) -> Generator[Call, Response, frozenset[str]]:
         """The ids of one container: re-usable ones first, then the plugin's wish, then any."""
         healthy = self._require_healthy(resource)
         if needed == 0:
@@ -336,7 +339,7 @@ class DeviceBook:
 
     def _preferred(
         self, resource: str, available: frozenset[str], must_include: set[str], size: int
-    ) -> Generator[Call, Answer, tuple[str, ...]]:
+    ) -> Generator[Call, Response, tuple[str, ...]]:
         if not self.options(resource).preferred_allocation:
             return ()
         answer = yield PreferredCall(resource, available, frozenset(must_include), size)

@@ -19,7 +19,7 @@ from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.admission import Admission, Rejection
-from simcluster.kubelet.devices import DeviceBook
+from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.kubelet.node import NodeStatus
 from simcluster.kubelet.node_services import NodeServices
 from simcluster.kubelet.plugins import PluginEndpoints
@@ -50,7 +50,7 @@ class Kubelet:
         rng: random.Random | None = None,
     ) -> None:
         self.settings = settings
-        self.book = DeviceBook(rng or random.Random())
+        self.book = DeviceAssignments(rng or random.Random())
         self.ready = asyncio.Event()
         self._client = client
         self._runtime = runtime
@@ -119,7 +119,7 @@ class Kubelet:
             _log.error("checkpoint is corrupt, going on without it", extra={"error": str(error)})
             return
         if saved is not None:
-            self.book.restore(saved.holdings, saved.registered, time.monotonic())
+            self.book.restore(saved.assignments, saved.registered, time.monotonic())
 
     def _lay_out(self) -> None:
         self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)

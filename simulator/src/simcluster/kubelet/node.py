@@ -10,7 +10,7 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, NotFoundError
 from gpuslice.adapters.kube.resources import LEASES, NODES
-from simcluster.kubelet.devices import Capacity, DeviceBook
+from simcluster.kubelet.devices import Capacity, DeviceAssignments
 from simcluster.kubelet.records import timestamp
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.scheduler.amounts import Object, amounts_of
@@ -31,7 +31,7 @@ class NodeStatus:
         self,
         client: KubeClient,
         settings: KubeletSettings,
-        book: DeviceBook,
+        book: DeviceAssignments,
         url: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

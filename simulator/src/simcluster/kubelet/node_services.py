@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from simcluster.kubelet.devices import DeviceBook, Holding
+from simcluster.kubelet.devices import DeviceAssignments, DeviceAssignment
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.rootfs import Mount
 from simcluster.kubelet.runtime import Runtime
@@ -27,7 +27,7 @@ class NodeServices:
     recorder: EventRecorder
     runtime: Runtime
     registry: ImageRegistry
-    book: DeviceBook
+    book: DeviceAssignments
     endpoints: PluginEndpoints
     pulled: set[str] = field(default_factory=set)
 
@@ -56,12 +56,12 @@ class DeviceOptions:
     annotations: Mapping[str, str]
 
 
-def device_options(holdings: list[Holding]) -> DeviceOptions:
+def device_options(assignments: list[DeviceAssignment]) -> DeviceOptions:
     """Two plugins that set the same thing: the first wins."""
     environ: dict[str, str] = {}
     mounts: dict[str, Mount] = {}
     annotations: dict[str, str] = {}
-    for one in holdings:
+    for one in assignments:
         answer = dp.ContainerAllocateResponse.FromString(one.response)
         for name, value in answer.envs.items():
             environ.setdefault(name, value)

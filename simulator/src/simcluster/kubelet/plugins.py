@@ -28,13 +28,13 @@ from gpuslice.adapters.kubelet.rpc import (
 )
 from simcluster.kubelet.devices import (
     Allocation,
-    Answer,
     Call,
     Device,
-    DeviceBook,
+    DeviceAssignments,
     Options,
     PluginError,
     PreferredCall,
+    Response,
     carry_out,
 )
 
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 class PluginEndpoints(RegistrationService):
     """The plugins of one node. `changed` is called after every change of the devices."""
 
-    def __init__(self, folder: Path, book: DeviceBook, changed: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, book: DeviceAssignments, changed: Callable[[], None]) -> None:
         self._folder = folder
         self._book = book
         self._changed = changed
@@ -131,7 +131,7 @@ class PluginEndpoints(RegistrationService):
                 f"device plugin PreStartContainer rpc failed with err: {error_text(error)}"
             ) from error
 
-    async def _call(self, call: Call) -> Answer:
+    async def _call(self, call: Call) -> Response:
         client = self._client(call.resource)
         try:
             if isinstance(call, PreferredCall):
@@ -146,7 +146,7 @@ class PluginEndpoints(RegistrationService):
             raise PluginError(f"no containers return in allocation response {answer}")
         return answer.container_responses[0].SerializeToString()
 
-    async def _prefer(self, client: DevicePluginClient, call: PreferredCall) -> Answer:
+    async def _prefer(self, client: DevicePluginClient, call: PreferredCall) -> Response:
         one = dp.ContainerPreferredAllocationRequest(
             available_deviceIDs=list(call.available),
             must_include_deviceIDs=list(call.must_include),

@@ -16,14 +16,16 @@ from gpuslice.adapters.kubelet.rpc import (
     PodResourcesService,
     Server,
 )
-from simcluster.kubelet.devices import DeviceBook
+from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.scheduler.amounts import Object
 
 
 class PodResources(PodResourcesService):
     """Answers from the device manager's book; `active_pods` gives the pods that kubelet calls active."""
 
-    def __init__(self, path: Path, book: DeviceBook, active_pods: Callable[[], Iterable[Object]]) -> None:
+    def __init__(
+        self, path: Path, book: DeviceAssignments, active_pods: Callable[[], Iterable[Object]]
+    ) -> None:
         self._path = path
         self._book = book
         self._active_pods = active_pods
@@ -73,7 +75,7 @@ class PodResources(PodResourcesService):
     def _container(self, uid: str, name: str) -> pr.ContainerResources:
         devices = [
             pr.ContainerDevices(resource_name=one.resource, device_ids=[identifier])
-            for one in self._book.holdings_of(uid, name)
+            for one in self._book.assignments_of(uid, name)
             for identifier in sorted(one.ids)
         ]
         return pr.ContainerResources(name=name, devices=devices)

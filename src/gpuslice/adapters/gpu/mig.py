@@ -15,7 +15,7 @@ import pynvml
 
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.readings import Reading, memory_info, of_memory, text
-from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
+from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError
 
 BUSY_FIELDS = (1001, 1002)
 """Read in any case: of a divided card, nothing else tells how busy it is."""
@@ -123,7 +123,7 @@ class MigReader:
         self.refused, self.without = "", {}
 
 
-def given_out(card: Card) -> tuple[Card, ...]:
+def given_out(card: DriverCard) -> tuple[DriverCard, ...]:
     """What programs can be given of a card: itself, or its MIG devices where it is divided. NVML is open.
 
     Raises GpuUnavailableError.
@@ -135,7 +135,7 @@ def given_out(card: Card) -> tuple[Card, ...]:
         raise GpuUnavailableError(f"card {card.uuid}: {error}") from error
 
 
-def _as_card(card: Card, device: _Device) -> Card:
+def _as_card(card: DriverCard, device: _Device) -> DriverCard:
     memory_mib = int(memory_info(device.handle).total) >> 20
     return replace(card, uuid=device.uuid, memory_mib=memory_mib, model=f"{card.model} MIG {device.profile}")
 

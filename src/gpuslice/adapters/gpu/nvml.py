@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from gpuslice.adapters.gpu.readings import optional, text
-from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.units import MIB
 
@@ -94,7 +94,7 @@ class _Driver:
             self.shutdown()  # e.g. after the driver was reloaded: start from the beginning next time
             raise
         found = [self._read(position) for position in range(count)]
-        cards = sorted((one for one in found if isinstance(one, Card)), key=lambda card: card.index)
+        cards = sorted((one for one in found if isinstance(one, DriverCard)), key=lambda card: card.index)
         lost = tuple(one for one in found if isinstance(one, LostCard))
         return Inventory(tuple(cards), lost, version)
 
@@ -130,7 +130,7 @@ class _Driver:
         open_nvml(self._library)
         self._initialised = True
 
-    def _read(self, position: int) -> Card | LostCard:
+    def _read(self, position: int) -> DriverCard | LostCard:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(position)
             card = _card(handle, position)
@@ -149,8 +149,8 @@ class _Driver:
             return ""
 
 
-def _card(handle: Any, position: int) -> Card:
-    return Card(
+def _card(handle: Any, position: int) -> DriverCard:
+    return DriverCard(
         index=optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), position),
         uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
         memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,

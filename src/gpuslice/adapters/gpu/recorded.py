@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.adapters.gpu.source import Card, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The shape of the file."""
 
-    cards: list[Card] = []
+    cards: list[DriverCard] = []
     lost: list[LostCard] = []
     events: list[XidEvent] = []
     driver_version: str = ""

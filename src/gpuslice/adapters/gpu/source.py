@@ -14,7 +14,7 @@ class GpuUnavailableError(GpusliceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class DriverCard:
     """One card as the driver describes it. `index` is its minor number (``/dev/nvidia<index>``).
 
     `memory_mib` is what NVML's first memory call names as total, the figure that the vendor's tools divide.
@@ -39,7 +39,7 @@ class LostCard:
 class Inventory:
     """All cards of the node at one moment, in index order, and those that could not be read."""
 
-    cards: tuple[Card, ...]
+    cards: tuple[DriverCard, ...]
     lost: tuple[LostCard, ...] = ()
     driver_version: str = ""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, call_error
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.holding import Holding
 
 Wanted = Callable[[str], bool]
 
@@ -34,10 +34,10 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBook:
+class DeviceAssignments:
     """Everything kubelet gave out: holdings by resource, and claims."""
 
-    holdings: dict[str, tuple[Holding, ...]]
+    assignments: dict[str, tuple[DeviceAssignment, ...]]
     claims: tuple[Claimed, ...] = ()
 
 
@@ -47,16 +47,16 @@ class PodResources:
     def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
         self._path = path
         self._timeout_s = timeout_s
-        self._last: tuple[Wanted, pr.ListPodResourcesResponse, DeviceBook] | None = None
+        self._last: tuple[Wanted, pr.ListPodResourcesResponse, DeviceAssignments] | None = None
 
-    async def holdings(self, resource: str) -> tuple[Holding, ...]:
+    async def assignments(self, resource: str) -> tuple[DeviceAssignment, ...]:
         """Every container that holds devices of `resource`. Raises `PodResourcesError`.
 
         Not among them are ordinary init containers: kubelet does not list them.
         """
-        return tuple(holdings_of((await self._answer()).pod_resources, resource))
+        return tuple(assignments_of((await self._answer()).pod_resources, resource))
 
-    async def book(self, wanted: Wanted) -> DeviceBook:
+    async def book(self, wanted: Wanted) -> DeviceAssignments:
         """As `holdings`, of every `wanted` resource that anybody holds; and all claims. One question.
 
         The same object as last time where kubelet says the same.
@@ -68,15 +68,15 @@ class PodResources:
         self._last = (wanted, answer, book)
         return book
 
-    def _book(self, pods: Sequence[pr.PodResources], wanted: Wanted) -> DeviceBook:
+    def _book(self, pods: Sequence[pr.PodResources], wanted: Wanted) -> DeviceAssignments:
         names = {
             devices.resource_name
             for pod in pods
             for container in pod.containers
             for devices in container.devices
         }
-        holdings = {name: tuple(holdings_of(pods, name)) for name in sorted(names) if wanted(name)}
-        return DeviceBook(holdings, tuple(claims_of(pods)))
+        assignments = {name: tuple(assignments_of(pods, name)) for name in sorted(names) if wanted(name)}
+        return DeviceAssignments(assignments, tuple(claims_of(pods)))
 
     async def _answer(self) -> pr.ListPodResourcesResponse:
         try:
@@ -86,7 +86,7 @@ class PodResources:
             raise PodResourcesError(f"pod-resources at {self._path}: {call_error(error)}") from error
 
 
-def holdings_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[Holding]:
+def assignments_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[DeviceAssignment]:
     """The ids of one resource by container; kubelet sends them one by one, they are joined here."""
     for pod in pods:
         for container in pod.containers:
@@ -97,7 +97,7 @@ def holdings_of(pods: Iterable[pr.PodResources], resource: str) -> Iterable[Hold
                 for identifier in devices.device_ids
             )
             if ids:
-                yield Holding(pod.namespace, pod.name, container.name, ids)
+                yield DeviceAssignment(pod.namespace, pod.name, container.name, ids)
 
 
 def claims_of(pods: Iterable[pr.PodResources]) -> Iterable[Claimed]:

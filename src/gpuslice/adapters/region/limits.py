@@ -37,14 +37,14 @@ class CardLimit:
 
     uuid: str
     memory_bytes: int | None
-    share_percent: int | None = None
+    compute_percent: int | None = None
     """Of the card's compute, 1 to 100."""
 
 
 def format_limits(limits: Sequence[CardLimit]) -> str:
     """The file's text. Raises LimitsError for limits that could not be read back."""
     lines = [
-        f"{limit.uuid} memory={_text(limit.memory_bytes)} share={_text(limit.share_percent)}"
+        f"{limit.uuid} memory={_text(limit.memory_bytes)} share={_text(limit.compute_percent)}"
         for limit in limits
     ]
     text = "\n".join(["gpuslice 1", *lines, f"end {len(limits)}", ""])

@@ -45,7 +45,7 @@ class CardUsage:
 
     uuid: str
     limit_bytes: int | None
-    share_percent: int | None
+    compute_percent: int | None
     used_bytes: int
     peak_bytes: int
     refused: int
@@ -185,7 +185,7 @@ def _card_usage(card: layout.Card, index: int, slots: list[layout.Slot]) -> Card
     return CardUsage(
         uuid=card.uuid.decode("ascii"),
         limit_bytes=None if card.limit_bytes == layout.NO_LIMIT else card.limit_bytes,
-        share_percent=card.share_percent or None,
+        compute_percent=card.share_percent or None,
         used_bytes=sum(process.used_bytes for process in processes) + orphaned,
         peak_bytes=min(card.peak_bytes, MOST_BYTES),
         refused=card.refused,

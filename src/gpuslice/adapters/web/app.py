@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Format, Piece, gzipped, joined
-from gpuslice.adapters.web.messages import Answer, Request, json_answer, text_answer
+from gpuslice.adapters.web.messages import Request, Response, json_answer, text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 
 _log = logging.getLogger(__name__)
 
-Handler = Callable[[Request], Answer | Awaitable[Answer]]
+Handler = Callable[[Request], Response | Awaitable[Response]]
 """A plain function answers at once; what waits for something is a coroutine function."""
 
 
@@ -50,7 +50,7 @@ def post(path: str, handler: Handler) -> Route:
 def for_known_clients(route: Route) -> Route:
     """The same for clients that show a certificate; the others are told to."""
 
-    def handler(request: Request) -> Answer | Awaitable[Answer]:
+    def handler(request: Request) -> Response | Awaitable[Response]:
         if not request.known:
             return json_answer({"error": f"{route.path} wants a certificate of the CA for clients"}, 403)
         return route.handler(request)
@@ -72,14 +72,14 @@ def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
     )
 
 
-def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: Request) -> Answer:
+def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: Request) -> Response:
     """The page in the format and the coding that the client likes best."""
     format = chosen_format(request.headers.get("accept", ""))
     headers = {"Vary": "Accept, Accept-Encoding"}
     if not accepts_gzip(request.headers.get("accept-encoding", "")):
-        return Answer(joined(page(format)), content_type=format.content_type, headers=headers)
+        return Response(joined(page(format)), content_type=format.content_type, headers=headers)
     headers["Content-Encoding"] = "gzip"
-    return Answer(gzipped(page(format)), content_type=format.content_type, headers=headers)
+    return Response(gzipped(page(format)), content_type=format.content_type, headers=headers)
 
 
 class Router:
@@ -90,7 +90,7 @@ class Router:
         for route in routes:
             self._handlers.setdefault(route.path, {})[route.method] = route.handler
 
-    def __call__(self, request: Request) -> Answer | Awaitable[Answer]:
+    def __call__(self, request: Request) -> Response | Awaitable[Response]:
         handlers = self._found(request)
         handler = handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
@@ -99,7 +99,7 @@ class Router:
             answer = handler(request)
         except Exception:
             return _failed(request)
-        return answer if isinstance(answer, Answer) else _guarded(request, answer)
+        return answer if isinstance(answer, Response) else _guarded(request, answer)
 
     def _found(self, request: Request) -> dict[str, Handler]:
         path = request.path
@@ -110,20 +110,20 @@ class Router:
         return self._handlers.get(folder + "/{}", {}) if request.part else {}
 
 
-async def _guarded(request: Request, coming: Awaitable[Answer]) -> Answer:
+async def _guarded(request: Request, coming: Awaitable[Response]) -> Response:
     try:
         return await coming
     except Exception:
         return _failed(request)
 
 
-def _failed(request: Request) -> Answer:
+def _failed(request: Request) -> Response:
     """The last resort: one request fails with a sentence, the process goes on."""
     _log.exception("request failed", extra={"method": request.method, "path": request.path})
     return json_answer({"error": f"{request.method} {request.path} failed, see the log"}, 500)
 
 
-def _no_such(request: Request, handlers: dict[str, Handler]) -> Answer:
+def _no_such(request: Request, handlers: dict[str, Handler]) -> Response:
     if not handlers:
         return text_answer(f"404: there is no {request.path}", 404)
     allowed = ", ".join(sorted(handlers))
@@ -132,5 +132,5 @@ def _no_such(request: Request, handlers: dict[str, Handler]) -> Answer:
     return answer
 
 
-def _readiness(reason: str) -> Answer:
+def _readiness(reason: str) -> Response:
     return text_answer(reason or "ok", 503 if reason else 200)

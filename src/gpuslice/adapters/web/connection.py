@@ -15,9 +15,9 @@ from typing import cast
 
 import httptools
 
-from gpuslice.adapters.web.messages import Answer, Request, head_of, json_answer
+from gpuslice.adapters.web.messages import Request, Response, head_of, json_answer
 
-App = Callable[[Request], Answer | Awaitable[Answer]]
+App = Callable[[Request], Response | Awaitable[Response]]
 """Answers requests, at once where it can. It raises nothing: an error is an answer too."""
 
 HEAD_LIMIT_BYTES = 64 << 10
@@ -103,7 +103,9 @@ class Connection(asyncio.BufferedProtocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None  # None before and after
         self._waiting: deque[Request] = deque()
-        self._refusal: Answer | None = None  # the last answer: what came after the waiting ones is no request
+        self._refusal: Response | None = (
+            None  # the last answer: what came after the waiting ones is no request
+        )
         self._known = False
         self._busy = False  # an answer is being made
         self._answering_bytes = 0  # of the body that it answers
@@ -235,7 +237,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _hand_over(self, request: Request) -> None:
         answer = self._clients.app(request)
-        if isinstance(answer, Answer):
+        if isinstance(answer, Response):
             self._answered(request, answer)
             return
         self._busy, self._answering_bytes = True, len(request.body)
@@ -243,7 +245,7 @@ class Connection(asyncio.BufferedProtocol):
         self._clients.answering.add(task)
         task.add_done_callback(self._clients.answering.discard)
 
-    async def _await(self, request: Request, coming: Awaitable[Answer]) -> None:
+    async def _await(self, request: Request, coming: Awaitable[Response]) -> None:
         """It goes on when the client has left: what it has begun must come to its end."""
         try:
             answer = await coming
@@ -253,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answered(request, answer)
         self._go_on()
 
-    def _answered(self, request: Request, answer: Answer) -> None:
+    def _answered(self, request: Request, answer: Response) -> None:
         last_word = self._deaf and self._refusal is None and not self._waiting
         last = not request.keep_alive or last_word or self._clients.draining
         self._write(answer, last, without_body=request.method == "HEAD")
@@ -262,7 +264,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deaf = True
             self._transport.close()
 
-    def _write(self, answer: Answer, last: bool, without_body: bool = False) -> None:
+    def _write(self, answer: Response, last: bool, without_body: bool = False) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         head = head_of(answer, last)

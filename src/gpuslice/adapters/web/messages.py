@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """One answer. `more`: what follows `body`; to put large pieces together would be to copy them."""
 
     body: bytes = b""
@@ -61,16 +61,16 @@ class Answer:
         return len(self.body) + sum(map(len, self.more))
 
 
-def json_answer(value: Any, status: int = 200) -> Answer:
+def json_answer(value: Any, status: int = 200) -> Response:
     """`value` as JSON; a msgspec struct keeps its own key names."""
-    return Answer(msgspec.json.encode(value), status, JSON)
+    return Response(msgspec.json.encode(value), status, JSON)
 
 
-def text_answer(text: str, status: int = 200) -> Answer:
-    return Answer(text.encode(), status)
+def text_answer(text: str, status: int = 200) -> Response:
+    return Response(text.encode(), status)
 
 
-def head_of(answer: Answer, last: bool) -> bytes:
+def head_of(answer: Response, last: bool) -> bytes:
     """The bytes before the body; `last`: nothing follows on this connection."""
     own = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
     # said always: a client that speaks HTTP/1.0 keeps its connection only when told to

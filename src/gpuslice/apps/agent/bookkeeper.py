@@ -18,7 +18,7 @@ from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.contract import GPU_MEM
-from gpuslice.core.holding import Holding
+from gpuslice.core.device_assignment import DeviceAssignment
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _WITHOUT = (
 class KubeletBook(Protocol):
     """Who holds which devices, by kubelet: its pod-resources socket, or a kubelet in memory."""
 
-    async def holdings(self, resource: str) -> tuple[Holding, ...]:
+    async def assignments(self, resource: str) -> tuple[DeviceAssignment, ...]:
         """Raises `PodResourcesError` when kubelet does not answer."""
         ...
 
@@ -93,14 +93,14 @@ class Bookkeeper:
         """Take kubelet's book over. Raises `PodResourcesError`; what was known before then stays."""
         asked_at_s = time.monotonic()
         try:
-            holdings = await self._book.holdings(GPU_MEM)
+            assignments = await self._book.assignments(GPU_MEM)
         except PodResourcesError as error:
             if str(error) != self.problem:
                 _log.warning("kubelet's book cannot be read", extra={"error": str(error)})
             self.problem = str(error)
             raise
         self.problem = ""
-        self._desk.book_read(holdings, asked_at_s)
+        self._desk.book_read(assignments, asked_at_s)
 
     async def write(self, uid: str = "") -> None:
         """Write what has to be written, or what leads to that of one pod. Never raises for the API server."""

@@ -16,7 +16,7 @@ from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_b
 from gpuslice.apps.agent.node import cut
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.errors import ContractError
-from gpuslice.core.model import Gpu
+from gpuslice.core.model import Card
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class CardKeeper:
         follow_events: bool = True,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.gpus: tuple[Gpu, ...] = ()
+        self.cards: tuple[Card, ...] = ()
         self.health = health
         self.problem = "the cards have not been read yet"  # "" while the driver answers with cards
         self.driver_version = ""
@@ -65,11 +65,11 @@ class CardKeeper:
     def reasons(self) -> dict[int, str]:
         """Why cards are out of use, by index."""
         reasons = self.health.reasons()
-        return {gpu.index: reasons[gpu.uuid] for gpu in self.gpus if gpu.uuid in reasons}
+        return {card.index: reasons[card.uuid] for card in self.cards if card.uuid in reasons}
 
     def unhealthy_uuids(self) -> frozenset[str]:
         reasons = self.health.reasons()
-        return frozenset(gpu.uuid for gpu in self.gpus if gpu.uuid in reasons)
+        return frozenset(card.uuid for card in self.cards if card.uuid in reasons)
 
     # -- tasks ----------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class CardKeeper:
                     async for event in events:
                         told = ""
                         _log.warning("driver reports", extra={"xid": event.xid, "uuid": event.uuid})
-                        known = [gpu.uuid for gpu in self.gpus]
+                        known = [card.uuid for card in self.cards]
                         await self._set(self.health.event(event, known, time.monotonic()))
                         await self._record()
             except GpuUnavailableError as error:
@@ -120,18 +120,18 @@ class CardKeeper:
     def _answered(self, health: Health, inventory: Inventory) -> Health:
         self._failures = 0
         self.driver_version = inventory.driver_version
-        known = {gpu.uuid: gpu for gpu in self.gpus}
-        found = {gpu.uuid: gpu for gpu in cut(inventory.cards, self._unit)}
-        gpus = tuple(sorted({**found, **known}.values(), key=lambda gpu: gpu.index))
-        self.gpus = tuple(gpu for gpu in gpus if gpu.units > 0)
-        self._say("" if self.gpus else _why_none(inventory))
-        return health.seen(found, (gpu.uuid for gpu in self.gpus))
+        known = {card.uuid: card for card in self.cards}
+        found = {card.uuid: card for card in cut(inventory.cards, self._unit)}
+        cards = tuple(sorted({**found, **known}.values(), key=lambda card: card.index))
+        self.cards = tuple(card for card in cards if card.units > 0)
+        self._say("" if self.cards else _why_none(inventory))
+        return health.seen(found, (card.uuid for card in self.cards))
 
     def _unanswered(self, health: Health, reason: str) -> Health:
         self._failures += 1
         self._say(reason)
         lost = self._failures >= FAILURES_TO_LOST
-        return health.seen((), (gpu.uuid for gpu in self.gpus)) if lost else health
+        return health.seen((), (card.uuid for card in self.cards)) if lost else health
 
     def _say(self, problem: str) -> None:
         if problem and problem != self.problem:
@@ -147,7 +147,7 @@ class CardKeeper:
 
     def _excluded(self) -> frozenset[str]:
         try:
-            excluded = excluded_cards(self._file.read_bytes(), self.gpus)
+            excluded = excluded_cards(self._file.read_bytes(), self.cards)
         except FileNotFoundError:
             return frozenset()
         except (OSError, ContractError) as error:
@@ -163,7 +163,7 @@ class CardKeeper:
     async def _record(self) -> None:
         """Write the ConfigMap when it does not say what we found; try again at the next look."""
         wanted = self.reasons()
-        if not self.gpus or wanted == self._written or not self._may_write():
+        if not self.cards or wanted == self._written or not self._may_write():
             return
         try:
             present = await self._writer.unhealthy()
@@ -194,9 +194,9 @@ class CardKeeper:
         now_s = time.monotonic()
         until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
         found = {
-            gpu.uuid: Fault("recorded before the agent's start", until_s)
-            for gpu in self.gpus
-            if gpu.index in recorded and gpu.uuid not in known
+            card.uuid: Fault("recorded before the agent's start", until_s)
+            for card in self.cards
+            if card.index in recorded and card.uuid not in known
         }
         await self._set(replace(self.health, faults={**found, **self.health.faults}))
 

@@ -19,9 +19,9 @@ from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
 from gpuslice.apps.agent.repair import Repair, Truth, exchanges, repairs, truths, wish_repairs
 from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstanding
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, GPU_MEM, card_of_device_id
+from gpuslice.core.device_assignment import DeviceAssignment, holder_of
 from gpuslice.core.grant import placement_of_devices, units_per_card
-from gpuslice.core.holding import Holding, holder_of
-from gpuslice.core.model import ContainerKind, ContainerRequest, Gpu, Node, Placement, Pod, Refusal
+from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal
 
 FORGET_S = 60.0
 """How long kubelet may take from Allocate to its book; after that the pod was rejected for another reason."""
@@ -48,7 +48,7 @@ class Desk:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.node = node
-        self.book: tuple[Holding, ...] | None = None  # None: kubelet's book has not been read yet
+        self.book: tuple[DeviceAssignment, ...] | None = None  # None: kubelet's book has not been read yet
         self.changed = asyncio.Event()
         self.guesses: list[Guess] = []
         self.wishes: dict[str, Placement] = {}
@@ -62,8 +62,8 @@ class Desk:
 
     # -- what becomes known ---------------------------------------------------------------------------
 
-    def set_cards(self, gpus: tuple[Gpu, ...], unhealthy: frozenset[int] = frozenset()) -> None:
-        self.node = Node(self.node.name, gpus, unhealthy)
+    def set_cards(self, cards: tuple[Card, ...], unhealthy: frozenset[int] = frozenset()) -> None:
+        self.node = Node(self.node.name, cards, unhealthy)
 
     def pod_changed(self, pod: NodePod) -> None:
         """A pod as the API server showed it. The watch may be behind the answers to our own writes."""
@@ -104,16 +104,16 @@ class Desk:
         """A kubelet follows our list from now on. `kept`: whoever may run, known to it or not."""
         self._forgotten.kubelet_came(kept, self._clock())
 
-    def book_read(self, holdings: Iterable[Holding], asked_at_s: float) -> None:
+    def book_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
         """kubelet's book as it was some time after `asked_at_s`: what it shows is no guess any more."""
-        self.book = tuple(holdings)
+        self.book = tuple(assignments)
         self._forgotten.book_read(self.book, asked_at_s, self._living)
-        shown = frozenset[str]().union(*(holding.ids for holding in self.book))
+        shown = frozenset[str]().union(*(assignment.ids for assignment in self.book))
         self.guesses = [guess for guess in self.guesses if self._still_a_guess(guess, shown, asked_at_s)]
         self._owners = {ids: uid for ids, uid in self._owners.items() if ids & shown}
         for truth in self._truths():
-            for holding in self._holdings_of(truth.pod):
-                self._owners[holding.ids] = truth.pod.view.uid
+            for assignment in self._assignments_of(truth.pod):
+                self._owners[assignment.ids] = truth.pod.view.uid
         self.changed.set()
 
     def _still_a_guess(self, guess: Guess, shown: frozenset[str], asked_at_s: float) -> bool:
@@ -128,7 +128,7 @@ class Desk:
     @property
     def places_unplaced(self) -> bool:
         """Whether a pod without a card gets one here. With one card there is nothing to choose."""
-        return self._place_unplaced or len(self.node.gpus) == 1
+        return self._place_unplaced or len(self.node.cards) == 1
 
     def waiting(self) -> list[Want]:
         """Containers without devices, most probable first."""
@@ -138,10 +138,10 @@ class Desk:
         """(pod uid, container) of whoever has devices. A name in kubelet's book may be an earlier pod's."""
         for guess in self.guesses:
             yield guess.uid, guess.container
-        for holding in self.book or ():
-            uid = self._owners.get(holding.ids)
-            pod = None if uid else self._pod_named(holding.pod_key)
-            yield uid or (pod.view.uid if pod else ""), holding.container
+        for assignment in self.book or ():
+            uid = self._owners.get(assignment.ids)
+            pod = None if uid else self._pod_named(assignment.pod_key)
+            yield uid or (pod.view.uid if pod else ""), assignment.container
 
     def acceptable(self) -> list[Want]:
         """Those who get what they ask for; whoever was taken off its card gets another one."""
@@ -202,16 +202,16 @@ class Desk:
         others = [each for each in self.forgotten() if each.uid != uid]
         known = units_per_card(ids | self.held_ids())
         unknown = Counter(card_of_device_id(each) for other in others for each in other.ids)
-        for gpu in self.node.gpus:
-            if gpu.uuid in units_per_card(ids) and known[gpu.uuid] + unknown[gpu.uuid] > gpu.units:
-                return Refusal(self._too_much(gpu, others, unknown[gpu.uuid]))
+        for card in self.node.cards:
+            if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
+                return Refusal(self._too_much(card, others, unknown[card.uuid]))
         return None
 
-    def _too_much(self, gpu: Gpu, others: Iterable[Kept], units: int) -> str:
+    def _too_much(self, card: Card, others: Iterable[Kept], units: int) -> str:
         uids = dict.fromkeys(each.uid for each in others)
         names = ", ".join(sorted(key for uid in uids if (key := self._key_of(uid))))
         return (
-            f"card {gpu.index} of node {self.node.name} has no room left beside {units} of its {gpu.units} "
+            f"card {card.index} of node {self.node.name} has no room left beside {units} of its {card.units} "
             f"units of {GPU_MEM} in running containers that kubelet has forgotten ({names}); "
             f"delete those pods, so that they are made anew, or this one"
         )
@@ -239,8 +239,8 @@ class Desk:
         guess = Guess(pod.uid, claimed.want.container.name, ids, self._clock(), lasting)
         self.guesses.append(guess)
         got = placement_of_devices(ids, self.node)
-        cards = {share.gpu for share in got.shares}
-        if cards != set(claimed.want.cards) and len(cards) == claimed.want.request.gpu_count:
+        cards = {part.card for part in got.slices}
+        if cards != set(claimed.want.cards) and len(cards) == claimed.want.request.card_count:
             self.wishes[pod.uid] = got  # so that the pod's other containers join this one
 
     # -- whose are they, and what must be written -------------------------------------------------------
@@ -249,11 +249,11 @@ class Desk:
         """The container that `ids` belong to, by kubelet's book, or else by what was granted."""
         match = holder_of(ids, self.book or ())
         if match is not None:
-            pod = self._pod_named(match.holding.pod_key)
+            pod = self._pod_named(match.assignment.pod_key)
             if pod is None:
                 return None
             exact = match.exact
-            name = match.holding.container
+            name = match.assignment.container
             return Holder(pod, _container(pod, name) if exact else _init_container(pod, len(ids)), exact)
         guess = next((guess for guess in reversed(self.guesses) if guess.ids == ids), None)
         pod = self._pods.get(guess.uid) if guess else None
@@ -286,7 +286,7 @@ class Desk:
 
     def held_ids(self) -> frozenset[str]:
         """Every id that somebody has, by kubelet's book or by what was granted."""
-        held = [holding.ids for holding in self.book or ()]
+        held = [assignment.ids for assignment in self.book or ()]
         return frozenset[str]().union(*held, *(guess.ids for guess in self.guesses))
 
     def held_by(self, uid: str, container: str) -> frozenset[str] | None:
@@ -313,10 +313,10 @@ class Desk:
     def _stale(self, truth: Truth) -> bool:
         """kubelet's book still shows the devices of an earlier pod of the same name."""
         uid = truth.pod.view.uid
-        return any(self._owners.get(each.ids, uid) != uid for each in self._holdings_of(truth.pod))
+        return any(self._owners.get(each.ids, uid) != uid for each in self._assignments_of(truth.pod))
 
-    def _holdings_of(self, pod: NodePod) -> list[Holding]:
-        return [holding for holding in self.book or () if holding.pod_key == pod.view.key]
+    def _assignments_of(self, pod: NodePod) -> list[DeviceAssignment]:
+        return [assignment for assignment in self.book or () if assignment.pod_key == pod.view.key]
 
     def _assigned_inits(self) -> list[Repair]:
         """Pods that kubelet's book never shows are assigned once they were granted their devices."""

@@ -201,7 +201,7 @@ def _of_library(limit: CardLimit, limited: bool) -> limits_file.CardLimit:
     """What the library reads. 0 percent here means that compute is not divided."""
     if not limited:
         return limits_file.CardLimit(limit.gpu.uuid, None)
-    return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB, limit.core_percent or None)
+    return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB, limit.compute_percent or None)
 
 
 def _read_owner(folder: Path) -> Owner:

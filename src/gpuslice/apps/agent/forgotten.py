@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuslice.core.holding import Holding
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.model import ContainerKind, Pod
 
 
@@ -37,13 +37,13 @@ class Forgotten:
         self._kept, self._since_s, self.certain = tuple(kept), now_s, False
 
     def book_read(
-        self, holdings: Iterable[Holding], asked_at_s: float, pod_of: Callable[[str], Pod | None]
+        self, assignments: Iterable[DeviceAssignment], asked_at_s: float, pod_of: Callable[[str], Pod | None]
     ) -> None:
         """Whom the book shows is not forgotten. `pod_of`: a pod that lives by uid, None for others."""
         if asked_at_s < self._since_s:
             return
         shown: dict[str, set[str]] = {}
-        for each in holdings:
+        for each in assignments:
             shown.setdefault(each.pod_key, set()).add(each.container)
         self._kept = tuple(each for each in self._kept if _hidden(each, pod_of(each.uid), shown))
         self.certain = True

@@ -9,7 +9,7 @@ import msgspec
 
 from gpuslice.adapters.gpu.source import XidEvent
 from gpuslice.core.errors import ContractError
-from gpuslice.core.model import Gpu
+from gpuslice.core.model import Card
 
 IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of an application, not of a card: 31, 43, 45 by the vendor's plugin, 13, 68, 109 by NVIDIA's."""
@@ -81,7 +81,7 @@ class _Excluded(msgspec.Struct):
     uuid: list[str] = []
 
 
-def excluded_cards(text: bytes, gpus: Iterable[Gpu]) -> frozenset[str]:
+def excluded_cards(text: bytes, cards: Iterable[Card]) -> frozenset[str]:
     """The uuids that ``unhealthyDevices.json`` takes out of use. Raises `ContractError`."""
     try:
         entries = msgspec.json.decode(text, type=_Excluded)
@@ -89,7 +89,7 @@ def excluded_cards(text: bytes, gpus: Iterable[Gpu]) -> frozenset[str]:
         shown = text[:80].decode(errors="replace")
         raise ContractError("unhealthyDevices.json", shown, f'{{"index":[],"uuid":[]}} ({error})') from error
     indices = {str(index) for index in entries.index}
-    named = {gpu.uuid for gpu in gpus if str(gpu.index) in indices}
+    named = {card.uuid for card in cards if str(card.index) in indices}
     return frozenset(named | set(entries.uuid))
 
 

@@ -29,7 +29,7 @@ from gpuslice.adapters.web.app import Probes, get, make_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import Answer, Request, json_answer
+from gpuslice.adapters.web.messages import Request, Response, json_answer
 from gpuslice.adapters.web.serve import Listen, run, until_stopped, work_until
 from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
 from gpuslice.apps.agent.cards import CardKeeper
@@ -84,7 +84,7 @@ class Agent:
             client,
             self._writer,
             name,
-            lambda: self.cards.gpus,
+            lambda: self.cards.cards,
             hot=settings.hot_reload_isolation,
             new_pods=settings.new_pods,
         )
@@ -209,7 +209,7 @@ class Agent:
             return "the node's labels say that its cards are not shared"
         if self.offer.unknown and self.turn.mine.is_set():
             return self.bookkeeper.problem
-        if not self.desk.node.gpus:
+        if not self.desk.node.cards:
             return self.cards.problem or "there are no cards"
         if self.node.rules.shared and (reason := self._in_use_whole()):
             return reason
@@ -252,8 +252,8 @@ class Agent:
 
     async def _cards_changed(self) -> None:
         indices = frozenset(self.cards.reasons())
-        self.desk.set_cards(self.cards.gpus, indices)
-        await self.devices.update(self.cards.gpus, self.cards.unhealthy_uuids())
+        self.desk.set_cards(self.cards.cards, indices)
+        await self.devices.update(self.cards.cards, self.cards.unhealthy_uuids())
         self.node.look()
 
     # -- what is told ---------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Agent:
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(lambda: families(self)))
         return make_app(probes, [get("/debug/state", self._state)])
 
-    def _state(self, _: Request) -> Answer:
+    def _state(self, _: Request) -> Response:
         return json_answer(agent_state(self, shown(self.settings), time.monotonic()))
 
 

@@ -45,7 +45,7 @@ class Moves:
         self._waiting = list(waiting)
         self._granted = list(granted)
         self._unsure = list(unsure)
-        self._units = {gpu.index: gpu.units for gpu in node.gpus}
+        self._units = {card.index: card.units for card in node.cards}
         self._targets = {each.pod.view.uid: each.target for each in self._repairs}
 
     def steps(self, uid: str = "") -> list[Repair]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpuslice.adapters.gpu.source import Card
+from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.core.contract import GPU_MEM, device_id
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.model import Gpu
+from gpuslice.core.model import Card
 from gpuslice.core.units import UNIT_MIB, card_units
 
 MOST_LIST_BYTES = 4 * 1024 * 1024
@@ -27,22 +27,22 @@ def memory_unit(wanted: str) -> tuple[str, str]:
     return "GiB", f'memory unit "{wanted}" is unknown, wants {" or ".join(UNIT_MIB)}; using GiB'
 
 
-def cut(cards: Iterable[Card], unit: str) -> tuple[Gpu, ...]:
+def cut(cards: Iterable[DriverCard], unit: str) -> tuple[Card, ...]:
     """Each card in its own number of units, in index order. Raises `TooManyUnitsError`."""
-    gpus = tuple(
-        Gpu(card.index, card.uuid, card.memory_mib, card_units(card.memory_mib, unit), card.model)
+    divided = tuple(
+        Card(card.index, card.uuid, card.memory_mib, card_units(card.memory_mib, unit), card.model)
         for card in sorted(cards, key=lambda card: card.index)
     )
-    size_bytes = sum(gpu.units * (len(gpu.uuid) + 8 + _ENTRY_BYTES) for gpu in gpus)
+    size_bytes = sum(card.units * (len(card.uuid) + 8 + _ENTRY_BYTES) for card in divided)
     if size_bytes > MOST_LIST_BYTES:
-        units = sum(gpu.units for gpu in gpus)
+        units = sum(card.units for card in divided)
         raise TooManyUnitsError(
             f"{units} devices of {GPU_MEM} in units of 1 {unit} are about {size_bytes // 1024} KiB, "
             f"and kubelet takes {MOST_LIST_BYTES // 1024} KiB at once; use --memory-unit=GiB"
         )
-    return gpus
+    return divided
 
 
-def device_ids(gpu: Gpu) -> list[str]:
+def device_ids(card: Card) -> list[str]:
     """The kubelet device ids of a card, unit by unit."""
-    return [device_id(gpu.uuid, unit) for unit in range(gpu.units)]
+    return [device_id(card.uuid, unit) for unit in range(card.units)]

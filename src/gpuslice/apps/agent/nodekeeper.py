@@ -13,10 +13,10 @@ from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.watch import Change, Reflector
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.annotations import encode_gpus
+from gpuslice.core.annotations import encode_cards
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, NODE_GPUS
 from gpuslice.core.mode import Rules, rules_of
-from gpuslice.core.model import Gpu, NodeMode
+from gpuslice.core.model import Card, NodeMode
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 
@@ -38,7 +38,7 @@ class NodeKeeper:
         client: KubeClient,
         writer: Writer,
         name: str,
-        gpus: Callable[[], tuple[Gpu, ...]],
+        cards: Callable[[], tuple[Card, ...]],
         *,
         hot: bool,
         new_pods: bool = True,
@@ -48,7 +48,7 @@ class NodeKeeper:
         self._client = client
         self._name = name
         self._writer = writer
-        self._gpus = gpus
+        self._cards = cards
         self._hot = hot
         self._new_pods = new_pods
         self.seen: Node | None = None
@@ -124,16 +124,16 @@ class NodeKeeper:
         self._told = self._waits
 
     async def _write(self) -> None:
-        gpus = self._gpus()
-        if self.seen is None or (self.rules.shared and not gpus):
+        cards = self._cards()
+        if self.seen is None or (self.rules.shared and not cards):
             return
         try:
-            amounts = amounts_to_write(self.seen, wanted_amounts(len(gpus), self.rules))
+            amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), self.rules))
             if amounts:
                 await self._writer.node_status(amounts)
             if not self.rules.shared:
                 return
-            text = encode_gpus(gpus)
+            text = encode_cards(cards)
             if (self.seen.metadata.annotations or {}).get(NODE_GPUS) != text:
                 await self._writer.node_annotation(NODE_GPUS, text)
         except KubeError as error:
@@ -159,7 +159,7 @@ def _farewell(label: str, value: str | None, holders: list[str]) -> str:
     )
 
 
-def wanted_amounts(gpu_count: int, rules: Rules) -> dict[str, str | None]:
+def wanted_amounts(card_count: int, rules: Rules) -> dict[str, str | None]:
     """What the node status has to say besides kubelet's devices; None for what it must not say any more.
 
     kubelet keeps resources that it does not know, so what the node gave out under other labels stays until
@@ -167,8 +167,8 @@ def wanted_amounts(gpu_count: int, rules: Rules) -> dict[str, str | None]:
     """
     divided = rules.shared and rules.divides_compute
     return {
-        GPU_COUNT: str(gpu_count) if rules.shared else None,
-        GPU_CORE: str(gpu_count * WHOLE_CORE_PERCENT) if divided else None,
+        GPU_COUNT: str(card_count) if rules.shared else None,
+        GPU_CORE: str(card_count * WHOLE_CORE_PERCENT) if divided else None,
     }
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gpuslice.apps.agent.wants import Guess, Want
 from gpuslice.core.contract import DEVICE_ID_SEPARATOR, GPU_MEM, card_of_device_id
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.holding import Holding
-from gpuslice.core.model import Gpu, Node, Refusal
+from gpuslice.core.model import Card, Node, Refusal
 from gpuslice.core.words import counted
 
 Free = Mapping[int, Sequence[str]]
@@ -62,12 +62,12 @@ def propose(
         ids = _take(_left(free, kept, want.pod.view.uid), must, size, want.cards)
         if ids:
             return Proposal(ids, want)
-    gpu_count = fitting[0].request.gpu_count if fitting else 1
+    card_count = fitting[0].request.card_count if fitting else 1
     left = _left(free, kept, "")
-    ids = _best_fit(left, must, size, gpu_count, node)
+    ids = _best_fit(left, must, size, card_count, node)
     if ids:
         return Proposal(ids, next((want for want in fitting if not want.cards), None))
-    return Refusal(_no_room(left, size, gpu_count, node))
+    return Refusal(_no_room(left, size, card_count, node))
 
 
 def _left(free: Free, kept: Mapping[str, str], uid: str) -> Free:
@@ -81,8 +81,8 @@ def _left(free: Free, kept: Mapping[str, str], uid: str) -> Free:
 
 
 def _free(available: Iterable[str], must: frozenset[str], node: Node) -> dict[int, list[str]]:
-    index_of = {gpu.uuid: gpu.index for gpu in node.gpus}
-    free: dict[int, list[str]] = {gpu.index: [] for gpu in node.gpus}
+    index_of = {gpu.uuid: gpu.index for gpu in node.cards}
+    free: dict[int, list[str]] = {gpu.index: [] for gpu in node.cards}
     for identifier in {*available, *must}:
         card = index_of.get(_card(identifier))
         if card is not None:
@@ -101,21 +101,21 @@ def _take(free: Free, must: frozenset[str], size: int, cards: Sequence[int]) -> 
     return taken if len(taken) == size and must <= set(taken) else ()
 
 
-def _best_fit(free: Free, must: frozenset[str], size: int, gpu_count: int, node: Node) -> tuple[str, ...]:
+def _best_fit(free: Free, must: frozenset[str], size: int, card_count: int, node: Node) -> tuple[str, ...]:
     """From the cards with the least room that is still enough; cards that must be used come first."""
     used = {card for card, ids in free.items() if must & set(ids)}
-    each = size // gpu_count
+    each = size // card_count
     roomy = [card for card, ids in free.items() if len(ids) >= each and card not in node.unhealthy]
     order = sorted(roomy, key=lambda card: (card not in used, len(free[card]), card))
-    return _take(free, must, size, order[:gpu_count]) if len(order) >= gpu_count else ()
+    return _take(free, must, size, order[:card_count]) if len(order) >= card_count else ()
 
 
-def _no_room(free: Free, size: int, gpu_count: int, node: Node) -> str:
+def _no_room(free: Free, size: int, card_count: int, node: Node) -> str:
     said = {card: "out of use" if card in node.unhealthy else len(ids) for card, ids in free.items()}
     room = ", ".join(f"card {card}: {what}" for card, what in sorted(said.items())) or "no card"
     wanted = f"{counted(size, 'unit')} of {GPU_MEM} on one card"
-    if gpu_count > 1:
-        wanted = f"{counted(size // gpu_count, 'unit')} of {GPU_MEM} on each of {gpu_count} cards"
+    if card_count > 1:
+        wanted = f"{counted(size // card_count, 'unit')} of {GPU_MEM} on each of {card_count} cards"
     return f"node {node.name} has no room for {wanted} (free units: {room})"
 
 
@@ -135,7 +135,7 @@ def claim(
     ids: frozenset[str],
     wants: Sequence[Want],
     guesses: Iterable[Guess],
-    holdings: Iterable[Holding],
+    assignments: Iterable[DeviceAssignment],
     node: Node,
     *,
     unplaced: bool = False,
@@ -151,7 +151,7 @@ def claim(
         return Claim(want)
     guesses = list(guesses)
     repeated = next((each for each in guesses if each.ids == ids), None)
-    if repeated is not None or any(each.ids == ids for each in holdings):
+    if repeated is not None or any(each.ids == ids for each in assignments):
         return Claim(again=repeated)
     reused = _reused(ids, wants, guesses)
     if reused is not None:
@@ -163,19 +163,19 @@ def claim(
 
 def _cards_of(ids: frozenset[str], node: Node) -> dict[int, int]:
     """Units by card index."""
-    gpus: dict[str, Gpu] = {gpu.uuid: gpu for gpu in node.gpus}
+    cards: dict[str, Card] = {card.uuid: card for card in node.cards}
     counts = units_per_card(ids)
     for uuid in counts:
-        if uuid not in gpus:
+        if uuid not in cards:
             raise GrantError(f"kubelet gave a device of card {uuid}, which node {node.name} does not have")
-    return {gpus[uuid].index: count for uuid, count in counts.items()}
+    return {cards[uuid].index: count for uuid, count in counts.items()}
 
 
 def _best_want(ids: frozenset[str], cards: Mapping[int, int], wants: Sequence[Want]) -> Want | None:
     """Of the wants of this amount and shape the first that was placed on just these cards, else the first."""
     if len(set(cards.values())) != 1:
         return None
-    fitting = [each for each in wants if each.units == len(ids) and each.request.gpu_count == len(cards)]
+    fitting = [each for each in wants if each.units == len(ids) and each.request.card_count == len(cards)]
     return next((each for each in fitting if set(each.cards) == set(cards)), next(iter(fitting), None))
 
 

@@ -23,10 +23,10 @@ from gpuslice.core.contract import (
     ANN_POD_UNITS,
     ANN_VISIBLE,
 )
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.holding import Holding
-from gpuslice.core.model import ContainerKind, Node, Placement, Request, Share
+from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement, Request
 from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 
@@ -69,11 +69,11 @@ class Truth:
     table: Table
 
 
-def truths(pods: Iterable[NodePod], holdings: Iterable[Holding], node: Node) -> list[Truth]:
+def truths(pods: Iterable[NodePod], assignments: Iterable[DeviceAssignment], node: Node) -> list[Truth]:
     """The pods whose devices kubelet's book shows completely and without contradiction."""
-    books: dict[str, list[Holding]] = defaultdict(list)
-    for holding in holdings:
-        books[holding.pod_key].append(holding)
+    books: dict[str, list[DeviceAssignment]] = defaultdict(list)
+    for assignment in assignments:
+        books[assignment.pod_key].append(assignment)
     found = (_truth(pod, books.get(pod.view.key, []), node) for pod in pods)
     return [truth for truth in found if truth is not None]
 
@@ -117,7 +117,7 @@ def _waits_for(want: Want, cards: Cards, size: Size, wishes: Mapping[str, Placem
 
 def wish_repairs(wishes: Mapping[str, Placement], waiting: Iterable[Want], node: Node) -> list[Repair]:
     """Wishes of pods that still wait and whose annotations say something else."""
-    made, cards = [], {gpu.index for gpu in node.gpus}
+    made, cards = [], {gpu.index for gpu in node.cards}
     for want in waiting:
         pod, wish = want.pod, wished(want.pod, wishes)
         if not want.first or wish is None or pod.view.placement == wish:
@@ -130,7 +130,7 @@ def wish_repairs(wishes: Mapping[str, Placement], waiting: Iterable[Want], node:
 
 
 # -- the truth of one pod --------------------------------------------------------------------------------
-def _truth(pod: NodePod, book: list[Holding], node: Node) -> Truth | None:
+def _truth(pod: NodePod, book: list[DeviceAssignment], node: Node) -> Truth | None:
     view = pod.view
     if not book or view.request is None or view.finished:
         return None
@@ -141,30 +141,30 @@ def _truth(pod: NodePod, book: list[Holding], node: Node) -> Truth | None:
         table = _table(view.request, held, node)
     except (GrantError, KeyError):
         return None
-    if any(len(cards) > view.request.gpu_count for cards in table.values()):
+    if any(len(cards) > view.request.card_count for cards in table.values()):
         return None  # no grant of ours: another plugin gave ids away without a thought of their cards
     return Truth(pod, _placement(table, view.request, node), table)
 
 
-def _complete(request: Request, held: Mapping[str, Holding]) -> bool:
+def _complete(request: Request, held: Mapping[str, DeviceAssignment]) -> bool:
     wanted = {each.name: each.units for each in request.containers if each.kind is not ContainerKind.INIT}
     return {name: len(each.ids) for name, each in held.items()} == wanted
 
 
-def _table(request: Request, held: Mapping[str, Holding], node: Node) -> Table:
+def _table(request: Request, held: Mapping[str, DeviceAssignment], node: Node) -> Table:
     """Units by container and card. What an init container holds beyond the rest is on the first cards."""
-    index_of = {gpu.uuid: gpu.index for gpu in node.gpus}
+    index_of = {gpu.uuid: gpu.index for gpu in node.cards}
     table: Table = {}
     cards: list[int] = []
     for container, units in held_at_peak(request):
         key = container_key(container, request.app_containers)
-        holding = held.get(container.name)
-        if holding is not None:
-            counts = units_per_card(holding.ids)
+        assignment = held.get(container.name)
+        if assignment is not None:
+            counts = units_per_card(assignment.ids)
             table[key] = {index_of[uuid]: count for uuid, count in sorted(counts.items())}
             cards = sorted({*cards, *table[key]})
         else:
-            on = cards[: request.gpu_count]
+            on = cards[: request.card_count]
             table[key] = {card: units // len(on) for card in on}
     return table
 
@@ -174,8 +174,8 @@ def _placement(table: Table, request: Request, node: Node) -> Placement:
     for cards in table.values():
         for card, units in cards.items():
             sums[card] += units
-    core = request.core_percent // len(sums)
-    return Placement(node.name, tuple(Share(card, units, core) for card, units in sorted(sums.items())))
+    core = request.compute_percent // len(sums)
+    return Placement(node.name, tuple(CardSlice(card, units, core) for card, units in sorted(sums.items())))
 
 
 # -- writing it ------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def _repair(truth: Truth, node: Node, now_ns: int) -> Repair | None:
     true[ANN_ASSIGNED] = "true"
     written = {**dict.fromkeys(said), **true}
     if pod.placement is None or wished_cards(pod.placement) != wished_cards(truth.placement):
-        meant = ",".join(str(share.gpu) for share in pod.placement.shares) if pod.placement else "none"
+        meant = ",".join(str(part.card) for part in pod.placement.slices) if pod.placement else "none"
         reason = f"annotated card {meant}, kubelet gave card {written[ANN_INDEX]}"
         return Repair(truth.pod, written, reason, truth.placement)
     if wrong := _misleading(said, true):
@@ -225,13 +225,13 @@ def _named(table: Table) -> dict[str, dict[str, int]]:
 def _size(pod: NodePod) -> Size:
     request = pod.view.request
     assert request is not None
-    return request.units, request.gpu_count
+    return request.units, request.card_count
 
 
 def cards_of(placement: Placement) -> Cards:
-    return tuple(sorted(share.gpu for share in placement.shares))
+    return tuple(sorted(part.card for part in placement.slices))
 
 
 def wished_cards(placement: Placement | None) -> dict[int, int]:
     """Units by card."""
-    return {share.gpu: share.units for share in placement.shares} if placement is not None else {}
+    return {part.card: part.units for part in placement.slices} if placement is not None else {}

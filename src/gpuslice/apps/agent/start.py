@@ -101,8 +101,8 @@ class Starter:
         if not (self._rules().isolation or self._folders.exists(ids)):
             return
         container = holder.container if holder else None
-        percent = container.core_percent if container else 0
-        grant = container_grant(ids, self._desk.node, core_percent=percent)
+        percent = container.compute_percent if container else 0
+        grant = container_grant(ids, self._desk.node, compute_percent=percent)
         exempt = holder is not None and container is not None and container.name in holder.pod.unlimited
         kept = {each.folder for each in self._desk.forgotten()} if holder else ()
         self._folders.start(ids, grant.limits, _owner(ids, holder), limited=not exempt, kept=kept)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.apps.agent.repair import wished_cards
-from gpuslice.core.model import Gpu
+from gpuslice.core.model import Card
 
 if TYPE_CHECKING:
     from gpuslice.apps.agent.main import Agent
@@ -41,7 +41,7 @@ def families(agent: Agent) -> Iterator[Family]:
     yield devices
     cards = Family("gpuslice_agent_card_healthy", MetricKind.GAUGE, "0 for a card that is not given out.")
     bad = agent.cards.reasons()
-    for gpu in agent.cards.gpus:
+    for gpu in agent.cards.cards:
         cards.add(float(gpu.index not in bad), labels({"gpu": str(gpu.index), "uuid": gpu.uuid}))
     yield cards
 
@@ -57,7 +57,7 @@ def agent_state(agent: Agent, settings: Mapping[str, Any], now_s: float) -> dict
             "divides_compute": agent.node.rules.divides_compute,
         },
         "driver_version": agent.cards.driver_version,
-        "cards": [_card(gpu, agent.cards.reasons()) for gpu in agent.cards.gpus],
+        "cards": [_card(card, agent.cards.reasons()) for card in agent.cards.cards],
         "cards_problem": agent.cards.problem,
         "book_problem": agent.bookkeeper.problem,
         "book": [
@@ -90,14 +90,14 @@ def agent_state(agent: Agent, settings: Mapping[str, Any], now_s: float) -> dict
     }
 
 
-def _card(gpu: Gpu, reasons: Mapping[int, str]) -> dict[str, Any]:
+def _card(card: Card, reasons: Mapping[int, str]) -> dict[str, Any]:
     return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "memory_mib": gpu.memory_mib,
-        "units": gpu.units,
-        "model": gpu.model,
-        "unhealthy": reasons.get(gpu.index, ""),
+        "index": card.index,
+        "uuid": card.uuid,
+        "memory_mib": card.memory_mib,
+        "units": card.units,
+        "model": card.model,
+        "unhealthy": reasons.get(card.index, ""),
     }
 
 

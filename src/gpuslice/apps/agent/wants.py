@@ -77,7 +77,7 @@ def _wants_of(pod: NodePod, served: Set[tuple[str, str]], wishes: Mapping[str, P
     done = [place for place, each in enumerate(containers) if (view.uid, each.name) in served]
     first = max(done, default=-1) + 1
     placement = wished(pod, wishes)
-    cards = tuple(share.gpu for share in placement.shares) if placement else ()
+    cards = tuple(part.card for part in placement.slices) if placement else ()
     for place, container in enumerate(containers[first:]):
         yield Want(pod, view.request, container, cards, in_turn=place == 0, begun=first > 0)
 

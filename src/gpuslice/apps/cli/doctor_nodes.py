@@ -106,7 +106,7 @@ def _cards(node: Node, where: str, shared: int) -> Iterator[Finding]:
             f"offers {GPU_MEM} without {GPU_COUNT}: other tools then see no card",
             "the device plugin writes it again within a minute; see its log if it does not",
         )
-    units = sum(gpu.units for gpu in view.gpus)
+    units = sum(card.units for card in view.cards)
     if NODE_GPUS in (node.metadata.annotations or {}) and not view.problem and units != capacity:
         yield Finding(
             Level.ERROR,
@@ -121,7 +121,7 @@ def _cards(node: Node, where: str, shared: int) -> Iterator[Finding]:
 def one_unit(facts: Facts) -> Iterator[Finding]:
     """GiB here and MiB there: the same number in a pod then means different things."""
     sizes = {
-        node.metadata.name: max((gpu.units for gpu in node_view(node).gpus), default=0)
+        node.metadata.name: max((card.units for card in node_view(node).cards), default=0)
         for node in facts.nodes
         if _amount(node, GPU_MEM)
     }
@@ -138,7 +138,7 @@ def one_unit(facts: Facts) -> Iterator[Finding]:
 
 def pods_and_cards(facts: Facts) -> Iterator[Finding]:
     """Annotations against cards: unreadable, absent, unconfirmed, of cards that are not there."""
-    cards = {node.metadata.name: {gpu.index for gpu in node_view(node).gpus} for node in facts.nodes}
+    cards = {node.metadata.name: {gpu.index for gpu in node_view(node).cards} for node in facts.nodes}
     for found in facts.pods:
         pod = pod_view(found)
         where = f"pod {pod.key}"
@@ -157,7 +157,7 @@ def pods_and_cards(facts: Facts) -> Iterator[Finding]:
                 "that its scheduler calls the extender",
             )
             continue
-        gone = sorted(share.gpu for share in pod.placement.shares if share.gpu not in cards.get(pod.node, ()))
+        gone = sorted(part.card for part in pod.placement.slices if part.card not in cards.get(pod.node, ()))
         if gone:
             yield Finding(
                 Level.ERROR,
@@ -255,10 +255,10 @@ def _listed(cards: Iterable[int]) -> str:
 
 
 def _holders(ledger: Ledger, name: str, card: int) -> Iterable[str]:
-    book = ledger.book(name)
-    for holding in book.holdings.values() if book else ():
-        if holding.placement and any(share.gpu == card for share in holding.placement.shares):
-            yield holding.pod.key
+    book = ledger.allocations(name)
+    for allocation in book.by_uid.values() if book else ():
+        if allocation.placement and any(part.card == card for part in allocation.placement.slices):
+            yield allocation.pod.key
 
 
 def _amount(node: Node, resource: str) -> int:

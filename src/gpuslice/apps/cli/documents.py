@@ -23,7 +23,7 @@ from gpuslice.core.report import (
     NodeUse,
     PodUse,
     Report,
-    core_total,
+    compute_total,
     percent,
     roles,
 )
@@ -61,7 +61,7 @@ def _card(card: CardUse) -> Document:
         index=card.index,
         allocated=card.allocated,
         total=card.total,
-        corePercent=card.core_percent or None,
+        corePercent=card.compute_percent or None,
         uuid=(gpu.uuid or None) if gpu else None,
         model=(gpu.model or None) if gpu else None,
         memoryMiB=(gpu.memory_mib or None) if gpu else None,
@@ -76,7 +76,7 @@ def _pod(pod: PodUse) -> Document:
         units=pod.units,
         pending=pod.pending,
         gpus=_keyed(pod.by_card),
-        corePercent=_keyed(pod.core_by_card) or None,
+        corePercent=_keyed(pod.compute_by_card) or None,
     )
 
 
@@ -108,8 +108,8 @@ def _share_node(node: NodeUse, unit_bytes: int) -> Document:
         "instances": [_instance(pod) for pod in node.pods],
         "totalGPUMemory": node.total * unit_bytes,
         "allocatedGPUMemory": node.allocated * unit_bytes,
-        "totalGPUCore": core_total(node.facts, node.card_count),
-        "allocatedGPUCore": sum(card.core_percent for card in node.cards),
+        "totalGPUCore": compute_total(node.facts, node.card_count),
+        "allocatedGPUCore": sum(card.compute_percent for card in node.cards),
         "devices": [_device(card, node.facts, unit_bytes) for card in node.cards],
         "totalGPUs": node.card_count,
         "allocatedGPUs": _plain(round(whole, 1)),
@@ -125,9 +125,9 @@ def _instance(pod: PodUse) -> Document:
         "namespace": pod.namespace,
         "status": pod.phase,
         "requestGPUMemory": pod.units,
-        "requestGPUCore": sum(pod.core_by_card.values()),
+        "requestGPUCore": sum(pod.compute_by_card.values()),
         "gpuMemoryAllocation": _keyed(pod.by_card),
-        "gpuCoreAllocation": _keyed(pod.core_by_card),
+        "gpuCoreAllocation": _keyed(pod.compute_by_card),
     }
 
 
@@ -136,8 +136,8 @@ def _device(card: CardUse, facts: NodeFacts, unit_bytes: int) -> Document:
         "id": str(card.index),
         "totalGPUMemory": card.total * unit_bytes,
         "allocatedGPUMemory": card.allocated * unit_bytes,
-        "totalGPUCore": core_total(facts, 1),
-        "allocatedGPUCore": card.core_percent,
+        "totalGPUCore": compute_total(facts, 1),
+        "allocatedGPUCore": card.compute_percent,
     }
 
 

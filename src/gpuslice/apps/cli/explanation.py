@@ -146,14 +146,14 @@ def _wish(pod: objects.Pod, view: Pod) -> Wish:
 
 
 def _neighbours(ledger: Ledger, view: Pod) -> tuple[tuple[str, int], ...]:
-    book = ledger.book(view.node) if view.node else None
+    book = ledger.allocations(view.node) if view.node else None
     if book is None or view.placement is None:
         return ()
-    cards = {share.gpu for share in view.placement.shares}
+    cards = {part.card for part in view.placement.slices}
     beside = [
-        (holding.pod.key, sum(share.units for share in holding.placement.shares if share.gpu in cards))
-        for holding in book.holdings.values()
-        if holding.placement is not None and holding.pod.uid != view.uid
+        (allocation.pod.key, sum(part.units for part in allocation.placement.slices if part.card in cards))
+        for allocation in book.by_uid.values()
+        if allocation.placement is not None and allocation.pod.uid != view.uid
     ]
     return tuple(sorted((key, units) for key, units in beside if units))
 
@@ -200,8 +200,8 @@ def _wants_whole_cards(found: objects.Pod) -> bool:
 def _end_hints(view: Pod) -> Iterable[str]:
     """What a pod that has ended still shows by its annotations is no longer so."""
     if view.placement is not None:
-        cards = ", ".join(str(share.gpu) for share in view.placement.shares)
-        which = f"card {cards}" if len(view.placement.shares) == 1 else f"cards {cards}"
+        cards = ", ".join(str(part.card) for part in view.placement.slices)
+        which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
         units = counted(view.placement.units, "unit")
         yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
     elif view.request is not None:

@@ -20,7 +20,7 @@ from gpuslice.apps.cli.explanation import Told, event_time
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import Explanation, NodeClass
-from gpuslice.core.model import Gpu, Pod
+from gpuslice.core.model import Card, Pod
 from gpuslice.core.units import limit_mib
 from gpuslice.core.words import counted
 
@@ -54,26 +54,26 @@ def _asked(pod: Pod) -> str:
     problem = f"Problem: {pod.problem}\n" if pod.problem else ""
     if pod.request is None:
         return problem
-    units, cards = counted(pod.request.units_per_gpu, "unit"), pod.request.gpu_count
+    units, cards = counted(pod.request.units_per_card, "unit"), pod.request.card_count
     each = f"{units} on each of {cards} cards of one node" if cards > 1 else f"{units} of one card"
-    core = f", and {pod.request.core_percent} % of its compute" if pod.request.core_percent else ""
+    core = f", and {pod.request.compute_percent} % of its compute" if pod.request.compute_percent else ""
     return f"{problem}It asks for {each}{core}.\n"
 
 
 def _where(told: Told) -> str:
     assert told.pod.placement is not None
     lines = []
-    for share in told.pod.placement.shares:
-        gpu = next((each for each in told.node.gpus if each.index == share.gpu), None) if told.node else None
-        of, limit = f" of {gpu.units}" if gpu else "", _limit(gpu, share.units)
-        lines.append(f"It holds {share.units}{of} units of card {share.gpu}{limit}.\n")
+    for part in told.pod.placement.slices:
+        gpu = next((each for each in told.node.cards if each.index == part.card), None) if told.node else None
+        of, limit = f" of {gpu.units}" if gpu else "", _limit(gpu, part.units)
+        lines.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
     if told.neighbours:
         beside = ", ".join(f"{key} ({units})" for key, units in told.neighbours)
         lines.append(f"Beside it: {beside}.\n")
     return "".join(lines)
 
 
-def _limit(gpu: Gpu | None, units: int) -> str:
+def _limit(gpu: Card | None, units: int) -> str:
     if gpu is None or not gpu.memory_mib or units > gpu.units:
         return ""
     return f", limit {limit_mib(gpu.memory_mib, units, gpu.units)} MiB"
@@ -108,7 +108,7 @@ def document(told: Told) -> dict[str, Any]:
         request=_request(pod) if request else None,
         problem=pod.problem or None,
         node=pod.node or None,
-        gpus={str(share.gpu): share.units for share in pod.placement.shares}
+        gpus={str(part.card): part.units for part in pod.placement.slices}
         if pod.placement and _holds(pod)
         else None,
         assigned=pod.assigned if _holds(pod) else None,
@@ -132,9 +132,9 @@ def _request(pod: Pod) -> dict[str, Any]:
     assert pod.request is not None
     return _known(
         units=pod.request.units,
-        gpuCount=pod.request.gpu_count,
-        unitsPerGpu=pod.request.units_per_gpu,
-        corePercent=pod.request.core_percent or None,
+        gpuCount=pod.request.card_count,
+        unitsPerGpu=pod.request.units_per_card,
+        corePercent=pod.request.compute_percent or None,
     )
 
 

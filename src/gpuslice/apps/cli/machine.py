@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuslice.adapters.gpu.source import Card, GpuUnavailableError
+from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError
 from gpuslice.adapters.region.budget import Budget, BudgetError
 from gpuslice.core.units import MIB, card_units, limit_bytes
 
 MEMORY = re.compile(r"(?P<amount>[1-9][0-9]{0,11})(?P<unit>MiB|GiB|)")
 
 
-def machine_cards() -> tuple[Card, ...]:
+def machine_cards() -> tuple[DriverCard, ...]:
     """With the numbers that nvidia-smi shows; of a card divided by MIG its devices, numbered like cards.
 
     Raises BudgetError where there is no driver, or no card.
@@ -24,7 +24,7 @@ def machine_cards() -> tuple[Card, ...]:
     from gpuslice.adapters.gpu.mig import given_out
     from gpuslice.adapters.gpu.nvml import NvmlSource
 
-    async def ask() -> tuple[Card, ...]:
+    async def ask() -> tuple[DriverCard, ...]:
         source = NvmlSource()
         try:
             cards = numbered((await source.inventory()).cards)
@@ -41,15 +41,15 @@ def machine_cards() -> tuple[Card, ...]:
     return tuple(replace(card, index=position) for position, card in enumerate(cards))
 
 
-def numbered(cards: Sequence[Card]) -> tuple[Card, ...]:
+def numbered(cards: Sequence[DriverCard]) -> tuple[DriverCard, ...]:
     """By place on the PCI bus, as nvidia-smi counts: the device file's number may be another."""
     ordered = sorted(cards, key=lambda card: (card.pci_bus_id, card.index))
     return tuple(replace(card, index=position) for position, card in enumerate(ordered))
 
 
 def chosen_cards(
-    names: str, count: int | None, memory: str, cards: Sequence[Card], running: Sequence[Budget]
-) -> list[Card]:
+    names: str, count: int | None, memory: str, cards: Sequence[DriverCard], running: Sequence[Budget]
+) -> list[DriverCard]:
     """The cards named, or those with the most room, in the machine's order. Raises BudgetError."""
     wanted = named_cards(names, "--gpu", cards) if names else visible_cards(cards)
     count = count or (len(wanted) if names else 1)
@@ -64,7 +64,7 @@ def chosen_cards(
     return sorted(best, key=wanted.index)
 
 
-def no_room(asked_bytes: int, room_bytes: int, card: Card, count: int) -> str:
+def no_room(asked_bytes: int, room_bytes: int, card: DriverCard, count: int) -> str:
     of = "on a card" if count == 1 else f"on card {card.index}"
     return (
         f"{asked_bytes // MIB} MiB are asked for and {max(room_bytes, 0) // MIB} MiB are the most"
@@ -72,7 +72,7 @@ def no_room(asked_bytes: int, room_bytes: int, card: Card, count: int) -> str:
     )
 
 
-def visible_cards(cards: Sequence[Card]) -> list[Card]:
+def visible_cards(cards: Sequence[DriverCard]) -> list[DriverCard]:
     """Those that CUDA_VISIBLE_DEVICES leaves, where it is set: a budget never shows more."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -82,7 +82,7 @@ def visible_cards(cards: Sequence[Card]) -> list[Card]:
     return named_cards(visible, "CUDA_VISIBLE_DEVICES", cards)
 
 
-def named_cards(names: str, source: str, cards: Sequence[Card]) -> list[Card]:
+def named_cards(names: str, source: str, cards: Sequence[DriverCard]) -> list[DriverCard]:
     found = []
     for name in (part.strip() for part in names.split(",")):
         same = [card for card in cards if name == str(card.index) or is_uuid_of(name, card)]
@@ -93,12 +93,12 @@ def named_cards(names: str, source: str, cards: Sequence[Card]) -> list[Card]:
     return found
 
 
-def is_uuid_of(name: str, card: Card) -> bool:
+def is_uuid_of(name: str, card: DriverCard) -> bool:
     """As the driver has it: any beginning that tells the card from the others."""
     return name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)
 
 
-def room_bytes(card: Card, running: Sequence[Budget]) -> int:
+def room_bytes(card: DriverCard, running: Sequence[Budget]) -> int:
     """What no budget has been given of a card."""
     given = sum(
         limit.memory_bytes or 0 for budget in running for limit in budget.limits if limit.uuid == card.uuid
@@ -106,7 +106,7 @@ def room_bytes(card: Card, running: Sequence[Budget]) -> int:
     return card.memory_mib * MIB - given
 
 
-def memory_bytes(memory: str, card: Card) -> int:
+def memory_bytes(memory: str, card: DriverCard) -> int:
     """A number of GiB is that many units of the card, as in a cluster; MiB are taken as they are."""
     amount, unit = parse_memory(memory)
     units = card_units(card.memory_mib)

@@ -61,7 +61,7 @@ def card_document(budget: Budget, limit: CardLimit) -> dict[str, object]:
     return {
         "gpu": limit.uuid,
         "limitBytes": limit.memory_bytes,
-        "sharePercent": limit.share_percent,
+        "sharePercent": limit.compute_percent,
         "usedBytes": usage.used_bytes if usage else None,
         "peakBytes": usage.peak_bytes if usage else None,
         "refused": usage.refused if usage else None,
@@ -90,7 +90,7 @@ def amounts(budget: Budget, limit: CardLimit) -> tuple[str, ...]:
         limit.uuid[:12],
         f"{usage.used_bytes // MIB}MiB" if usage else "-",
         f"{(limit.memory_bytes or 0) // MIB}MiB",
-        f"{limit.share_percent}%" if limit.share_percent else "-",
+        f"{limit.compute_percent}%" if limit.compute_percent else "-",
         str(usage.refused) if usage else "-",
         f"{usage.throttled_ns / 1e9:.1f}s" if usage else "-",
     )

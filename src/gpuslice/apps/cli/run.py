@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from gpuslice.adapters.gpu.source import Card
+from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.region.budget import LIBRARY, Budget, BudgetError, Budgets, Member
 from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import CardLimit
@@ -71,7 +71,7 @@ class Wish:
     """What somebody wants to run with."""
 
     memory: str
-    share_percent: int | None
+    compute_percent: int | None
     gpu: str
     gpus: int | None
     group: str
@@ -92,7 +92,7 @@ class Wish:
 )
 @click.option(
     "--share",
-    "share_percent",
+    "compute_percent",
     type=click.IntRange(1, 100),
     help="Percent of the card's compute. [default: no limit]",
 )
@@ -178,7 +178,7 @@ def check(wish: Wish, program: Sequence[str]) -> None:
 
 
 def given_budget(
-    wish: Wish, cards: Sequence[Card], budgets: Budgets, library: Path | None, member: Member
+    wish: Wish, cards: Sequence[DriverCard], budgets: Budgets, library: Path | None, member: Member
 ) -> tuple[Path, tuple[CardLimit, ...]]:
     """A budget as wished, with the program in it: the group's if there is one, else a new one.
 
@@ -215,28 +215,30 @@ def is_member(folder: Path, member: Member, running: Sequence[Budget]) -> bool:
     )
 
 
-def is_over_or_double(folder: Path, wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> bool:
+def is_over_or_double(
+    folder: Path, wish: Wish, cards: Sequence[DriverCard], running: Sequence[Budget]
+) -> bool:
     """Whether a budget made just now promises more than its cards have, or is the second of its group."""
     taken = {limit.uuid for budget in running if budget.folder == folder for limit in budget.limits}
     over = any(room_bytes(card, running) < 0 for card in cards if card.uuid in taken)
     return over or any(budget.folder != folder for budget in of_the_group(wish, running))
 
 
-def new_limits(wish: Wish, cards: Sequence[Card], running: Sequence[Budget]) -> tuple[CardLimit, ...]:
+def new_limits(wish: Wish, cards: Sequence[DriverCard], running: Sequence[Budget]) -> tuple[CardLimit, ...]:
     """On cards that have the room."""
     return tuple(
-        CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.share_percent)
+        CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.compute_percent)
         for card in chosen_cards(wish.gpu, wish.gpus, wish.memory, cards, running)
     )
 
 
-def same_budget(wish: Wish, cards: Sequence[Card], budget: Budget) -> tuple[CardLimit, ...]:
+def same_budget(wish: Wish, cards: Sequence[DriverCard], budget: Budget) -> tuple[CardLimit, ...]:
     known = {card.uuid: card for card in cards}
     wished = tuple(
         CardLimit(
             limit.uuid,
             memory_bytes(wish.memory, known[limit.uuid]) if limit.uuid in known else None,
-            wish.share_percent,
+            wish.compute_percent,
         )
         for limit in budget.limits
     )
@@ -255,7 +257,7 @@ def same_budget(wish: Wish, cards: Sequence[Card], budget: Budget) -> tuple[Card
 
 def described(limits: Sequence[CardLimit]) -> str:
     first = limits[0]
-    share = f" and {first.share_percent} % of compute" if first.share_percent else ""
+    share = f" and {first.compute_percent} % of compute" if first.compute_percent else ""
     cards = f" on each of {len(limits)} cards" if len(limits) > 1 else ""
     return f"{(first.memory_bytes or 0) // MIB} MiB{share}{cards}"
 

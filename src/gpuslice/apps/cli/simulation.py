@@ -132,20 +132,20 @@ def from_files(pods: Path, nodes: Path | None) -> Start:
 def from_cluster(flags: Flags) -> Start:
     """The nodes that share cards, and all living pods that ask for a part of one."""
     ledger = _read_ledger(client_of(flags))
-    states = [state for name in ledger.node_names() if (state := ledger.state(name)) and state.node.gpus]
+    states = [state for name in ledger.node_names() if (state := ledger.state(name)) and state.node.cards]
     nodes = []
     for state in states:
         node = state.node
-        size = tuple(0 if gpu.index in node.unhealthy else gpu.units for gpu in node.gpus)
-        models = {gpu.model for gpu in node.gpus}
-        core = (node.core_percent,) * len(size)
+        size = tuple(0 if card.index in node.unhealthy else card.units for card in node.cards)
+        models = {card.model for card in node.cards}
+        core = (node.compute_percent,) * len(size)
         model = models.pop() if len(models) == 1 else ""
-        guests = ledger.eaten_by_guests(node.name)  # they stay where they are
-        cpu = max(0, node.feed.cpu_milli - guests.cpu_milli) if node.feed.cpu_milli else UNLIMITED
-        memory = max(0, node.feed.memory_mib - guests.memory_mib) if node.feed.memory_mib else UNLIMITED
+        guests = ledger.host_used_without_cards(node.name)  # they stay where they are
+        cpu = max(0, node.host.cpu_milli - guests.cpu_milli) if node.host.cpu_milli else UNLIMITED
+        memory = max(0, node.host.memory_mib - guests.memory_mib) if node.host.memory_mib else UNLIMITED
         nodes.append(FleetNode(node.name, size, size, core, model, cpu, memory, cpu, memory))
     shapes = {pod.uid: shape_of(pod.request) for pod in ledger.pods.values() if pod.request is not None}
-    waiting = [shape for uid, shape in shapes.items() if ledger.holding(uid) is None]
+    waiting = [shape for uid, shape in shapes.items() if ledger.allocation(uid) is None]
     now = outcome_of(ledger.flush(), waiting, len(shapes) - len(waiting), {})
     return Start("the cluster's pods", nodes, list(shapes.values()), now)
 

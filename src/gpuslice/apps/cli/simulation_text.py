@@ -62,7 +62,7 @@ def _unplaced(each: Unplaced) -> dict[str, Any]:
         "pods": each.pods,
         "cards": shape.cards,
         "unitsPerCard": shape.units or None,
-        "corePercent": shape.core_percent or None,
+        "corePercent": shape.compute_percent or None,
         "cpuMilli": shape.cpu_milli or None,
         "memoryMiB": shape.memory_mib or None,
         "models": sorted(shape.models) or None,
@@ -158,8 +158,8 @@ def asked(shape: Shape) -> str:
     if not shape.cards:
         return f"{shape.cpu_milli} milli CPU, {shape.memory_mib} MiB"
     words = [counted(shape.units, "unit") + (f" on each of {shape.cards} cards" if shape.cards > 1 else "")]
-    if shape.core_percent:
-        words.append(f"{shape.core_percent} % compute")
+    if shape.compute_percent:
+        words.append(f"{shape.compute_percent} % compute")
     if shape.models:
         words.append("|".join(sorted(shape.models)))
     return ", ".join(words)

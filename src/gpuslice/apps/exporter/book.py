@@ -20,8 +20,8 @@ from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.kubelet.podresources import Claimed
 from gpuslice.core.attribution import ContainerKey
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.holding import Holding
 from gpuslice.core.units import MIB, card_units, limit_mib
 
 MIG_RESOURCE = "nvidia.com/mig-"
@@ -112,18 +112,18 @@ def is_ours(resource: str, more: Iterable[str] = ()) -> bool:
 
 
 def book_of(
-    holdings: Mapping[str, Iterable[Holding]],
+    assignments: Mapping[str, Iterable[DeviceAssignment]],
     claims: Iterable[Claimed] = (),
     devices: Mapping[tuple[str, str], str] = {},
 ) -> Book:
     """kubelet's holdings by resource, and claims, as promises. `devices`: (pool, device) → uuid."""
     promises: dict[str, dict[ContainerKey, Promise]] = defaultdict(dict)
     problems: list[str] = []
-    for resource, held in holdings.items():
-        for holding in held:
-            key = ContainerKey(holding.namespace, holding.pod, holding.container)
+    for resource, held in assignments.items():
+        for assignment in held:
+            key = ContainerKey(assignment.namespace, assignment.pod, assignment.container)
             try:
-                for uuid, promise in _promises(resource, holding.ids):
+                for uuid, promise in _promises(resource, assignment.ids):
                     promises[uuid][key] = promise
             except GrantError as error:
                 problems.append(f"{resource} of {key.namespace}/{key.pod}: {error}")

@@ -88,7 +88,7 @@ class Directory:
         named = [each for each, name in (pod.containers if pod else {}).items() if name == key.container]
         return named[-1] if named else ""
 
-    def owner(self, ref: ContainerRef, holding: Mapping[str, tuple[str, ...]]) -> ContainerKey | None:
+    def owner(self, ref: ContainerRef, assignment: Mapping[str, tuple[str, ...]]) -> ContainerKey | None:
         """The container that a cgroup names; None for one of no pod that is known.
 
         A container that has just started is not in the pod's status yet: its pod is known by the uid, and
@@ -101,7 +101,7 @@ class Directory:
         pod = self._by_uid.get(ref.pod_uid)
         if pod is None:
             return None
-        for names in (pod.names, holding.get(f"{pod.namespace}/{pod.name}", ())):
+        for names in (pod.names, assignment.get(f"{pod.namespace}/{pod.name}", ())):
             if len(names) == 1:
                 return pod.key(names[0])
         return None

@@ -22,7 +22,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError, KubeError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.adapters.kubelet.podresources import DeviceBook, PodResources, PodResourcesError
+from gpuslice.adapters.kubelet.podresources import DeviceAssignments, PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import until_stopped, work_until
 from gpuslice.adapters.web.webconfig import read_web_config
@@ -189,7 +189,7 @@ class Exporter:
         reader = PodResources(Path(self.settings.pod_resources_kubelet_socket))
         more = frozenset(self.settings.nvidia_resource_names)
         wanted = functools.partial(is_ours, more=more)
-        read: tuple[DeviceBook, dict[tuple[str, str], str]] | None = None
+        read: tuple[DeviceAssignments, dict[tuple[str, str], str]] | None = None
         book = Book({})
         while True:
             began_s = time.monotonic()
@@ -197,7 +197,7 @@ class Exporter:
                 found = await reader.book(wanted)
                 devices = dict(await self._slices.of(found.claims))
                 if read is None or read[0] is not found or read[1] != devices:
-                    read, book = (found, devices), book_of(found.holdings, found.claims, devices)
+                    read, book = (found, devices), book_of(found.assignments, found.claims, devices)
                 self._take_book(book, began_s)
             except PodResourcesError as error:
                 self.health.bad("pod_resources", str(error), time.monotonic() - began_s)

@@ -34,7 +34,7 @@ class Owners:
         self._version = -1
         self._turn = 0
 
-    def of(self, pids: Iterable[int], holding: Mapping[str, tuple[str, ...]]) -> dict[int, Owner]:
+    def of(self, pids: Iterable[int], assignment: Mapping[str, tuple[str, ...]]) -> dict[int, Owner]:
         """The owner of each process that exists; one that does not is left out. Forgets all others."""
         wanted = set(pids)
         self._turn += 1
@@ -47,9 +47,9 @@ class Owners:
             of_nobody = isinstance(resolved, Stranger)
             due = (pid + self._turn) % CHECK_EVERY == 0
             if known is None or due or (of_nobody and known.looks < YOUNG):
-                self._look(pid, holding, anew=of_nobody)
+                self._look(pid, assignment, anew=of_nobody)
             elif of_nobody:  # its pod may have become known
-                self._resolved[pid] = self._owner(known.ref, holding)
+                self._resolved[pid] = self._owner(known.ref, assignment)
         return dict(self._resolved)
 
     def program(self, pid: int) -> str:
@@ -60,14 +60,14 @@ class Owners:
         except OSError:
             return ""
 
-    def _look(self, pid: int, holding: Mapping[str, tuple[str, ...]], *, anew: bool) -> None:
+    def _look(self, pid: int, assignment: Mapping[str, tuple[str, ...]], *, anew: bool) -> None:
         self._resolved.pop(pid, None)
         try:
             known = self._read(pid, anew=anew)
         except (FileNotFoundError, ProcessLookupError):
             self._known.pop(pid, None)
             return
-        self._resolved[pid] = self._owner(known.ref, holding)
+        self._resolved[pid] = self._owner(known.ref, assignment)
 
     def _read(self, pid: int, *, anew: bool) -> _Known:
         with open(f"{self._proc}/{pid}/stat", "rb") as file:
@@ -82,7 +82,7 @@ class Owners:
             self._known[pid] = known
         return known
 
-    def _owner(self, ref: ContainerRef | None, holding: Mapping[str, tuple[str, ...]]) -> Owner:
+    def _owner(self, ref: ContainerRef | None, assignment: Mapping[str, tuple[str, ...]]) -> Owner:
         if ref is None:
             return Stranger.HOST
-        return self._directory.owner(ref, holding) or Stranger.UNKNOWN_CONTAINER
+        return self._directory.owner(ref, assignment) or Stranger.UNKNOWN_CONTAINER

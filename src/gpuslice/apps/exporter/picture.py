@@ -194,7 +194,7 @@ def _container(  # noqa: PLR0917 — one caller
         promise=promise,
         allocated_bytes=_allocated(promise, sample, known.memory_unit),
         limit_bytes=limit.memory_bytes if limit is not None else _hardware_limit(promise, sample),
-        share_ratio=limit.share_percent / 100 if limit is not None and limit.share_percent else None,
+        share_ratio=limit.compute_percent / 100 if limit is not None and limit.compute_percent else None,
         peak_bytes=counted.peak_bytes if counted is not None else None,
         refused=counts.refused if counts is not None else None,
         throttled_s=counts.throttled_ns / 1e9 if counts is not None else None,

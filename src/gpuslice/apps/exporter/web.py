@@ -12,7 +12,7 @@ import gpuslice
 from gpuslice.adapters.web.app import Probes, Router, get, metrics_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.messages import Answer, Request, json_answer, text_answer
+from gpuslice.adapters.web.messages import Request, Response, json_answer, text_answer
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_address
@@ -27,13 +27,13 @@ _INDEX = """<html><head><title>GPU exporter</title></head>
 def make_app(view: View) -> App:
     """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
 
-    def health(_: Request) -> Answer:
+    def health(_: Request) -> Response:
         return text_answer("KO" if view.not_ready() else "OK")  # 200 all the same, as upstream
 
     return make_probed_app(
         Probes(gpuslice.__version__, view.not_ready, view.metrics),
         [
-            get("/", lambda _: Answer(_INDEX.encode(), content_type="text/html; charset=utf-8")),
+            get("/", lambda _: Response(_INDEX.encode(), content_type="text/html; charset=utf-8")),
             get("/health", health),
             get("/debug/state", lambda _: json_answer(view.state())),
         ],
@@ -43,7 +43,7 @@ def make_app(view: View) -> App:
 def make_legacy_app(view: View) -> App:
     """Port 9445: the same page with and without a path."""
 
-    def page(request: Request) -> Answer:
+    def page(request: Request) -> Response:
         return metrics_answer(view.legacy, request)
 
     return Router([get("/", page), get("/metrics", page)])

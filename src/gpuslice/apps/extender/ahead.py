@@ -32,8 +32,8 @@ class Ahead:
         assert request is not None
         keys = self._decisions.ranks(request)
         keys[~open_rows] = NEVER
-        keys[fleet.cpu_left < request.feed.cpu_milli] = NEVER
-        keys[fleet.memory_left < request.feed.memory_mib] = NEVER
+        keys[fleet.cpu_left < request.host.cpu_milli] = NEVER
+        keys[fleet.memory_left < request.host.memory_mib] = NEVER
         keys[rows_of(self._ledger.avoided, fleet)] = NEVER
         if np.count_nonzero(keys != NEVER) < max(self._room, self._spare * self._ledger.plans, 1):
             return None

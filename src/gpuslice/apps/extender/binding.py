@@ -104,11 +104,13 @@ class Binder:
 
         Somebody began to bind these and ended: an earlier leader, whose request came late.
         """
-        assumed = {holding.pod.uid: (holding.pod, holding.node) for holding in self._ledger.assumed()}
+        assumed = {
+            allocation.pod.uid: (allocation.pod, allocation.node) for allocation in self._ledger.assumed()
+        }
         if not self._leading():
             return assumed
         unbound = [pod for pod in self._ledger.pods.values() if pod.placement is not None and not pod.node]
-        return assumed | {pod.uid: (pod, "") for pod in unbound if self._ledger.holding(pod.uid) is None}
+        return assumed | {pod.uid: (pod, "") for pod in unbound if self._ledger.allocation(pod.uid) is None}
 
     async def _settle(self, pod: Pod, node: str) -> None:
         """Unless a bind of the pod is under way, and so that none begins meanwhile."""
@@ -246,8 +248,8 @@ class Binder:
         known = self._ledger.pod_named(args.pod_namespace, args.pod_name)
         if known is None or known.uid != args.pod_uid:
             return await self._read(args)
-        holding = self._ledger.holding(known.uid)
-        if holding is None or holding.planned or not holding.assumed:
+        allocation = self._ledger.allocation(known.uid)
+        if allocation is None or allocation.planned or not allocation.assumed:
             return known
         return await self._read(args)  # bound by an earlier call; the watch is behind
 

@@ -105,7 +105,7 @@ class Decisions:
         self, args: ExtenderArgs, pod: WirePod, asked: Asked, fleet: Fleet, request: Request
     ) -> FilterResult:
         keys = self._keys(shape_of(request), asked, request)
-        compute_counts = bool(request.core_percent or self.ledger.core_required)
+        compute_counts = bool(request.compute_percent or self.ledger.compute_required)
         never = (keys == NEVER).nonzero()[0]
         refused = reasons(fleet, asked, never, request, compute_counts=compute_counts)
         kept = self._kept_for_others(asked, keys, pod, request)
@@ -207,16 +207,16 @@ class Decisions:
     def choose(self, node_name: str, request: Request, pod: Pod | None = None) -> Placement | Refusal:
         """The cards of one node for a request, as things stand; those kept for others only with no `pod`."""
         fleet, shape = self.ledger.flush(), shape_of(request)
-        book, row = self.ledger.book(node_name), fleet.row_of.get(node_name)
-        if book is None or book.node is None or row is None:
+        allocations, row = self.ledger.allocations(node_name), fleet.row_of.get(node_name)
+        if allocations is None or allocations.node is None or row is None:
             return not_shared(node_name)
-        state = book.state()
+        state = allocations.state()
         slots = self.policy.fitting_slots(shape, row)
         if slots is None:
             return refuse(state, request)
         taken = self.ledger.nominations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
         if taken:
-            return place(open_to(book, taken), request)
+            return place(open_to(allocations, taken), request)
         return place(state, request, slots)
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
@@ -253,9 +253,9 @@ class Decisions:
 
     def _barred(self, request: Request) -> list[int]:
         """Rows of nodes that take no pod of this kind, whatever is free there."""
-        if not self.ledger.core_required or request.core_percent:
+        if not self.ledger.compute_required or request.compute_percent:
             return []
-        return rows_of(self.ledger.core_required, self.ledger.fleet)
+        return rows_of(self.ledger.compute_required, self.ledger.fleet)
 
     def ranks(self, request: Request) -> Ints:
         """The policy's rank of every row of the fleet, to keep; NEVER where the request does not fit now."""
@@ -276,9 +276,9 @@ class Decisions:
         closed: list[int] = []
         uid, priority = pod.metadata.uid, pod.spec.priority or 0
         for name in self.ledger.nominations.nodes_closed_to(uid, priority):
-            book, row = self.ledger.book(name), self.ledger.fleet.row_of.get(name)
-            if book is not None and row is not None:
-                state = open_to(book, self.ledger.nominations.taken(name, uid, priority))
+            allocations, row = self.ledger.allocations(name), self.ledger.fleet.row_of.get(name)
+            if allocations is not None and row is not None:
+                state = open_to(allocations, self.ledger.nominations.taken(name, uid, priority))
                 if isinstance(place(state, request), Refusal):
                     closed.append(row)
         if not closed:

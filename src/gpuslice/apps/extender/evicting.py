@@ -17,9 +17,9 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.keeping import Keeping, placement_of
-from gpuslice.core.book import Holding
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
+from gpuslice.core.node_allocations import Allocation
 from gpuslice.core.preemption import Eviction
 
 _log = logging.getLogger(__name__)
@@ -91,9 +91,9 @@ class Evictor:
             await self._nominate(pod, found.node)
         return True
 
-    def _still_wanted(self, pod: Pod, victim: Holding) -> bool:
+    def _still_wanted(self, pod: Pod, victim: Allocation) -> bool:
         """Whether the pod still waits for these cards, and the victim is still on them."""
-        now, held = self._ledger.pods.get(pod.uid), self._ledger.holding(victim.pod.uid)
+        now, held = self._ledger.pods.get(pod.uid), self._ledger.allocation(victim.pod.uid)
         if now is None or now.node or self._ledger.nominations.of(pod.uid) is None:
             return False
         return held is None or (held.node == victim.node and held.placement == victim.placement)
@@ -103,9 +103,9 @@ class Evictor:
         status = {"nominatedNodeName": node}
         await self._client.patch_status(PODS, pod.name, status, pod.namespace, uid=pod.uid)
 
-    async def _evict(self, pod: Pod, victim: Holding) -> None:
+    async def _evict(self, pod: Pod, victim: Allocation) -> None:
         """Say why, then delete. That the victim is gone, or another pod by now, is fine."""
-        one, held = victim.pod, self._ledger.holding(victim.pod.uid)
+        one, held = victim.pod, self._ledger.allocation(victim.pod.uid)
         if held is None or held.pod.terminating:
             return
         self._expect_leading()

@@ -249,7 +249,7 @@ class Guide:
         while (first := self._next()) is not None:
             uid, terms = first
             pod = self._ledger.pods.get(uid)
-            if pod is None or pod.node or pod.nominated or self._ledger.holding(uid) is not None:
+            if pod is None or pod.node or pod.nominated or self._ledger.allocation(uid) is not None:
                 self._line.drop(uid)
                 continue
             placement = self._ahead.choose(pod, self._grounds[terms].open)
@@ -306,8 +306,8 @@ class Guide:
         return age_s > (self._limits.over_s if known.over else self._limits.kept_s)
 
     async def _take_back(self, uid: str, known: _Known) -> None:
-        node, pod, holding = known.node, self._ledger.pods.get(uid), self._ledger.holding(uid)
-        if holding is not None and not holding.planned:
+        node, pod, allocation = known.node, self._ledger.pods.get(uid), self._ledger.allocation(uid)
+        if allocation is not None and not allocation.planned:
             return  # it is being bound
         self._end(uid, known)
         known.node, known.written_s = "", inf

@@ -10,8 +10,8 @@ import msgspec
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.apps.extender.timing import ApiTimes
-from gpuslice.core.book import Holding, NodeBook
 from gpuslice.core.ledger import Ledger
+from gpuslice.core.node_allocations import Allocation, NodeAllocations
 
 NO_COUNTS: Mapping[str, int] = {}
 SLICE = 200  # nodes described before other requests get their turn
@@ -48,43 +48,43 @@ async def inspect_all(ledger: Ledger) -> Inspection:
     for number, name in enumerate(ledger.node_names()):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-        book = ledger.book(name)
-        if book is not None and book.node is not None and book.node.gpus:
-            nodes.append(_node(book))
+        allocations = ledger.allocations(name)
+        if allocations is not None and allocations.node is not None and allocations.node.cards:
+            nodes.append(_node(allocations))
     return Inspection(nodes)
 
 
 def inspect_node(ledger: Ledger, name: str) -> Inspection:
     """One node; with an error when it is not known."""
-    book = ledger.book(name)
-    if book is None or book.node is None:
+    allocations = ledger.allocations(name)
+    if allocations is None or allocations.node is None:
         return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
-    return Inspection([_node(book)])
+    return Inspection([_node(allocations)])
 
 
-def _node(book: NodeBook) -> InspectedNode:
-    assert book.node is not None
-    devices = [_device(book, gpu.index, gpu.units) for gpu in book.node.gpus]
+def _node(allocations: NodeAllocations) -> InspectedNode:
+    assert allocations.node is not None
+    devices = [_device(allocations, card.index, card.units) for card in allocations.node.cards]
     return InspectedNode(
-        book.name,
+        allocations.name,
         sum(device.total_gpu for device in devices),
         sum(device.used_gpu for device in devices),
         devices,
     )
 
 
-def _device(book: NodeBook, index: int, units: int) -> Device:
-    pods = sorted(_pods_on(book.holdings.values(), index), key=lambda pod: (pod.namespace, pod.name))
+def _device(allocations: NodeAllocations, index: int, units: int) -> Device:
+    pods = sorted(_pods_on(allocations.by_uid.values(), index), key=lambda pod: (pod.namespace, pod.name))
     return Device(index, units, sum(pod.used_gpu for pod in pods), pods)
 
 
-def _pods_on(holdings: Iterable[Holding], index: int) -> list[PodShare]:
+def _pods_on(by_uid: Iterable[Allocation], index: int) -> list[PodShare]:
     return [
-        PodShare(holding.pod.name, holding.pod.namespace, share.units)
-        for holding in holdings
-        if holding.placement is not None
-        for share in holding.placement.shares
-        if share.gpu == index
+        PodShare(allocation.pod.name, allocation.pod.namespace, part.units)
+        for allocation in by_uid
+        if allocation.placement is not None
+        for part in allocation.placement.slices
+        if part.card == index
     ]
 
 
@@ -94,40 +94,40 @@ async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, An
     for number, name in enumerate(names):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-        book = ledger.book(name)
-        if book is not None:
-            nodes.append(debug_node(book))
+        allocations = ledger.allocations(name)
+        if allocations is not None:
+            nodes.append(debug_node(allocations))
     return nodes
 
 
-def debug_node(book: NodeBook) -> dict[str, Any]:
+def debug_node(allocations: NodeAllocations) -> dict[str, Any]:
     """A node's page with everything: what a bug report needs to become a test."""
-    state = book.state()
+    state = allocations.state()
     return {
-        "name": book.name,
+        "name": allocations.name,
         "gpus": [
-            {"index": gpu.index, "uuid": gpu.uuid, "units": gpu.units, "left": left, "coreLeft": core}
-            for gpu, left, core in zip(state.node.gpus, state.left, state.core_left, strict=True)
+            {"index": card.index, "uuid": card.uuid, "units": card.units, "left": left, "coreLeft": core}
+            for card, left, core in zip(state.node.cards, state.left, state.compute_left, strict=True)
         ],
         "unhealthy": sorted(state.node.unhealthy),
-        "placement": state.node.placement,
+        "placement": state.node.packing,
         "problem": state.node.problem,
-        "unplacedUnits": book.unplaced_units(),
-        "pods": [_debug_pod(holding) for _, holding in sorted(book.holdings.items())],
+        "unplacedUnits": allocations.unplaced_units(),
+        "pods": [_debug_pod(allocation) for _, allocation in sorted(allocations.by_uid.items())],
     }
 
 
-def _debug_pod(holding: Holding) -> dict[str, Any]:
-    pod, placement = holding.pod, holding.placement
+def _debug_pod(allocation: Allocation) -> dict[str, Any]:
+    pod, placement = allocation.pod, allocation.placement
     return {
         "uid": pod.uid,
         "name": pod.key,
-        "assumed": holding.assumed,
-        "planned": holding.planned,
+        "assumed": allocation.assumed,
+        "planned": allocation.planned,
         "assigned": pod.assigned,
         "terminating": pod.terminating,
         "units": pod.request.units if pod.request else None,
-        "cards": {share.gpu: share.units for share in placement.shares} if placement else None,
+        "cards": {part.card: part.units for part in placement.slices} if placement else None,
         "problem": pod.problem,
     }
 

@@ -59,12 +59,12 @@ class Keeping:
     def _adopt(self, uid: str, node: str) -> None:
         """Keep cards for a pod that somebody nominated, once there is room or some on its way."""
         ledger = self._ledger
-        pod, book = ledger.pods.get(uid), ledger.book(node)
-        if pod is None or pod.request is None or book is None or self._lapsed.get(uid) == node:
+        pod, allocations = ledger.pods.get(uid), ledger.allocations(node)
+        if pod is None or pod.request is None or allocations is None or self._lapsed.get(uid) == node:
             return
-        if ledger.nominations.of(uid) is None and ledger.holding(uid) is None:
+        if ledger.nominations.of(uid) is None and ledger.allocation(uid) is None:
             taken = ledger.nominations.taken(node, uid, pod.priority)
-            found = eviction(book, pod.request, LOWEST, (), taken)
+            found = eviction(allocations, pod.request, LOWEST, (), taken)
             if found is not None:
                 self.keep(uid, pod.priority, placement_of(found, pod.request))
 
@@ -81,13 +81,13 @@ class Keeping:
 
     def _comes_free(self, nomination: Nomination) -> bool:
         """Whether somebody who is leaving is still on one of the cards."""
-        book = self._ledger.book(nomination.placement.node)
-        cards = {share.gpu for share in nomination.placement.shares}
+        allocations = self._ledger.allocations(nomination.placement.node)
+        cards = {part.card for part in nomination.placement.slices}
         return any(
-            holding.pod.terminating
-            and holding.placement is not None
-            and not cards.isdisjoint(share.gpu for share in holding.placement.shares)
-            for holding in (book.holdings.values() if book is not None else ())
+            allocation.pod.terminating
+            and allocation.placement is not None
+            and not cards.isdisjoint(part.card for part in allocation.placement.slices)
+            for allocation in (allocations.by_uid.values() if allocations is not None else ())
         )
 
 

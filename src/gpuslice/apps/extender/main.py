@@ -23,7 +23,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import Answer, Request, text_answer
+from gpuslice.adapters.web.messages import Request, Response, text_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.asked import Asked
@@ -97,7 +97,7 @@ class Extender:
         self.ledger = Ledger()
         self.policy = make_policy(settings.policy, self.ledger.fleet, renew_when_asked=False)
         self.arrivals = Arrivals(self.policy, self.ledger.fleet)
-        self.ledger.witness = self.arrivals
+        self.ledger.listener = self.arrivals
         self.teller = Teller(EventRecorder(client, COMPONENT))
         self.world = World(client, self.ledger, problem=self._tell_problem)
         self.decisions = Decisions(
@@ -140,7 +140,7 @@ class Extender:
         self.fences = Fences(client, leading=lambda: self.leadership.may_bind)
         self.world.fences = self.fences
         self.preemptor.keeping.on_lapse = lambda placement: self.fences.free_again(
-            placement.node, (share.gpu for share in placement.shares)
+            placement.node, (part.card for part in placement.slices)
         )
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
@@ -183,7 +183,7 @@ class Extender:
             return routes
         return [for_known_clients(each) if each.method == "POST" else each for each in routes]
 
-    def _prepared(self, _: Request) -> Answer:
+    def _prepared(self, _: Request) -> Response:
         reason = self.not_prepared()
         return text_answer(reason or "ok", 503 if reason else 200)
 

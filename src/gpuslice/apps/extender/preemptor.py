@@ -212,8 +212,8 @@ class Preemptor:
         Else its eviction has come to an end and was in vain: it asked again since, and was refused. It may
         leave the nomination as it is, where it thinks that by the sum nobody need leave.
         """
-        book = self._ledger.book(node) if node else None
-        held = book.holdings.values() if book is not None else ()
+        allocations = self._ledger.allocations(node) if node else None
+        held = allocations.by_uid.values() if allocations is not None else ()
         return any(each.pod.terminating and each.pod.priority < pod.priority for each in held)
 
     # -- choosing ------------------------------------------------------------------------------------------
@@ -256,11 +256,11 @@ class Preemptor:
         return names[self._start :] + names[: self._start]
 
     def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
-        book = self._ledger.book(name)
-        if book is None:
+        allocations = self._ledger.allocations(name)
+        if allocations is None:
             return None
         taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
-        return eviction(book, waiting.request, waiting.priority, budgets, taken)
+        return eviction(allocations, waiting.request, waiting.priority, budgets, taken)
 
     def _fits(self, waiting: _Waiting) -> bool:
         """Whether one of the nodes has room by now: then nobody need go."""
@@ -270,11 +270,11 @@ class Preemptor:
         return any(self._has_room(waiting, name) for name, row in fleet.row_of.items() if row in roomy)
 
     def _has_room(self, waiting: _Waiting, name: str) -> bool:
-        book = self._ledger.book(name)
-        if book is None:
+        allocations = self._ledger.allocations(name)
+        if allocations is None:
             return False
         taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
-        return not isinstance(place(open_to(book, taken), waiting.request), Refusal)
+        return not isinstance(place(open_to(allocations, taken), waiting.request), Refusal)
 
 
 def _may_preempt(pod: ApiPod) -> bool:

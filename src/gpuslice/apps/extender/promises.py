@@ -55,5 +55,5 @@ class Promises:
         self._by_uid = {
             uid: promise
             for uid, promise in self._by_uid.items()
-            if promise.until_s > now and ledger.holding(uid) is None and ledger.nominations.of(uid) is None
+            if promise.until_s > now and ledger.allocation(uid) is None and ledger.nominations.of(uid) is None
         }

@@ -22,12 +22,12 @@ def reasons(
 ) -> list[Reason]:
     """Why the known ones of the `refused` were refused; for want of memory, unless `compute_counts`."""
     known = asked.known(refused)
-    text = NO_ROOM if request.gpu_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.gpu_count)
+    text = NO_ROOM if request.card_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.card_count)
     found = [(known, text)]
     if compute_counts and len(known):
-        cards = 1 if request.core_percent else request.gpu_count
-        roomy = _with_cards(fleet.left.take(asked.rows.take(known), axis=0), request.units_per_gpu, cards)
-        found = [(known[~roomy], text), (known[roomy], NO_CORE if request.core_percent else CORE_REQUIRED)]
+        cards = 1 if request.compute_percent else request.card_count
+        roomy = _with_cards(fleet.left.take(asked.rows.take(known), axis=0), request.units_per_card, cards)
+        found = [(known[~roomy], text), (known[roomy], NO_CORE if request.compute_percent else CORE_REQUIRED)]
     return [reason for reason in found if len(reason[0])]
 
 
@@ -41,7 +41,7 @@ class Impossible:
 
     def of(self, asked: Asked, refused: Places, request: Request) -> Places:
         """Those of the `refused`, none of them a stranger."""
-        small = self._rows(request.units_per_gpu, request.gpu_count)
+        small = self._rows(request.units_per_card, request.card_count)
         return refused[:0] if small is None else refused[small.take(asked.rows.take(refused))]
 
     def _rows(self, units: int, cards: int) -> Flags | None:

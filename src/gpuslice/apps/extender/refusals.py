@@ -85,8 +85,8 @@ class Refusals:
             nodes = counted(len(asked.rows), "node")
             return f"asked for {counted(request.units, 'unit')}; {nodes} looked at, none with shared cards"
         left = self._ledger.fleet.left[asked.rows]
-        fitting = (left >= request.units_per_gpu).sum(axis=1)
-        most = np.where(known, fitting if request.gpu_count > 1 else left.max(axis=1), -1)
+        fitting = (left >= request.units_per_card).sum(axis=1)
+        most = np.where(known, fitting if request.card_count > 1 else left.max(axis=1), -1)
         state = self._ledger.state(asked.names(np.array([most.argmax()]))[0])
         detail = refuse(state, request).detail if state is not None else ""
         return f"{detail} ({counted(shared, 'node')} with shared cards looked at)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuslice.adapters.web.app import Route, get, post
-from gpuslice.adapters.web.messages import JSON, Answer, Request, json_answer
+from gpuslice.adapters.web.messages import JSON, Request, Response, json_answer
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import (
     BindingArgs,
@@ -50,10 +50,10 @@ class Verbs:
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
-    def filter(self, request: Request) -> Answer | Awaitable[Answer]:
+    def filter(self, request: Request) -> Response | Awaitable[Response]:
         began = time.perf_counter()
         result = self._filter(request.body)
-        answer = Answer(content_type=JSON, more=result.pieces())
+        answer = Response(content_type=JSON, more=result.pieces())
         self._observe("filter", result.error or ("none" if result.node_names == b"[]" else ""), began)
         waiting = self.keep_pace()
         return answer if waiting is None else _once_over(waiting, answer)
@@ -67,11 +67,11 @@ class Verbs:
         except MalformedError as error:
             return FilterResult(error=str(error))
 
-    def prioritize(self, request: Request) -> Answer:
+    def prioritize(self, request: Request) -> Response:
         began = time.perf_counter()
         scores = self._prioritize(request.body)
         self._observe("prioritize", "none" if scores == b"[]" else "", began)
-        return Answer(scores, content_type=JSON)
+        return Response(scores, content_type=JSON)
 
     def _prioritize(self, body: bytes) -> bytes:
         try:
@@ -80,7 +80,7 @@ class Verbs:
             _log.warning("prioritize not understood", extra={"error": str(error)})
             return b"[]"  # the answer has no place for an error, and the scheduler ignores one
 
-    def preempt(self, request: Request) -> Answer:
+    def preempt(self, request: Request) -> Response:
         began = time.perf_counter()
         try:
             result = self.decisions.preempt(decode_preemption(request.body))
@@ -90,7 +90,7 @@ class Verbs:
         self._observe("preempt", "" if result.node_name_to_meta_victims else "none", began)
         return json_answer(result)
 
-    async def bind(self, request: Request) -> Answer:
+    async def bind(self, request: Request) -> Response:
         began = time.perf_counter()
         error = await self._bind(request.body)
         self._observe("bind", error, began)
@@ -111,14 +111,14 @@ class Verbs:
 
     # -- for people ----------------------------------------------------------------------------------------
 
-    async def inspect(self, _: Request) -> Answer:
+    async def inspect(self, _: Request) -> Response:
         return json_answer(await inspect_all(self.ledger))
 
-    def inspect_one(self, request: Request) -> Answer:
+    def inspect_one(self, request: Request) -> Response:
         answer = inspect_node(self.ledger, request.part)
         return json_answer(answer, 404 if answer.error else 200)
 
-    async def debug_state(self, request: Request) -> Answer:
+    async def debug_state(self, request: Request) -> Response:
         """Everything known, or of one node with ``?node=``."""
         asked = request.query.get("node")
         names = [asked] if asked else self.ledger.node_names()
@@ -150,6 +150,6 @@ class Verbs:
         ]
 
 
-async def _once_over(waiting: Awaitable[None], answer: Answer) -> Answer:
+async def _once_over(waiting: Awaitable[None], answer: Response) -> Response:
     await waiting
     return answer

@@ -34,28 +34,28 @@ class VictimsByCard:
         }
 
     def _on(self, name: str, pod: Pod, request: Request, proposed: MetaVictims) -> Victims | None:
-        book = self._ledger.book(name)
-        if book is None:
+        allocations = self._ledger.allocations(name)
+        if allocations is None:
             return None
         uid, priority = pod.metadata.uid, pod.spec.priority or 0
         before_it = self._promises.on(name, uid, priority)
         found = victims(
-            book,
+            allocations,
             request,
             priority,
             {each.uid for each in proposed.pods or ()},
             taken=taken_by(before_it, name, uid, priority),
-            suffices=lambda gone: self._feeds(name, request, gone, before_it),
+            suffices=lambda gone: self._host_resources(name, request, gone, before_it),
         )
         return found if found is not None and found.uids else None
 
-    def _feeds(
+    def _host_resources(
         self, name: str, request: Request, gone: Iterable[str], before_it: Iterable[Nomination]
     ) -> bool:
         """Whether CPU and memory of the node are enough without these pods, and with those before it."""
         state, pods = self._ledger.state(name), self._ledger.pods
         if state is None:
             return False
-        coming = [pods[each.uid].feed for each in before_it if each.uid in pods]
-        going = [pods[uid].feed for uid in gone if uid in pods]
-        return state.node.feed.holds(self._ledger.eaten(name), [request.feed, *coming], going)
+        coming = [pods[each.uid].host for each in before_it if each.uid in pods]
+        going = [pods[uid].host for uid in gone if uid in pods]
+        return state.node.host.holds(self._ledger.host_used(name), [request.host, *coming], going)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from gpuslice.core.ledger import Witness
+from gpuslice.core.ledger import Listener
 from gpuslice.core.policy.fleet import Fleet, Shape
 
 REMEMBERED_SHAPES = 64
@@ -22,7 +22,7 @@ class Arrivals:
     for, a typing error.
     """
 
-    def __init__(self, policy: Witness, fleet: Fleet) -> None:
+    def __init__(self, policy: Listener, fleet: Fleet) -> None:
         self._policy = policy
         self._fleet = fleet
         self._seen: OrderedDict[Shape, None] = OrderedDict()

@@ -16,7 +16,7 @@ from gpuslice.adapters.web.app import Handler, Probes, make_app, post
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import Answer, Request, json_answer
+from gpuslice.adapters.web.messages import Request, Response, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import AdmissionRequest, decode_review
@@ -66,7 +66,7 @@ class Webhook:
         )
 
     def _handler(self, verb: str, decide: Decide) -> Handler:
-        def handle(request: Request) -> Answer:
+        def handle(request: Request) -> Response:
             began = time.perf_counter()
             try:
                 review = decode_review(request.body)

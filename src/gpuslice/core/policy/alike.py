@@ -59,7 +59,7 @@ class Alike:
 
     def _states(self, rows: Rows) -> list[bytes]:
         fleet = self._fleet
-        by_card = (fleet.left, fleet.core_left, fleet.size)
+        by_card = (fleet.left, fleet.compute_left, fleet.size)
         by_node = (fleet.model, fleet.cpu_left, fleet.memory_left)
         parts = [part.take(rows, axis=0).view(np.uint8) for part in by_card]
         parts += [part.take(rows)[:, None].view(np.uint8) for part in by_node]

@@ -103,8 +103,10 @@ def _fill(
 
 def empty(node: FleetNode) -> FleetNode:
     """The same node with nothing on it."""
-    core = tuple(100 if percent > 0 else 0 for percent in node.core_left)
-    return replace(node, left=node.size, core_left=core, cpu_left=node.cpu_milli, memory_left=node.memory_mib)
+    core = tuple(100 if percent > 0 else 0 for percent in node.compute_left)
+    return replace(
+        node, left=node.size, compute_left=core, cpu_left=node.cpu_milli, memory_left=node.memory_mib
+    )
 
 
 # -- how many cards ----------------------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def explain(fleet: Fleet, shape: Shape, pods: int = 1) -> Unplaced:
     """Why no node of `fleet` holds `shape` now: what is missing, and the most there is."""
     rows = _allowed_rows(fleet, shape)
     never = _never(fleet, shape, rows)
-    reason = never or _no_cards(fleet, shape, rows) or _no_feed(fleet, shape, rows)
+    reason = never or _no_cards(fleet, shape, rows) or _no_host_resources(fleet, shape, rows)
     return Unplaced(shape, pods, reason, bool(never))
 
 
@@ -241,16 +243,15 @@ def _no_cards(fleet: Fleet, shape: Shape, rows: Rows) -> str:
     if shape.cards > 1:
         some = f"{cards} such cards are free, but at most {int(enough.max())} on one node"
         return some if cards >= shape.cards else f"only {cards} such cards are free, on all nodes together"
-    if shape.core_percent and (left >= shape.units).any():
-        return (
-            f"no card with {counted(shape.units, 'unit')} free has {shape.core_percent} % of its compute left"
-        )
+    if shape.compute_percent and (left >= shape.units).any():
+        percent = shape.compute_percent
+        return f"no card with {counted(shape.units, 'unit')} free has {percent} % of its compute left"
     if left.sum() >= shape.units:
         return f"{int(left.sum())} units are free in pieces, at most {int(left.max())} on one card"
     return f"in all no more than {int(left.sum())} units are free"
 
 
-def _no_feed(fleet: Fleet, shape: Shape, rows: Rows) -> str:
+def _no_host_resources(fleet: Fleet, shape: Shape, rows: Rows) -> str:
     """The cards are there; what is missing beside them."""
     if shape.cards:
         rows = rows[card_fits(fleet, shape, rows).sum(axis=1) >= shape.cards]

@@ -37,7 +37,7 @@ class Shape(msgspec.Struct, frozen=True):  # the key of most that is kept: to ha
     cpu_milli: int = 0
     memory_mib: int = 0
     models: frozenset[str] = frozenset()
-    core_percent: int = 0
+    compute_percent: int = 0
 
     @property
     def total_units(self) -> int:
@@ -55,7 +55,7 @@ class FleetNode:
     name: str
     size: Sequence[int]
     left: Sequence[int]
-    core_left: Sequence[int] = ()
+    compute_left: Sequence[int] = ()
     model: str = ""
     cpu_milli: float = UNLIMITED
     memory_mib: float = UNLIMITED
@@ -88,7 +88,7 @@ class Fleet:
 
     left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
     size: npt.NDArray[np.int32] = field(default_factory=_no_cards)
-    core_left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
+    compute_left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
     cpu_left: Floats = field(default_factory=_empty_floats)
     memory_left: Floats = field(default_factory=_empty_floats)
     cpu_milli: Floats = field(default_factory=_empty_floats)
@@ -97,7 +97,7 @@ class Fleet:
     slots: Ints = field(default_factory=_empty_ints)
     model: Ints = field(default_factory=_empty_ints)
     stamp: Ints = field(default_factory=_empty_ints)
-    feed_limits: bool = True
+    host_limits: bool = True
     clock: int = 0
     cards_version: int = 0
     models: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Fleet:
         row = self.row_of.pop(name, None)
         if row is None:
             return
-        self.left[row] = self.size[row] = self.core_left[row] = 0
+        self.left[row] = self.size[row] = self.compute_left[row] = 0
         self.cpu_left[row] = self.memory_left[row] = -1.0  # not even a pod without GPU fits
         self.cards[row] = 0
         self.cards_version += 1
@@ -169,7 +169,7 @@ class Fleet:
     def _add(self, row: int, slots: Sequence[int], shape: Shape, sign: int) -> None:
         for slot in slots:
             self.left[row, slot] += sign * shape.units
-            self.core_left[row, slot] += sign * shape.core_percent
+            self.compute_left[row, slot] += sign * shape.compute_percent
         self.cpu_left[row] += sign * shape.cpu_milli
         self.memory_left[row] += sign * shape.memory_mib
         self.touch(row)
@@ -188,15 +188,15 @@ class Fleet:
 
     def _put_free(self, row: int, node: FleetNode) -> None:
         usable = [left if size > 0 else 0 for left, size in zip(node.left, node.size, strict=True)]
-        left, core = self._padded(usable), self._padded(node.core_left)
+        left, core = self._padded(usable), self._padded(node.compute_left)
         if (
             left == self.left[row].tolist()
-            and core == self.core_left[row].tolist()
+            and core == self.compute_left[row].tolist()
             and node.cpu_left == self.cpu_left[row]
             and node.memory_left == self.memory_left[row]
         ):
             return
-        self.left[row], self.core_left[row] = left, core
+        self.left[row], self.compute_left[row] = left, core
         self.cpu_left[row], self.memory_left[row] = node.cpu_left, node.memory_left
         self.touch(row)
 
@@ -218,7 +218,7 @@ class Fleet:
 
     def _lengthen(self, more: int) -> None:
         start = self.rows
-        for cards in ("left", "size", "core_left"):
+        for cards in ("left", "size", "compute_left"):
             array = getattr(self, cards)
             setattr(self, cards, np.vstack([array, np.zeros((more, array.shape[1]), dtype=np.int32)]))
         for name in ("cpu_left", "memory_left", "cpu_milli", "memory_mib"):
@@ -231,7 +231,7 @@ class Fleet:
         missing = slots - self.left.shape[1]
         if missing <= 0:
             return
-        for cards in ("left", "size", "core_left"):
+        for cards in ("left", "size", "compute_left"):
             setattr(self, cards, np.pad(getattr(self, cards), ((0, 0), (0, missing))))
         self.cards_version += 1
 
@@ -240,6 +240,6 @@ class Fleet:
         before, self.slots[row] = self.slots[row], slots
         width = self.left.shape[1]
         if slots < before == width and (widest := max(1, int(self.slots.max()))) <= width // 2:
-            for cards in ("left", "size", "core_left"):
+            for cards in ("left", "size", "compute_left"):
                 setattr(self, cards, getattr(self, cards)[:, :widest].copy())
             self.cards_version += 1

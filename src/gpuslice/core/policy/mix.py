@@ -15,7 +15,7 @@ import numpy as np
 from gpuslice.core.policy.fleet import Fleet, Floats, Shape
 
 PRIOR_PODS = 30.0
-PRIOR_FEED = 0.7  # of the CPU and memory that the cluster has for a card
+PRIOR_HOST_SHARE = 0.7  # of the CPU and memory that the cluster has for a card
 PRIOR_CARDS = {1: 45.0, 2: 4.0, 4: 3.0, 8: 3.0}
 PRIOR_SHARE = 5.0  # for each tenth of a card
 HALF_LIFE_ARRIVALS = 20_000
@@ -66,7 +66,7 @@ def prior(fleet: Fleet) -> dict[Shape, float]:
     """The expected pods before any was seen, as parts of 1; for each size of card as many as there are."""
     parts: dict[Shape, float] = defaultdict(float)
     sizes, numbers = np.unique(fleet.size[fleet.size > 0], return_counts=True)
-    cpu, memory = _feed(fleet.cpu_milli, fleet), _feed(fleet.memory_mib, fleet)
+    cpu, memory = _use_host(fleet.cpu_milli, fleet), _use_host(fleet.memory_mib, fleet)
     for size, number in zip(sizes.tolist(), numbers.tolist(), strict=True):
         part = number / int(numbers.sum()) / 100.0
         for cards, count in PRIOR_CARDS.items():
@@ -78,8 +78,8 @@ def prior(fleet: Fleet) -> dict[Shape, float]:
     return dict(parts)
 
 
-def _feed(amount: Floats, fleet: Fleet) -> float:
+def _use_host(amount: Floats, fleet: Fleet) -> float:
     """What a pod of one card asks of a resource; 0 where the nodes' amounts are not known."""
     known = fleet.cards > 0
     total = float(amount[known].sum())
-    return PRIOR_FEED * total / int(fleet.cards.sum()) if isfinite(total) and known.any() else 0.0
+    return PRIOR_HOST_SHARE * total / int(fleet.cards.sum()) if isfinite(total) and known.any() else 0.0

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice.core.policy.alike import Alike
-from gpuslice.core.policy.feed import feed_worth
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.host_value import host_value
 from gpuslice.core.policy.mix import LearnedMix
 from gpuslice.core.policy.packing import fullest_card
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
@@ -182,8 +182,8 @@ class OpportunityCost(Policy):
         same_cards = before is not None and not self._cards_changed(before)
         layout = before.layout if before and same_cards else layout_of(self.fleet)
         turnover = self.slot_price.turnover
-        feed = feed_worth(self.fleet, layout.mean_units, learned if known is None else known, turnover)
-        return replace(market_of(layout, demand, self._stock, turnover), feed=feed)
+        host = host_value(self.fleet, layout.mean_units, learned if known is None else known, turnover)
+        return replace(market_of(layout, demand, self._stock, turnover), host=host)
 
     def _scattered(self, shape: Shape) -> bool:
         """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""

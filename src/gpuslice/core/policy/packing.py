@@ -86,13 +86,13 @@ class BestFit(NodePolicy):
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
         self._largest_version = -1
-        self._largest_cpu, self._largest_gpu = 1.0, 1.0
+        self._largest_cpu, self._largest_card_units = 1.0, 1.0
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         left = self.fleet.left[rows]
-        gpu = (left.sum(axis=1) - shape.total_units) / self._largest_gpu
+        card_units = (left.sum(axis=1) - shape.total_units) / self._largest_card_units
         cpu = (self.fleet.cpu_left[rows] - shape.cpu_milli) / self._largest_cpu
-        score = _whole((1.0 - 0.5 * np.where(np.isfinite(cpu), cpu, 0.0) - 0.5 * gpu) * FULL_SCORE)
+        score = _whole((1.0 - 0.5 * np.where(np.isfinite(cpu), cpu, 0.0) - 0.5 * card_units) * FULL_SCORE)
         return keys_of(-score, rows), fullest_card(left, card_fits(self.fleet, shape, rows))
 
     def cache(self) -> RankCache:
@@ -105,7 +105,7 @@ class BestFit(NodePolicy):
         self._largest_version = self.fleet.cards_version
         cpu = self.fleet.cpu_milli[np.isfinite(self.fleet.cpu_milli)]
         self._largest_cpu = max(1.0, float(cpu.max(initial=1.0)))
-        self._largest_gpu = max(1.0, float(self.fleet.size.sum(axis=1).max(initial=1)))
+        self._largest_card_units = max(1.0, float(self.fleet.size.sum(axis=1).max(initial=1)))
 
 
 def fullest_card(left: AnyInts, fits: Flags) -> Ints:

@@ -166,9 +166,9 @@ class Policy(ABC):
 
 def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
     """Those of `rows` that can hold a pod of this shape now."""
-    if fleet.feed_limits or not shape.cards:
-        fits = fleet.cpu_left[rows] >= (shape.cpu_milli if fleet.feed_limits else 0)
-        fits &= fleet.memory_left[rows] >= (shape.memory_mib if fleet.feed_limits else 0)
+    if fleet.host_limits or not shape.cards:
+        fits = fleet.cpu_left[rows] >= (shape.cpu_milli if fleet.host_limits else 0)
+        fits &= fleet.memory_left[rows] >= (shape.memory_mib if fleet.host_limits else 0)
         rows = rows[fits]
     allowed = fleet.allowed(shape.models)
     if allowed is not None:
@@ -182,8 +182,8 @@ def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
 def card_fits(fleet: Fleet, shape: Shape, rows: Rows) -> Flags:
     """Which cards [row, slot] have what the shape asks of one."""
     fits: Flags = fleet.left.take(rows, axis=0) >= max(shape.units, 1)
-    if shape.core_percent:
-        fits &= fleet.core_left.take(rows, axis=0) >= shape.core_percent
+    if shape.compute_percent:
+        fits &= fleet.compute_left.take(rows, axis=0) >= shape.compute_percent
     return fits
 
 

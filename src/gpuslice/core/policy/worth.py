@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.core.policy.feed import FeedWorth
 from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.host_value import HostValue
 from gpuslice.core.policy.prices import CuttingStock, worth_of_space
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
@@ -182,7 +182,7 @@ class Worth:
         self._parts = parts = market.parts
         self._slots = slots
         self._turnover = market.turnover
-        self._feed = market.feed
+        self._use_host = market.host
         self._alike = bool((parts.by_value == parts.by_value[:1]).all())
         self._per_cpu = np.concatenate([parts.cards_per_cpu, slots.cards_per_cpu])
         self._per_memory = np.concatenate([parts.cards_per_memory, slots.cards_per_memory])
@@ -190,9 +190,9 @@ class Worth:
 
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
-        if self._feed is not None:
+        if self._use_host is not None:
             value, _, _, cpu_milli, memory_mib = states.amounts
-            return self._feed.of(value, cpu_milli, memory_mib)
+            return self._use_host.of(value, cpu_milli, memory_mib)
         if len(states.rows) <= BLOCK_ROWS:
             return self._of_block(states)
         starts = range(0, len(states.rows), BLOCK_ROWS)
@@ -202,13 +202,13 @@ class Worth:
         """Room for each shape, the shares and single cards first and then those of several, by its weight."""
         value, whole, whole_cards, cpu_milli, memory_mib = states.amounts
         kind, parts = self.layout.kind.take(states.rows), len(self._parts)
-        room = self._fed(cpu_milli, memory_mib)
+        room = self._host_usage(cpu_milli, memory_mib)
         np.minimum(room[:, :parts], self._on_cards(value, whole, kind), out=room[:, :parts])
         room[:, parts:] = self._in_slots(states.rows, whole_cards, room[:, parts:])
         worth: Floats = np.einsum("ij,ij->i", room, self._weight.take(kind, axis=0))
         return worth
 
-    def _fed(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
+    def _host_usage(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
         """Cards that free CPU and memory feed, [line, shape]."""
         by_cpu: Floats = cpu_milli[:, None] * self._per_cpu
         np.minimum(by_cpu, memory_mib[:, None] * self._per_memory, out=by_cpu)
@@ -223,10 +223,10 @@ class Worth:
         room += whole[:, None] * columns.by_free[pick]
         return room
 
-    def _in_slots(self, rows: Rows, whole_cards: Floats, fed: Floats) -> Floats:
+    def _in_slots(self, rows: Rows, whole_cards: Floats, hosted: Floats) -> Floats:
         """Whole slots for each shape of several cards, with the chances of such as come free next."""
         columns = self._slots
-        slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, fed / columns.gpu)
+        slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, hosted / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
         if self._turnover:
             slots += self._turnover * self._near_slots(rows, whole_cards)
@@ -340,7 +340,7 @@ class Market:
     slots: Columns
     slot_demand: float  # S: weight of all shapes of several cards, each at its best kind
     turnover: float
-    feed: FeedWorth | None = None
+    host: HostValue | None = None
 
     def worth(self, slot_price: float) -> Worth:
         """Price the slots: W / S times their demand, at most `slot_price` in all."""

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.core.policy import UNLIMITED, Fleet, FleetNode, OpportunityCost, Shape
-from gpuslice.core.policy.feed import CARD_STEPS, FEED_STEPS, feed_worth, worth_table
 from gpuslice.core.policy.fleet import Floats
+from gpuslice.core.policy.host_value import CARD_STEPS, HOST_STEPS, host_value, worth_table
 
 HEAVY, LIGHT = Shape(100, 1, cpu_milli=24_000), Shape(100, 1, cpu_milli=4_000)
 MIX = {HEAVY: 1.0, LIGHT: 10.0}  # 5.8 cores for a card
@@ -35,36 +35,36 @@ def short_of_cores() -> Fleet:
     return make_fleet(make_node("12", 8, 24, 12), make_node("24", 8, 24, 24), make_node("0", 16, 64, 0))
 
 
-def reference(pods: list[tuple[int, int, int]], feed: int, cards: int) -> float:
+def reference(pods: list[tuple[int, int, int]], host: int, cards: int) -> float:
     """The mean GPU of arrivals at random until none fits; pods are (count, feed, cards), in whole steps."""
 
     @cache
-    def worth(feed: int, cards: int) -> float:
-        fitting = [pod for pod in pods if pod[1] <= feed and pod[2] <= cards and (cards or not pod[2])]
+    def worth(host: int, cards: int) -> float:
+        fitting = [pod for pod in pods if pod[1] <= host and pod[2] <= cards and (cards or not pod[2])]
         total = sum(pod[0] for pod in fitting)
-        return sum(n * (g + worth(feed - c, cards - g)) for n, c, g in fitting) / total if total else 0.0
+        return sum(n * (g + worth(host - c, cards - g)) for n, c, g in fitting) / total if total else 0.0
 
-    return worth(feed, cards)
+    return worth(host, cards)
 
 
-steps_of_feed, steps_of_cards = st.integers(1, FEED_STEPS), st.integers(0, CARD_STEPS)
-pods_in_steps = st.lists(st.tuples(st.integers(1, 9), steps_of_feed, steps_of_cards), min_size=1, max_size=6)
+host_steps, steps_of_cards = st.integers(1, HOST_STEPS), st.integers(0, CARD_STEPS)
+pods_in_steps = st.lists(st.tuples(st.integers(1, 9), host_steps, steps_of_cards), min_size=1, max_size=6)
 
 
 @settings(max_examples=40, deadline=None)
-@given(pods_in_steps, st.integers(0, FEED_STEPS), st.integers(0, CARD_STEPS))
+@given(pods_in_steps, st.integers(0, HOST_STEPS), st.integers(0, CARD_STEPS))
 def test_the_table_is_what_arrivals_at_random_make_of_a_node(
-    pods: list[tuple[int, int, int]], feed: int, cards: int
+    pods: list[tuple[int, int, int]], host: int, cards: int
 ) -> None:
     count, takes, gpu = np.array(pods, dtype=np.float64).T
-    assert worth_table(count, takes, gpu)[feed, cards] == pytest.approx(reference(pods, feed, cards))
+    assert worth_table(count, takes, gpu)[host, cards] == pytest.approx(reference(pods, host, cards))
 
 
-@pytest.mark.parametrize("feed", [0.03, 0.4, 1.0, 2.6, 3.0])
-def test_pods_of_any_size_sell_what_they_ask_for(feed: float) -> None:
+@pytest.mark.parametrize("host", [0.03, 0.4, 1.0, 2.6, 3.0])
+def test_pods_of_any_size_sell_what_they_ask_for(host: float) -> None:
     """With room for many of them, whether or not what they take falls between the steps."""
-    table = worth_table(np.array([5.0]), np.array([feed]), np.array([feed / 4]))
-    assert table[FEED_STEPS, CARD_STEPS] == pytest.approx(FEED_STEPS / 4, rel=0.05)
+    table = worth_table(np.array([5.0]), np.array([host]), np.array([host / 4]))
+    assert table[HOST_STEPS, CARD_STEPS] == pytest.approx(HOST_STEPS / 4, rel=0.05)
 
 
 def test_pods_larger_than_any_node_are_left_out() -> None:
@@ -74,7 +74,7 @@ def test_pods_larger_than_any_node_are_left_out() -> None:
 
 def test_cores_are_worth_more_where_only_pods_with_few_cores_fit(short_of_cores: Fleet) -> None:
     """24 cores may all go to one heavy pod, twice 12 serve six light ones for certain."""
-    worth = feed_worth(short_of_cores, 100.0, MIX, turnover=0.0)
+    worth = host_value(short_of_cores, 100.0, MIX, turnover=0.0)
     assert worth is not None
     free, memory = np.array([8.0, 8.0]), np.array([UNLIMITED, UNLIMITED])
     on_24, on_12 = worth.of(free, np.array([24_000.0, 12_000.0]), memory).tolist()
@@ -88,14 +88,14 @@ def test_a_pod_goes_where_it_keeps_a_heavier_one_out(short_of_cores: Fleet) -> N
 
 
 def test_without_cards_cores_sell_nothing(short_of_cores: Fleet) -> None:
-    worth = feed_worth(short_of_cores, 100.0, MIX, turnover=0.0)
+    worth = host_value(short_of_cores, 100.0, MIX, turnover=0.0)
     assert worth is not None
     amounts = (np.array([0.0]), np.array([24_000.0]), np.array([UNLIMITED]))
     assert worth.of(*amounts).tolist() == [0.0]
 
 
 def test_amounts_past_the_largest_node_and_below_nothing_stay_on_the_table(short_of_cores: Fleet) -> None:
-    worth = feed_worth(short_of_cores, 100.0, MIX, turnover=0.0)
+    worth = host_value(short_of_cores, 100.0, MIX, turnover=0.0)
     assert worth is not None
 
     def of(cards: float, cores: float) -> Floats:
@@ -110,22 +110,22 @@ def test_memory_counts_like_cores_where_it_runs_out_first() -> None:
     fleet = make_fleet(*nodes)
     mix = {Shape(100, 1, 1000, 4_000): 1.0}  # memory for four of sixteen cards
     fleet.take(0, (0,), Shape(100, 1, 1000, 4_000))
-    worth = feed_worth(fleet, 100.0, mix, turnover=0.0)
+    worth = host_value(fleet, 100.0, mix, turnover=0.0)
     assert worth is not None
     cores, memory = np.array([1e6, 1e6, 1_000.0]), np.array([8_000.0, 4_000.0, 8_000.0])
     assert worth.of(np.array([8.0] * 3), cores, memory).tolist() == pytest.approx([2.0, 1.0, 1.0], rel=0.02)
 
 
 def test_cards_that_run_out_first_leave_feed_unpriced(short_of_cores: Fleet) -> None:
-    assert feed_worth(short_of_cores, 100.0, {LIGHT: 1.0, Shape(100): 1.0}, turnover=0.0) is None
-    assert feed_worth(short_of_cores, 100.0, {Shape(0, 0, 4_000): 1.0}, turnover=0.0) is None
-    assert feed_worth(Fleet(), 100.0, MIX, turnover=0.0) is None
+    assert host_value(short_of_cores, 100.0, {LIGHT: 1.0, Shape(100): 1.0}, turnover=0.0) is None
+    assert host_value(short_of_cores, 100.0, {Shape(0, 0, 4_000): 1.0}, turnover=0.0) is None
+    assert host_value(Fleet(), 100.0, MIX, turnover=0.0) is None
     unknown = make_fleet(FleetNode("a", (100,), (100,)))
-    assert feed_worth(unknown, 100.0, MIX, turnover=0.0) is None
+    assert host_value(unknown, 100.0, MIX, turnover=0.0) is None
 
 
 def test_feed_is_unpriced_while_pods_come_and_go_or_much_is_left(short_of_cores: Fleet) -> None:
-    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.2) is not None
-    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.25) is None
+    assert host_value(short_of_cores, 100.0, MIX, turnover=0.2) is not None
+    assert host_value(short_of_cores, 100.0, MIX, turnover=0.25) is None
     short_of_cores.put(make_node("0", 16, 64, 12))  # 48 of 112 cores: as yet the part that is served
-    assert feed_worth(short_of_cores, 100.0, MIX, turnover=0.0) is None
+    assert host_value(short_of_cores, 100.0, MIX, turnover=0.0) is None

@@ -17,7 +17,7 @@ from gpuslice.core.quantity import scaled
 from gpuslice.core.units import MIB
 
 
-class Feed(msgspec.Struct, frozen=True, gc=False):
+class HostResources(msgspec.Struct, frozen=True, gc=False):
     """Amounts of CPU and memory; 0 where nothing is asked for, or nothing is known."""
 
     cpu_milli: int = 0
@@ -26,11 +26,13 @@ class Feed(msgspec.Struct, frozen=True, gc=False):
     def __bool__(self) -> bool:
         return bool(self.cpu_milli or self.memory_mib)
 
-    def holds(self, eaten: Feed, coming: Iterable[Feed], going: Iterable[Feed]) -> bool:
+    def holds(
+        self, host_used: HostResources, coming: Iterable[HostResources], going: Iterable[HostResources]
+    ) -> bool:
         """Whether so much is enough once some pods have come and others gone; what is not known is enough."""
-        cpu, memory = eaten.cpu_milli, eaten.memory_mib
-        for sign, feeds in ((1, coming), (-1, going)):
-            for each in feeds:
+        cpu, memory = host_used.cpu_milli, host_used.memory_mib
+        for sign, amounts in ((1, coming), (-1, going)):
+            for each in amounts:
                 cpu += sign * each.cpu_milli
                 memory += sign * each.memory_mib
         return not (
@@ -38,7 +40,7 @@ class Feed(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-NO_FEED = Feed()
+NO_HOST_RESOURCES = HostResources()
 
 
 class AmountsLike(Protocol):
@@ -46,25 +48,25 @@ class AmountsLike(Protocol):
     def requests(self) -> Mapping[str, str | int | float] | None: ...
 
 
-class FedLike(Protocol):
+class ContainerAmountsLike(Protocol):
     @property
     def resources(self) -> AmountsLike | None: ...
     @property
     def restart_policy(self) -> str | None: ...
 
 
-class FedSpecLike(Protocol):
+class PodAmountsLike(Protocol):
     @property
-    def containers(self) -> Sequence[FedLike]: ...
+    def containers(self) -> Sequence[ContainerAmountsLike]: ...
     @property
-    def init_containers(self) -> Sequence[FedLike] | None: ...
+    def init_containers(self) -> Sequence[ContainerAmountsLike] | None: ...
     @property
     def resources(self) -> AmountsLike | None: ...
     @property
     def overhead(self) -> Mapping[str, str | int | float] | None: ...
 
 
-def pod_feed(spec: FedSpecLike) -> Feed:
+def pod_host_resources(spec: PodAmountsLike) -> HostResources:
     """What a pod asks for, as kube-scheduler counts it (``PodRequests`` of k8s.io/component-helpers).
 
     What it asks for as a whole wins over the sum of its containers; its runtime class may cost some more.
@@ -72,21 +74,21 @@ def pod_feed(spec: FedSpecLike) -> Feed:
     asked = _of_containers(spec)
     whole = spec.resources.requests if spec.resources is not None else None
     if whole:
-        told = _feed(whole.get("cpu", 0), whole.get("memory", 0))
-        asked = Feed(
+        told = _host_amounts(whole.get("cpu", 0), whole.get("memory", 0))
+        asked = HostResources(
             told.cpu_milli if "cpu" in whole else asked.cpu_milli,
             told.memory_mib if "memory" in whole else asked.memory_mib,
         )
     if not spec.overhead:
         return asked
-    return _plus(asked, _feed(spec.overhead.get("cpu", 0), spec.overhead.get("memory", 0)))
+    return _plus(asked, _host_amounts(spec.overhead.get("cpu", 0), spec.overhead.get("memory", 0)))
 
 
-def _of_containers(spec: FedSpecLike) -> Feed:
+def _of_containers(spec: PodAmountsLike) -> HostResources:
     """At their peak: apps beside sidecars, or an init container beside those before it."""
     if len(spec.containers) == 1 and not spec.init_containers:  # as most pods
         return _asked(spec.containers[0])
-    apps = sidecars = largest = NO_FEED
+    apps = sidecars = largest = NO_HOST_RESOURCES
     for each in spec.containers:
         apps = _plus(apps, _asked(each))
     for each in spec.init_containers or ():
@@ -97,24 +99,24 @@ def _of_containers(spec: FedSpecLike) -> Feed:
     return _most(_plus(apps, sidecars), largest)
 
 
-def node_feed(allocatable: Mapping[str, str | int | float] | None) -> Feed:
+def node_host_resources(allocatable: Mapping[str, str | int | float] | None) -> HostResources:
     """What a node has to give."""
-    return _feed((allocatable or {}).get("cpu", 0), (allocatable or {}).get("memory", 0))
+    return _host_amounts((allocatable or {}).get("cpu", 0), (allocatable or {}).get("memory", 0))
 
 
-NOWHERE = ("", NO_FEED)
+NOWHERE = ("", NO_HOST_RESOURCES)
 
 
-class Fed:
+class HostUsage:
     """Who eats how much of which node's CPU and memory."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[str, Feed]] = {}
+        self._of: dict[str, tuple[str, HostResources]] = {}
         self._used: dict[str, tuple[int, int, int]] = {}  # by node: CPU, memory, number of pods
 
-    def put(self, uid: str, node: str, feed: Feed) -> set[str]:
+    def put(self, uid: str, node: str, host: HostResources) -> set[str]:
         """Count a pod on `node` alone from now on, nowhere when that is ""; the nodes that this changes."""
-        before, after = self._of.get(uid, NOWHERE), (node, feed) if node and feed else NOWHERE
+        before, after = self._of.get(uid, NOWHERE), (node, host) if node and host else NOWHERE
         if before == after:
             return set()
         if before is not NOWHERE:
@@ -125,35 +127,35 @@ class Fed:
             self._of[uid] = after
         return {before[0], after[0]} - {""}
 
-    def _add(self, node: str, feed: Feed, pods: int) -> None:
+    def _add(self, node: str, host: HostResources, pods: int) -> None:
         cpu, memory, number = self._used.pop(node, (0, 0, 0))
         if number + pods:
-            self._used[node] = (cpu + pods * feed.cpu_milli, memory + pods * feed.memory_mib, number + pods)
+            self._used[node] = (cpu + pods * host.cpu_milli, memory + pods * host.memory_mib, number + pods)
 
-    def used(self, node: str) -> Feed:
+    def used(self, node: str) -> HostResources:
         cpu, memory, _ = self._used.get(node, (0, 0, 0))
-        return Feed(cpu, memory)
+        return HostResources(cpu, memory)
 
 
-def _asked(container: FedLike) -> Feed:
+def _asked(container: ContainerAmountsLike) -> HostResources:
     requests = container.resources.requests if container.resources is not None else None
     if not requests:
-        return NO_FEED
-    return _feed(requests.get("cpu", 0), requests.get("memory", 0))
+        return NO_HOST_RESOURCES
+    return _host_amounts(requests.get("cpu", 0), requests.get("memory", 0))
 
 
 @lru_cache(maxsize=4096)  # clusters have few different amounts, on very many pods
-def _feed(cpu: str | int | float, memory: str | int | float) -> Feed:
-    return Feed(scaled(cpu, 1000) or 0, (scaled(memory, 1) or 0) // MIB)
+def _host_amounts(cpu: str | int | float, memory: str | int | float) -> HostResources:
+    return HostResources(scaled(cpu, 1000) or 0, (scaled(memory, 1) or 0) // MIB)
 
 
-def _plus(one: Feed, other: Feed) -> Feed:
+def _plus(one: HostResources, other: HostResources) -> HostResources:
     if not one or not other:
         return one or other
-    return Feed(one.cpu_milli + other.cpu_milli, one.memory_mib + other.memory_mib)
+    return HostResources(one.cpu_milli + other.cpu_milli, one.memory_mib + other.memory_mib)
 
 
-def _most(one: Feed, other: Feed) -> Feed:
+def _most(one: HostResources, other: HostResources) -> HostResources:
     if not one or not other:
         return one or other
-    return Feed(max(one.cpu_milli, other.cpu_milli), max(one.memory_mib, other.memory_mib))
+    return HostResources(max(one.cpu_milli, other.cpu_milli), max(one.memory_mib, other.memory_mib))

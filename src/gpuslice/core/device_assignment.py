@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class DeviceAssignment:
     """The device ids of one container. kubelet names the pod without its uid, so a name may be used again."""
 
     namespace: str
@@ -24,15 +24,15 @@ class Holding:
 class Match:
     """The holding that a set of device ids belongs to. `exact`: the sets are equal."""
 
-    holding: Holding
+    assignment: DeviceAssignment
     exact: bool
 
 
-def holder_of(ids: frozenset[str], holdings: Iterable[Holding]) -> Match | None:
+def holder_of(ids: frozenset[str], assignments: Iterable[DeviceAssignment]) -> Match | None:
     """The container that these ids were given to; None when kubelet's book has no trace of them.
 
     An ordinary init container is not in the book, but the pod's app containers use its ids again: where no
     set is equal, the one that shares the most ids belongs to the same pod.
     """
-    matches = [Match(each, each.ids == ids) for each in holdings if each.ids & ids]
-    return max(matches, key=lambda match: (match.exact, len(match.holding.ids & ids)), default=None)
+    matches = [Match(each, each.ids == ids) for each in assignments if each.ids & ids]
+    return max(matches, key=lambda match: (match.exact, len(match.assignment.ids & ids)), default=None)

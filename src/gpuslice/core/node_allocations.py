@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from gpuslice.core.feed import Feed
-from gpuslice.core.model import Node, Placement, Pod, Share
+from gpuslice.core.host_resources import HostResources
+from gpuslice.core.model import CardSlice, Node, Placement, Pod
 from gpuslice.core.placement import NodeState
 from gpuslice.core.policy.fleet import UNLIMITED, FleetNode
 
-UNITS, CORE_PERCENT = attrgetter("units"), attrgetter("core_percent")  # of a share
+UNITS, COMPUTE_PERCENT = attrgetter("units"), attrgetter("compute_percent")  # of a share
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Allocation:
     """A pod in the book. `placement` is None when it is not known where on its node it sits.
 
     `assumed`: we decided so and the API server has not shown it yet. `planned`: we decided so, and
@@ -34,27 +34,27 @@ class Holding:
             return 0
         return self.pod.request.units
 
-    def takes_as_much_as(self, other: Holding) -> bool:
+    def takes_as_much_as(self, other: Allocation) -> bool:
         """Whether the node has the same left with one in place of the other."""
         return (
             self.node == other.node
             and self.placement == other.placement
             and self.unplaced_units == other.unplaced_units
-            and self.pod.feed == other.pod.feed
+            and self.pod.host == other.pod.host
         )
 
 
-def holding_of(pod: Pod, before: Holding | None) -> Holding | None:
+def allocation_of(pod: Pod, before: Allocation | None) -> Allocation | None:
     """What `pod` holds by its own words; before it is bound only an assumption counts."""
     if not pod.node:
         return replace(before, pod=pod) if before is not None and before.assumed else None
     if pod.placement is not None:
-        return Holding(pod, pod.node, pod.placement)
-    return Holding(pod, pod.node, None) if pod.request is not None else None
+        return Allocation(pod, pod.node, pod.placement)
+    return Allocation(pod, pod.node, None) if pod.request is not None else None
 
 
 @dataclass(slots=True)
-class NodeBook:
+class NodeAllocations:
     """A node and who is on it. `node` is None while only its pods are known.
 
     Whoever changes a book calls `changed`: what is free is worked out once for all who ask in between.
@@ -62,7 +62,7 @@ class NodeBook:
 
     name: str
     node: Node | None = None
-    holdings: dict[str, Holding] = field(default_factory=dict)  # by uid
+    by_uid: dict[str, Allocation] = field(default_factory=dict)  # by uid
     _state: NodeState | None = None
 
     def changed(self) -> None:
@@ -72,17 +72,17 @@ class NodeBook:
         """Units promised per card index, also of cards that are not there (any more)."""
         return self._sum(UNITS)
 
-    def core_used(self) -> dict[int, int]:
-        return self._sum(CORE_PERCENT)
+    def compute_used(self) -> dict[int, int]:
+        return self._sum(COMPUTE_PERCENT)
 
     def unplaced_units(self) -> int:
-        return sum([each.unplaced_units for each in self.holdings.values() if each.placement is None])
+        return sum([each.unplaced_units for each in self.by_uid.values() if each.placement is None])
 
     @property
     def crowded(self) -> bool:
         """Whether a card is promised beyond its units."""
         used = self.used()
-        return any(used.get(gpu.index, 0) > gpu.units for gpu in (self.node.gpus if self.node else ()))
+        return any(used.get(card.index, 0) > card.units for card in (self.node.cards if self.node else ()))
 
     def state(self) -> NodeState:
         """What is free now; never less than nothing, whatever the book says."""
@@ -92,47 +92,47 @@ class NodeBook:
 
     def state_without(self, uids: Collection[str]) -> NodeState:
         """What would be free if these pods held nothing."""
-        others = {uid: holding for uid, holding in self.holdings.items() if uid not in uids}
-        return NodeBook(self.name, self.node, others).state()
+        others = {uid: allocation for uid, allocation in self.by_uid.items() if uid not in uids}
+        return NodeAllocations(self.name, self.node, others).state()
 
-    def row(self, eaten: Feed) -> FleetNode:
+    def row(self, host_used: HostResources) -> FleetNode:
         """The node for a `Fleet`, when pods eat so much of its CPU and memory."""
         state = self.state()
         node = state.node
-        cpu, memory = node.feed.cpu_milli or UNLIMITED, node.feed.memory_mib or UNLIMITED
-        usable = [gpu.units if gpu.index not in node.unhealthy else 0 for gpu in node.gpus]
-        models = {gpu.model for gpu in node.gpus}
+        cpu, memory = node.host.cpu_milli or UNLIMITED, node.host.memory_mib or UNLIMITED
+        usable = [card.units if card.index not in node.unhealthy else 0 for card in node.cards]
+        models = {card.model for card in node.cards}
         model = models.pop() if len(models) == 1 else ""
         return FleetNode(
             node.name,
             usable,
             state.left,
-            state.core_left,
+            state.compute_left,
             model,
             cpu,
             memory,
-            max(0.0, cpu - eaten.cpu_milli),
-            max(0.0, memory - eaten.memory_mib),
+            max(0.0, cpu - host_used.cpu_milli),
+            max(0.0, memory - host_used.memory_mib),
         )
 
     def _work_out(self) -> NodeState:
         node = self.node or Node(self.name, ())
         used, unplaced = self.used(), self.unplaced_units()
         left = [
-            0 if gpu.index in node.unhealthy else max(0, gpu.units - used.get(gpu.index, 0) - unplaced)
-            for gpu in node.gpus
+            0 if card.index in node.unhealthy else max(0, card.units - used.get(card.index, 0) - unplaced)
+            for card in node.cards
         ]
-        return NodeState(node, tuple(left), self._core_left(node))
+        return NodeState(node, tuple(left), self._compute_left(node))
 
-    def _core_left(self, node: Node) -> tuple[int, ...]:
-        if not node.core_percent:  # most nodes do not divide compute
-            return (0,) * len(node.gpus)
-        core = self.core_used()
-        return tuple(max(0, node.core_percent - core.get(gpu.index, 0)) for gpu in node.gpus)
+    def _compute_left(self, node: Node) -> tuple[int, ...]:
+        if not node.compute_percent:  # most nodes do not divide compute
+            return (0,) * len(node.cards)
+        core = self.compute_used()
+        return tuple(max(0, node.compute_percent - core.get(card.index, 0)) for card in node.cards)
 
-    def _sum(self, amount: Callable[[Share], int]) -> dict[int, int]:
+    def _sum(self, amount: Callable[[CardSlice], int]) -> dict[int, int]:
         sums: dict[int, int] = {}
-        for holding in self.holdings.values():
-            for share in holding.placement.shares if holding.placement else ():
-                sums[share.gpu] = sums.get(share.gpu, 0) + amount(share)
+        for allocation in self.by_uid.values():
+            for part in allocation.placement.slices if allocation.placement else ():
+                sums[part.card] = sums.get(part.card, 0) + amount(part)
         return sums

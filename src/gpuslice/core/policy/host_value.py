@@ -20,7 +20,7 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Shape
 
-FEED_STEPS, CARD_STEPS = 96, 32  # of the grid, up to the largest node
+HOST_STEPS, CARD_STEPS = 96, 32  # of the grid, up to the largest node
 FILLING_TURNOVER = 0.25  # a cluster fills up while fewer pods leave, for each that is placed
 CPU, MEMORY = 0, 1
 
@@ -41,7 +41,7 @@ class Scarce:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedWorth:
+class HostValue:
     """The table of W, looked up between its steps.
 
     `per_other`: how much of the scarce resource goes with one unit of the other; None where nothing of that
@@ -50,7 +50,7 @@ class FeedWorth:
 
     table: Floats  # [feed step, card step], the last of each twice
     scarce: int
-    feed_step: float
+    host_step: float
     card_step: float
     per_other: float | None
 
@@ -59,7 +59,7 @@ class FeedWorth:
         own, other = (cpu_milli, memory_mib) if self.scarce == CPU else (memory_mib, cpu_milli)
         if self.per_other is not None:
             own = np.minimum(own, other * self.per_other)
-        line, line_part = _step(own * (1.0 / self.feed_step), FEED_STEPS)
+        line, line_part = _step(own * (1.0 / self.host_step), HOST_STEPS)
         place, place_part = _step(value * (1.0 / self.card_step), CARD_STEPS)
         width = self.table.shape[1]
         place += line * width
@@ -88,12 +88,12 @@ class _Pods:
 
     count: Floats
     cards: Floats
-    feed: Floats
+    host: Floats
 
 
-def feed_worth(
+def host_value(
     fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float
-) -> FeedWorth | None:
+) -> HostValue | None:
     """W for a mix; None where cards run out first, while enough feed is left, and where pods come and go."""
     if turnover >= FILLING_TURNOVER or not len(fleet.row_of):
         return None
@@ -101,25 +101,25 @@ def feed_worth(
     scarce = _scarcest(fleet, mean_units, pods)
     if scarce is None:
         return None
-    total, left = _feed_of(fleet, scarce.resource)
+    total, left = _host_of(fleet, scarce.resource)
     if not scarce.is_felt(float(left.sum() / total.sum())):
         return None
-    feed_step = float(total.max()) / FEED_STEPS
+    host_step = float(total.max()) / HOST_STEPS
     card_step = float(fleet.size.sum(axis=1).max()) / mean_units / CARD_STEPS
-    own, other = pods.feed[scarce.resource], pods.feed[1 - scarce.resource]
-    table = worth_table(pods.count, own / feed_step, pods.cards / card_step) * card_step
+    own, other = pods.host[scarce.resource], pods.host[1 - scarce.resource]
+    table = worth_table(pods.count, own / host_step, pods.cards / card_step) * card_step
     of_other = float(pods.count @ other)
     per_other = float(pods.count @ own) / of_other if of_other else None
-    return FeedWorth(np.pad(table, (0, 1), mode="edge"), scarce.resource, feed_step, card_step, per_other)
+    return HostValue(np.pad(table, (0, 1), mode="edge"), scarce.resource, host_step, card_step, per_other)
 
 
 def _pods(counts: Mapping[Shape, float], mean_units: float) -> _Pods:
     wanted = [(shape, count) for shape, count in counts.items() if count > 0]
-    feed = [(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted]
+    host = [(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted]
     return _Pods(
         count=np.array([count for _, count in wanted]),
         cards=np.array([shape.total_units / mean_units for shape, _ in wanted]),
-        feed=np.array(feed, dtype=np.float64).reshape(-1, 2).T,
+        host=np.array(host, dtype=np.float64).reshape(-1, 2).T,
     )
 
 
@@ -129,14 +129,14 @@ def _scarcest(fleet: Fleet, mean_units: float, pods: _Pods) -> Scarce | None:
     if demand <= 0.0 or supply <= 0.0:
         return None
     asked = [
-        float(pods.count @ pods.feed[resource]) / demand * supply / float(_feed_of(fleet, resource)[0].sum())
+        float(pods.count @ pods.host[resource]) / demand * supply / float(_host_of(fleet, resource)[0].sum())
         for resource in (CPU, MEMORY)
     ]
     resource = int(np.argmax(asked))
     return Scarce(resource, asked[resource]) if asked[resource] > 1.0 else None
 
 
-def _feed_of(fleet: Fleet, resource: int) -> tuple[Floats, Floats]:
+def _host_of(fleet: Fleet, resource: int) -> tuple[Floats, Floats]:
     """What the nodes with cards have of a resource, and what is left of it; at least a trifle there is."""
     present = fleet.cards > 0
     names = (fleet.cpu_milli, fleet.cpu_left), (fleet.memory_mib, fleet.memory_left)
@@ -144,19 +144,19 @@ def _feed_of(fleet: Fleet, resource: int) -> tuple[Floats, Floats]:
     return np.maximum(total[present], 1e-9), np.maximum(left[present], 0.0)
 
 
-def worth_table(count: Floats, feed: Floats, cards: Floats) -> Floats:
+def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
     """[feed step, card step] W in card steps, for pods that take `feed` and `cards` steps each.
 
     What falls between two steps is split among them, so that the pods of a shape take in all what they ask
     for. Pods that take less than a step of feed come several at once, as many as make a step of cards.
     """
-    several = np.where((feed < 1.0) & (cards < 1.0), 1.0 / np.maximum(np.maximum(feed, cards), 1e-6), 1.0)
-    grid = _Grid.of(count / several, np.maximum(feed * several, 1.0), cards * several)
-    table = np.zeros((FEED_STEPS + 1, CARD_STEPS + 1))
+    several = np.where((host < 1.0) & (cards < 1.0), 1.0 / np.maximum(np.maximum(host, cards), 1e-6), 1.0)
+    grid = _Grid.of(count / several, np.maximum(host * several, 1.0), cards * several)
+    table = np.zeros((HOST_STEPS + 1, CARD_STEPS + 1))
     shift = np.arange(CARD_STEPS + 1) - grid.taken[:, None]
     back, reachable = np.maximum(shift, 0), (shift >= 0) & grid.with_card
     lines = np.arange(len(grid.taken))[:, None]
-    for step in range(1, FEED_STEPS + 1):
+    for step in range(1, HOST_STEPS + 1):
         before = table[step - 1 :: -1]  # when 1, 2 … `step` steps of feed were taken
         after = ((grid.count[:, 1 : step + 1] @ before)[lines, back] * reachable).sum(axis=0)
         after += grid.plain[1 : step + 1] @ before + grid.sold[:, step]
@@ -181,20 +181,20 @@ class _Grid:
     with_card: Flags
 
     @classmethod
-    def of(cls, count: Floats, feed: Floats, cards: Floats) -> _Grid:
-        fits = (feed <= FEED_STEPS) & (cards <= CARD_STEPS)
-        count, feed, cards = count[fits], feed[fits], cards[fits]
-        pods, sold = (np.zeros((CARD_STEPS + 2, FEED_STEPS + 2)) for _ in range(2))
-        plain = np.zeros(FEED_STEPS + 2)
+    def of(cls, count: Floats, host: Floats, cards: Floats) -> _Grid:
+        fits = (host <= HOST_STEPS) & (cards <= CARD_STEPS)
+        count, host, cards = count[fits], host[fits], cards[fits]
+        pods, sold = (np.zeros((CARD_STEPS + 2, HOST_STEPS + 2)) for _ in range(2))
+        plain = np.zeros(HOST_STEPS + 2)
         with_gpu = cards > 0
-        for feed_step, feed_part in _both_steps(feed):
-            np.add.at(plain, feed_step[~with_gpu], (count * feed_part)[~with_gpu])
+        for host_step, host_part in _both_steps(host):
+            np.add.at(plain, host_step[~with_gpu], (count * host_part)[~with_gpu])
             for card_step, card_part in _both_steps(cards):
-                at, weight = (card_step[with_gpu], feed_step[with_gpu]), count * feed_part * card_part
+                at, weight = (card_step[with_gpu], host_step[with_gpu]), count * host_part * card_part
                 np.add.at(pods, at, weight[with_gpu])
                 np.add.at(sold, at, (weight * cards)[with_gpu])
         with_card = np.arange(CARD_STEPS + 1) > 0
-        fitting = _up_to(pods) * with_card[:, None] + plain.cumsum()[: FEED_STEPS + 1]
+        fitting = _up_to(pods) * with_card[:, None] + plain.cumsum()[: HOST_STEPS + 1]
         taken = np.flatnonzero(pods.any(axis=1))
         return cls(taken, pods[taken], plain, fitting, _up_to(sold) * with_card[:, None], with_card)
 
@@ -208,5 +208,5 @@ def _both_steps(amount: Floats) -> tuple[tuple[Ints, Floats], tuple[Ints, Floats
 
 def _up_to(amount: Floats) -> Floats:
     """Of the pods that take no more of either."""
-    summed: Floats = amount.cumsum(axis=0).cumsum(axis=1)[: CARD_STEPS + 1, : FEED_STEPS + 1]
+    summed: Floats = amount.cumsum(axis=0).cumsum(axis=1)[: CARD_STEPS + 1, : HOST_STEPS + 1]
     return summed
