@@ -30,11 +30,11 @@ from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import GPU_MEM
-from gpuslice.core.model import Gpu, Node, Placement, Share
+from gpuslice.core.model import Node, Placement
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.kubelet import checkpoint
-from simcluster.kubelet.devices import ContainerDemand, DeviceAssignments, DeviceAssignment
+from simcluster.kubelet.devices import ContainerDemand, DeviceAssignment, DeviceAssignments
 from simcluster.kubelet.node import device_limits
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.podresources import PodResources

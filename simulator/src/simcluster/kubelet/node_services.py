@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from simcluster.kubelet.devices import DeviceAssignments, DeviceAssignment
+from simcluster.kubelet.devices import DeviceAssignment, DeviceAssignments
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.rootfs import Mount
 from simcluster.kubelet.runtime import Runtime
