@@ -30,7 +30,7 @@ from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import GPU_MEM
-from gpuslice.core.model import Node, Placement
+from gpuslice.core.model import Card, CardSlice, Node, Placement
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.kubelet import checkpoint

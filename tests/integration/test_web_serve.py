@@ -71,7 +71,7 @@ async def test_a_server_that_is_cancelled_ends_although_an_answer_never_comes() 
     asked = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def never(_: Request) -> Answer:
+    async def never(_: Request) -> Response:
         asked.set()
         await asyncio.Event().wait()
         raise AssertionError("nobody ends this")
