@@ -145,9 +145,25 @@ def test_a_plugin_that_fails_is_named_with_its_words(
     assert str(plugin.path) in str(caught.value)
 
 
-def test_a_plugin_that_is_missing_gives_its_install_hint() -> None:
-    with pytest.raises(ConfigError, match=r"no-such-plugin cannot be run: No such file.*Install it with x"):
-        Exec(ExecPlugin(V1, "no-such-plugin", install_hint="Install it with x")).current()
+@pytest.mark.parametrize("denied", [False, True])
+def test_a_plugin_that_is_missing_gives_its_install_hint(tmp_path: Path, denied: bool) -> None:
+    """`denied`: the system answers "Permission denied", as for a PATH with a folder that may not be read."""
+    if denied:
+        (tmp_path / "no-such-plugin").mkdir()
+    environ = {"PATH": f"{tmp_path}:/usr/bin"}
+    plugin = ExecPlugin(V1, "no-such-plugin", env=environ, install_hint="Install it with x")
+    with pytest.raises(
+        ConfigError, match=r"no-such-plugin cannot be run: it is not on the PATH\. Install it"
+    ):
+        Exec(plugin).current()
+
+
+@pytest.mark.parametrize(
+    ("command", "why"), [("/nowhere/plugin", "No such file or directory"), ("/etc", "Permission denied")]
+)
+def test_a_plugin_by_its_path_that_cannot_be_run_says_why(command: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"{command} cannot be run: {why}"):
+        Exec(ExecPlugin(V1, command)).current()
 
 
 def test_a_plugin_that_hangs_is_given_up(tmp_path: Path) -> None:

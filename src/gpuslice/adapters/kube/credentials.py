@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import shutil
 import ssl
 import subprocess
 import sys
@@ -171,10 +172,11 @@ class Exec:
 
     def _run(self) -> _ExecStatus:
         interactive = self._interactive()
+        environ = {**os.environ, **self.plugin.env, "KUBERNETES_EXEC_INFO": self._info(interactive)}
         try:
             done = subprocess.run(
                 [self.plugin.command, *self.plugin.args],
-                env={**os.environ, **self.plugin.env, "KUBERNETES_EXEC_INFO": self._info(interactive)},
+                env=environ,
                 stdin=None if interactive else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=None if interactive else subprocess.PIPE,
@@ -185,7 +187,10 @@ class Exec:
             raise self._failure(f"gave no answer in {self.timeout_s:g} s") from error
         except OSError as error:
             hint = f". {self.plugin.install_hint.strip()}" if self.plugin.install_hint else ""
-            raise self._failure(f"cannot be run: {error.strerror}{hint}") from error
+            # where a folder of the PATH may not be read, the system says "Permission denied" of what is nowhere
+            found = "/" in self.plugin.command or shutil.which(self.plugin.command, path=environ.get("PATH"))
+            why = error.strerror if found else "it is not on the PATH"
+            raise self._failure(f"cannot be run: {why}{hint}") from error
         if done.returncode:
             said = (done.stderr or b"").decode(errors="replace").strip()[-500:]
             raise self._failure(f"ended with code {done.returncode}{': ' + said if said else ''}")
