@@ -187,7 +187,7 @@ class Exec:
             raise self._failure(f"gave no answer in {self.timeout_s:g} s") from error
         except OSError as error:
             hint = f". {self.plugin.install_hint.strip()}" if self.plugin.install_hint else ""
-            # where a folder of the PATH may not be read, the system says "Permission denied" of what is nowhere
+            # where one folder of the PATH may not be read, the system says so of a program that is nowhere
             found = "/" in self.plugin.command or shutil.which(self.plugin.command, path=environ.get("PATH"))
             why = error.strerror if found else "it is not on the PATH"
             raise self._failure(f"cannot be run: {why}{hint}") from error
