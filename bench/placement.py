@@ -179,12 +179,12 @@ def _workload(options: argparse.Namespace) -> Workload:
 
 def _cases(options: argparse.Namespace) -> list[Case]:
     if options.churn < 0:
-        raise ValueError(f'--churn is "{options.churn}", wants a load such as 0.95 or 1')
+        raise ValueError(f'--churn is "{options.churn}", must be a load such as 0.95 or 1')
     known = [policy.name for policy in POLICIES]
     names = known if options.policy == "all" else options.policy.split(",")
     for name in names:
         if name not in known:
-            raise ValueError(f'--policy names "{name}", wants all or some of {",".join(known)}')
+            raise ValueError(f'--policy names "{name}", must be one or more of {",".join(known)}')
     seeds = seeds_of(options.seeds)
     return [Case(name, seed, options.churn, options.mix == "known") for name in names for seed in seeds]
 
@@ -197,9 +197,9 @@ def seeds_of(text: str) -> list[int]:
         try:
             seeds += range(int(first), int(last or first) + 1)
         except ValueError:
-            raise ValueError(f'--seeds is "{text}", wants numbers such as 42-51 or 42,43') from None
+            raise ValueError(f'--seeds is "{text}", must be numbers such as 42-51 or 42,43') from None
     if not seeds:
-        raise ValueError(f'--seeds is "{text}", wants the smaller number first')
+        raise ValueError(f'--seeds is "{text}", must have the smaller number first')
     return seeds
 
 

@@ -231,7 +231,7 @@ async def test_pods_and_cards_that_do_not_agree_are_found(shell: Shell) -> None:
     assert "is not confirmed" in found["pod default/b"]["what"]
     assert "card 7, which n1 does not have" in found["pod default/gone"]["what"]
     assert "no one knows its card" in found["pod default/nowhere"]["what"]
-    assert "wants a multiple of 2" in found["pod default/wrong"]["what"]
+    assert "must be a multiple of 2" in found["pod default/wrong"]["what"]
     assert "pod default/a" not in found
 
 
@@ -412,5 +412,5 @@ async def test_cards_out_of_use_are_told_with_whoever_took_them_out(shell: Shell
     found = [(each["level"], each["what"]) for each in json.loads(told.out)["findings"]]
     assert ("warning", "card 2 of n1 is out of use: 2: Xid 79") in found
     assert ("note", "card 0 of n1 was taken out of use by hand") in found
-    assert any(level == "warning" and '"x", wants card indices' in what for level, what in found)
+    assert any(level == "warning" and '"x", must be card indices' in what for level, what in found)
     assert len(found) == 3

@@ -160,7 +160,7 @@ async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> No
     }
     await create_event(shell, event)
     told = (await shell("gpuslice", "explain", "p")).out
-    assert 'Problem: container "main": limits["aliyun.com/gpu-mem"] is "7", wants a multiple of 2' in told
+    assert 'Problem: container "main": limits["aliyun.com/gpu-mem"] is "7", must be a multiple of 2' in told
     assert "  2026-01-01T00:00:00Z  Warning  FailedScheduling (x3)  0/1 nodes are available" in told
 
 

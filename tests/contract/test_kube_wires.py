@@ -261,7 +261,7 @@ async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority) -> No
 
 
 async def test_a_proxy_that_wants_tls_itself_is_none_for_commands() -> None:
-    with pytest.raises(ConfigError, match=r'proxy is "https://proxy:3128", wants an http URL'):
+    with pytest.raises(ConfigError, match=r'proxy is "https://proxy:3128", must be an http URL'):
         await ask_blocking(Connection("https://x", proxy_url="https://me:secret@proxy:3128"), "/")
 
 

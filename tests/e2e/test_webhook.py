@@ -105,7 +105,7 @@ async def test_the_charts_configuration_works_on_a_real_api_server(
         covered = await create(client, "covered", containers=[api_container("4") | source])
         names = [each["name"] for each in covered["spec"]["containers"][0]["env"]]
         assert "NVIDIA_VISIBLE_DEVICES" in names
-        with pytest.raises(KubeError, match="wants a multiple of 2"):
+        with pytest.raises(KubeError, match="must be a multiple of 2"):
             await create(client, "wrong", memory="7", labels={GPU_COUNT: "2"})
         before = await answered(port, certificates)
         plain = await create(client, "plain", containers=[{"name": "a", "image": "a"}])

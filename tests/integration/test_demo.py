@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).parent / "gpuslice"
 BUILT = [ROOT / "native/build/sim/nvidia-smi", ROOT / "native/build/lib/libgpuslice.so", PROGRAM]
 needs_build = pytest.mark.skipif(
-    not all(path.exists() for path in BUILT), reason="wants what `make setup` and `make native` install"
+    not all(path.exists() for path in BUILT), reason="needs what `make setup` and `make native` install"
 )
 
 

@@ -92,7 +92,7 @@ async def test_malformed_prioritize_and_bind_are_answered_too() -> None:
         assert "cannot be read" in (await extender.post("bind", b"nonsense"))["Error"]
         assert (await extender.post("bind", {"PodName": "p"}))[
             "Error"
-        ] == "PodNamespace is empty, wants a name"
+        ] == "PodNamespace is empty, must be a name"
 
 
 async def test_outer_keys_are_read_in_any_case() -> None:
@@ -108,7 +108,7 @@ async def test_outer_keys_are_read_in_any_case() -> None:
 async def test_a_wrong_request_names_container_and_field(value: str) -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         answer = await extender.filter(api_pod(memory=value), "n1")
-        text = f'container "main": limits["aliyun.com/gpu-mem"] is "{value}", wants a whole number'
+        text = f'container "main": limits["aliyun.com/gpu-mem"] is "{value}", must be a whole number'
         assert answer["FailedAndUnresolvableNodes"]["n1"].startswith(text)
         assert answer["FailedNodes"]["n1"].startswith(text)
         assert (answer["NodeNames"], answer["Error"]) == ([], "")
@@ -190,8 +190,8 @@ async def test_an_amount_that_does_not_divide_by_the_cards_is_refused() -> None:
     async with rig(cluster(n1=(60, 4))) as extender:
         pod = extender.api.add_pod("p", "6", labels={GPU_COUNT: "4"})
         answer = await extender.filter(pod, "n1")
-        assert 'is "6", wants a multiple of 4' in answer["FailedAndUnresolvableNodes"]["n1"]
-        assert 'is "6", wants a multiple of 4' in await extender.bind(pod)
+        assert 'is "6", must be a multiple of 4' in answer["FailedAndUnresolvableNodes"]["n1"]
+        assert 'is "6", must be a multiple of 4' in await extender.bind(pod)
 
 
 async def test_shares_of_compute_are_counted_per_card() -> None:

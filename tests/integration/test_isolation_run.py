@@ -178,7 +178,7 @@ def test_the_program_keeps_its_exit_status_and_its_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (("--mem", "4.5", "--", "true"), 125, '--mem is "4.5", wants a whole number of GiB'),
+        (("--mem", "4.5", "--", "true"), 125, '--mem is "4.5", must be a whole number of GiB'),
         (("--mem", "4", "--gpu", "7", "--", "true"), 125, 'there is no card "7": this machine has 0 (GPU-'),
         (("--mem", "4", "--gpus", "3", "true"), 125, "3 cards are asked for, and there are 2 to choose from"),
         (("--mem", "4", "--group", "../x", "--", "true"), 125, 'the group is "../x"'),
@@ -226,7 +226,7 @@ def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     assert done.returncode == 125
     assert "no NVIDIA driver that answers" in done.stderr
     mistyped = desk.gpuslice("run", "--mem", "abc", "--", "true")
-    assert (mistyped.returncode, '--mem is "abc", wants' in mistyped.stderr) == (125, True), mistyped.stderr
+    assert (mistyped.returncode, '--mem is "abc", must be' in mistyped.stderr) == (125, True), mistyped.stderr
 
 
 def test_ps_shows_a_table(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.integration.sim_node import NATIVE, Node, make_pod, simulated_node, s
 KUBECTL = Path(sys.executable).parent / "kubectl"
 pytestmark = pytest.mark.skipif(
     not (NATIVE / "libcuda.so.1").exists() or not KUBECTL.exists(),
-    reason="wants `make native` and the kubectl of `make setup`",
+    reason="needs `make native` and the kubectl of `make setup`",
 )
 SEEDS = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples"
 
@@ -101,7 +101,7 @@ async def test_exec_carries_streams_and_the_exit_status(node: Node) -> None:
     assert "executable file not found" in text
 
 
-@pytest.mark.skipif(shutil.which("script") is None, reason="wants script(1) of bsdutils for a terminal")
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1) of bsdutils for a terminal")
 async def test_exec_gives_a_terminal(node: Node) -> None:
     await node.create(make_pod("one"))
     await node.wait_pod("one", lambda it: state_of(it) == "running")

@@ -149,7 +149,9 @@ async def test_a_pod_is_completed_before_it_is_stored(certificates: Certificates
 
 async def test_a_denial_reaches_the_author_with_the_field(certificates: Certificates) -> None:
     async with cluster(certificates) as client:
-        with pytest.raises(KubeError, match=r'limits\["aliyun.com/gpu-mem"\] is "7", wants a multiple of 2'):
+        with pytest.raises(
+            KubeError, match=r'limits\["aliyun.com/gpu-mem"\] is "7", must be a multiple of 2'
+        ):
             await client.create(PODS, submitted(memory="7", labels={GPU_COUNT: "2"}))
         assert (await client.list(PODS)).items == []
 
@@ -186,7 +188,7 @@ async def test_what_is_no_review_is_answered_400_and_counted(certificates: Certi
         url = f"https://127.0.0.1:{port}"
         async with session.post(f"{url}/mutate", data=b"{}", ssl=trust) as answer:
             assert answer.status == 400
-            assert "wants AdmissionReview" in (await answer.json())["error"]
+            assert "must be AdmissionReview" in (await answer.json())["error"]
         async with session.get(f"{url}/metrics", ssl=trust) as answer:
             assert (
                 'gpuslice_webhook_reviews_total{verb="mutate",outcome="malformed"} 1' in await answer.text()

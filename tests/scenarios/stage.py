@@ -24,7 +24,7 @@ from gpuslice.core.contract import GPU_CORE, GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.policy import make_policy
-from gpuslice.core.views import pod_of, wants_of, with_unhealthy
+from gpuslice.core.views import pod_of, pod_requests, with_unhealthy
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
 
 Options = dict[str, str]
@@ -155,7 +155,7 @@ def _pod(document: dict[str, object]) -> Pod:
         phase="Pending",
         terminating=False,
         version="",
-        wants=wants_of(wire.spec, wire.metadata.labels),
+        requests=pod_requests(wire.spec, wire.metadata.labels),
         annotations=None,
     )
 

@@ -78,7 +78,9 @@ def test_a_container_that_asks_for_no_card_sees_none() -> None:
 
 def test_what_was_not_repaired_is_denied_by_name() -> None:
     pod = with_env({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
-    assert invalid(pod).startswith('container "main": env["NVIDIA_VISIBLE_DEVICES"] is "all", wants no such')
+    assert invalid(pod).startswith(
+        'container "main": env["NVIDIA_VISIBLE_DEVICES"] is "all", must be left out'
+    )
     for rules in (AdmissionRules(), AdmissionRules(env=EnvSource.ALWAYS)):
         assert not invalid(mutated(pod, rules), rules)
 
@@ -117,26 +119,26 @@ def test_other_pods_and_mirrors_of_static_pods_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("pod", "sentence"),
     [
-        (api_pod(memory="4.5"), 'container "main": limits["aliyun.com/gpu-mem"] is "4.5", wants a whole'),
+        (api_pod(memory="4.5"), 'container "main": limits["aliyun.com/gpu-mem"] is "4.5", must be a whole'),
         (api_pod(memory="4Gi"), 'container "main": limits["aliyun.com/gpu-mem"] is "4Gi"'),
         (api_pod(memory="0"), 'container "main": limits["aliyun.com/gpu-mem"] is "0"'),
-        (api_pod(memory="7", labels={GPU_COUNT: "2"}), "wants a multiple of 2"),
+        (api_pod(memory="7", labels={GPU_COUNT: "2"}), "must be a multiple of 2"),
         (api_pod(labels={GPU_COUNT: "two"}), 'label "aliyun.com/gpu-count" is "two"'),
         (
             api_pod(containers=[api_container("4", **{"aliyun.com/gpu-core.percentage": "7"})]),
-            'limits["aliyun.com/gpu-core.percentage"] is "7", wants a multiple of 5',
+            'limits["aliyun.com/gpu-core.percentage"] is "7", must be a multiple of 5',
         ),
         (
             api_pod(containers=[api_container(**{"aliyun.com/gpu-core.percentage": "10"})]),
-            "wants limits of aliyun.com/gpu-mem beside it",
+            "must be accompanied by limits of aliyun.com/gpu-mem",
         ),
         (
             api_pod(containers=[api_container("4", **{"nvidia.com/gpu": "1"})]),
-            'limits["nvidia.com/gpu"] is "1", wants either this or aliyun.com/gpu-mem',
+            'limits["nvidia.com/gpu"] is "1", must be left out beside aliyun.com/gpu-mem',
         ),
         (
             api_pod(containers=[{"name": "main", "resources": {"requests": {GPU_MEM: "4"}}}]),
-            'requests["aliyun.com/gpu-mem"] is "4", wants the same as limits',
+            'requests["aliyun.com/gpu-mem"] is "4", must be the same as limits',
         ),
     ],
 )
@@ -155,7 +157,7 @@ def test_a_request_that_differs_from_its_limit_is_denied() -> None:
 
 def test_how_many_cards_a_pod_is_on_cannot_change() -> None:
     old, new = api_pod(memory="8", labels={GPU_COUNT: "2"}), api_pod(memory="8", labels={GPU_COUNT: "4"})
-    assert 'wants "2" as at creation' in invalid(new, operation="UPDATE", old=old)
+    assert 'must be "2" as at creation' in invalid(new, operation="UPDATE", old=old)
     assert not invalid(old, operation="UPDATE", old=old)
 
 

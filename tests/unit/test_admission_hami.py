@@ -78,10 +78,10 @@ def test_a_wanted_model_becomes_a_wanted_node() -> None:
         (
             hami_pod(gpumem_percentage="50"),
             HamiRules(),
-            'gpumem-percentage"] is "50", wants nvidia.com/gpumem',
+            'gpumem-percentage"] is "50", must be given as nvidia.com/gpumem',
         ),
-        (hami_pod(gpumem_percentage="500"), HAMI, "wants a whole number from 1 to 100"),
-        (hami_pod(gpumem="1", gpumem_percentage="5"), HAMI, "wants either this or nvidia.com/gpumem"),
+        (hami_pod(gpumem_percentage="500"), HAMI, "must be a whole number from 1 to 100"),
+        (hami_pod(gpumem="1", gpumem_percentage="5"), HAMI, "must be left out beside nvidia.com/gpumem"),
         (hami_pod(gpumem="0"), HAMI, 'limits["nvidia.com/gpumem"] is "0"'),
         (hami_pod(gpumem="1024", priority="1"), HAMI, 'limits["nvidia.com/priority"] is "1"'),
         (hami_pod(gpu="2", gpumem="1024", gpucores="50"), HAMI, "a share of compute is of one card"),

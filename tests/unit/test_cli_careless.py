@@ -152,13 +152,13 @@ def test_doctor_asks_addresses_and_says_which_does_not_answer(tmp_path: Path, ad
 @pytest.mark.parametrize("name", ["", "/", "a/b/c", "../x", "p?x=1", "ü", "a b"])
 def test_what_is_no_name_of_a_pod_is_not_asked_for(tmp_path: Path, address: str, name: str) -> None:
     told = gpuslice("explain", name, KUBECONFIG=kubeconfig(tmp_path, f"{address}/any"))
-    assert_said(told, 1, f'POD is "{name}", wants the name of a pod, or NAMESPACE/NAME')
+    assert_said(told, 1, f'POD is "{name}", must be the name of a pod, or NAMESPACE/NAME')
 
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("file:///etc/passwd", "file:///etc/passwd: wants an http or https URL"),
+        ("file:///etc/passwd", "file:///etc/passwd must be an http or https URL"),
         ("{address}/page", "/page: no gpuslice exporter answers there"),
         ("{address}/any/metrics", "no gpuslice exporter answers there"),
         ("http://127.0.0.1:1/metrics", "Connection refused"),
@@ -176,10 +176,10 @@ def test_an_address_without_an_exporter_is_named(address: str, url: str, sentenc
         ("top --every nan", "'--every': nan is no number to count with"),
         ("simulate --growth inf", "'--growth': inf is no number to count with"),
         ("simulate --seed -1", "'--seed': -1 is not in the range x>=0"),
-        ("simulate --from-cluster --policy x", '--policy names "x", wants all or some of binpack'),
+        ("simulate --from-cluster --policy x", '--policy names "x", must be one or more of binpack'),
         ("load -d nan", "'--duration': nan is no number to count with"),
         ("load --tolerance nan", "'--tolerance': nan is no number to count with"),
-        ("load -i " + "9" * 5000, "wants one number, or two"),
+        ("load -i " + "9" * 5000, "must be one number, or two"),
     ],
 )
 def test_a_wrong_command_line_is_code_2(words: str, sentence: str) -> None:
@@ -198,7 +198,7 @@ def trace(tmp_path: Path) -> list[str]:
     ("words", "sentence"),
     [
         ("--growth 1e12", "--growth 1e+12 makes 1000000000000 pods: 10000000 are the most"),
-        ("--add 99999999999x8", '--add is "99999999999x8", wants NODESxCARDS'),
+        ("--add 99999999999x8", '--add is "99999999999x8", must be NODESxCARDS'),
         ("--add 9999999x8", '--add is "9999999x8": 1000000 cards are the most'),
     ],
 )

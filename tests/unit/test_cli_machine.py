@@ -55,5 +55,5 @@ def test_gib_are_units_of_the_card_and_mib_are_taken_as_they_are() -> None:
     assert memory_bytes("512MiB", card) == 512 * MIB
     assert memory_bytes("16", card) == 16384 * MIB  # more than it has: refused for want of room
     for wrong in ("4.5", "0", "-1", "4G", "", "9" * 5000):
-        with pytest.raises(BudgetError, match="wants a whole number of GiB"):
+        with pytest.raises(BudgetError, match="must be a whole number of GiB"):
             memory_bytes(wrong, card)

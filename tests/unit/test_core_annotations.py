@@ -115,9 +115,9 @@ def test_the_request_says_the_amount_whatever_annotations_do(said: dict[str, str
 
 
 def test_an_amount_that_is_missing_is_told_so_and_not_shown_as_empty() -> None:
-    with pytest.raises(ContractError, match='is "absent", wants a whole number of units'):
+    with pytest.raises(ContractError, match='is "absent", must be a whole number of units'):
         decode_placement({ANN_INDEX: "0"}, "n1")
-    with pytest.raises(ContractError, match=r'is "4\.5", wants a whole number of units'):
+    with pytest.raises(ContractError, match=r'is "4\.5", must be a whole number of units'):
         decode_placement({ANN_INDEX: "0", ANN_POD_UNITS: "4.5"}, "n1")
 
 

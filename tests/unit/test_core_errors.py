@@ -21,4 +21,4 @@ from gpuslice.core.errors import LONGEST_VALUE, ContractError, InvalidRequestErr
 def test_a_value_is_shown_as_one_line_that_nothing_obeys(
     kind: type[ContractError | InvalidRequestError], value: object, shown: str
 ) -> None:
-    assert str(kind("field", value, "a number")) == f'field is "{shown}", wants a number'
+    assert str(kind("field", value, "a number")) == f'field is "{shown}", must be a number'

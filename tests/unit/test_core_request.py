@@ -146,7 +146,7 @@ def test_a_wrong_amount_names_the_container_and_the_field(value: Any) -> None:
         pod_request([ContainerSpec("train", 0, {GPU_MEM: value})])
     text = str(caught.value)
     assert text.startswith(
-        f'container "train": limits["aliyun.com/gpu-mem"] is "{value}", wants a whole number'
+        f'container "train": limits["aliyun.com/gpu-mem"] is "{value}", must be a whole number'
     )
 
 
@@ -170,7 +170,9 @@ def test_a_wrong_share_of_compute_names_the_container_and_the_field(percent: str
 
 
 def test_a_share_of_compute_needs_memory_in_the_same_container() -> None:
-    with pytest.raises(InvalidRequestError, match=r'container "b".*wants limits of aliyun.com/gpu-mem'):
+    with pytest.raises(
+        InvalidRequestError, match=r'container "b".*must be accompanied by limits of aliyun.com/gpu-mem'
+    ):
         ask(spec("a", "4"), spec("b", None, index=1, **core("20")))
 
 
@@ -207,7 +209,9 @@ def test_every_container_must_divide_by_the_number_of_cards() -> None:
 
 
 def test_several_cards_and_a_share_of_compute_exclude_each_other() -> None:
-    with pytest.raises(InvalidRequestError, match=r'gpu-core.percentage"\] is "20", wants no label'):
+    with pytest.raises(
+        InvalidRequestError, match=r'gpu-core.percentage"\] is "20", must be left out beside label'
+    ):
         ask(spec("a", "4", **core("20")), label="2")
 
 

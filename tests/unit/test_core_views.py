@@ -161,7 +161,7 @@ def test_no_node_is_so_large_that_the_book_of_all_nodes_cannot_be_kept(
         ]
         raw["metadata"]["annotations"] = {"gpuslice.io/gpus": json.dumps(records)}
     found = node(raw)
-    assert "wants" in found.problem
+    assert "must be" in found.problem
     ledger = Ledger()
     ledger.apply_node(found)
     ledger.apply_node(node(api_node("n1", 15, 1)))

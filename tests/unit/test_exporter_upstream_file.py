@@ -71,7 +71,7 @@ def test_counters_named_one_by_one_are_in_force(tmp_path: Path) -> None:
         ("just words", "version is None, only 1 is understood"),
         ("version: 1\nmetrics: {files: x}\n", "metrics.files is not understood"),
         ("version: 1\nserver: {address: x}\n", "server is not understood"),
-        ("version: 1\ncollection: {interval: soon}\n", 'interval is "soon", wants e.g. 30s or 500ms'),
+        ("version: 1\ncollection: {interval: soon}\n", 'interval is "soon", must be e.g. 30s or 500ms'),
         ("version: 1\nmetrics: {fields: 3}\n", "Expected `array`, got `int`"),
         ("a: [", "while parsing"),
     ],

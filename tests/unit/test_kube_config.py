@@ -130,7 +130,7 @@ def test_impersonation_becomes_headers(tmp_path: Path) -> None:
         ({"context": {"cluster": "other"}}, 'names cluster "other", which is not among its clusters: main'),
         ({"context": {"user": "other"}}, 'names user "other", which is missing'),
         ({"cluster": {}}, 'cluster "main" has no server'),
-        ({"cluster": {"server": "ftp://x"}}, "wants an http or https URL"),
+        ({"cluster": {"server": "ftp://x"}}, "must be an http or https URL"),
         ({"cluster": {"server": 5}}, r"Expected `str`, got `int` - at `\$.clusters\[0\].cluster.server`"),
         ({"cluster": {"server": "https://x", "certificate-authority-data": "!"}}, "is not base64"),
         ({"cluster": {"server": "https://x", "certificate-authority": "/none"}}, "/none cannot be read"),
@@ -138,7 +138,7 @@ def test_impersonation_becomes_headers(tmp_path: Path) -> None:
         ({"user": {"auth-provider": {"name": "gcp"}}}, "auth-provider was removed"),
         (
             {"user": {"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}},
-            "wants one of client.authentication.k8s.io/v1, client.authentication.k8s.io/v1beta1",
+            "must be one of client.authentication.k8s.io/v1, client.authentication.k8s.io/v1beta1",
         ),
         ({"user": {"as": "x", "as-groups": ["a", "b"]}}, "several groups"),
     ],

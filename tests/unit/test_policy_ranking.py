@@ -148,7 +148,7 @@ def test_policies_have_the_documented_names() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r'"worst" is unknown, wants one of binpack, spread'):
+    with pytest.raises(ValueError, match=r'"worst" is unknown, must be one of binpack, spread'):
         make_policy("worst", Fleet())
 
 

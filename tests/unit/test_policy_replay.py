@@ -55,10 +55,10 @@ def test_a_pod_line_becomes_a_shape() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("a,x,1,1,500,,LS", 't.csv:2 cpu_milli is "x", wants a whole number'),
-        ("a,1,1,1,-5,,LS", 't.csv:2 gpu_milli is "-5", wants a number that is not negative'),
-        ("a,1,1,1,0,,LS", 't.csv:2 gpu_milli is "0", wants 1 to 1000'),
-        ("a,1", 't.csv:2 num_gpu is "", wants a whole number'),
+        ("a,x,1,1,500,,LS", 't.csv:2 cpu_milli is "x", must be a whole number'),
+        ("a,1,1,1,-5,,LS", 't.csv:2 gpu_milli is "-5", must be a number that is not negative'),
+        ("a,1,1,1,0,,LS", 't.csv:2 gpu_milli is "0", must be 1 to 1000'),
+        ("a,1", 't.csv:2 num_gpu is "", must be a whole number'),
     ],
 )
 def test_a_bad_line_is_named(line: str, message: str) -> None:
@@ -161,10 +161,10 @@ def test_the_benchmark_of_churn_prints_allocation_and_refusals(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (["--policy", "fdg"], '--policy names "fdg", wants all or some of binpack'),
-        (["--seeds", "x"], '--seeds is "x", wants numbers'),
-        (["--seeds", "5-4"], "wants the smaller number first"),
-        (["--churn", "-1"], "wants a load"),
+        (["--policy", "fdg"], '--policy names "fdg", must be one or more of binpack'),
+        (["--seeds", "x"], '--seeds is "x", must be numbers'),
+        (["--seeds", "5-4"], "must have the smaller number first"),
+        (["--churn", "-1"], "must be a load"),
         (["--trace", "none"], 'no trace "none"'),
     ],
 )

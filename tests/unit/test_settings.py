@@ -65,15 +65,15 @@ def test_lists_and_booleans_are_read_from_text() -> None:
         (
             {"PORT": "many"},
             {},
-            'environment PORT is "many", wants a whole number from 0 to 65535: TCP port.',
+            'environment PORT is "many", must be a whole number from 0 to 65535: TCP port.',
         ),
-        ({}, {"port": "70000"}, '--port is "70000", wants a whole number from 0 to 65535: TCP port.'),
-        ({}, {"timeout_s": "-1"}, '--timeout-s is "-1", wants a number, at least 0: How long to wait.'),
-        ({"GPUSLICE_EXPLAIN": "perhaps"}, {}, 'EXPLAIN is "perhaps", wants true or false: Say more.'),
+        ({}, {"port": "70000"}, '--port is "70000", must be a whole number from 0 to 65535: TCP port.'),
+        ({}, {"timeout_s": "-1"}, '--timeout-s is "-1", must be a number, at least 0: How long to wait.'),
+        ({"GPUSLICE_EXPLAIN": "perhaps"}, {}, 'EXPLAIN is "perhaps", must be true or false: Say more.'),
         (
             {"GPUSLICE_TOKEN": "x", "GPUSLICE_POLICY": "best"},
             {},
-            'environment GPUSLICE_POLICY is "best", wants one of binpack, spread: Which node.',
+            'environment GPUSLICE_POLICY is "best", must be one of binpack, spread: Which node.',
         ),
         ({}, {"card": "GPU"}, "matching regex"),
         ({"GPUSLICE_POLICY": "spread"}, {"explain": True}, "--explain cannot be used with --policy spread"),
@@ -101,7 +101,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_a_required_setting_says_what_it_is_for() -> None:
-    with pytest.raises(SettingsError, match=r"--node-name is not set, wants: The node this process runs on"):
+    with pytest.raises(SettingsError, match=r"--node-name must be set: The node this process runs on"):
         load(Needy, {}, {})
 
 

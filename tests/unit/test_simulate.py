@@ -204,15 +204,18 @@ def test_axes_are_divided_by_round_numbers(most: float, step: float) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "worst"], '--policy names "worst", wants all or some of binpack'),
-        (["--add", "four"], '--add is "four", wants NODESxCARDS'),
+        (["--policy", "worst"], '--policy names "worst", must be one or more of binpack'),
+        (["--add", "four"], '--add is "four", must be NODESxCARDS'),
         (["--drop", "*"], "there are no nodes with shared cards"),
-        (["--from-cluster"], "wants either --from-cluster or --trace FILE"),
-        (["--drop", "nodes-*"], '--drop is "nodes-*", wants the name of a node'),
-        (["--add", "0x8"], '--add is "0x8", wants NODESxCARDS'),
+        (["--from-cluster"], "either --from-cluster or --trace FILE must be given"),
+        (["--drop", "nodes-*"], '--drop is "nodes-*", must be the name of a node'),
+        (["--add", "0x8"], '--add is "0x8", must be NODESxCARDS'),
         (["--add", "1x2000"], '--add is "1x2000": 1024 cards of a node are the most'),
         (["--growth", "0.00001"], "--growth 1e-05 leaves no pods"),
-        (["--plot", "missing/out.svg"], '--plot is "missing/out.svg", wants a file in a folder that exists'),
+        (
+            ["--plot", "missing/out.svg"],
+            '--plot is "missing/out.svg", must be a file in a folder that exists',
+        ),
         (["--nodes", str(PODS)], "openb_pod_list_small.csv columns is"),
         (["--nodes", sys.executable], "is no CSV file in UTF-8"),
     ],
@@ -254,7 +257,7 @@ def test_a_pod_that_asks_for_all_the_cards_of_the_world_is_told_as_quickly_as_an
         (
             "a,1,1,1,500",
             "n1,64000,262144,99999999999,V100",
-            'nodes.csv:2 gpu is "99999999999", wants at most',
+            'nodes.csv:2 gpu is "99999999999", must be at most',
         ),
         ("a,1e300,1,1,500", "n1,64000,262144,8,V100", "pods.csv:2 cpu_milli"),
     ],

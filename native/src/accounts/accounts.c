@@ -16,7 +16,7 @@
 #include "accounts/attach.h"
 #include "accounts/slots.h"
 
-/* Who has bytes pending needs no time worth speaking of, unless it is stopped just then, or never was: the tenant can
+/* Who has bytes pending takes negligible time, unless it is stopped just then, or never was: the tenant can
  * write here. */
 #ifndef GS_CONTENDED_NS
 #define GS_CONTENDED_NS UINT64_C(1000000000)

@@ -154,7 +154,7 @@ def _values(
             yield info.name, _convert(info, *found)
         elif info.required:
             names = " or ".join(info.environment)
-            raise SettingsError(f"{info.flag} is not set, wants: {info.meaning} (also: {names})")
+            raise SettingsError(f"{info.flag} must be set: {info.meaning} (also: {names})")
 
 
 def _find(
@@ -182,11 +182,11 @@ def _convert(info: SettingInfo, value: Any, source: str) -> Any:
         return msgspec.convert(value, info.type, strict=not isinstance(value, (str, list, tuple)))
     except msgspec.ValidationError as error:
         shown_value = "…" if info.secret else value
-        wants = _wants(info) or str(error).removesuffix(" - at `$`")
-        raise SettingsError(f'{source} is "{shown_value}", wants {wants}: {info.meaning}') from error
+        words = f"must be {allowed}" if (allowed := _allowed(info)) else str(error).removesuffix(" - at `$`")
+        raise SettingsError(f'{source} is "{shown_value}", {words}: {info.meaning}') from error
 
 
-def _wants(info: SettingInfo) -> str:
+def _allowed(info: SettingInfo) -> str:
     """What would be right, for people; "" where only msgspec can say it."""
     bare, meta = _bare(info.type), _meta(info.type)
     if typing.get_origin(bare) is typing.Literal:
@@ -251,7 +251,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise SettingsError(f"settings file {path} holds a {type(values).__name__}, wants a mapping")
+        raise SettingsError(f"settings file {path} holds a {type(values).__name__}, must hold a mapping")
     return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 

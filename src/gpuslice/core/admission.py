@@ -128,11 +128,11 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
     if new.terminating or not old.concerns_us:
         return Verdict(pod=new)
     if old.labels.get(GPU_COUNT) != new.labels.get(GPU_COUNT):
-        wants = f'"{old.labels.get(GPU_COUNT, "")}" as at creation: what a pod holds cannot change'
+        must_be = f'"{old.labels.get(GPU_COUNT, "")}" as at creation: what a pod holds cannot change'
         return Verdict(
             denial=str(
                 InvalidRequestError(
-                    f'metadata.labels["{GPU_COUNT}"]', new.labels.get(GPU_COUNT, "absent"), wants
+                    f'metadata.labels["{GPU_COUNT}"]', new.labels.get(GPU_COUNT, "absent"), must_be
                 )
             )
         )
@@ -155,8 +155,8 @@ def _check_resources(pod: PodForm) -> None:
             _check_equal(each, name)
     for each in pod.containers:
         if whole_number(each.limits.get(EXCLUSIVE_GPU)):
-            wants = f"either this or {GPU_MEM} in a pod: no node offers both"
-            raise InvalidRequestError(limit_field(each, EXCLUSIVE_GPU), each.limits[EXCLUSIVE_GPU], wants)
+            must_be = f"left out beside {GPU_MEM} in a pod: no node offers both"
+            raise InvalidRequestError(limit_field(each, EXCLUSIVE_GPU), each.limits[EXCLUSIVE_GPU], must_be)
 
 
 def _check_equal(container: ContainerForm, name: str) -> None:
@@ -166,8 +166,8 @@ def _check_equal(container: ContainerForm, name: str) -> None:
     asked, limit = container.requests[name], container.limits.get(name)
     if limit is None or whole_number(asked) != whole_number(limit):
         shown = "absent" if limit is None else f'"{limit}"'
-        wants = f'the same as limits["{name}"], which is {shown}; limits alone are enough'
-        raise InvalidRequestError(f'container "{container.name}": requests["{name}"]', asked, wants)
+        must_be = f'the same as limits["{name}"], which is {shown}; limits alone are enough'
+        raise InvalidRequestError(f'container "{container.name}": requests["{name}"]', asked, must_be)
 
 
 # -- environment -----------------------------------------------------------------------------------------
@@ -229,12 +229,12 @@ def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
             name = entry.get("name")
             if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
                 raise InvalidRequestError(
-                    f'container "{container.name}": env["{name}"]', _shown(entry), "no such entry: " + _WHY
+                    f'container "{container.name}": env["{name}"]', _shown(entry), "left out: " + _WHY
                 )
             if name == ENV_NO_ISOLATION and not rules.allow_no_isolation and _is_true(entry):
-                wants = "no such entry: this cluster does not let pods switch their memory limit off"
+                must_be = "left out: this cluster does not let pods switch their memory limit off"
                 raise InvalidRequestError(
-                    f'container "{container.name}": env["{name}"]', _shown(entry), wants
+                    f'container "{container.name}": env["{name}"]', _shown(entry), must_be
                 )
 
 

@@ -109,8 +109,8 @@ def decode_table(name: str, text: str) -> Table:
     for cards in table.values():
         for card, amount in cards.items():
             if not _is_card(card) or not 0 <= amount <= MOST_UNITS:
-                wants = f"card indices and amounts from 0 to {MOST_UNITS}"
-                raise ContractError(f'annotation "{name}"', text, wants)
+                must_be = f"card indices and amounts from 0 to {MOST_UNITS}"
+                raise ContractError(f'annotation "{name}"', text, must_be)
     return table
 
 
@@ -175,8 +175,8 @@ def decode_cards(text: str) -> tuple[Card, ...]:
     indices = {record.index for record in records}
     sane = all(0 <= each.index < MOST_CARDS and 0 <= each.units <= MOST_UNITS for each in records)
     if not sane or len(indices) != len(records):
-        wants = f"cards with different indices below {MOST_CARDS} and units from 0 to {MOST_UNITS}"
-        raise ContractError(f'annotation "{NODE_GPUS}"', text, wants)
+        must_be = f"cards with different indices below {MOST_CARDS} and units from 0 to {MOST_UNITS}"
+        raise ContractError(f'annotation "{NODE_GPUS}"', text, must_be)
     cards = (Card(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
     return tuple(sorted(cards, key=lambda gpu: gpu.index))
 
@@ -192,7 +192,7 @@ def decode_unhealthy(data: Mapping[str, str] | None) -> tuple[frozenset[int], st
     if not unreadable:
         return cards, ""
     problem = f'ConfigMap {UNHEALTHY_CONFIGMAP_PREFIX}<node>: data.gpus has "{", ".join(unreadable)[:80]}"'
-    return cards, f'{problem}, wants card indices such as "0,2"; left out'
+    return cards, f'{problem}, must be card indices such as "0,2"; left out'
 
 
 def _allocation(placement: Placement, request: Request) -> Table:
@@ -260,8 +260,8 @@ def _placement_from_allocation(
 def _evenly(units: int, cards: list[int]) -> dict[int, int]:
     each, rest = divmod(units, len(cards))
     if rest:
-        wants = f"a multiple of {len(cards)}, the number of cards in {ANN_INDEX}"
-        raise ContractError(f'annotation "{ANN_POD_UNITS}"', units, wants)
+        must_be = f"a multiple of {len(cards)}, the number of cards in {ANN_INDEX}"
+        raise ContractError(f'annotation "{ANN_POD_UNITS}"', units, must_be)
     return dict.fromkeys(cards, each)
 
 

@@ -32,14 +32,14 @@ class InvalidRequestError(GpusliceError):
     The message names the field, its value and what would be right.
     """
 
-    def __init__(self, field: str, value: object, wants: str) -> None:
-        super().__init__(f'{field} is "{shown(value)}", wants {wants}')
+    def __init__(self, field: str, value: object, must_be: str) -> None:
+        super().__init__(f'{field} is "{shown(value)}", must be {must_be}')
         self.field = field
 
 
 class ContractError(GpusliceError):
     """An annotation, ConfigMap or payload of the contract cannot be read; leave it out and say so."""
 
-    def __init__(self, field: str, value: object, wants: str) -> None:
-        super().__init__(f'{field} is "{shown(value)}", wants {wants}')
+    def __init__(self, field: str, value: object, must_be: str) -> None:
+        super().__init__(f'{field} is "{shown(value)}", must be {must_be}')
         self.field = field

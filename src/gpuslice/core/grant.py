@@ -73,7 +73,7 @@ def container_grant(
     """
     limits = tuple(_limits(units_per_card(device_ids), node, compute_percent))
     if not limits:
-        raise GrantError(f"node {node.name}: no device ids to grant, wants at least one")
+        raise GrantError(f"node {node.name}: no device ids to grant, there must be at least one")
     return Grant(_environment(limits, pod_units, isolation), limits)
 
 

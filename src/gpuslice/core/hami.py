@@ -129,19 +129,19 @@ def _check_annotations(annotations: Mapping[str, str]) -> None:
     for name, instead in UNTRANSLATED.items():
         given = annotations.get(name, "")
         if given and given not in ("hami-core", "false"):
-            raise InvalidRequestError(f'metadata.annotations["{name}"]', given, f"no such entry: {instead}")
+            raise InvalidRequestError(f'metadata.annotations["{name}"]', given, f"left out: {instead}")
 
 
 def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:
     counts = {each.name: _cards(each) for each in asking}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        wants = "the same number in all containers of a pod, since they share their cards"
-        raise InvalidRequestError(f'limits["{EXCLUSIVE_GPU}"]', shown, wants)
+        must_be = "the same number in all containers of a pod, since they share their cards"
+        raise InvalidRequestError(f'limits["{EXCLUSIVE_GPU}"]', shown, must_be)
     count = next(iter(counts.values()))
     if GPU_COUNT in pod.labels and whole_number(pod.labels[GPU_COUNT]) != count:
-        wants = f'{count}, as limits["{EXCLUSIVE_GPU}"] says'
-        raise InvalidRequestError(f'metadata.labels["{GPU_COUNT}"]', pod.labels[GPU_COUNT], wants)
+        must_be = f'{count}, as limits["{EXCLUSIVE_GPU}"] says'
+        raise InvalidRequestError(f'metadata.labels["{GPU_COUNT}"]', pod.labels[GPU_COUNT], must_be)
     return count
 
 
@@ -151,11 +151,11 @@ def _cards(container: ContainerForm) -> int:
 
 def _container(container: ContainerForm, count: int, rules: HamiRules) -> ContainerForm:
     if GPU_MEM in container.limits:
-        wants = f"either this or {MEMORY} in a container"
-        raise InvalidRequestError(limit_field(container, GPU_MEM), container.limits[GPU_MEM], wants)
+        must_be = f"left out beside {MEMORY} in a container"
+        raise InvalidRequestError(limit_field(container, GPU_MEM), container.limits[GPU_MEM], must_be)
     if PRIORITY in container.limits:
-        wants = "no such entry: the containers of a card have no order among them here"
-        raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], wants)
+        must_be = "left out: the containers of a card have no order among them here"
+        raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], must_be)
     ours = {GPU_MEM: str(count * _units(container, rules))} | _core(container, count)
     return replace(
         container,
@@ -166,18 +166,18 @@ def _container(container: ContainerForm, count: int, rules: HamiRules) -> Contai
 
 def _units(container: ContainerForm, rules: HamiRules) -> int:
     if MEMORY in container.limits and MEMORY_PERCENT in container.limits:
-        wants = f"either this or {MEMORY}"
+        must_be = f"left out beside {MEMORY}"
         raise InvalidRequestError(
-            limit_field(container, MEMORY_PERCENT), container.limits[MEMORY_PERCENT], wants
+            limit_field(container, MEMORY_PERCENT), container.limits[MEMORY_PERCENT], must_be
         )
     if MEMORY in container.limits:
         mib = _amount(container, MEMORY, 0, 1, 100_000_000)
         return -(-mib // UNIT_MIB[rules.unit])
     percent = _amount(container, MEMORY_PERCENT, 100, 1, 100)
     if not rules.card_units:
-        wants = f"{MEMORY} in MiB: a percentage needs cards of one size, and the webhook was not told of any"
+        must_be = f"given as {MEMORY} in MiB: a percentage needs cards of one size, and none is set"
         raise InvalidRequestError(
-            limit_field(container, MEMORY_PERCENT), container.limits.get(MEMORY_PERCENT, "absent"), wants
+            limit_field(container, MEMORY_PERCENT), container.limits.get(MEMORY_PERCENT, "absent"), must_be
         )
     return -(-rules.card_units * percent // 100)
 
@@ -185,8 +185,8 @@ def _units(container: ContainerForm, rules: HamiRules) -> int:
 def _core(container: ContainerForm, count: int) -> dict[str, str]:
     percent = _amount(container, CORES, 0, 0, 100)
     if percent and count > 1:
-        wants = f'nothing beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card here'
-        raise InvalidRequestError(limit_field(container, CORES), percent, wants)
+        must_be = f'left out beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card here'
+        raise InvalidRequestError(limit_field(container, CORES), percent, must_be)
     return {GPU_CORE: str(-(-percent // CORE_STEP_PERCENT) * CORE_STEP_PERCENT)} if percent else {}
 
 
@@ -195,8 +195,8 @@ def _amount(container: ContainerForm, name: str, default: int, least: int, most:
         return default
     amount = whole_number(container.limits[name])
     if amount is None or not least <= amount <= most:
-        wants = f"a whole number from {least} to {most}"
-        raise InvalidRequestError(limit_field(container, name), container.limits[name], wants)
+        must_be = f"a whole number from {least} to {most}"
+        raise InvalidRequestError(limit_field(container, name), container.limits[name], must_be)
     return amount
 
 
@@ -220,8 +220,8 @@ def _expression(pod: PodForm, name: str, operator: str, rules: HamiRules) -> dic
     found = sorted(model for model in rules.models if any(part in model.lower() for part in parts))
     if not found and (operator == "In" or not rules.models):
         known = ", ".join(rules.models) or "none"
-        wants = f'part of a model that the webhook knows as a value of label "{rules.model_label}": {known}'
-        raise InvalidRequestError(f'metadata.annotations["{name}"]', pod.annotations[name], wants)
+        must_be = f'part of a model that the webhook knows as a value of label "{rules.model_label}": {known}'
+        raise InvalidRequestError(f'metadata.annotations["{name}"]', pod.annotations[name], must_be)
     return {"key": rules.model_label, "operator": operator, "values": found}
 
 

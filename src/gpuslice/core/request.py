@@ -96,7 +96,7 @@ def _core(spec: ContainerSpec, units: int) -> int:
         raise InvalidRequestError(
             _field(spec, GPU_CORE),
             spec.limits[GPU_CORE],
-            f"limits of {GPU_MEM} beside it in the same container",
+            f"accompanied by limits of {GPU_MEM} in the same container",
         )
     return percent
 
@@ -113,8 +113,10 @@ def _units_of_pod(containers: Sequence[ContainerRequest]) -> int:
 def _compute_of_pod(containers: Sequence[ContainerRequest]) -> int:
     percent = peak(containers, lambda container: container.compute_percent)
     if percent > WHOLE_CORE_PERCENT:
-        wants = f"at most {WHOLE_CORE_PERCENT} for all containers together: a pod's containers share one card"
-        raise InvalidRequestError(f'pod: limits["{GPU_CORE}"]', percent, wants)
+        must_be = (
+            f"at most {WHOLE_CORE_PERCENT} for all containers together: a pod's containers share one card"
+        )
+        raise InvalidRequestError(f'pod: limits["{GPU_CORE}"]', percent, must_be)
     return percent
 
 
@@ -133,12 +135,12 @@ def _card_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str
 def _check_spread(container: ContainerRequest, count: int) -> None:
     field = f'container "{container.name}": limits["{GPU_MEM}"]'
     if container.units % count:
-        wants = f'a multiple of {count}, because label "{GPU_COUNT}" spreads it evenly over {count} cards'
-        raise InvalidRequestError(field, container.units, wants)
+        must_be = f'a multiple of {count}, because label "{GPU_COUNT}" spreads it evenly over {count} cards'
+        raise InvalidRequestError(field, container.units, must_be)
     if count > 1 and container.compute_percent:
-        wants = f'no label "{GPU_COUNT}" beside it: a share of compute is of one card'
+        must_be = f'left out beside label "{GPU_COUNT}": a share of compute is of one card'
         raise InvalidRequestError(
-            f'container "{container.name}": limits["{GPU_CORE}"]', container.compute_percent, wants
+            f'container "{container.name}": limits["{GPU_CORE}"]', container.compute_percent, must_be
         )
 
 

@@ -59,7 +59,7 @@ class PodSpecLike(Protocol):
     def overhead(self) -> Mapping[str, str | int | float] | None: ...
 
 
-class Wants(NamedTuple):
+class PodRequests(NamedTuple):
     """What a pod asks for: cards, if any, and CPU and memory. `problem`: why it can never be given."""
 
     request: Request | None
@@ -67,13 +67,13 @@ class Wants(NamedTuple):
     problem: str = ""
 
 
-def wants_of(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: bool = False) -> Wants:
+def pod_requests(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: bool = False) -> PodRequests:
     """What the containers ask for. A pod that is `bound` holds its amount even if the rest makes no sense."""
     host = pod_host_resources(spec)
     inits, apps = _limits(spec.init_containers or ()), _limits(spec.containers)
     if not any(limits for *_, limits in (*inits, *apps)):  # as most pods of most clusters
-        return Wants(None, host)
-    return _wants(inits, apps, labels.get(GPU_COUNT) if labels else None, host, bound)
+        return PodRequests(None, host)
+    return _pod_requests(inits, apps, labels.get(GPU_COUNT) if labels else None, host, bound)
 
 
 Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
@@ -92,12 +92,12 @@ def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
 
 
 @lru_cache(maxsize=4096)  # the pods of a cluster are much alike, and share what was worked out once
-def _wants(
+def _pod_requests(
     inits: tuple[Limits, ...], apps: tuple[Limits, ...], count: str | None, host: HostResources, bound: bool
-) -> Wants:
+) -> PodRequests:
     specs = [*_init_specs(inits), *_app_specs(apps)]
     request, problem = _request(specs, {} if count is None else {GPU_COUNT: count}, bound)
-    return Wants(None if request is None else replace(request, host=host), host, problem)
+    return PodRequests(None if request is None else replace(request, host=host), host, problem)
 
 
 def _init_specs(containers: Sequence[Limits]) -> Iterator[ContainerSpec]:
@@ -123,7 +123,7 @@ def pod_of(
     priority: int | None = None,
     nominated: str = "",
     replica_of: str = "",
-    wants: Wants,
+    requests: PodRequests,
     annotations: Mapping[str, str] | None,
 ) -> Pod:
     """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody.
@@ -131,24 +131,24 @@ def pod_of(
     A pod that asks for nothing of ours holds nothing, whatever its annotations say: anybody may write them.
     """
     annotations = annotations or _NOTHING
-    asks = wants.request is not None or bool(wants.problem)
-    placement, misread = _placement(annotations, node, wants.request) if asks else (None, "")
+    asks = requests.request is not None or bool(requests.problem)
+    placement, misread = _placement(annotations, node, requests.request) if asks else (None, "")
     return Pod(
         uid=uid,
         namespace=namespace,
         name=name,
         node=node,
-        request=wants.request,
+        request=requests.request,
         placement=placement,
         assigned=annotations.get(ANN_ASSIGNED) == "true",
         assume_time_ns=decode_assume_time(annotations),
         finished=phase in FINISHED_PHASES,
         terminating=terminating,
-        problem=wants.problem or misread,
+        problem=requests.problem or misread,
         priority=priority or 0,
         nominated=nominated,
         replica_of=replica_of,
-        host=wants.host,
+        host=requests.host,
         version=version_number(version),
     )
 

@@ -116,7 +116,7 @@ class ApiServer:
                 self.cluster.faults.clear()
             case unknown:
                 return web.Response(
-                    status=404, text=f"{unknown}: wants compact, drop-watches, fault, clear-faults"
+                    status=404, text=f"{unknown}: must be compact, drop-watches, fault or clear-faults"
                 )
         return web.Response(text="ok")
 

@@ -69,8 +69,8 @@ def parse_options(raw: Object) -> DeleteOptions:
         raise bad_request(f"DeleteOptions: {error}") from error
     if options.propagation_policy not in (None, "Background", "Foreground", "Orphan"):
         raise bad_request(
-            f'DeleteOptions.propagationPolicy is "{options.propagation_policy}", wants Background, Foreground'
-            " or Orphan"
+            f'DeleteOptions.propagationPolicy is "{options.propagation_policy}", must be Background, '
+            "Foreground or Orphan"
         )
     return options
 

@@ -45,7 +45,7 @@ def decode(raw: bytes) -> Checkpoint:
         data, expected = document["Data"], document["Checksum"]
         actual = checksum(data)
         if actual != expected:
-            raise CorruptCheckpointError(f"checksum is {expected}, wants {actual}")
+            raise CorruptCheckpointError(f"checksum is {expected}, must be {actual}")
         assignments = tuple(_assignment(entry) for entry in data["PodDeviceEntries"] or ())
         registered = {name: tuple(ids or ()) for name, ids in (data["RegisteredDevices"] or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

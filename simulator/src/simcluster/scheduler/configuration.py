@@ -60,7 +60,7 @@ def parse(document: Any) -> Configuration:
     if not isinstance(document, dict) or document.get("kind") != "KubeSchedulerConfiguration":
         raise ConfigurationError("kind is not KubeSchedulerConfiguration")
     if document.get("apiVersion") != API_VERSION:
-        raise ConfigurationError(f"apiVersion is {document.get('apiVersion')}, wants {API_VERSION}")
+        raise ConfigurationError(f"apiVersion is {document.get('apiVersion')}, must be {API_VERSION}")
     profiles = document.get("profiles") or [{}]
     extenders = tuple(_extender(one) for one in document.get("extenders") or ())
     _validate(extenders)

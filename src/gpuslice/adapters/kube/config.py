@@ -153,7 +153,7 @@ def _checked_url(url: str, what: str) -> str:
     except ValueError:  # of the port, or of an IPv6 address
         good = False
     if not good or any(letter.isspace() or not letter.isprintable() for letter in url):
-        raise ConfigError(f'{what} is "{url}", wants an http or https URL')
+        raise ConfigError(f'{what} is "{url}", must be an http or https URL')
     return url
 
 
@@ -189,7 +189,7 @@ def _credentials(user: User, folder: Path, cluster: Cluster, tls: Tls, interacti
 def _plugin(section: ExecSection, folder: Path, cluster: Cluster, tls: Tls) -> ExecPlugin:
     if section.api_version not in EXEC_VERSIONS:
         raise ConfigError(
-            f'exec plugin {section.command}: apiVersion is "{section.api_version}", wants one of '
+            f'exec plugin {section.command}: apiVersion is "{section.api_version}", must be one of '
             + ", ".join(EXEC_VERSIONS)
         )
     if not section.command:
@@ -223,7 +223,7 @@ def _cluster_info(cluster: Cluster, tls: Tls) -> dict[str, Any]:
 def _impersonation(user: User) -> dict[str, str]:
     groups = user.impersonate_groups or []
     if len(groups) > 1:
-        raise ConfigError("as-groups with several groups is not supported, wants one")
+        raise ConfigError("as-groups with several groups is not supported, there must be one")
     headers = {
         "Impersonate-User": user.impersonate,
         "Impersonate-Uid": user.impersonate_uid,

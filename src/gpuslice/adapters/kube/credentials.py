@@ -200,7 +200,7 @@ class Exec:
         mode = self.plugin.interactive_mode
         possible = self.interactive and sys.stdin is not None and sys.stdin.isatty()
         if mode == "Always" and not possible:
-            raise self._failure("wants to ask questions (interactiveMode Always) and there is no terminal")
+            raise self._failure("must ask questions (interactiveMode Always) and there is no terminal")
         return possible and mode != "Never"
 
     def _info(self, interactive: bool) -> str:

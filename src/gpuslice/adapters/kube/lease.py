@@ -43,7 +43,9 @@ class LeaseSettings:
                 f"{self.renew_deadline_s:g} s and retry {self.retry_s:g} s must each be longer than the next"
             )
         if not self.identity:
-            raise ValueError(f"lease {self.name}: identity is empty, wants a name that no other replica has")
+            raise ValueError(
+                f"lease {self.name}: identity is empty, must be a name that no other replica has"
+            )
 
 
 class LeaseElector:

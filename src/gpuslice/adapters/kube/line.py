@@ -118,7 +118,7 @@ class Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._busy:  # nobody asked: what could it be the answer to?
-            return self.abandon("the server spoke unasked")
+            return self.abandon("unexpected data from the server")
         self._touched = True
         try:
             self._parser.feed_data(data)
@@ -136,7 +136,7 @@ class Line(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._complete:
-            self._broken = "the server spoke unasked"
+            self._broken = "unexpected data from the server"
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._started:  # else a trailer, or of an answer that nobody asked for

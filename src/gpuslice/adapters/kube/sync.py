@@ -114,7 +114,7 @@ class SyncTransport:
         server, proxy = urlsplit(self._connection.server), urlsplit(self._connection.proxy_url)
         if proxy.scheme == "https":  # TLS in TLS is beyond http.client
             place = proxy.netloc.rpartition("@")[2]
-            raise ConfigError(f'the proxy is "https://{place}", wants an http URL')
+            raise ConfigError(f'the proxy is "https://{place}", must be an http URL')
         first = proxy if proxy.hostname else server
         if server.scheme == "http":
             return _plain(first, self._timeout_s)

@@ -8,7 +8,7 @@ from gpuslice.adapters.kube.terms import replica_of
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.model import Node, Pod
-from gpuslice.core.views import node_of, pod_of, wants_of
+from gpuslice.core.views import node_of, pod_of, pod_requests
 
 PREFER_NO_SCHEDULE = "PreferNoSchedule"
 
@@ -27,7 +27,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         priority=spec.priority,
         nominated=pod.status.nominated_node_name,
         replica_of=replica_of(pod) if isinstance(pod, SlimPod) else "",
-        wants=wants_of(spec, meta.labels, bound=bool(spec.node_name)),
+        requests=pod_requests(spec, meta.labels, bound=bool(spec.node_name)),
         annotations=meta.annotations,
     )
 

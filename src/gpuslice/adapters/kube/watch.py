@@ -148,7 +148,7 @@ class Reflector(Generic[T]):
             if worked:
                 self._failures = self._refusals = 0
         if not worked:
-            raise UnavailableError(f"watch of {self._resource.plural} ended at once, without a word")
+            raise UnavailableError(f"watch of {self._resource.plural} was closed immediately, without events")
 
     def _take(self, event: WatchEvent[T]) -> None:
         match event.type:

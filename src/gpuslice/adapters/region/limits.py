@@ -62,7 +62,7 @@ def parse_limits(text: str) -> tuple[CardLimit, ...]:
         raise LimitsError('the file must begin with a line "gpuslice 1" and end with a line "end COUNT"')
     limits = tuple(_parse_card(line, number) for number, line in enumerate(lines[1:-2], 2))
     if lines[-2] != f"end {len(limits)}":
-        raise LimitsError(f'the last line is {lines[-2]!r}, wants "end {len(limits)}"')
+        raise LimitsError(f'the last line is {lines[-2]!r}, must be "end {len(limits)}"')
     if len(limits) > CARDS:
         raise LimitsError(f"{len(limits)} cards, at most {CARDS} fit")
     if len({limit.uuid for limit in limits}) < len(limits):
@@ -97,7 +97,7 @@ def read_limits(path: Path | str) -> tuple[CardLimit, ...] | None:
 def _parse_card(line: str, number: int) -> CardLimit:
     found = _CARD.fullmatch(line)
     if not found:
-        raise LimitsError(f'line {number} is {line!r}, wants "UUID memory=BYTES share=PERCENT"')
+        raise LimitsError(f'line {number} is {line!r}, must be "UUID memory=BYTES share=PERCENT"')
     memory, share = _number(found["memory"]), _number(found["share"])
     if memory is not None and memory > MOST_MEMORY_BYTES:
         raise LimitsError(f"line {number}: {memory} bytes are more than any card has")

@@ -161,7 +161,7 @@ def _reading(data: bytes, room: int) -> RegionReading | None:
     if head.magic == 0:
         return None
     if head.magic != layout.MAGIC | layout.VERSION:
-        raise RegionError(f"magic is {head.magic:#x}, wants {layout.MAGIC | layout.VERSION:#x}")
+        raise RegionError(f"magic is {head.magic:#x}, must be {layout.MAGIC | layout.VERSION:#x}")
     slots = _slots(data, min(head.slots_high, room))
     return RegionReading(
         tuple(_card_usage(card, index, slots) for index, card in enumerate(head.cards) if _is_card(card))

@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         elif int(self._headers.get("content-length", 0)) > self._clients.body_limit_bytes:
             self._refuse_body()
         elif (encoding := self._headers.get("content-encoding", "identity")).lower() != "identity":
-            self._refuse(415, f"the request's body is encoded as {encoding}, wants it as it is")
+            self._refuse(415, f"the request's body is encoded as {encoding}, must not be encoded")
         elif self._headers.get("expect", "").lower() == "100-continue" and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

@@ -54,7 +54,7 @@ def fetch(url: str, timeout_s: float = 5.0) -> Page:
     import urllib.request
 
     if not url.startswith(("http://", "https://")):
-        raise ScrapeError(f"{url}: wants an http or https URL")
+        raise ScrapeError(f"{url} must be an http or https URL")
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
             return parse(answer.read().decode("utf-8", "replace"))

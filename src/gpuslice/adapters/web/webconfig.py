@@ -87,7 +87,7 @@ def read_web_config(path: Path) -> WebConfig:
     }:
         raise WebConfigError(
             f"web config file {path}: client_auth_type {tls.client_auth_type or 'NoClientCert'} with "
-            f'client_ca_file "{tls.client_ca_file}", wants a CA file and VerifyClientCertIfGiven or '
+            f'client_ca_file "{tls.client_ca_file}", must be a CA file and VerifyClientCertIfGiven or '
             f"RequireAndVerifyClientCert, or neither"
         )
     if tls != _Tls() and not tls.cert_file:

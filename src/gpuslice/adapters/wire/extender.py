@@ -258,7 +258,7 @@ def decode_binding(body: bytes) -> BindingArgs:
         args = _in_any_case(_BINDING, body)
     for name in ("pod_name", "pod_namespace", "node"):
         if not getattr(args, name):
-            raise MalformedError(f"{_go_name(name)} is empty, wants a name")
+            raise MalformedError(f"{_go_name(name)} is empty, must be a name")
     return args
 
 

@@ -103,7 +103,7 @@ def decode_review(body: bytes) -> AdmissionRequest:
         raise MalformedError(f"the AdmissionReview cannot be read: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION or review.request is None:
         given = f"{review.kind or 'no kind'} of {review.api_version or 'no apiVersion'}"
-        raise MalformedError(f"this is {given}, wants {KIND} of {API_VERSION} with a request")
+        raise MalformedError(f"this is {given}, must be {KIND} of {API_VERSION} with a request")
     return review.request
 
 

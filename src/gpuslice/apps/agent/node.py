@@ -24,7 +24,7 @@ def memory_unit(wanted: str) -> tuple[str, str]:
     """The unit to use and a warning where `wanted` is none: the vendor's plugin falls back to GiB as well."""
     if wanted in UNIT_MIB:
         return wanted, ""
-    return "GiB", f'memory unit "{wanted}" is unknown, wants {" or ".join(UNIT_MIB)}; using GiB'
+    return "GiB", f'memory unit "{wanted}" is unknown, must be {" or ".join(UNIT_MIB)}; using GiB'
 
 
 def cut(cards: Iterable[DriverCard], unit: str) -> tuple[Card, ...]:

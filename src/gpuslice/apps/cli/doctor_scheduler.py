@@ -164,7 +164,7 @@ def _elsewhere(facts: Facts, known: set[str]) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             f"scheduler {scheduler}",
-            f"calls no extender that can be found, and {len(pods)} pods without a card name it: {pods[0]} …",
+            f"has no known extender, and {len(pods)} pods without a card name it: {pods[0]} …",
             f"give them schedulerName {sorted(known)[0]}; the webhook does it for pods that left it open",
         )
 

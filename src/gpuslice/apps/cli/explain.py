@@ -17,9 +17,9 @@ from gpuslice.apps.cli.output import output_flag, print_document
 @click.argument("pod", shell_complete=pods)
 @click.pass_context
 def command(context: click.Context, /, pod: str, output: str, **cluster: Any) -> None:
-    """Tell why POD waits for a part of a card, or which card it holds beside whom.
+    """Tell why POD waits for a part of a card, or which card it holds and who shares it.
 
-    Every node is put into a class with what speaks against it and the most that is free there on one card.
+    Every node is put into a class with why not and the most that is free there on one card.
     It is worked out from the API server alone, as the scheduler extender does.
 
     \b

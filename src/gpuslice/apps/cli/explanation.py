@@ -60,7 +60,7 @@ def read(flags: Flags, name: str) -> Told:
     """Ask the cluster. Raises `NoSuchPodError`."""
     namespace, _, bare = re.sub(r"^(pods?|po)/", "", name).rpartition("/")
     if not _NAME.fullmatch(bare) or (namespace and not _NAME.fullmatch(namespace)):
-        raise NoSuchPodError(f'POD is "{name}", wants the name of a pod, or NAMESPACE/NAME')
+        raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, or NAMESPACE/NAME')
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
     namespace = namespace or connection.namespace

@@ -80,11 +80,11 @@ def _limit(gpu: Card | None, units: int) -> str:
 
 
 def _rows(explanation: Explanation) -> str:
-    lines = [row("NODES", "WHAT SPEAKS AGAINST THEM", "MOST FREE ON ONE CARD", "EXAMPLE")]
+    lines = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
     for each in explanation.classes:
         most = "-" if each.most is None else f"{each.most} ({each.best}, card {each.card})"
         names = ", ".join(each.nodes[:2]) + (", …" if len(each.nodes) > 2 else "")
-        reason = f"nothing: {each.reason[0].lower()}{each.reason[1:]}" if each.fits else each.reason
+        reason = f"it fits: {each.reason[0].lower()}{each.reason[1:]}" if each.fits else each.reason
         lines.append(row(len(each.nodes), reason, most, names))
     return "".join(lines)
 

@@ -119,5 +119,5 @@ def parse_memory(memory: str) -> tuple[int, str]:
     """Amount and unit as they were written. Raises BudgetError."""
     found = MEMORY.fullmatch(memory)
     if not found:
-        raise BudgetError(f'--mem is "{memory}", wants a whole number of GiB, or an amount like 512MiB')
+        raise BudgetError(f'--mem is "{memory}", must be a whole number of GiB, or an amount like 512MiB')
     return int(found["amount"]), found["unit"]

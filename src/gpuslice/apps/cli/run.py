@@ -168,7 +168,7 @@ def check(wish: Wish, program: Sequence[str]) -> None:
         raise NotFoundError(f'there is no program "{program[0]}"')
     if wish.group and not GROUP.fullmatch(wish.group):
         raise BudgetError(
-            f'the group is "{wish.group}", wants letters, digits, dots, dashes and underscores, at most 63'
+            f'the group is "{wish.group}", must be letters, digits, dots, dashes and underscores, at most 63'
         )
     if b"libgpuslice.so" in Path("/proc/self/maps").read_bytes():
         raise BudgetError(

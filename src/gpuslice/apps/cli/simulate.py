@@ -50,7 +50,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
     from gpuslice.apps.cli.simulation_text import document, table
 
     if plot is not None and not plot.absolute().parent.is_dir():
-        raise click.UsageError(f'--plot is "{plot}", wants a file in a folder that exists')
+        raise click.UsageError(f'--plot is "{plot}", must be a file in a folder that exists')
     simulation = _simulate(context, asked)
     if output == "table":
         click.echo(table(simulation), nl=False)
@@ -64,7 +64,7 @@ def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
     from gpuslice.apps.cli import simulation
 
     if asked["from_cluster"] == (asked["trace"] is not None):
-        raise click.UsageError("wants either --from-cluster or --trace FILE")
+        raise click.UsageError("either --from-cluster or --trace FILE must be given")
     try:
         policies = simulation.policy_names(asked["policy"])
     except ValueError as error:

@@ -116,7 +116,7 @@ def policy_names(text: str) -> list[str]:
     names = known if text == "all" else text.split(",")
     for name in names:
         if name not in known:
-            raise ValueError(f'--policy names "{name}", wants all or some of {",".join(known)}')
+            raise ValueError(f'--policy names "{name}", must be one or more of {",".join(known)}')
     return list(dict.fromkeys(names))
 
 
@@ -172,7 +172,7 @@ def plan(start: Start, wish: Wish) -> Plan:
     """The changed nodes and the pods in the order of the seed; ValueError when nothing is left."""
     for name in wish.drop:
         if not any(fnmatchcase(node.name, name) for node in start.nodes):
-            raise ValueError(f'--drop is "{name}", wants the name of a node; * stands for anything')
+            raise ValueError(f'--drop is "{name}", must be the name of a node; * stands for anything')
     nodes = [node for node in start.nodes if not any(fnmatchcase(node.name, name) for name in wish.drop)]
     for text in wish.add:
         nodes += _added(text, start.nodes)
@@ -197,10 +197,10 @@ def _added(text: str, others: Sequence[FleetNode]) -> list[FleetNode]:
     """`4x8x80:A100`: four nodes of eight cards of 80 units; units and model as most others have them."""
     match = _ADDED.fullmatch(text)
     if match is None:
-        raise ValueError(f'--add is "{text}", wants NODESxCARDS, NODESxCARDSxUNITS or either with :MODEL')
+        raise ValueError(f'--add is "{text}", must be NODESxCARDS, NODESxCARDSxUNITS or either with :MODEL')
     usual = most_frequent(others) if others else None
     if match[3] is None and usual is None:
-        raise ValueError(f'--add is "{text}", wants the units of a card too, as no other node has any')
+        raise ValueError(f'--add is "{text}", must name the units of a card too, as no other node has any')
     if int(match[2]) > MOST_CARDS_OF_A_NODE:
         raise ValueError(f'--add is "{text}": {MOST_CARDS_OF_A_NODE} cards of a node are the most')
     if int(match[1]) * int(match[2]) > MOST_CARDS:

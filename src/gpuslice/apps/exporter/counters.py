@@ -72,11 +72,13 @@ def _parse_line(line: str, catalogue: Mapping[str, Field]) -> Counter | str:
     except (csv.Error, ValueError) as error:
         return f"not CSV: {error}"
     if len(record) != 3:
-        return f'has {len(record)} columns, wants "FIELD, TYPE, HELP" (quote a help text that holds a comma)'
+        return (
+            f'has {len(record)} columns, must be "FIELD, TYPE, HELP" (quote a help text that holds a comma)'
+        )
     name, kind, about = (part.strip() for part in record)
     field = catalogue.get(name)
     if field is None and name not in DERIVED:
         return f'"{name}" is no DCGM field'
     if kind not in list(CounterKind):
-        return f'type of {name} is "{kind}", wants gauge, counter or label'
+        return f'type of {name} is "{kind}", must be gauge, counter or label'
     return Counter(name, CounterKind(kind), about, field)

@@ -233,7 +233,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
 
         namespace, _, name = self.configmap_data.partition(":")
         if self.counters_of_config_map and not (namespace and name):
-            raise SettingsError(f'configmap_data is "{self.configmap_data}", wants NAMESPACE:NAME')
+            raise SettingsError(f'configmap_data is "{self.configmap_data}", must be NAMESPACE:NAME')
 
     @property
     def counters_of_config_map(self) -> bool:
@@ -252,7 +252,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """``host:port``, ``:port`` or ``[ipv6]:port``. Raises `SettingsError`."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f'address is "{text}", wants host:port or :port')
+        raise SettingsError(f'address is "{text}", must be host:port or :port')
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
@@ -275,7 +275,9 @@ def parse_devices(text: str) -> Chosen:
     if kind == "f" and not separator:
         return Chosen()
     if kind not in {"g", "i"} or (separator and not numbers):
-        raise SettingsError(f'devices is "{text}", wants "f", or "g" or "i" with or without a list: g:0,2-3')
+        raise SettingsError(
+            f'devices is "{text}", must be "f", or "g" or "i" with or without a list: g:0,2-3'
+        )
     listed = _numbers(text, numbers) if numbers else None
     if kind == "g":
         return Chosen(divided=False, cards=listed)

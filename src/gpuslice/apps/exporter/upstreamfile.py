@@ -96,7 +96,7 @@ def _environment(file: _File) -> Iterator[tuple[str, str]]:
 def _seconds(text: str) -> float:
     """A duration as Go writes it. Raises ValueError."""
     if not _DURATION.fullmatch(text):
-        raise ValueError(f'interval is "{text}", wants e.g. 30s or 500ms')
+        raise ValueError(f'interval is "{text}", must be e.g. 30s or 500ms')
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 

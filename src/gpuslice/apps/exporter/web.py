@@ -67,7 +67,9 @@ async def serve_all(settings: ExporterSettings, app: App, legacy: App) -> AsyncI
 def _from_systemd() -> socket.socket:
     found = inherited_socket()
     if found is None:
-        raise SettingsError("web_systemd_socket is on and systemd passed no socket, wants a .socket unit")
+        raise SettingsError(
+            "web_systemd_socket is on and systemd passed no socket: the service must have a .socket unit"
+        )
     return found
 
 

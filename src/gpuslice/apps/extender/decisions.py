@@ -37,7 +37,7 @@ from gpuslice.core.placement import not_shared, place, refuse
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Fleet, Ints, Shape
 from gpuslice.core.preemption import NOTHING_TAKEN
-from gpuslice.core.views import Wants, wants_of
+from gpuslice.core.views import PodRequests, pod_requests
 
 HIGHEST = 1 << 31  # above every priority
 NO_POD = "arg or pod is nil"
@@ -300,8 +300,8 @@ def request_of(pod: WirePod) -> Request | None:
     return _wants(pod).request
 
 
-def _wants(pod: WirePod) -> Wants:
-    return wants_of(pod.spec, pod.metadata.labels)
+def _wants(pod: WirePod) -> PodRequests:
+    return pod_requests(pod.spec, pod.metadata.labels)
 
 
 def _answer(args: ExtenderArgs, names: Json, passing: Places, failed: Pieces, never: Pieces) -> FilterResult:

@@ -209,7 +209,7 @@ def _preemption(results: Mapping[str, int], preempted: int) -> list[Family]:
     tried = Family(
         "gpuslice_extender_preemptions_total",
         MetricKind.COUNTER,
-        "Pods for which room was to be made on a card, by what came of it.",
+        "Preemption attempts by result.",
     )
     for result, count in sorted(results.items()):
         tried.add(count, labels({"result": result}))
@@ -222,7 +222,7 @@ def _guided(results: Mapping[str, int]) -> Family:
     family = Family(
         "gpuslice_extender_guided_pods_total",
         MetricKind.COUNTER,
-        "Waiting pods for which the best node was nominated, by what came of it.",
+        "Waiting pods for which the best node was nominated, by result.",
     )
     for result in ("guided", "late", "missed", "taken back"):
         family.add(results.get(result, 0), labels({"result": result.replace(" ", "_")}))

@@ -182,7 +182,10 @@ class Preemptor:
                 return "given_up"
             return "evicted" if found.victims else "kept"
         except ForbiddenError as error:
-            _log.error("preemption needs a right, or --no-preemption", extra={"error": str(error)})
+            _log.error(
+                "preemption is forbidden by RBAC; grant it or use --no-preemption",
+                extra={"error": str(error)},
+            )
         except KubeError as error:
             _log.warning("preemption failed", extra={"pod": waiting.uid, "error": str(error)})
         return "failed"

@@ -82,7 +82,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     leader_elect: Annotated[
         bool,
         about(
-            "Be ready only while holding the Lease. Wanted as soon as two replicas can run at once, also "
+            "Be ready only while holding the Lease. Required when two replicas may run at once, also "
             "during an update."
         ),
     ] = False
@@ -111,8 +111,8 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         str,
         about(
             "PEM file with a CA: what kube-scheduler asks is answered only to clients with a certificate of "
-            "it, such as tlsConfig of the extender in its configuration names. Without it whoever reaches "
-            "the port can have pods bound. Probes and metrics need none."
+            "it, such as tlsConfig of the extender in its configuration names. Without it anyone who can "
+            "reach the port can bind pods. Probes and metrics need none."
         ),
     ] = ""
 

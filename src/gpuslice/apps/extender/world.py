@@ -119,7 +119,7 @@ class World:
             self._told.discard(pod.uid)
         elif pod.uid not in self._told:
             self._told.add(pod.uid)
-            _log.warning("pod left out in part", extra={"pod": pod.key, "problem": pod.problem})
+            _log.warning("pod's annotations are unreadable", extra={"pod": pod.key, "problem": pod.problem})
             self._problem(pod)
 
     def _node_changed(self, change: Change[SlimNode]) -> None:

@@ -44,7 +44,7 @@ def order_of(given: dict[str, Any]) -> Order:
     """The command line's words as values. Raises `click.BadParameter`."""
     environ = os.environ
     if not 0 <= given["level"] <= 100:
-        raise click.BadParameter(f"level is {given['level']}, wants 0 to 100")
+        raise click.BadParameter(f"level is {given['level']}, must be 0 to 100")
     who = Who(
         "",
         given["namespace"] or environ.get("POD_NAMESPACE", ""),
@@ -74,7 +74,7 @@ def _cards(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     numbers = all(part.isdecimal() and len(part) < LONGEST_CARD for part in parts)
     if not numbers or len(set(parts)) != len(parts) or len(parts) > 2:
-        raise click.BadParameter(f'cards are "{text}", wants one number, or two for copies between cards')
+        raise click.BadParameter(f'cards are "{text}", must be one number, or two for copies between cards')
     return tuple(int(part) for part in parts)
 
 
@@ -85,7 +85,7 @@ def _works(text: str, *, between_cards: bool) -> Iterator[Work]:
     for part in filter(None, (each.strip() for each in text.split(","))):
         if not part.isdecimal() or int(part) not in WORKS:
             raise click.BadParameter(
-                f'field id is "{part}", wants one of {min(WORKS)} to {max(WORKS)}, or all'
+                f'field id is "{part}", must be one of {min(WORKS)} to {max(WORKS)}, or all'
             )
         yield WORKS[int(part)]
 
@@ -101,5 +101,5 @@ def size_bytes(text: str) -> int:
     except (ValueError, KeyError, OverflowError):
         found = 0
     if found <= 0:
-        raise click.BadParameter(f'size is "{text}", wants e.g. 4GiB or 512MiB')
+        raise click.BadParameter(f'size is "{text}", must be e.g. 4GiB or 512MiB')
     return found

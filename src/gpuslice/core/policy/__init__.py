@@ -65,4 +65,4 @@ def make_policy(
         if policy.name == name:
             return Fgd(fleet, counts) if policy is Fgd else policy(fleet)
     known = ", ".join(policy.name for policy in POLICIES)
-    raise ValueError(f'placement policy "{name}" is unknown, wants one of {known}')
+    raise ValueError(f'placement policy "{name}" is unknown, must be one of {known}')
