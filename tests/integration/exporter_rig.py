@@ -175,7 +175,7 @@ class GpuNode:
             "proc": str(self.node.settings.proc),
             "root": str(self.root),
             "pod_resources_kubelet_socket": str(self.node.settings.pod_resources_socket),
-            "book_interval_s": "0.2",
+            "pod_resources_interval_s": "0.2",
         }
         return running_exporter(self.state, *arguments, **{**own, **settings})
 

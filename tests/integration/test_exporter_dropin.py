@@ -101,7 +101,7 @@ class Host:
             "pod_logs": str(self.folder / "pods"),
             "pod_source": "logs",
             "pod_resources_kubelet_socket": str(self.folder / "kubelet.sock"),
-            "book_interval_s": "0.2",
+            "pod_resources_interval_s": "0.2",
             "root": str(self.folder / "none"),
         }
         return running_exporter(self.state, *arguments, **{**own, **settings})

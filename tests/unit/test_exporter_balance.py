@@ -18,11 +18,13 @@ from gpuslice.adapters.gpu.telemetry import CardSample, NodeSample
 from gpuslice.adapters.region import layout
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import prepare_region
-from gpuslice.apps.exporter.book import Book, Promise, ShareMode
-from gpuslice.apps.exporter.directory import Directory, KnownPod
-from gpuslice.apps.exporter.owners import Owners
-from gpuslice.apps.exporter.picture import HIDDEN_PROCESSES
-from gpuslice.apps.exporter.sampler import Health, Sampler
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot
+from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
+from gpuslice.apps.exporter.node_pods import KnownPod
+from gpuslice.apps.exporter.node_state import initial_state
+from gpuslice.apps.exporter.owners import NO_HOST_PID
+from gpuslice.apps.exporter.sampler import Sampler
+from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.core.attribution import ContainerKey, ProcessReading
 
 MIB = 1 << 20
@@ -156,19 +158,25 @@ class Node:
         return NodeSample(tuple(cards), taken_at_s=1.0)
 
 
-def sampler_of(node: Node, *, sees: bool = True) -> Sampler:
-    directory = Directory()
-    directory.replace([KnownPod("default", f"app-{n}", uid(n), ("main",)) for n in range(TENANTS)])
-    sampler = Sampler(
-        node,
-        Owners(directory, node.proc),
-        Health(),
-        root=node.folder / "root",
-        proc=node.proc if sees else None,
-    )
-    promise = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
-    sampler.book = Book({uuid: {key(tenant): promise for tenant in range(TENANTS)} for uuid in UUIDS})
-    return sampler
+@dataclass
+class Sampling:
+    """A sampler over `node`, and the state it writes. `hidden`: why it cannot see the host's processes."""
+
+    node: Node
+    hidden: str = ""
+
+    def __post_init__(self) -> None:
+        chosen = ExporterSettings(root=str(self.node.folder / "root"), proc=str(self.node.proc))
+        self.state = initial_state(chosen, "n1")
+        self.state.pods.replace([KnownPod("default", f"app-{n}", uid(n), ("main",)) for n in range(TENANTS)])
+        grant = DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+        grants = {uuid: {key(tenant): grant for tenant in range(TENANTS)} for uuid in UUIDS}
+        self.state.grants = DeviceGrants(grants)
+        self.sampler = Sampler(self.node, self.state, chosen, hidden=self.hidden)
+
+    async def cards(self) -> tuple[CardSnapshot, ...]:
+        await self.sampler.sample()
+        return self.state.snapshot.cards
 
 
 @settings(max_examples=40, deadline=None)
@@ -178,11 +186,10 @@ def test_the_sum_is_the_cards_figure_whoever_dies_meanwhile(
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         node = Node(Path(name), iter(happens), tells_memory=tells_memory, lists=lists)
-        sampler = sampler_of(node, sees=sees)
+        sampling = Sampling(node, "" if sees else NO_HOST_PID)
         for _ in range(5):
             node.something()
-            asyncio.run(sampler.sample())
-            for card in sampler.snapshot.cards:
+            for card in asyncio.run(sampling.cards()):
                 parts = [each.used_bytes for each in card.containers.values()]
                 parts += [use.memory_bytes for use in card.strangers.values()]
                 assert sum(part for part in parts if part is not None) == card.sample.used_bytes
@@ -196,9 +203,7 @@ def node(tmp_path: Path) -> Node:
 async def test_what_a_killed_process_left_in_its_region_is_nobodys_use(node: Node) -> None:
     node.start(0, 0, 700 * MIB)
     node.kill(100)
-    sampler = sampler_of(node)
-    await sampler.sample()
-    (card, _) = sampler.snapshot.cards
+    (card, _) = await Sampling(node).cards()
     assert card.attributed
     assert card.containers[key(0)].used_bytes == 0
 
@@ -208,16 +213,13 @@ async def test_where_the_driver_hides_the_living_they_are_counted_and_the_dead_a
     node.start(0, 0, 700 * MIB)
     node.start(0, 0, 30 * MIB)
     node.kill(100)
-    sampler = sampler_of(node)
-    await sampler.sample()
-    assert sampler.snapshot.cards[0].containers[key(0)].used_bytes == 30 * MIB
+    (card, _) = await Sampling(node).cards()
+    assert card.containers[key(0)].used_bytes == 30 * MIB
 
 
 async def test_where_processes_cannot_be_seen_the_region_is_believed(node: Node) -> None:
     node.start(0, 0, 700 * MIB)
-    sampler = sampler_of(node, sees=False)
     node.processes.clear()  # the driver, too, shows this PID namespace only
-    await sampler.sample()
-    (card, _) = sampler.snapshot.cards
+    (card, _) = await Sampling(node, NO_HOST_PID).cards()
     assert card.containers[key(0)].used_bytes == 700 * MIB
-    assert ("attribution", HIDDEN_PROCESSES) in card.missing
+    assert ("attribution", NO_HOST_PID) in card.missing

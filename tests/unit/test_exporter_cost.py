@@ -13,7 +13,7 @@ from gpuslice.adapters.kubelet.rpc import (
     PodResourcesService,
     Server,
 )
-from gpuslice.apps.exporter.book import is_ours
+from gpuslice.apps.exporter.device_grants import is_card_resource
 from gpuslice.core.contract import GPU_MEM
 
 HEAVY = ("aiohttp", "numpy", "prometheus_client", "rich", "uvloop", "yaml")
@@ -52,10 +52,10 @@ async def test_kubelets_book_is_taken_apart_again_only_when_it_changed() -> None
         server = Server([kubelet])
         await server.start(path=str(socket))
         reader = PodResources(socket)
-        first = await reader.book(is_ours)
-        assert await reader.book(is_ours) is first
+        first = await reader.book(is_card_resource)
+        assert await reader.book(is_card_resource) is first
         kubelet.ids = ("GPU-a-_-0", "GPU-a-_-1")
-        (changed,) = (await reader.book(is_ours)).assignments[GPU_MEM]
+        (changed,) = (await reader.book(is_card_resource)).assignments[GPU_MEM]
         assert changed.ids == {"GPU-a-_-0", "GPU-a-_-1"}
         assert (await reader.book(lambda _: False)).assignments == {}
         server.close()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.apps.exporter import fields
-from gpuslice.apps.exporter.clocks import ClockWindows
+from gpuslice.apps.exporter.card_history import ClockWindows
 from gpuslice.apps.exporter.counters import CounterKind, parse
 
 CATALOGUE = fields.load()
@@ -63,6 +63,6 @@ def test_a_sample_that_is_still_the_last_one_counts_once() -> None:
     windows = ClockWindows(10)
     for taken_at_s in (1.0, 1.0, 1.0, 2.0):
         windows.add("GPU-1", 0x4, taken_at_s)
-    assert windows.counts() == {"GPU-1": {"power_cap": 2}}
+    assert windows.counts("GPU-1") == {"power_cap": 2}
     windows.add("GPU-1", 0, 11.5)
-    assert windows.counts() == {"GPU-1": {"power_cap": 1}}
+    assert windows.counts("GPU-1") == {"power_cap": 1}

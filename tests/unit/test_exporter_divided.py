@@ -6,10 +6,10 @@ import pytest
 
 from gpuslice.adapters.gpu.mig import MigSample
 from gpuslice.adapters.gpu.telemetry import CardSample
-from gpuslice.apps.exporter.book import book_of
-from gpuslice.apps.exporter.health import WINDOW_S, Result, Rises, judge
+from gpuslice.apps.exporter.card_history import WINDOW_S, CounterRises, Result, judge
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot, NodeFacts, build_card
+from gpuslice.apps.exporter.device_grants import grants_of
 from gpuslice.apps.exporter.isolation import Isolation
-from gpuslice.apps.exporter.picture import CardPicture, Knowledge, draw
 from gpuslice.core.attribution import ContainerKey, Stranger
 from gpuslice.core.device_assignment import DeviceAssignment
 
@@ -17,7 +17,7 @@ GIB = 1 << 30
 A, B = ContainerKey("default", "a", "main"), ContainerKey("default", "b", "main")
 
 
-def drawn(first: list[str], second: list[str]) -> CardPicture:
+def drawn(first: list[str], second: list[str]) -> CardSnapshot:
     """A card of three devices, two of them in one instance, whose processes cannot be seen."""
     devices = (
         MigSample("MIG-1", "1c.2g", 1, 0, 10 * GIB, 3 * GIB),
@@ -31,7 +31,9 @@ def drawn(first: list[str], second: list[str]) -> CardPicture:
         DeviceAssignment(key.namespace, key.pod, "main", frozenset(ids))
         for key, ids in ((A, first), (B, second))
     ]
-    return draw(sample, Knowledge({}, book_of({"nvidia.com/mig-x": held}), Isolation({}), obstacle="hidden"))
+    return build_card(
+        sample, NodeFacts({}, grants_of({"nvidia.com/mig-x": held}), Isolation({}), obstacle="hidden")
+    )
 
 
 def test_without_processes_a_devices_memory_is_its_only_holders() -> None:
@@ -77,9 +79,9 @@ def test_a_watch_is_as_bad_as_the_worst_that_is_known(  # noqa: PLR0917 — one 
 
 
 def test_only_what_rose_within_the_last_minute_counts() -> None:
-    rises = Rises()
+    rises = CounterRises()
     for now_s, replays in ((0.0, 100.0), (10.0, 120.0), (10.0 + WINDOW_S, 120.0)):
         rises.add("GPU-a", {202: replays}, now_s)
-    assert rises.by_card() == {"GPU-a": {202: 0.0}}
+    assert rises.of("GPU-a") == {202: 0.0}
     rises.add("GPU-a", {202: 5.0}, 80.0)  # the driver was loaded anew
-    assert rises.by_card() == {"GPU-a": {202: 0.0}}
+    assert rises.of("GPU-a") == {202: 0.0}

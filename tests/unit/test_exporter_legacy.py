@@ -7,21 +7,20 @@ import pytest
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.web.exposition import render
 from gpuslice.apps.exporter.ack import legacy_families
-from gpuslice.apps.exporter.book import Book, Promise, ShareMode
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot, NodeFacts, NodeSnapshot, build_card
+from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
 from gpuslice.apps.exporter.isolation import Isolation
-from gpuslice.apps.exporter.picture import CardPicture, Knowledge, draw
-from gpuslice.apps.exporter.sampler import Snapshot
 from gpuslice.core.attribution import ContainerKey, Owner, ProcessReading
 from gpuslice.core.units import MIB
 from tests.integration.exporter_rig import Page
 
 UUID = "GPU-a"
 A, B = ContainerKey("default", "app-0", "main"), ContainerKey("team", "app-1", "main")
-WHOLE = Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)
-PART = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+WHOLE = DeviceGrant("nvidia.com/gpu", ShareMode.EXCLUSIVE)
+PART = DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
 
 
-def card(promises: dict[ContainerKey, Promise], *processes: ProcessReading) -> CardPicture:
+def card(grants: dict[ContainerKey, DeviceGrant], *processes: ProcessReading) -> CardSnapshot:
     sample = CardSample(
         position=0,
         index=2,
@@ -32,12 +31,14 @@ def card(promises: dict[ContainerKey, Promise], *processes: ProcessReading) -> C
         fields={150: 37.0, 155: 57.0, 203: 20.0},
         processes=processes,
     )
-    owners: dict[int, Owner] = dict(enumerate(promises))
-    return draw(sample, Knowledge(owners, Book({UUID: promises} if promises else {}), Isolation({})))
+    owners: dict[int, Owner] = dict(enumerate(grants))
+    return build_card(
+        sample, NodeFacts(owners, DeviceGrants({UUID: grants} if grants else {}), Isolation({}))
+    )
 
 
-def page(*cards: CardPicture) -> Page:
-    return Page(render(legacy_families(Snapshot(cards, (), "418.87.01", 1.0, {}), "n1")).decode())
+def page(*cards: CardSnapshot) -> Page:
+    return Page(render(legacy_families(NodeSnapshot(cards, (), "418.87.01", 1.0, {}), "n1")).decode())
 
 
 def test_a_whole_card_is_one_series_of_its_pod() -> None:

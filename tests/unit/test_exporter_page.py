@@ -14,21 +14,20 @@ from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.adapters.region.reader import CardUsage
 from gpuslice.adapters.web.exposition import joined, pieces, render
 from gpuslice.adapters.web.scrape import Page, parse
-from gpuslice.apps.exporter.book import Book, Promise, ShareMode
+from gpuslice.apps.exporter.card_history import XidCounts
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot, LostCard, NodeFacts, NodeSnapshot, build_card
 from gpuslice.apps.exporter.catalogue import METRICS
-from gpuslice.apps.exporter.directory import Directory, KnownPod
-from gpuslice.apps.exporter.isolation import Isolated, Isolation
-from gpuslice.apps.exporter.page import PageContext, families
-from gpuslice.apps.exporter.picture import CardPicture, Knowledge, draw
-from gpuslice.apps.exporter.sampler import LostCard, Snapshot
-from gpuslice.apps.exporter.xids import Xids
+from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
+from gpuslice.apps.exporter.isolation import ContainerIsolation, Isolation
+from gpuslice.apps.exporter.node_pods import KnownPod, NodePods
+from gpuslice.apps.exporter.own_families import PageContext, families
 from gpuslice.core.attribution import ContainerKey, Owner, ProcessReading, Stranger
 
 MIB = 1 << 20
 UUID = "GPU-a"
 A = ContainerKey("default", "app-0", "main")
 B = ContainerKey("default", "app-1", "main")
-SHARED = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+SHARED = DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "exporter" / "shared-card.txt"
 
 
@@ -46,39 +45,41 @@ def sample(*processes: ProcessReading, used_mib: int = 3203, listed: bool = True
     )
 
 
-def known(owners: dict[int, Owner] | None = None, **more: object) -> Knowledge:
+def known(owners: dict[int, Owner] | None = None, **more: object) -> NodeFacts:
     isolation = more.pop("isolation", Isolation({}))
-    book = Book({UUID: {A: SHARED, B: SHARED}})
-    return Knowledge(owners or {}, book, isolation, **more)  # type: ignore[arg-type]
+    grants = DeviceGrants({UUID: {A: SHARED, B: SHARED}})
+    return NodeFacts(owners or {}, grants, isolation, **more)  # type: ignore[arg-type]
 
 
 def limited() -> Isolation:
     usage = CardUsage(UUID, 4301 * MIB, 30, 3000 * MIB, 3193 * MIB, 2, 1_500_000_000, ())
     limit = CardLimit(UUID, 4301 * MIB, 30)
-    return Isolation({A: Isolated({UUID: limit}, {UUID: usage}), B: Isolated({UUID: limit}, {})})
+    return Isolation(
+        {A: ContainerIsolation({UUID: limit}, {UUID: usage}), B: ContainerIsolation({UUID: limit}, {})}
+    )
 
 
-def page(*cards: CardPicture, lost: tuple[LostCard, ...] = ()) -> str:
-    directory = Directory()
-    directory.replace([KnownPod("default", "app-0", "uid-0", ("main",), {"f" * 64: "main"})])
-    snapshot = Snapshot(cards, lost, "418.87.01", 1.0, {(UUID, A): 12.5})
-    xids = Xids()
+def page(*cards: CardSnapshot, lost: tuple[LostCard, ...] = ()) -> str:
+    pods = NodePods()
+    pods.replace([KnownPod("default", "app-0", "uid-0", ("main",), {"f" * 64: "main"})])
+    snapshot = NodeSnapshot(cards, lost, "418.87.01", 1.0, {(UUID, A): 12.5})
+    xids = XidCounts()
     xids.add(UUID, 79, 1_700_000_000.0)
-    return render(families(snapshot, PageContext("n1", directory, xids))).decode()
+    return render(families(snapshot, PageContext("n1", pods, xids))).decode()
 
 
-def read(*cards: CardPicture) -> Page:
+def read(*cards: CardSnapshot) -> Page:
     return parse(page(*cards))
 
 
 def test_the_page_of_a_shared_card_is_the_golden_one() -> None:
-    card = draw(sample(ProcessReading(7, UUID, 3193 * MIB, 0.2)), known({7: A}, isolation=limited()))
+    card = build_card(sample(ProcessReading(7, UUID, 3193 * MIB, 0.2)), known({7: A}, isolation=limited()))
     text = page(card, lost=(LostCard(1, "GPU is lost", 1, "GPU-b"),))
     assert text == GOLDEN.read_text()
 
 
 def test_what_is_on_the_page_is_in_the_catalogue_with_its_labels() -> None:
-    card = draw(sample(ProcessReading(7, UUID, 3193 * MIB, 0.2)), known({7: A}, isolation=limited()))
+    card = build_card(sample(ProcessReading(7, UUID, 3193 * MIB, 0.2)), known({7: A}, isolation=limited()))
     catalogue = {metric.name: metric for metric in METRICS}
     for family in text_string_to_metric_families(page(card)):
         for one in family.samples:
@@ -86,7 +87,7 @@ def test_what_is_on_the_page_is_in_the_catalogue_with_its_labels() -> None:
 
 
 def test_without_a_process_list_the_interposers_count_stands_in_and_the_rest_is_absent() -> None:
-    card = draw(sample(listed=False), known(isolation=limited()))
+    card = build_card(sample(listed=False), known(isolation=limited()))
     found = read(card)
     values = {one.labels["pod"]: one.value for one in found.find("gpuslice_container_memory_used_bytes")}
     assert values == {"app-0": 3000 * MIB, "app-1": 0}  # the second is limited and has not called CUDA
@@ -96,7 +97,7 @@ def test_without_a_process_list_the_interposers_count_stands_in_and_the_rest_is_
 
 
 def test_memory_that_the_driver_does_not_tell_is_absent_and_counted() -> None:
-    card = draw(sample(ProcessReading(7, UUID, None, None)), known({7: A}))
+    card = build_card(sample(ProcessReading(7, UUID, None, None)), known({7: A}))
     found = read(card)
     assert [one.labels["pod"] for one in found.find("gpuslice_container_memory_used_bytes")] == ["app-1"]
     (missing,) = found.find("gpuslice_unavailable", what="memory_used")
@@ -106,21 +107,21 @@ def test_memory_that_the_driver_does_not_tell_is_absent_and_counted() -> None:
 
 
 def test_processes_that_the_driver_hides_do_not_make_containers_idle() -> None:
-    card = draw(sample(), known(isolation=limited()))
+    card = build_card(sample(), known(isolation=limited()))
     assert not card.attributed
     assert card.containers[A].used_bytes == 3000 * MIB
 
 
 def test_without_isolation_there_is_no_limit_and_nothing_counted() -> None:
-    card = draw(sample(ProcessReading(7, UUID, 3193 * MIB, 0.2)), known({7: A}))
+    card = build_card(sample(ProcessReading(7, UUID, 3193 * MIB, 0.2)), known({7: A}))
     assert card.containers[A].limit_bytes is None
     assert card.containers[A].refused is None
     assert card.allocated_bytes == 2 * 4301 * MIB
 
 
 def test_a_whole_card_is_its_own_limit() -> None:
-    book = Book({UUID: {A: Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)}})
-    card = draw(sample(), Knowledge({}, book, Isolation({})))
+    grants = DeviceGrants({UUID: {A: DeviceGrant("nvidia.com/gpu", ShareMode.EXCLUSIVE)}})
+    card = build_card(sample(), NodeFacts({}, grants, Isolation({})))
     assert card.containers[A].limit_bytes == card.allocated_bytes == 16130 * MIB
 
 
@@ -146,7 +147,7 @@ def test_every_card_adds_up_whatever_is_unknown(
     owners = {pid: owner for pid, (owner, _) in enumerate(given_processes) if owner is not None}
     used_mib = 50 + sum(mib or 0 for _, mib in given_processes)
     isolation = limited() if isolated else Isolation({})
-    card = draw(
+    card = build_card(
         sample(*processes, used_mib=used_mib, listed=listed),
         known(owners, isolation=isolation, obstacle=obstacle),
     )
@@ -157,38 +158,40 @@ def test_every_card_adds_up_whatever_is_unknown(
 
 @pytest.mark.parametrize("room", [0, 15, 1000])
 def test_a_page_has_no_more_container_series_than_it_may(room: int) -> None:
-    card = draw(sample(), known(isolation=limited()))
-    context = PageContext("n1", Directory(), Xids(), max_series=room)
-    found = parse(render(families(Snapshot((card,), (), "", 1.0), context)).decode())
+    card = build_card(sample(), known(isolation=limited()))
+    context = PageContext("n1", NodePods(), XidCounts(), max_series=room)
+    found = parse(render(families(NodeSnapshot((card,), (), "", 1.0), context)).decode())
     shown = [one for one in found.samples if one.name.startswith("gpuslice_container_")]
     assert len(shown) <= room
     assert bool(found.find("gpuslice_unavailable", what="containers")) == (room < 22)
 
 
 def test_a_page_that_was_made_of_the_one_before_is_as_if_made_anew() -> None:
-    directory = Directory()
-    kept = PageContext("n1", directory, Xids())
+    pods = NodePods()
+    kept = PageContext("n1", pods, XidCounts())
     keys = [ContainerKey("default", f"app-{number}", "main") for number in range(200)]
     seen: set[bytes] = set()
     for step, present in enumerate((keys, keys, keys[:150], keys[20:], keys)):
         busy = ProcessReading(7, UUID, (100 + step) * MIB, 0.25 * step)
-        card = draw(
+        card = build_card(
             sample(busy),
-            Knowledge({7: keys[30]}, Book({UUID: dict.fromkeys(present, SHARED)}), Isolation({})),
+            NodeFacts({7: keys[30]}, DeviceGrants({UUID: dict.fromkeys(present, SHARED)}), Isolation({})),
         )
-        snapshot = Snapshot((card,), (), "", 1.0, {(UUID, keys[30]): 0.5 * step})
+        snapshot = NodeSnapshot((card,), (), "", 1.0, {(UUID, keys[30]): 0.5 * step})
         if step == 3:
-            directory.replace([KnownPod("default", "app-40", "uid-40", ("main",), {"f" * 64: "main"})])
+            pods.replace([KnownPod("default", "app-40", "uid-40", ("main",), {"f" * 64: "main"})])
         page = joined(pieces(families(snapshot, kept)))
-        assert page == joined(pieces(families(snapshot, PageContext("n1", directory, Xids()))))
+        assert page == joined(pieces(families(snapshot, PageContext("n1", pods, XidCounts()))))
         seen.add(page)
     assert len(seen) == 5
 
 
 def test_what_did_not_change_keeps_its_piece() -> None:
-    context = PageContext("n1", Directory(), Xids())
-    first = pieces(families(Snapshot((draw(sample(), known()),), (), "", 1.0), context))
-    second = pieces(families(Snapshot((draw(sample(used_mib=3204), known()),), (), "", 2.0), context))
+    context = PageContext("n1", NodePods(), XidCounts())
+    first = pieces(families(NodeSnapshot((build_card(sample(), known()),), (), "", 1.0), context))
+    second = pieces(
+        families(NodeSnapshot((build_card(sample(used_mib=3204), known()),), (), "", 2.0), context)
+    )
     kept = [piece for piece in second if any(piece is each for each in first)]
     shown = b"".join(piece.text for piece in kept)
     assert b"gpuslice_container_memory_used_bytes" in shown

@@ -17,16 +17,16 @@ from gpuslice.adapters.region import layout
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import CardUsage as Counted
 from gpuslice.adapters.region.reader import prepare_region
-from gpuslice.apps.exporter.book import Book, Promise, ShareMode
-from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolated, Isolation, IsolationReader
-from gpuslice.apps.exporter.picture import Drawer, Knowledge, draw
+from gpuslice.apps.exporter.card_snapshot import NodeFacts, SnapshotBuilder, build_card
+from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
+from gpuslice.apps.exporter.isolation import CHECK_EVERY, ContainerIsolation, Isolation, IsolationReader
 from gpuslice.core.attribution import ContainerKey, ProcessReading, Stranger
 
 CARD = "GPU-a"
 A, B = ContainerKey("default", "a", "main"), ContainerKey("default", "b", "main")
-SHARE = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
-WHOLE = Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)
-INSTANCE = Promise("nvidia.com/mig-1g.10gb", ShareMode.MIG, mig=("MIG-1",))
+SHARE = DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+WHOLE = DeviceGrant("nvidia.com/gpu", ShareMode.EXCLUSIVE)
+INSTANCE = DeviceGrant("nvidia.com/mig-1g.10gb", ShareMode.MIG, mig=("MIG-1",))
 COUNTED = Counted(CARD, 100, 20, used_bytes=30, peak_bytes=40, refused=1, throttled_ns=5, processes=())
 
 maybe_bytes = st.sampled_from([None, 0, 30, 1000])
@@ -48,14 +48,14 @@ samples = st.builds(
 owners = st.dictionaries(st.integers(1, 3), st.sampled_from([A, B, Stranger.HOST]))
 held = st.dictionaries(st.sampled_from([A, B]), st.sampled_from([SHARE, WHOLE, INSTANCE]))
 isolated = st.builds(
-    Isolated,
+    ContainerIsolation,
     st.sampled_from([{}, {CARD: CardLimit(CARD, 100, 20)}]),
     st.sampled_from([{}, {CARD: COUNTED}, {CARD: replace(COUNTED, refused=2)}]),
 )
 known = st.builds(
-    Knowledge,
+    NodeFacts,
     owners=owners,
-    book=st.builds(Book, st.dictionaries(st.sampled_from([CARD, "nvidia0"]), held)),
+    grants=st.builds(DeviceGrants, st.dictionaries(st.sampled_from([CARD, "nvidia0"]), held)),
     isolation=st.builds(Isolation, st.dictionaries(st.sampled_from([A, B]), isolated)),
     obstacle=st.sampled_from(["", "pods of this node are not known"]),
 )
@@ -64,12 +64,12 @@ known = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(samples, known), min_size=2, max_size=2), st.data())
 def test_a_card_drawn_again_is_the_card_drawn_anew(
-    worlds: list[tuple[CardSample, Knowledge]], data: st.DataObject
+    worlds: list[tuple[CardSample, NodeFacts]], data: st.DataObject
 ) -> None:
     """Each world is the one before with one thing taken from the other."""
-    drawer, (sample, knowledge), (other, other_knowledge) = Drawer(), *worlds
+    builder, (sample, knowledge), (other, other_knowledge) = SnapshotBuilder(), *worlds
     for _ in range(6):
-        assert drawer.draw(sample, knowledge) == draw(sample, knowledge)
+        assert builder.build(sample, knowledge) == build_card(sample, knowledge)
         sample = _with_one_of(sample, other, data)
         knowledge = _with_one_of(knowledge, other_knowledge, data)
 

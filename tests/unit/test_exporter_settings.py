@@ -10,11 +10,11 @@ import pytest
 
 from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
 from gpuslice.apps.exporter.command import command
-from gpuslice.apps.exporter.config import CounterConfig
-from gpuslice.apps.exporter.entities import patterns_of
+from gpuslice.apps.exporter.counters import Counters
+from gpuslice.apps.exporter.dcgm_entities import patterns_of
 from gpuslice.apps.exporter.fields import load as load_fields
 from gpuslice.apps.exporter.flags import IDLE, IDLE_GIVEN, translated, translated_environment
-from gpuslice.apps.exporter.privilege import hidden_processes
+from gpuslice.apps.exporter.owners import hidden_processes
 from gpuslice.apps.exporter.settings import Chosen, ExporterSettings, parse_address, parse_devices
 from gpuslice.apps.settings import SettingsError, load
 
@@ -67,6 +67,12 @@ def test_which_cards(text: str, chosen: Chosen) -> None:
 @pytest.mark.parametrize("text", ["x", "g:", "g:a", "f:0", "i:"])
 def test_a_selection_that_cannot_be_honoured_stops_the_start(text: str) -> None:
     with pytest.raises(SettingsError, match="devices"):
+        ExporterSettings(devices=text)
+
+
+@pytest.mark.parametrize("text", ["g:0-99999999999", "i:5000", "g:0,4096"])
+def test_a_range_that_no_node_has_is_refused_and_not_counted_out(text: str) -> None:
+    with pytest.raises(SettingsError, match="must not go past 4095"):
         ExporterSettings(devices=text)
 
 
@@ -174,14 +180,14 @@ def test_a_config_map_needs_its_namespace_and_name(text: str) -> None:
 
 
 def test_a_counter_file_that_is_not_there_leaves_the_built_in_ones(tmp_path: Path) -> None:
-    config = CounterConfig(str(tmp_path / "default-counters.csv"), load_fields())
-    config.look()
+    config = Counters(str(tmp_path / "default-counters.csv"), load_fields())
+    config.poll()
     assert not config.ok
     assert len(config.file.counters) == 26
 
 
 def test_every_default_counter_is_a_known_field() -> None:
-    config = CounterConfig("", load_fields())
+    config = Counters("", load_fields())
     assert config.file.problems == ()
     assert len(config.file.counters) == 26
 
@@ -189,10 +195,10 @@ def test_every_default_counter_is_a_known_field() -> None:
 def test_a_file_that_is_gone_leaves_its_counters_in_force(tmp_path: Path) -> None:
     path = tmp_path / "counters.csv"
     path.write_text("DCGM_FI_DEV_GPU_TEMP, gauge, x\n")
-    config = CounterConfig(str(path), load_fields())
-    config.look()
+    config = Counters(str(path), load_fields())
+    config.poll()
     path.unlink()
-    config.look()
+    config.poll()
     assert not config.ok
     assert [counter.name for counter in config.file.counters] == ["DCGM_FI_DEV_GPU_TEMP"]
 
@@ -224,6 +230,16 @@ def test_a_web_config_that_cannot_be_honoured_is_refused_by_name(
     path.write_text(text)
     with pytest.raises(WebConfigError, match=named):
         read_web_config(path)
+
+
+def test_a_web_config_that_never_ends_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match="/dev/zero must be a plain file"):
+        read_web_config(Path("/dev/zero"))
+    large = tmp_path / "web.yaml"
+    with large.open("wb") as file:
+        file.truncate(2 << 20)
+    with pytest.raises(WebConfigError, match="must not be larger than 1 MiB"):
+        read_web_config(large)
 
 
 def test_a_web_config_names_files_beside_itself(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.telemetry import NvmlTelemetry
 from gpuslice.apps.exporter.command import command
-from gpuslice.apps.exporter.flags import with_upstream_file
+from gpuslice.apps.exporter.flags import read_upstream_file, with_upstream_file
 from gpuslice.apps.exporter.main import Exporter
 from gpuslice.apps.exporter.settings import ExporterSettings
-from gpuslice.apps.exporter.upstreamfile import read
 from gpuslice.apps.settings import load
 
 FIELDS = """
@@ -58,10 +57,10 @@ def test_counters_named_one_by_one_are_in_force(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(FIELDS)
     exporter = Exporter(settings_for(path), NvmlTelemetry(), NvmlSource())
-    counters = {each.name: each for each in exporter.config.file.counters}
+    counters = {each.name: each for each in exporter.state.counters.file.counters}
     assert list(counters) == ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DRIVER_VERSION"]
     assert counters["DCGM_FI_DEV_GPU_UTIL"].help == "How busy, in percent"
-    assert exporter.config.file.problems == ('line 3: "DCGM_FI_DEV_NONESUCH" is no DCGM field',)
+    assert exporter.state.counters.file.problems == ('line 3: "DCGM_FI_DEV_NONESUCH" is no DCGM field',)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_counters_named_one_by_one_are_in_force(tmp_path: Path) -> None:
 def test_what_is_not_understood_is_said_and_stops_nothing(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    assert any(problem in each for each in read(str(path)).problems)
+    assert any(problem in each for each in read_upstream_file(str(path)).problems)
     assert settings_for(path).collect_interval == 1000
 
 
@@ -91,4 +90,4 @@ def test_a_file_that_is_not_there_stops_nothing(tmp_path: Path) -> None:
 def test_no_file_is_too_strange_to_be_read(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "strange.yaml"
     path.write_bytes(content)
-    assert isinstance(read(str(path)).problems, tuple)
+    assert isinstance(read_upstream_file(str(path)).problems, tuple)

@@ -58,7 +58,7 @@ def _container(places: Places, port: int) -> dict[str, Any]:
         "args": [
             "exporter",
             f"--address=127.0.0.1:{port}",
-            "--book-interval-s=0.5",
+            "--pod-resources-interval-s=0.5",
             f"--pod-resources-kubelet-socket={_KUBELET}/pod-resources/kubelet.sock",
             f"--root={_HOST_FILES}",
         ],

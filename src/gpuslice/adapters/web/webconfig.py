@@ -29,6 +29,7 @@ ClientAuth = Literal[
 ]  # fmt: skip
 _TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _REMEMBERED = 100
+LARGEST_FILE_BYTES = 1 << 20
 
 
 class WebConfigError(GpusliceError):
@@ -74,6 +75,12 @@ class WebConfig:
 def read_web_config(path: Path) -> WebConfig:
     """The file at `path`; names in it are relative to its folder. Raises `WebConfigError`."""
     try:
+        if path.exists() and not path.is_file():
+            raise WebConfigError(f"web config file {path} must be a plain file")
+        if path.stat().st_size > LARGEST_FILE_BYTES:
+            raise WebConfigError(
+                f"web config file {path} must not be larger than {LARGEST_FILE_BYTES >> 20} MiB"
+            )
         file = msgspec.yaml.decode(path.read_bytes(), type=_File | None) or _File()
     except (OSError, msgspec.DecodeError) as error:
         raise WebConfigError(f"web config file {path} cannot be read: {words_of(error)}") from error

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
-from gpuslice.apps.exporter.book import ShareMode
-from gpuslice.apps.exporter.picture import CardPicture
-from gpuslice.apps.exporter.sampler import Snapshot
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot, NodeSnapshot
+from gpuslice.apps.exporter.device_grants import ShareMode
 from gpuslice.core.attribution import ContainerKey, Owner, ProcessReading
 from gpuslice.core.units import MIB
 
@@ -53,53 +51,55 @@ def _families(words: dict[str, str]) -> dict[str, Family]:
 
 
 def custom_families(
-    snapshot: Snapshot,
-    owners: dict[int, Owner],
+    snapshot: NodeSnapshot,
     node: str,
     pool: str = "",
     *,
     name_of: Callable[[int], str] = lambda _: "",
 ) -> list[Family]:
-    """The ``DCGM_CUSTOM_*`` set. `owners`: pid → whose it is; `name_of`: pid → name of the program."""
+    """The ``DCGM_CUSTOM_*`` set. `name_of`: pid → name of the program."""
     found = _families(_CUSTOM)
     at_node = {"NodeName": node, "NodePoolId": pool, "PodSource": "gpuslice"}
     modes = [_MODES[mode] for card in snapshot.cards for mode in card.modes]
     found["DCGM_CUSTOM_ALLOCATE_MODE"].add(max(modes, default=0), labels(at_node))
     for card in snapshot.cards:
-        device = at_node | _device(card.sample)
-        _card(found, card, device | {"DriverVersion": snapshot.driver_version, "SupportDCGM": "true"})
+        sample = card.sample
+        device = at_node | {
+            "UUID": sample.uuid,
+            "device": f"nvidia{sample.index}",
+            "gpu": str(sample.index),
+            "modelName": sample.model,
+        }
+        at = labels(device | {"DriverVersion": snapshot.driver_version, "SupportDCGM": "true"})
+        if sample.total_bytes:
+            found["DCGM_CUSTOM_DEV_FB_TOTAL"].add(sample.total_bytes / MIB, at)
+            if card.allocated_bytes is not None:
+                share = card.allocated_bytes / sample.total_bytes
+                found["DCGM_CUSTOM_DEV_FB_ALLOCATED"].add(share, at)
         for key, each in card.containers.items():
-            at = labels(device | _pod(key, _mode(card, key)))
             if each.allocated_bytes is not None:
+                at = labels(device | _pod(card, key))
                 found["DCGM_CUSTOM_CONTAINER_MEM_ALLOCATED"].add(each.allocated_bytes / MIB, at)
                 found["DCGM_CUSTOM_CONTAINER_CP_ALLOCATED"].add(each.share_ratio or 0.0, at)
-        for process in card.sample.processes or ():
+        for process in sample.processes or ():
             named = device | {"ProcessName": name_of(process.pid)}
-            _process(found, card, process, owners.get(process.pid), named)
+            _process(found, card, process, snapshot.owners.get(process.pid), named)
     return list(found.values())
-
-
-def _card(found: dict[str, Family], card: CardPicture, device: dict[str, str]) -> None:
-    at, total = labels(device), card.sample.total_bytes
-    if total:
-        found["DCGM_CUSTOM_DEV_FB_TOTAL"].add(total / MIB, at)
-        if card.allocated_bytes is not None:
-            found["DCGM_CUSTOM_DEV_FB_ALLOCATED"].add(card.allocated_bytes / total, at)
 
 
 def _process(
     found: dict[str, Family],
-    card: CardPicture,
+    card: CardSnapshot,
     process: ProcessReading,
     owner: Owner | None,
     device: dict[str, str],
 ) -> None:
     """A process of a container with an allocation is legal; any other is not."""
-    legal = isinstance(owner, ContainerKey) and card.containers[owner].promise is not None
+    legal = isinstance(owner, ContainerKey) and card.containers[owner].grant is not None
     prefix = "DCGM_CUSTOM_PROCESS_" if legal else "DCGM_CUSTOM_ILLEGAL_PROCESS_"
     key = owner if isinstance(owner, ContainerKey) else ContainerKey("", "", "")
     about = {"ProcessId": str(process.pid), "ProcessType": "C"}
-    at = labels(device | _pod(key, _mode(card, key)) | about)
+    at = labels(device | _pod(card, key) | about)
     if process.memory_bytes is not None:
         found[prefix + "MEM_USED"].add(process.memory_bytes / MIB, at)
     if process.sm_ratio is not None:
@@ -113,16 +113,11 @@ def _process(
             found[prefix + name].add(ratio * 100, at)
 
 
-def _device(sample: CardSample) -> dict[str, str]:
-    return {
-        "UUID": sample.uuid,
-        "device": f"nvidia{sample.index}",
-        "gpu": str(sample.index),
-        "modelName": sample.model,
-    }
-
-
-def _pod(key: ContainerKey, mode: str) -> dict[str, str]:
+def _pod(card: CardSnapshot, key: ContainerKey) -> dict[str, str]:
+    each = card.containers.get(key)
+    mode = ""
+    if each is not None and each.grant is not None:  # it knows no third
+        mode = "exclusive" if each.grant.mode is ShareMode.EXCLUSIVE else "share"
     return {
         "AllocateMode": mode,
         "ContainerName": key.container,
@@ -131,55 +126,48 @@ def _pod(key: ContainerKey, mode: str) -> dict[str, str]:
     }
 
 
-def _mode(card: CardPicture, key: ContainerKey) -> str:
-    each = card.containers.get(key)
-    if each is None or each.promise is None:
-        return ""
-    return "exclusive" if each.promise.mode is ShareMode.EXCLUSIVE else "share"  # it knows no third
-
-
 # -- exporter 1.0 ------------------------------------------------------------------------------------------
 
 
-def legacy_families(snapshot: Snapshot, node: str) -> list[Family]:
+def legacy_families(snapshot: NodeSnapshot, node: str) -> list[Family]:
     """Six gauges: one series a card for a whole or idle one, one a container for a shared one."""
     found = _families(_LEGACY)
     found["nvidia_gpu_num_devices"].add(len(snapshot.cards), labels({"node_name": node}))
     for card in snapshot.cards:
-        fields = card.sample.fields
-        for about, used, duty in _holders(card):
-            at = labels(_legacy_labels(card.sample, node) | about)
-            _put(found, "nvidia_gpu_duty_cycle", duty, at)
-            _put(found, "nvidia_gpu_memory_total_bytes", card.sample.total_bytes, at)
-            _put(found, "nvidia_gpu_memory_used_bytes", used, at)
-            power = fields.get(155)
-            _put(found, "nvidia_gpu_power_usage_milliwatts", _times(power, 1000), at)
-            _put(found, "nvidia_gpu_temperature_celsius", _times(fields.get(150), 1), at)
+        sample, fields = card.sample, card.sample.fields
+        about_card = {
+            "minor_number": str(sample.index),
+            "name": sample.model,
+            "node_name": node,
+            "uuid": sample.uuid,
+        }
+        for holder, used, duty in _holders(card):
+            at = labels(about_card | holder)
+            values = {
+                "nvidia_gpu_duty_cycle": duty,
+                "nvidia_gpu_memory_total_bytes": sample.total_bytes,
+                "nvidia_gpu_memory_used_bytes": used,
+                "nvidia_gpu_power_usage_milliwatts": _times(fields.get(155), 1000),
+                "nvidia_gpu_temperature_celsius": _times(fields.get(150), 1),
+            }
+            for name, value in values.items():
+                if value is not None:
+                    found[name].add(value, at)
     return list(found.values())
 
 
-def _holders(card: CardPicture) -> Iterator[tuple[dict[str, str], float | None, float | None]]:
+def _holders(card: CardSnapshot) -> Iterator[tuple[dict[str, str], float | None, float | None]]:
     """(labels of the holder, bytes used, duty cycle) of each series of a card."""
     duty = _times(card.sample.fields.get(203), 1)
-    held = {key: each for key, each in card.containers.items() if each.promise is not None}
+    held = [(key, each, each.grant) for key, each in card.containers.items() if each.grant is not None]
     if not held:
         yield _legacy_pod(None, ""), card.sample.used_bytes, duty
-    for key, each in held.items():
-        assert each.promise is not None
-        if each.promise.mode is ShareMode.EXCLUSIVE:
+    for key, each, grant in held:
+        if grant.mode is ShareMode.EXCLUSIVE:
             yield _legacy_pod(key, "exclusive"), card.sample.used_bytes, duty
         else:
             share = None if each.sm_ratio is None else each.sm_ratio * 100
             yield _legacy_pod(key, "share"), each.used_bytes, share
-
-
-def _legacy_labels(sample: CardSample, node: str) -> dict[str, str]:
-    return {
-        "minor_number": str(sample.index),
-        "name": sample.model,
-        "node_name": node,
-        "uuid": sample.uuid,
-    }
 
 
 def _legacy_pod(key: ContainerKey | None, mode: str) -> dict[str, str]:
@@ -189,11 +177,6 @@ def _legacy_pod(key: ContainerKey | None, mode: str) -> dict[str, str]:
         "namespace_name": key.namespace if key else "",
         "pod_name": key.pod if key else "",
     }
-
-
-def _put(found: dict[str, Family], name: str, value: float | None, at: str) -> None:
-    if value is not None:
-        found[name].add(value, at)
 
 
 def _times(value: float | str | None, factor: float) -> float | None:

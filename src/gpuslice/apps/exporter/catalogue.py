@@ -26,7 +26,7 @@ class Metric:
     kind: MetricKind
     labels: tuple[str, ...]
     help: str
-    source: str = ""
+    source: str = "the exporter"
 
     def family(self) -> Family:
         return Family(self.name, self.kind, self.help)
@@ -34,11 +34,7 @@ class Metric:
 
 # -- the card --------------------------------------------------------------------------------------------
 GPU_UP = Metric(
-    "gpuslice_gpu_up",
-    _GAUGE,
-    CARD,
-    "Whether the card answers; 0 when it is there and does not.",
-    "NVML",
+    "gpuslice_gpu_up", _GAUGE, CARD, "Whether the card answers; 0 when it is there and does not.", "NVML"
 )
 GPU_INFO = Metric(
     "gpuslice_gpu_info",
@@ -314,47 +310,41 @@ UNAVAILABLE = Metric(
     _GAUGE,
     (*CARD, "what", "reason"),
     "Series that are absent because their value could not be read, and why.",
-    "the exporter",
 )
 
 # -- the exporter ----------------------------------------------------------------------------------------
 BUILD_INFO = Metric(
-    "gpuslice_exporter_build_info", _GAUGE, ("version",), "Version of the exporter; always 1.", "the exporter"
+    "gpuslice_exporter_build_info", _GAUGE, ("version",), "Version of the exporter; always 1."
 )
 COLLECTOR_SUCCESS = Metric(
     "gpuslice_exporter_collector_success",
     _GAUGE,
     (*NODE, "collector"),
     "Whether the last reading of this source went well.",
-    "the exporter",
 )
 COLLECTOR_DURATION = Metric(
     "gpuslice_exporter_collector_duration_seconds",
     _GAUGE,
     (*NODE, "collector"),
     "How long the last reading of this source took.",
-    "the exporter",
 )
 COLLECTOR_ERRORS = Metric(
     "gpuslice_exporter_collector_errors_total",
     _COUNTER,
     (*NODE, "collector"),
     "Readings of this source that failed.",
-    "the exporter",
 )
 SAMPLE_AGE = Metric(
     "gpuslice_exporter_sample_age_seconds",
     _GAUGE,
     NODE,
     "Age of what this page shows of the cards; absent before the first sample.",
-    "the exporter",
 )
 ATTRIBUTION = Metric(
     "gpuslice_exporter_attribution_available",
     _GAUGE,
     NODE,
     "Whether processes can be given to containers on every card.",
-    "the exporter",
 )
 DEVICES = Metric("gpuslice_exporter_devices", _GAUGE, NODE, "Cards that answer.", "NVML")
 DEVICES_EXPECTED = Metric(
@@ -365,29 +355,20 @@ FIELD_SUPPORTED = Metric(
     _GAUGE,
     (*NODE, "field"),
     "Whether any card gives a field of the counter file.",
-    "the exporter",
 )
 CONFIG_SUCCESS = Metric(
     "gpuslice_exporter_config_last_reload_successful",
     _GAUGE,
     NODE,
     "Whether the counter file could be read when it last changed; the one before stays in force if not.",
-    "the exporter",
 )
 CONFIG_PROBLEMS = Metric(
     "gpuslice_exporter_config_problems",
     _GAUGE,
     NODE,
     "Lines of the counter file that are left out because they cannot be understood.",
-    "the exporter",
 )
-SERIES = Metric(
-    "gpuslice_exporter_series",
-    _GAUGE,
-    NODE,
-    "Series on this page but the exporter's own.",
-    "the exporter",
-)
+SERIES = Metric("gpuslice_exporter_series", _GAUGE, NODE, "Series on this page but the exporter's own.")
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 

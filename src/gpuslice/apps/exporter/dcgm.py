@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gpuslice.adapters.web.exposition import Family, MetricKind
+from gpuslice.apps.exporter.card_history import CardHistory, judge
+from gpuslice.apps.exporter.card_snapshot import NodeSnapshot
 from gpuslice.apps.exporter.counters import Counter, CounterKind
-from gpuslice.apps.exporter.directory import Directory
-from gpuslice.apps.exporter.entities import DcgmStyle, Entity, entities
-from gpuslice.apps.exporter.health import judge
-from gpuslice.apps.exporter.sampler import Snapshot
-from gpuslice.apps.exporter.xids import Xids
+from gpuslice.apps.exporter.dcgm_entities import DcgmStyle, Entity, entities
+from gpuslice.apps.exporter.node_pods import NodePods
 from gpuslice.core.units import MIB
 
 XID_FIELD = 230
@@ -31,17 +30,6 @@ LINKS = (
 )
 """Words for NVML's ``nvmlGpuP2PStatus_t``, from 0."""
 
-CLOCK_EVENTS = {
-    0x1: "gpu_idle",
-    0x2: "clocks_setting",
-    0x4: "power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clocks",
-}
 XID_WORDS = {
     0: "No Error",
     13: "Graphics Engine Exception",
@@ -64,20 +52,14 @@ XID_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class DcgmInputs:
-    """What the page is made of beside the style.
-
-    `clock_windows`: uuid → reason → samples that showed it. `rises`: uuid → field → by how much it rose
-    within the last minute. `jobs`: card, or ``card.instance`` → the jobs that a scheduler says are there.
-    """
+    """What the families are made of. `jobs`: card, or ``card.instance`` → a batch scheduler's jobs there."""
 
     counters: tuple[Counter, ...]
-    snapshot: Snapshot
-    xids: Xids
-    directory: Directory
-    clock_windows: Mapping[str, Mapping[str, int]]
+    snapshot: NodeSnapshot
+    history: CardHistory
+    pods: NodePods
     now_s: float
     style: DcgmStyle
-    rises: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -87,47 +69,38 @@ def families(inputs: DcgmInputs) -> list[Family]:
     shown = [
         entity
         for card in inputs.snapshot.cards
-        for entity in entities(card, labels_of, inputs.directory, inputs.style, inputs.jobs)
+        for entity in entities(card, labels_of, inputs.pods, inputs.style, inputs.jobs)
     ]
     found = []
     for counter in inputs.counters:
         if counter.kind is CounterKind.LABEL:
             continue
-        family = Family(counter.name, _kind(counter, inputs.style), counter.help)
+        wrong = counter.field is None or counter.field.id in NOT_COUNTERS
+        gauge = wrong and not inputs.style.upstream_types
+        kind = MetricKind.GAUGE if gauge else MetricKind(str(counter.kind))
+        family = Family(counter.name, kind, counter.help)
         for entity in shown:
-            _add(family, counter, entity, inputs)
+            if counter.field is None:
+                for figure, plain in _DERIVED[counter.name](entity, inputs):
+                    family.samples += [(text, figure) for text in entity.texts_with(plain)]
+            elif counter.field.id == XID_FIELD:
+                code = inputs.history.xids.newest(entity.card.sample.uuid)
+                words = {"err_code": str(code), "err_msg": XID_WORDS.get(code, "Unknown Error")}
+                family.samples += [(text, code) for text in entity.texts_with({}, words)]
+            else:
+                family.samples += _samples(entity, counter.field.id)
         found.append(family)
     return found
 
 
-def _kind(counter: Counter, style: DcgmStyle) -> MetricKind:
-    wrong = counter.field is None or counter.field.id in NOT_COUNTERS
-    if wrong and not style.upstream_types:
-        return MetricKind.GAUGE
-    return MetricKind(str(counter.kind))
-
-
-def _add(family: Family, counter: Counter, entity: Entity, inputs: DcgmInputs) -> None:
-    if counter.field is None:
-        for figure, plain in _DERIVED[counter.name](entity, inputs):
-            family.samples += [(text, figure) for text in entity.texts_with(plain)]
-    elif counter.field.id == XID_FIELD:
-        code = inputs.xids.newest(entity.card.sample.uuid)
-        words = {"err_code": str(code), "err_msg": XID_WORDS.get(code, "Unknown Error")}
-        family.samples += [(text, code) for text in entity.texts_with({}, words)]
-    else:
-        value = entity.fields.get(counter.field.id)
-        if isinstance(value, (int, float)):
-            own = entity.shares and counter.field.id in {_GPU_UTIL, _FB_USED}
-            texts = (entity.device_text,) if own else entity.texts
-            family.samples += [(text, value) for text in texts]
-        if entity.shares and counter.field.id in {_GPU_UTIL, _FB_USED}:
-            family.samples += _shares(entity, counter.field.id)
-
-
-def _shares(entity: Entity, number: int) -> Iterator[tuple[str, float]]:
-    """Each sharing container's own figure; none where it is not known."""
-    for each, text in entity.shares:
+def _samples(entity: Entity, number: int) -> Iterator[tuple[str, float]]:
+    """The entity's figure; and each sharing container's own of what can be told apart, where it is known."""
+    own = entity.shares if number in {_GPU_UTIL, _FB_USED} else ()
+    value = entity.fields.get(number)
+    if isinstance(value, (int, float)):
+        for text in (entity.device_text,) if own else entity.texts:
+            yield text, value
+    for each, text in own:
         if number == _FB_USED and each.used_bytes is not None:
             yield text, each.used_bytes // MIB
         elif number == _GPU_UTIL and each.sm_ratio is not None:
@@ -142,7 +115,7 @@ Derived = Iterator[tuple[float, dict[str, str]]]
 def _xid_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
     window_ms = inputs.style.xid_window_ms
     window = {"window_size_in_ms": str(window_ms)}
-    seen = inputs.xids.within(entity.card.sample.uuid, inputs.now_s - window_ms / 1000)
+    seen = inputs.history.xids.within(entity.card.sample.uuid, inputs.now_s - window_ms / 1000)
     if not seen:
         yield 0, window
     for xid, count in sorted(seen.items()):
@@ -151,7 +124,7 @@ def _xid_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
 
 def _clock_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
     window = {"window_size_in_ms": str(inputs.style.clock_window_ms)}
-    counts = inputs.clock_windows.get(entity.card.sample.uuid)
+    counts = inputs.history.clocks.counts(entity.card.sample.uuid)
     if counts is None:  # this card does not tell reasons
         return
     if not counts:
@@ -162,8 +135,8 @@ def _clock_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
 
 def _health(entity: Entity, inputs: DcgmInputs) -> Derived:
     sample = entity.card.sample
-    xids = {xid for xid, tally in inputs.xids.of(sample.uuid).items() if tally.count}
-    for finding in judge(sample.fields, inputs.rises.get(sample.uuid, {}), xids):
+    xids = {xid for xid, tally in inputs.history.xids.of(sample.uuid).items() if tally.count}
+    for finding in judge(sample.fields, inputs.history.rises.of(sample.uuid), xids):
         yield int(finding.result), {"health_error_code": finding.code, "health_watch": finding.watch}
 
 

@@ -1,20 +1,27 @@
-"""dcgm-exporter's command line and environment: short flags, single dashes, and what means nothing here.
+"""dcgm-exporter's command line, environment and settings file, so that existing DaemonSets start this one.
 
-Every flag of its releases from 2.4 to 4.8 is known. One that cannot have its effect without DCGM is accepted
-and said so once, with what it does not do; none stops the start.
+Every flag of its releases from 2.4 to 4.8 is known: short ones, single dashes. One that cannot have its
+effect without DCGM is accepted and logged once, with what it does not do; none stops the start.
+
+Its settings file (``--config-file``, its releases from 4.8.3 on) is read in version 1 of its form. It names
+the counters, by a file or one by one, and how often they are read. Flags and variables come before it.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.apps.exporter import upstreamfile
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.settings import describe
 
@@ -124,13 +131,13 @@ class DcgmCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         idle: list[tuple[str, Idle, str]] = []
-        ctx.meta[IDLE_GIVEN] = idle  # said once logs are set up
+        ctx.meta[IDLE_GIVEN] = idle  # logged once logs are set up
         return super().parse_args(ctx, list(translated(args, idle)))
 
     def invoke(self, ctx: click.Context) -> Any:
         configure_logs()
         for given in ctx.meta[IDLE_GIVEN]:
-            _say_idle(*given)
+            _log_idle(*given)
         return super().invoke(ctx)
 
 
@@ -154,7 +161,8 @@ def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | Non
             if idle is not None:
                 idle.append((f"--{name}", IDLE[name], value))
         elif name in SWITCHES:
-            found.append(_switch(name, is_on=not separator or is_true(value)))
+            is_on = not separator or is_true(value)
+            found.append(f"--{name}" if is_on else f"--no-{name}")
         else:
             found.append(f"--{name}{separator}{value}")
     if "--kubernetes" in found:
@@ -166,7 +174,7 @@ def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The same for variables; those that mean nothing here are said so."""
     for idle in IDLE.values():
         if value := environ.get(idle.environment):
-            _say_idle(idle.environment, idle, value)
+            _log_idle(idle.environment, idle, value)
     found = dict(environ)
     for info in describe(ExporterSettings):
         for name in info.environment:
@@ -177,26 +185,101 @@ def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def with_upstream_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment over what dcgm-exporter's own settings file says, where one is named."""
-    path = flags.get("config_file") or environ.get("DCGM_EXPORTER_CONFIG_FILE")
-    if not path:
-        return dict(environ)
-    found = upstreamfile.read(path)
-    upstreamfile.tell(path, found)
-    return {**found.environment, **environ}
-
-
-def _switch(name: str, *, is_on: bool) -> str:
-    return f"--{name}" if is_on else f"--no-{name}"
-
-
 def is_true(value: str) -> bool:
     """Go's way to write a boolean flag."""
     return value.lower() in {"1", "t", "true"}
 
 
-def _say_idle(name: str, idle: Idle, value: str) -> None:
+def _log_idle(name: str, idle: Idle, value: str) -> None:
     asked = value != idle.harmless if idle.harmless else not idle.switch or not value or is_true(value)
     if asked:
         _log.warning("setting without an effect here", extra={"setting": name, "instead": idle.why})
+
+
+# -- the settings file -------------------------------------------------------------------------------------
+
+_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|us|µs|ns|m|s))+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(h|ms|us|µs|ns|m|s)")
+
+
+class _Counter(msgspec.Struct, frozen=True):
+    name: str
+    prometheusType: str = "gauge"
+    help: str = ""
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    file: str = ""
+    fields: list[_Counter] = []
+
+
+class _Group(msgspec.Struct, frozen=True):
+    name: str = ""
+    interval: str = ""
+    fields: list[str] = []
+
+
+class _Collection(msgspec.Struct, frozen=True):
+    interval: str = ""
+    watchGroups: list[_Group] = []
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: int
+    metrics: _Metrics = _Metrics()
+    collection: _Collection = _Collection()
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFile:
+    """What the file sets: as variables of dcgm-exporter, and counters as a file of them; "" without any."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    counters: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def read_upstream_file(path: str) -> UpstreamFile:
+    """The file now. What of it cannot be understood is a problem, one sentence each; never raises."""
+    try:
+        document = msgspec.yaml.decode(Path(path).read_bytes())
+        if not isinstance(document, dict) or document.get("version") != 1:
+            version = document.get("version") if isinstance(document, dict) else None
+            return UpstreamFile(problems=(f"version is {version}, only 1 is understood",))
+        file = msgspec.convert(document, _File)
+        intervals = [file.collection.interval, *(group.interval for group in file.collection.watchGroups)]
+        seconds = []
+        for text in filter(None, intervals):  # durations as Go writes them
+            if not _DURATION.fullmatch(text):
+                return UpstreamFile(problems=(f'interval is "{text}", must be e.g. 30s or 500ms',))
+            seconds.append(sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text)))
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        return UpstreamFile(problems=(str(error),))
+    environment = {}
+    if file.metrics.file:
+        environment["DCGM_EXPORTER_COLLECTORS"] = file.metrics.file
+    if seconds:  # here all fields are read at once: at the pace of the fastest
+        environment["DCGM_EXPORTER_INTERVAL"] = str(max(100, round(min(seconds) * 1000)))
+    counters = io.StringIO()
+    csv.writer(counters).writerows(
+        (each.name, each.prometheusType, " ".join(each.help.split())) for each in file.metrics.fields
+    )
+    unknown = [
+        f"{place + '.' if place else ''}{name} is not understood"
+        for place, known in (("", _File), ("metrics", _Metrics), ("collection", _Collection))
+        for name in (document.get(place) if place else document) or ()
+        if name not in known.__struct_fields__
+    ]
+    return UpstreamFile(environment, counters.getvalue(), tuple(unknown))
+
+
+def with_upstream_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment over what dcgm-exporter's own settings file says, where one is named."""
+    path = flags.get("config_file") or environ.get("DCGM_EXPORTER_CONFIG_FILE")
+    if not path:
+        return dict(environ)
+    found = read_upstream_file(path)
+    for problem in found.problems:
+        _log.warning("setting of a file left out", extra={"file": path, "problem": problem})
+    return {**found.environment, **environ}

@@ -33,7 +33,7 @@ _OWNER = msgspec.json.Decoder(_Owner)
 
 
 @dataclass(frozen=True, slots=True)
-class Isolated:
+class ContainerIsolation:
     """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call.
 
     `earlier` is what the container's former runs counted.
@@ -48,7 +48,7 @@ class Isolated:
 class Isolation:
     """All containers of the agent's folder; and what could not be read, one sentence each."""
 
-    containers: dict[ContainerKey, Isolated]
+    containers: dict[ContainerKey, ContainerIsolation]
     problems: tuple[str, ...] = ()
 
     def limit(self, key: ContainerKey, uuid: str) -> CardLimit | None:
@@ -66,7 +66,7 @@ class Isolation:
             return None
         return found.earlier.get(uuid, NOTHING).plus(found.counted.get(uuid))
 
-    def of_the_living(self, uuids: Container[str], proc: Path) -> Isolation:
+    def without_dead_processes(self, uuids: Container[str], proc: Path) -> Isolation:
         """Without what processes that ended left standing in their regions, on the cards `uuids`.
 
         A region keeps a killed process's part until another of its container comes by. Goes through all of
@@ -85,7 +85,7 @@ class Isolation:
             counted, all_of_the_living((card for _, card in counted), proc), strict=True
         ):
             each = containers[key]
-            containers[key] = Isolated(each.limits, {**each.counted, card.uuid: card}, each.earlier)
+            containers[key] = ContainerIsolation(each.limits, {**each.counted, card.uuid: card}, each.earlier)
         return Isolation(containers, self.problems)
 
 
@@ -103,20 +103,20 @@ class _Folder:
     region: RegionFile
     earlier: dict[str, Counts]
     cards: tuple[CardUsage, ...] | None = None  # of the region, as last read
-    isolated: Isolated | None = None  # made of them
+    isolated: ContainerIsolation | None = None  # made of them
 
     @property
     def settled(self) -> bool:
         """Whether it is all there; the agent writes a folder file by file."""
         return self.key is not None and bool(self.limits)
 
-    def read(self, *, fresh: bool) -> Isolated:
+    def read(self, *, fresh: bool) -> ContainerIsolation:
         """The same object as last time where nothing changed."""
         last, self.isolated = self.isolated, None  # nothing to go by where this fails
         cards = self.region.cards(fresh=fresh)
         if last is None or cards is not self.cards:
             self.cards = cards
-            last = Isolated(self.limits, {card.uuid: card for card in cards or ()}, self.earlier)
+            last = ContainerIsolation(self.limits, {card.uuid: card for card in cards or ()}, self.earlier)
         self.isolated = last
         return last
 
@@ -137,17 +137,22 @@ class IsolationReader:
         """
         self._turn += 1
         try:
-            names = self._names()
+            with os.scandir(self._folder) as entries:
+                names = [entry.name for entry in entries if entry.is_dir()]
+        except FileNotFoundError:
+            names = []  # no agent, or a node without isolation
         except OSError as error:
             return Isolation({}, (f"{self._folder}: {error.strerror}",))
         for gone in self._known.keys() - set(names):
             self._known.pop(gone).region.close()
-        found: dict[ContainerKey, Isolated] = {}
+        found: dict[ContainerKey, ContainerIsolation] = {}
         problems: list[str] = []
         for place, name in enumerate(names):
             try:
                 fresh = (place + self._turn) % CHECK_EVERY == 0
-                folder = self._folder_of(name, fresh=fresh)
+                folder = self._known.get(name)
+                if folder is None or not folder.settled or fresh:
+                    folder = self._open(name)
                 if folder.key is not None:
                     at_rest = not fresh and busy is not None and folder.key not in busy
                     found[folder.key] = (at_rest and folder.isolated) or folder.read(fresh=fresh)
@@ -157,18 +162,7 @@ class IsolationReader:
                 await asyncio.sleep(0)
         return Isolation(found, tuple(problems))
 
-    def _names(self) -> list[str]:
-        try:
-            with os.scandir(self._folder) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
-        except FileNotFoundError:
-            return []  # no agent, or a node without isolation
-
-    def _folder_of(self, name: str, *, fresh: bool) -> _Folder:
-        known = self._known.get(name)
-        return known if known is not None and known.settled and not fresh else self._look(name)
-
-    def _look(self, name: str) -> _Folder:
+    def _open(self, name: str) -> _Folder:
         place = f"{self._folder}/{name}"  # strings, since this is done for every container each second
         stamp = (_stamp(f"{place}/owner.json"), _stamp(f"{place}/etc/limits"))
         known = self._known.get(name)

@@ -23,7 +23,7 @@ class Jobs:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._told: set[str] = set()
+        self._failed: set[str] = set()
 
     def read(self) -> dict[str, tuple[str, ...]]:
         """Name of the file → job ids."""
@@ -32,23 +32,23 @@ class Jobs:
         try:
             names = [entry.name for entry in os.scandir(self._folder) if _NAME.fullmatch(entry.name)]
         except OSError as error:
-            self._tell(self._folder, error)
+            self._log_once(self._folder, error)
             return {}
-        self._told.discard(self._folder)
-        found = {name: self._jobs(name) for name in sorted(names)}
-        return {name: jobs for name, jobs in found.items() if jobs}
+        self._failed.discard(self._folder)
+        found = {}
+        for name in sorted(names):
+            path = os.path.join(self._folder, name)
+            try:
+                text = read_plain(path, LARGEST_FILE_BYTES).decode(errors="replace")
+            except OSError as error:
+                self._log_once(path, error)
+                continue
+            self._failed.discard(path)
+            if jobs := tuple(dict.fromkeys(line.strip() for line in text.split("\n") if line.strip())):
+                found[name] = jobs
+        return found
 
-    def _jobs(self, name: str) -> tuple[str, ...]:
-        path = os.path.join(self._folder, name)
-        try:
-            text = read_plain(path, LARGEST_FILE_BYTES).decode(errors="replace")
-        except OSError as error:
-            self._tell(path, error)
-            return ()
-        self._told.discard(path)
-        return tuple(dict.fromkeys(line.strip() for line in text.split("\n") if line.strip()))
-
-    def _tell(self, path: str, error: OSError) -> None:
-        if path not in self._told:
-            self._told.add(path)
+    def _log_once(self, path: str, error: OSError) -> None:
+        if path not in self._failed:
+            self._failed.add(path)
             _log.warning("jobs of cards not read", extra={"path": path, "error": str(error)})

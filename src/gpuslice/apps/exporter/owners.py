@@ -2,54 +2,83 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuslice.adapters.cgroup.container import ContainerRef, parse_cgroup
-from gpuslice.apps.exporter.directory import Directory
+from gpuslice.apps.exporter.node_pods import NodePods
 from gpuslice.core.attribution import Owner, Stranger
 
 CHECK_EVERY = 20
 """A pid is held against its start time once in so many samples: pids are used again, but not at once."""
 YOUNG = 3
 """So often the cgroup of a process of nobody is read at once: it may be on its way into its container."""
+NO_HOST_PID = "the host's processes are not visible: set hostPID: true on the exporter's pod"
+
+
+def hidden_processes(proc: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Why no process can be given to a container, or "" when the host's processes are visible.
+
+    With hostPID, process 1 is the host's and in another cgroup than we.
+    """
+    if proc != "/proc" or "KUBERNETES_SERVICE_HOST" not in environ:
+        return ""
+    try:
+        first, own = Path("/proc/1/cgroup").read_bytes(), Path("/proc/self/cgroup").read_bytes()
+    except OSError as error:
+        return f"{NO_HOST_PID} ({error})"
+    return NO_HOST_PID if first == own else ""
 
 
 @dataclass(slots=True)
-class _Known:
+class _Process:
     started: str
     ref: ContainerRef | None
-    looks: int = 1
+    times_read: int = 1
 
 
 class Owners:
     """Looks processes up below `proc`."""
 
-    def __init__(self, directory: Directory, proc: Path) -> None:
-        self._directory = directory
+    def __init__(self, pods: NodePods, proc: Path) -> None:
+        self._pods = pods
         self._proc = str(proc)
-        self._known: dict[int, _Known] = {}
+        self._processes: dict[int, _Process] = {}
         self._resolved: dict[int, Owner] = {}
         self._version = -1
         self._turn = 0
 
-    def of(self, pids: Iterable[int], assignment: Mapping[str, tuple[str, ...]]) -> dict[int, Owner]:
-        """The owner of each process that exists; one that does not is left out. Forgets all others."""
+    def of(self, pids: Iterable[int], holders: Mapping[str, tuple[str, ...]]) -> dict[int, Owner]:
+        """The owner of each process that exists; one that does not is left out. Forgets all others.
+
+        `holders`: ``namespace/pod`` → its containers with an allocation.
+        """
         wanted = set(pids)
         self._turn += 1
-        self._known = {pid: known for pid, known in self._known.items() if pid in wanted}
+        self._processes = {pid: process for pid, process in self._processes.items() if pid in wanted}
         self._resolved = {pid: owner for pid, owner in self._resolved.items() if pid in wanted}
-        if self._version != self._directory.version:
-            self._version, self._resolved = self._directory.version, {}
+        if self._version != self._pods.version:
+            self._version, self._resolved = self._pods.version, {}
         for pid in wanted:
-            known, resolved = self._known.get(pid), self._resolved.get(pid, Stranger.UNKNOWN_CONTAINER)
-            of_nobody = isinstance(resolved, Stranger)
+            process = self._processes.get(pid)
+            of_nobody = isinstance(self._resolved.get(pid, Stranger.UNKNOWN_CONTAINER), Stranger)
             due = (pid + self._turn) % CHECK_EVERY == 0
-            if known is None or due or (of_nobody and known.looks < YOUNG):
-                self._look(pid, assignment, anew=of_nobody)
-            elif of_nobody:  # its pod may have become known
-                self._resolved[pid] = self._owner(known.ref, assignment)
+            if process is None or due or (of_nobody and process.times_read < YOUNG):
+                self._resolved.pop(pid, None)
+                try:
+                    process = self._read(pid, anew=of_nobody)
+                except (FileNotFoundError, ProcessLookupError):
+                    self._processes.pop(pid, None)
+                    continue
+            elif not of_nobody:
+                continue
+            if process.ref is None:
+                self._resolved[pid] = Stranger.HOST
+            else:  # its pod may become known yet
+                owner = self._pods.owner(process.ref, holders)
+                self._resolved[pid] = owner or Stranger.UNKNOWN_CONTAINER
         return dict(self._resolved)
 
     def program(self, pid: int) -> str:
@@ -60,29 +89,16 @@ class Owners:
         except OSError:
             return ""
 
-    def _look(self, pid: int, assignment: Mapping[str, tuple[str, ...]], *, anew: bool) -> None:
-        self._resolved.pop(pid, None)
-        try:
-            known = self._read(pid, anew=anew)
-        except (FileNotFoundError, ProcessLookupError):
-            self._known.pop(pid, None)
-            return
-        self._resolved[pid] = self._owner(known.ref, assignment)
-
-    def _read(self, pid: int, *, anew: bool) -> _Known:
+    def _read(self, pid: int, *, anew: bool) -> _Process:
+        """Its start time and, of one that is new here, its cgroup. Raises when it has ended."""
         with open(f"{self._proc}/{pid}/stat", "rb") as file:
             # the second field is a file name in parentheses and may hold anything; the 22nd is the start
             started = file.read().rpartition(b")")[2].split()[19].decode()
-        known = self._known.get(pid)
+        known = self._processes.get(pid)
         same = known is not None and known.started == started
         if known is None or not same or anew:
-            looks = known.looks + 1 if known is not None and same else 1
+            times_read = known.times_read + 1 if known is not None and same else 1
             with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-                known = _Known(started, parse_cgroup(file.read()), looks)
-            self._known[pid] = known
+                known = _Process(started, parse_cgroup(file.read()), times_read)
+            self._processes[pid] = known
         return known
-
-    def _owner(self, ref: ContainerRef | None, assignment: Mapping[str, tuple[str, ...]]) -> Owner:
-        if ref is None:
-            return Stranger.HOST
-        return self._directory.owner(ref, assignment) or Stranger.UNKNOWN_CONTAINER

@@ -1,255 +1,134 @@
-"""Our own families: the snapshot as Prometheus sees it. Device series carry no pod; container series do."""
+"""What a scrape gets: bytes made once for each sample, with the figures of this moment behind them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+import time
+from typing import Any
 
-import gpuslice
-from gpuslice.adapters.gpu.mig import MigSample
-from gpuslice.adapters.web.exposition import Family, Piece, labels
-from gpuslice.apps.exporter import catalogue as c
-from gpuslice.apps.exporter.book import ShareMode
-from gpuslice.apps.exporter.directory import Directory
-from gpuslice.apps.exporter.extra import NVLINK, PCIE, RECOVERY, THROTTLE
-from gpuslice.apps.exporter.picture import CardPicture
-from gpuslice.apps.exporter.rows import COLUMNS, Rows
-from gpuslice.apps.exporter.sampler import LostCard, Reading, Snapshot
-from gpuslice.apps.exporter.xids import Xids
-
-_MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2, ShareMode.MIG: 2}
-_MILLI = 1e-3
+from gpuslice.adapters.web.exposition import Format, Piece, end_of, pieces, whole_page
+from gpuslice.apps.exporter import ack, dcgm, own_families
+from gpuslice.apps.exporter.card_snapshot import NodeSnapshot
+from gpuslice.apps.exporter.counters import CounterKind
+from gpuslice.apps.exporter.dcgm_entities import DcgmStyle, patterns_of
+from gpuslice.apps.exporter.node_state import NodeState
+from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
+from gpuslice.apps.settings import shown
 
 
-class Families:
-    """Families by metric, in the order in which they were first used."""
+class MetricsPage:
+    """Renders lazily: a sample that nobody scrapes costs nothing here."""
 
-    def __init__(self) -> None:
-        self._found: dict[str, Family] = {}
+    def __init__(self, settings: ExporterSettings, state: NodeState) -> None:
+        self._settings = settings
+        self._state = state
+        self._key: tuple[float, int, int] | None = None
+        self._pages: dict[Format, list[Piece]] = {}
+        self._series = 0
+        self._context = own_families.PageContext(
+            state.node, state.pods, state.history.xids, settings.max_series
+        )
+        chosen = parse_devices(settings.devices)
+        self._pod_labels = patterns_of(settings.kubernetes_pod_label_allowlist_regex)
+        self._style = DcgmStyle(
+            hostname="" if settings.no_hostname else state.node,
+            hostname_label=settings.compat_hostname_label,
+            old_labels=settings.use_old_namespace,
+            join_model=settings.replace_blanks_in_model_name,
+            upstream_types=settings.metric_types == "upstream",
+            pod_labels=settings.compat_pod_labels == "exclusive",
+            virtual=settings.kubernetes_virtual_gpus,
+            claims=settings.kubernetes_enable_dra,
+            pod_uid=settings.kubernetes_enable_pod_uid,
+            labels_of_pods=self._pod_labels if settings.kubernetes_enable_pod_labels else None,
+            cards=chosen.whole,
+            instances=chosen.divided,
+            chosen_instances=chosen.instances,
+            xid_window_ms=settings.xid_count_window_size,
+            clock_window_ms=settings.clock_events_count_window_size,
+        )
 
-    def add(self, metric: c.Metric, label_text: str, value: float | None) -> None:
-        """One sample; nothing when the value is unknown."""
-        if value is None:
-            return
-        family = self._found.get(metric.name)
-        if family is None:
-            family = self._found[metric.name] = metric.family()
-        family.samples.append((label_text, value))
+    def render(self, format: Format) -> list[Piece]:
+        """The whole page now. Pieces that did not change since it was asked for last are the same."""
+        settings, state, snapshot = self._settings, self._state, self._snapshot()
+        key = (snapshot.taken_at_s, state.counters.version, state.pods.version)
+        if key != self._key:
+            self._pages.clear()
+            self._key = key
+        if format not in self._pages:
+            found = own_families.families(snapshot, self._context)
+            found += dcgm.families(
+                dcgm.DcgmInputs(
+                    counters=state.counters.file.counters,
+                    snapshot=snapshot,
+                    history=state.history,
+                    pods=state.pods,
+                    jobs=state.jobs.read(),
+                    now_s=time.time(),
+                    style=self._style,
+                )
+            )
+            if settings.ack_metrics:
+                found += ack.custom_families(
+                    snapshot, state.node, settings.ack_node_pool, name_of=state.owners.program
+                )
+            if settings.kubernetes_enable_pod_labels:
+                found.append(
+                    own_families.pod_label_family(state.pods, snapshot, state.node, self._pod_labels)
+                )
+            self._pages[format] = pieces(found, format)
+            self._series = sum(piece.samples for piece in self._pages[format])
+        report = self._self_report(snapshot)
+        own = own_families.self_families(state.node, report)
+        return [*self._pages[format], *pieces(own, format), *end_of(format)]
 
-    def put(self, metric: c.Metric, piece: Piece) -> None:
-        """Samples that are written already."""
-        family = self._found.get(metric.name)
-        if family is None:
-            family = self._found[metric.name] = metric.family()
-        family.pieces.append(piece)
+    def render_legacy(self, format: Format) -> list[Piece]:
+        """The page of the vendor's old exporter."""
+        return whole_page(ack.legacy_families(self._snapshot(), self._state.node), format)
 
-    def all(self) -> list[Family]:
-        return list(self._found.values())
+    def not_ready(self) -> str:
+        return "" if self._state.snapshot.taken_at_s else "no sample of the cards yet"
 
-
-@dataclass(frozen=True, slots=True)
-class PageContext:
-    """What the page needs beside the snapshot."""
-
-    node: str
-    directory: Directory
-    xids: Xids
-    max_series: int = 100_000
-    rows: Rows = field(init=False)  # kept from page to page
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", Rows(self.node, self.directory))
-
-
-def card_labels(node: str, index: int, uuid: str, **more: str) -> str:
-    return labels({"node": node, "gpu": str(index), "gpu_uuid": uuid, **more})
-
-
-def families(snapshot: Snapshot, context: PageContext) -> list[Family]:
-    """Cards, containers and what belongs to nobody."""
-    found = Families()
-    for lost in snapshot.lost:
-        _lost(found, lost, context)
-    for card in snapshot.cards:
-        _card(found, card, snapshot, context)
-    context.rows.keep({(card.sample.uuid, card.sample.index) for card in snapshot.cards})
-    room = context.max_series
-    for card in snapshot.cards:
-        room = _containers(found, card, snapshot, context, room)
-        _rest(found, card, context.node)
-    return found.all()
-
-
-def _lost(found: Families, lost: LostCard, context: PageContext) -> None:
-    at = card_labels(context.node, lost.index, lost.uuid)
-    found.add(c.GPU_UP, at, 0)
-    what = card_labels(context.node, lost.index, lost.uuid, what="card", reason=lost.reason)
-    found.add(c.UNAVAILABLE, what, 1)
-    if lost.uuid:
-        _xids(found, lost.index, lost.uuid, context)
-
-
-def _card(found: Families, card: CardPicture, snapshot: Snapshot, context: PageContext) -> None:
-    sample, fields = card.sample, card.sample.fields
-    node, index, uuid = context.node, sample.index, sample.uuid
-    at = card_labels(node, index, uuid)
-    about = {
-        "model": sample.model,
-        "pci_bus_id": sample.pci_bus_id,
-        "driver_version": snapshot.driver_version,
-    }
-    found.add(c.GPU_UP, at, 1)
-    found.add(c.GPU_INFO, card_labels(node, index, uuid, **about), 1)
-    found.add(c.GPU_MEMORY_TOTAL, at, sample.total_bytes)
-    found.add(c.GPU_MEMORY_USED, at, sample.used_bytes)
-    found.add(c.GPU_MEMORY_RESERVED, at, sample.reserved_bytes)
-    found.add(c.GPU_MEMORY_ALLOCATED, at, card.allocated_bytes)
-    found.add(c.GPU_ALLOCATE_MODE, at, max((_MODES[mode] for mode in card.modes), default=0))
-    found.add(c.GPU_UTILIZATION, at, _scaled(fields.get(203), 0.01))
-    found.add(c.GPU_TEMPERATURE, at, _scaled(fields.get(150), 1))
-    found.add(c.GPU_TEMPERATURE_MARGIN, at, _difference(fields.get(158), fields.get(150)))
-    found.add(c.GPU_POWER, at, _scaled(fields.get(155), 1))
-    found.add(c.GPU_POWER_LIMIT, at, _scaled(fields.get(164), 1))
-    found.add(c.GPU_ENERGY, at, _scaled(fields.get(156), _MILLI))
-    found.add(c.GPU_RECOVERY, at, _scaled(fields.get(RECOVERY), 1))
-    found.add(c.GPU_UNCORRECTED, at, _scaled(fields.get(311), 1))
-    found.add(c.GPU_REMAP_FAILED, at, _scaled(fields.get(395), 1))
-    for metric, name, parts in (
-        (c.GPU_THROTTLED, "reason", THROTTLE),
-        (c.GPU_PCIE, "direction", PCIE),
-        (c.GPU_NVLINK, "direction", NVLINK),
-    ):
-        for word, (number, factor) in parts.items():
-            if number in fields:
-                value = _scaled(fields[number], factor)
-                found.add(metric, card_labels(node, index, uuid, **{name: word}), value)
-    for device in sample.mig:
-        _mig(found, card, device, node)
-    _xids(found, index, uuid, context)
-
-
-def _mig(found: Families, card: CardPicture, device: MigSample, node: str) -> None:
-    sample = card.sample
-    at = card_labels(node, sample.index, sample.uuid, mig_uuid=device.uuid)
-    about = {
-        "mig_profile": device.profile,
-        "gpu_instance": str(device.gpu_instance),
-        "compute_instance": str(device.compute_instance),
-    }
-    found.add(c.MIG_INFO, card_labels(node, sample.index, sample.uuid, mig_uuid=device.uuid, **about), 1)
-    found.add(c.MIG_MEMORY_TOTAL, at, device.total_bytes)
-    found.add(c.MIG_MEMORY_USED, at, device.used_bytes)
-    for metric, number in ((c.MIG_BUSY, 1001), (c.MIG_SM_BUSY, 1002)):
-        found.add(metric, at, _scaled(device.fields.get(number), 1))
-    for key, each in card.containers.items():
-        if each.promise is not None and device.uuid in each.promise.mig:
-            who = {"namespace": key.namespace, "pod": key.pod, "container": key.container}
-            held = card_labels(node, sample.index, sample.uuid, **who, mig_uuid=device.uuid)
-            found.add(c.CONTAINER_MIG, held, 1)
-
-
-def _xids(found: Families, index: int, uuid: str, context: PageContext) -> None:
-    for xid, tally in context.xids.of(uuid).items():
-        at = card_labels(context.node, index, uuid, xid=str(xid))
-        found.add(c.XID_ERRORS, at, tally.count)
-        found.add(c.XID_LAST, at, tally.last_s or None)
-
-
-def _containers(
-    found: Families, card: CardPicture, snapshot: Snapshot, context: PageContext, room: int
-) -> int:
-    """Adds the card's containers as far as there is room; answers what is left."""
-    fit = min(len(card.containers), room // len(COLUMNS))
-    left_out = len(card.containers) - fit
-    if left_out:
-        at = _missing_labels(context.node, card, "containers", "more series than max_series")
-        found.add(c.UNAVAILABLE, at, left_out)
-    for chunk in context.rows.pieces(card, islice(card.containers, fit), snapshot.sm_seconds):
-        for metric, piece in zip(COLUMNS, chunk, strict=True):
-            found.put(metric, piece)
-    return 0 if left_out else room - fit * len(COLUMNS)
-
-
-def _rest(found: Families, card: CardPicture, node: str) -> None:
-    sample = card.sample
-    for kind, use in card.strangers.items():
-        at = card_labels(node, sample.index, sample.uuid, reason=kind)
-        found.add(c.UNATTRIBUTED_MEMORY, at, use.memory_bytes)
-        found.add(c.UNATTRIBUTED_SM, at, use.sm_ratio)
-        if use.processes:
-            found.add(c.UNATTRIBUTED_PROCESSES, at, use.processes)
-    for (what, reason), count in card.missing.items():
-        found.add(c.UNAVAILABLE, _missing_labels(node, card, what, reason), count)
-
-
-def _missing_labels(node: str, card: CardPicture, what: str, reason: str) -> str:
-    return card_labels(node, card.sample.index, card.sample.uuid, what=what, reason=reason)
-
-
-def pod_label_family(
-    directory: Directory, snapshot: Snapshot, node: str, patterns: Sequence[re.Pattern[str]]
-) -> Family:
-    """Labels of the pods with a card, under names that Prometheus takes."""
-    family = c.POD_LABELS.family()
-    keys = {(key.namespace, key.pod) for card in snapshot.cards for key in card.containers}
-    for namespace, name in sorted(keys):
-        pod = directory.pod(namespace, name)
-        shown = {
-            "label_" + re.sub(r"\W", "_", label, flags=re.ASCII): value
-            for label, value in sorted((pod.labels if pod else {}).items())
-            if not patterns or any(pattern.search(label) for pattern in patterns)
+    def debug_state(self) -> dict[str, Any]:
+        """For ``/debug/state``."""
+        state = self._state
+        return {
+            "node": state.node,
+            "settings": shown(self._settings),
+            "collectors": {name: str(reading) for name, reading in state.collectors.readings.items()},
+            "cards": [str(card) for card in state.snapshot.cards],
+            "lost": [str(card) for card in state.snapshot.lost],
+            "config_problems": list(state.counters.file.problems),
         }
-        if shown:
-            family.add(1, labels({"node": node, "namespace": namespace, "pod": name, **shown}))
-    return family
 
+    def _snapshot(self) -> NodeSnapshot:
+        """The last one, or an empty one when it is too old to be shown."""
+        snapshot = self._state.snapshot
+        age_s = time.monotonic() - snapshot.taken_at_s
+        return snapshot if snapshot.taken_at_s and age_s <= self._settings.stale_s else NodeSnapshot()
 
-# -- the exporter itself -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SelfReport:
-    """How the exporter is doing at the moment of a scrape."""
-
-    readings: Mapping[str, Reading]
-    sample_age_s: float | None
-    attributed: bool | None
-    devices: int | None
-    expected: int
-    supported: Mapping[str, bool]
-    config_ok: bool
-    config_problems: int
-    series: int
-
-
-def self_families(node: str, report: SelfReport) -> list[Family]:
-    found = Families()
-    at = labels({"node": node})
-    found.add(c.BUILD_INFO, labels({"version": gpuslice.__version__}), 1)
-    for name, reading in sorted(report.readings.items()):
-        which = labels({"node": node, "collector": name})
-        found.add(c.COLLECTOR_SUCCESS, which, int(reading.success))
-        found.add(c.COLLECTOR_DURATION, which, round(reading.took_s, 6))
-        found.add(c.COLLECTOR_ERRORS, which, reading.errors)
-    found.add(c.SAMPLE_AGE, at, None if report.sample_age_s is None else round(report.sample_age_s, 3))
-    found.add(c.ATTRIBUTION, at, None if report.attributed is None else int(report.attributed))
-    found.add(c.DEVICES, at, report.devices)
-    found.add(c.DEVICES_EXPECTED, at, report.expected)
-    for name, given in report.supported.items():
-        found.add(c.FIELD_SUPPORTED, labels({"node": node, "field": name}), int(given))
-    found.add(c.CONFIG_SUCCESS, at, int(report.config_ok))
-    found.add(c.CONFIG_PROBLEMS, at, report.config_problems)
-    found.add(c.SERIES, at, report.series)
-    return found.all()
-
-
-def _scaled(value: float | str | None, factor: float) -> float | None:
-    return None if value is None or isinstance(value, str) else value * factor
-
-
-def _difference(top: float | str | None, now: float | str | None) -> float | None:
-    if isinstance(top, float) and isinstance(now, float):
-        return top - now
-    return None
+    def _self_report(self, snapshot: NodeSnapshot) -> own_families.SelfReport:
+        state, cards = self._state, snapshot.cards
+        taken_at_s = state.snapshot.taken_at_s
+        attributed: bool | None = None
+        if self._settings.kubernetes and cards:
+            attributed = all(card.attributed for card in cards)
+        supported = {}
+        if cards:  # while no card answers, nobody knows
+            given = {number for card in cards for number in card.sample.fields} | {dcgm.XID_FIELD}
+            given |= {number for card in cards for device in card.sample.mig for number in device.fields}
+            supported = {
+                counter.name: counter.field.id in given
+                for counter in state.counters.file.counters
+                if counter.field is not None and counter.kind is not CounterKind.LABEL
+            }
+        return own_families.SelfReport(
+            readings=state.collectors.readings,
+            sample_age_s=time.monotonic() - taken_at_s if taken_at_s else None,
+            attributed=attributed,
+            devices=len(cards) if snapshot.taken_at_s else None,
+            expected=state.expected_cards,
+            supported=supported,
+            config_ok=state.counters.ok,
+            config_problems=len(state.counters.file.problems),
+            series=self._series,
+        )

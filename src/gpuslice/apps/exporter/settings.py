@@ -11,6 +11,8 @@ Types = Literal["corrected", "upstream"]
 PodLabels = Literal["auto", "off", "exclusive"]
 HostnameLabel = Literal["hostname", "Hostname"]
 PodSource = Literal["auto", "api", "logs", "off"]
+MOST_DEVICES = 4095
+"""Highest number of a card or MIG instance that is understood; no node has nearly as many."""
 
 
 class ExporterSettings(Settings, frozen=True, kw_only=True):
@@ -181,8 +183,8 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     memory_unit: Annotated[
         Literal["GiB", "MiB"], about("What one aliyun.com/gpu-mem is; as the agent's.")
     ] = "GiB"
-    book_interval_s: Annotated[
-        float, about("How often kubelet's book of devices is read.", unit="s", ge=0.1)
+    pod_resources_interval_s: Annotated[
+        float, about("How often kubelet is asked for its device assignments.", unit="s", ge=0.1)
     ] = 5.0
     nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
     driver_timeout_s: Annotated[float, about("How long a sample may take.", unit="s", ge=0.1)] = 30.0
@@ -278,17 +280,15 @@ def parse_devices(text: str) -> Chosen:
         raise SettingsError(
             f'devices is "{text}", must be "f", or "g" or "i" with or without a list: g:0,2-3'
         )
-    listed = _numbers(text, numbers) if numbers else None
-    if kind == "g":
-        return Chosen(divided=False, cards=listed)
-    return Chosen(whole=False, instances=listed)
-
-
-def _numbers(text: str, numbers: str) -> frozenset[int]:
-    chosen: set[int] = set()
-    for part in numbers.split(","):
+    listed: set[int] = set()
+    for part in numbers.split(",") if numbers else ():
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise SettingsError(f'devices is "{text}": "{part}" is neither a number nor a range')
-        chosen |= set(range(int(first), int(last or first) + 1))
-    return frozenset(chosen)
+            raise SettingsError(f'devices is "{text}": "{part}" must be a number or a range such as 2-3')
+        if max(int(first), int(last or first)) > MOST_DEVICES:
+            raise SettingsError(f'devices is "{text}": "{part}" must not go past {MOST_DEVICES}')
+        listed |= set(range(int(first), int(last or first) + 1))
+    chosen = frozenset(listed) if numbers else None
+    if kind == "g":
+        return Chosen(divided=False, cards=chosen)
+    return Chosen(whole=False, instances=chosen)

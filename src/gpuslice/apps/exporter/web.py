@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,8 @@ from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.messages import Request, Response, json_answer, text_answer
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
+from gpuslice.apps.exporter.page import MetricsPage
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_address
-from gpuslice.apps.exporter.view import View
 from gpuslice.apps.settings import SettingsError
 
 _INDEX = """<html><head><title>GPU exporter</title></head>
@@ -24,29 +23,29 @@ _INDEX = """<html><head><title>GPU exporter</title></head>
 """
 
 
-def make_app(view: View) -> App:
+def make_app(page: MetricsPage) -> App:
     """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
 
     def health(_: Request) -> Response:
-        return text_answer("KO" if view.not_ready() else "OK")  # 200 all the same, as upstream
+        return text_answer("KO" if page.not_ready() else "OK")  # 200 all the same, as upstream
 
     return make_probed_app(
-        Probes(gpuslice.__version__, view.not_ready, view.metrics),
+        Probes(gpuslice.__version__, page.not_ready, page.render),
         [
             get("/", lambda _: Response(_INDEX.encode(), content_type="text/html; charset=utf-8")),
             get("/health", health),
-            get("/debug/state", lambda _: json_answer(view.state())),
+            get("/debug/state", lambda _: json_answer(page.debug_state())),
         ],
     )
 
 
-def make_legacy_app(view: View) -> App:
+def make_legacy_app(page: MetricsPage) -> App:
     """Port 9445: the same page with and without a path."""
 
-    def page(request: Request) -> Response:
-        return metrics_answer(view.legacy, request)
+    def legacy(request: Request) -> Response:
+        return metrics_answer(page.render_legacy, request)
 
-    return Router([get("/", page), get("/metrics", page)])
+    return Router([get("/", legacy), get("/metrics", legacy)])
 
 
 @contextlib.asynccontextmanager
@@ -56,21 +55,16 @@ async def serve_all(settings: ExporterSettings, app: App, legacy: App) -> AsyncI
     async with contextlib.AsyncExitStack() as stack:
         listen = _listen(settings.address, config)
         if settings.web_systemd_socket:
-            listen = replace(listen, inherited=_from_systemd())
+            passed = inherited_socket()
+            if passed is None:
+                wanted = "the service must have a .socket unit"
+                raise SettingsError(f"web_systemd_socket is on and systemd passed no socket: {wanted}")
+            listen = replace(listen, inherited=passed)
         port = await stack.enter_async_context(serving(guard(app, config), listen))
         if settings.legacy_address:
             listen = _listen(settings.legacy_address, config)
             await stack.enter_async_context(serving(guard(legacy, config), listen))
         yield port
-
-
-def _from_systemd() -> socket.socket:
-    found = inherited_socket()
-    if found is None:
-        raise SettingsError(
-            "web_systemd_socket is on and systemd passed no socket: the service must have a .socket unit"
-        )
-    return found
 
 
 def _listen(address: str, config: WebConfig) -> Listen:

@@ -1,11 +1,12 @@
 """Which pods are on this node, by every key that a process or kubelet may name them with.
 
-Three sources: the API server, the names of kubelet's log folders, and the agent's folders. None is needed:
-without any, processes are attributed to nobody, and the page says so.
+Two sources: the API server, and the names of kubelet's log folders. None is needed: without any, processes
+are attributed to nobody, and the page says so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -15,8 +16,13 @@ from pathlib import Path
 
 from gpuslice.adapters.cgroup.container import ContainerRef
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.core.attribution import ContainerKey
 
+LOG_FOLDERS_EVERY_S = 5.0
 CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: what its cgroup is named by
 SETTLED_NS = 3_000_000_000
 """A folder that changed later may change again without its time telling: file systems' clocks are coarse."""
@@ -38,7 +44,7 @@ class KnownPod:
         return ContainerKey(self.namespace, self.name, container)
 
 
-class Directory:
+class NodePods:
     """The node's pods. `known` is false until a source has answered once."""
 
     def __init__(self) -> None:
@@ -88,11 +94,11 @@ class Directory:
         named = [each for each, name in (pod.containers if pod else {}).items() if name == key.container]
         return named[-1] if named else ""
 
-    def owner(self, ref: ContainerRef, assignment: Mapping[str, tuple[str, ...]]) -> ContainerKey | None:
+    def owner(self, ref: ContainerRef, holders: Mapping[str, tuple[str, ...]]) -> ContainerKey | None:
         """The container that a cgroup names; None for one of no pod that is known.
 
         A container that has just started is not in the pod's status yet: its pod is known by the uid, and
-        where the pod has one container, or one with an allocation (`holding`, by ``namespace/pod``), it is
+        where the pod has one container, or one with an allocation (`holders`, by ``namespace/pod``), it is
         that one.
         """
         exact = self._by_container.get(ref.container_id)
@@ -101,7 +107,7 @@ class Directory:
         pod = self._by_uid.get(ref.pod_uid)
         if pod is None:
             return None
-        for names in (pod.names, assignment.get(f"{pod.namespace}/{pod.name}", ())):
+        for names in (pod.names, holders.get(f"{pod.namespace}/{pod.name}", ())):
             if len(names) == 1:
                 return pod.key(names[0])
         return None
@@ -124,7 +130,9 @@ def known_pod(pod: objects.Pod) -> KnownPod:
         name=meta.name,
         uid=meta.uid,
         names=tuple(each.name for each in (*(pod.spec.init_containers or ()), *pod.spec.containers)),
-        containers={_bare(each.container_id): each.name for each in statuses if each.container_id},
+        containers={  # "containerd://<id>" without the runtime
+            each.container_id.rpartition("://")[2]: each.name for each in statuses if each.container_id
+        },
         labels=meta.labels or {},
         cgroup_uid=(meta.annotations or {}).get(CONFIG_HASH, ""),
     )
@@ -142,27 +150,50 @@ class LogFolders:
 
     def pods(self) -> list[KnownPod]:
         """Those of now, by name of their folder. Raises OSError."""
-        found = {}
+        found: dict[str, tuple[int, KnownPod]] = {}
         with os.scandir(self._folder) as entries:
             for entry in entries:
                 parts = entry.name.split("_")  # none of the three can hold an underscore
-                if len(parts) == 3 and entry.is_dir():
-                    with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-                        found[entry.name] = self._pod(entry, parts)
+                if len(parts) != 3 or not entry.is_dir():
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                    changed_ns = entry.stat().st_mtime_ns
+                    known = self._known.get(entry.name)
+                    if known is None or known[0] != changed_ns:
+                        settled = time.time_ns() - changed_ns > SETTLED_NS
+                        with os.scandir(entry.path) as inside:
+                            names = tuple(sorted(each.name for each in inside if each.is_dir()))
+                        known = (changed_ns if settled else 0, KnownPod(parts[0], parts[1], parts[2], names))
+                    found[entry.name] = known
         self._known = found
         return [pod for _, (_, pod) in sorted(found.items())]
 
-    def _pod(self, entry: os.DirEntry[str], parts: list[str]) -> tuple[int, KnownPod]:
-        changed_ns = entry.stat().st_mtime_ns
-        known = self._known.get(entry.name)
-        if known is not None and known[0] == changed_ns:
-            return known
-        settled = time.time_ns() - changed_ns > SETTLED_NS
-        with os.scandir(entry.path) as inside:
-            names = tuple(sorted(each.name for each in inside if each.is_dir()))
-        return changed_ns if settled else 0, KnownPod(parts[0], parts[1], parts[2], names)
+
+async def follow_api(client: KubeClient, node: str, pods: NodePods, health: CollectorHealth) -> None:
+    """Keeps `pods` in step with the API server; runs until cancelled."""
+
+    def changed(change: Change[objects.Pod]) -> None:
+        pod = change.object
+        if pod is None:  # the first list is complete
+            pods.known = True
+            health.good("pods", 0.0)
+        elif change.kind is ChangeKind.DELETED or pod.status.phase in {"Succeeded", "Failed"}:
+            pods.remove(pod.metadata.uid)
+        else:
+            pods.put(known_pod(pod))
+
+    await Reflector(client, PODS, changed, fields=f"spec.nodeName={node}").run()
 
 
-def _bare(container_id: str) -> str:
-    """``containerd://<id>`` without the runtime."""
-    return container_id.rpartition("://")[2]
+async def follow_log_folders(folder: Path, pods: NodePods, health: CollectorHealth) -> None:
+    """Keeps `pods` in step with kubelet's log folders, which needs no permission of the API."""
+    folders = LogFolders(folder)
+    while True:
+        began_s = time.monotonic()
+        try:
+            found = await asyncio.to_thread(folders.pods)  # thousands of folders, maybe slow ones
+            pods.replace(found)
+            health.good("pods", time.monotonic() - began_s)
+        except OSError as error:
+            health.bad("pods", f"log folders: {error}", time.monotonic() - began_s)
+        await asyncio.sleep(LOG_FOLDERS_EVERY_S)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.web.exposition import Piece, labels_once, sample_line
 from gpuslice.apps.exporter import catalogue as c
-from gpuslice.apps.exporter.directory import Directory
-from gpuslice.apps.exporter.picture import CardPicture, ContainerPicture
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot, ContainerSnapshot
+from gpuslice.apps.exporter.node_pods import NodePods
 from gpuslice.core.attribution import ContainerKey
 
 COLUMNS = (
@@ -38,9 +38,9 @@ _Lines = tuple[str, ...]  # one for each of COLUMNS, "" where the value is unkno
 class _Row:
     """What a container's lines say, and of what they were made."""
 
-    picture: ContainerPicture
+    snapshot: ContainerSnapshot
     busy_s: float | None
-    version: int  # of the directory
+    version: int  # of the pods
     at: str
     about: Mapping[str, str]
     values: tuple[float | None, ...]
@@ -68,9 +68,9 @@ _Place = tuple[str, int]  # a card: uuid and index
 class Rows:
     """The rows of all cards as they were on the last page."""
 
-    def __init__(self, node: str, directory: Directory) -> None:
+    def __init__(self, node: str, pods: NodePods) -> None:
         self._node = node
-        self._directory = directory
+        self._pods = pods
         self._cards: dict[_Place, _Card] = {}
 
     def keep(self, cards: Set[_Place]) -> None:
@@ -79,17 +79,17 @@ class Rows:
 
     def pieces(
         self,
-        card: CardPicture,
+        card: CardSnapshot,
         keys: Iterable[ContainerKey],
         busy_s: Mapping[tuple[str, ContainerKey], float],
     ) -> list[tuple[Piece, ...]]:
         """The card's containers `keys`: chunks of rows, each a piece for every one of `COLUMNS`."""
         uuid, place = card.sample.uuid, (card.sample.uuid, card.sample.index)
         before = self._cards.get(place, _NOTHING)
-        version, old_rows, rows = self._directory.version, before.rows, {}
+        version, old_rows, rows = self._pods.version, before.rows, {}
         for key in keys:
-            row, picture, busy = old_rows.get(key), card.containers[key], busy_s.get((uuid, key))
-            if row is None or row.busy_s != busy or row.picture != picture or row.version != version:
+            row, each, busy = old_rows.get(key), card.containers[key], busy_s.get((uuid, key))
+            if row is None or row.busy_s != busy or row.snapshot != each or row.version != version:
                 row = self._row(row, card, key, busy)
             rows[key] = row
         lines = [row.lines for row in rows.values()]
@@ -100,21 +100,10 @@ class Rows:
         self._cards[place] = _Card(rows, chunks)
         return [chunk.pieces for chunk in chunks]
 
-    def _row(self, before: _Row | None, card: CardPicture, key: ContainerKey, busy_s: float | None) -> _Row:
+    def _row(self, before: _Row | None, card: CardSnapshot, key: ContainerKey, busy_s: float | None) -> _Row:
         """Written anew, but for lines that say the same as before."""
-        picture = card.containers[key]
-        at = before.at if before is not None else labels_once(self._who(card, key))
-        about = self._about(key, picture)
-        values = _values(picture, busy_s)
-        if before is not None and before.about == about:
-            info = before.lines[0]
-        else:
-            info = sample_line(COLUMNS[0].name, labels_once({**self._who(card, key), **about}), 1)
-        lines = (info, *_lines(values, at, before))
-        return _Row(picture, busy_s, self._directory.version, at, about, values, lines)
-
-    def _who(self, card: CardPicture, key: ContainerKey) -> dict[str, str]:
-        return {
+        each, pod = card.containers[key], self._pods.pod(key.namespace, key.pod)
+        who = {
             "node": self._node,
             "gpu": str(card.sample.index),
             "gpu_uuid": card.sample.uuid,
@@ -122,39 +111,35 @@ class Rows:
             "pod": key.pod,
             "container": key.container,
         }
-
-    def _about(self, key: ContainerKey, picture: ContainerPicture) -> Mapping[str, str]:
-        pod = self._directory.pod(key.namespace, key.pod)
-        return {
+        about = {
             "pod_uid": pod.uid if pod is not None else "",
-            "container_id": self._directory.container_id(key),
-            "resource": picture.promise.resource if picture.promise is not None else "",
-            "share_mode": picture.promise.mode if picture.promise is not None else "none",
+            "container_id": self._pods.container_id(key),
+            "resource": each.grant.resource if each.grant is not None else "",
+            "share_mode": each.grant.mode if each.grant is not None else "none",
         }
-
-
-def _values(picture: ContainerPicture, busy_s: float | None) -> tuple[float | None, ...]:
-    """In the order of `COLUMNS`, but for the first."""
-    return (
-        picture.used_bytes,
-        picture.limit_bytes,
-        picture.allocated_bytes,
-        picture.peak_bytes,
-        picture.refused,
-        picture.sm_ratio,
-        busy_s,
-        picture.share_ratio,
-        picture.throttled_s,
-        picture.processes,
-    )
-
-
-def _lines(values: tuple[float | None, ...], at: str, before: _Row | None) -> Iterable[str]:
-    for place, value in enumerate(values):
-        if before is not None and before.values[place] == value:
-            yield before.lines[place + 1]
+        at = before.at if before is not None else labels_once(who)
+        if before is not None and before.about == about:
+            lines = [before.lines[0]]
         else:
-            yield "" if value is None else sample_line(COLUMNS[place + 1].name, at, value)
+            lines = [sample_line(COLUMNS[0].name, labels_once({**who, **about}), 1)]
+        values = (
+            each.used_bytes,
+            each.limit_bytes,
+            each.allocated_bytes,
+            each.peak_bytes,
+            each.refused,
+            each.sm_ratio,
+            busy_s,
+            each.share_ratio,
+            each.throttled_s,
+            each.processes,
+        )
+        for number, (metric, value) in enumerate(zip(COLUMNS[1:], values, strict=True)):
+            if before is not None and before.values[number] == value:
+                lines.append(before.lines[number + 1])
+            else:
+                lines.append("" if value is None else sample_line(metric.name, at, value))
+        return _Row(each, busy_s, self._pods.version, at, about, values, tuple(lines))
 
 
 def _chunk(rows: list[_Lines], before: _Chunk | None) -> _Chunk:

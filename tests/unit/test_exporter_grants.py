@@ -1,4 +1,4 @@
-"""kubelet's book, pods by every key, and whose a process is."""
+"""kubelet's device assignments, pods by every key, and whose a process is."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from gpuslice.adapters.gpu.mig import MigSample
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kubelet.podresources import Claimed
-from gpuslice.apps.exporter.book import Promise, ShareMode, allocated_bytes, book_of, is_ours, mig_bytes
-from gpuslice.apps.exporter.directory import Directory, KnownPod, LogFolders, known_pod
+from gpuslice.apps.exporter.device_grants import (
+    DeviceGrant,
+    ShareMode,
+    devices_of,
+    grants_of,
+    is_card_resource,
+)
+from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
-from gpuslice.apps.exporter.slices import devices_of
 from gpuslice.core.attribution import ContainerKey, Stranger
 from gpuslice.core.device_assignment import DeviceAssignment
 
@@ -45,36 +50,36 @@ def assignment(*ids: str) -> DeviceAssignment:
 @pytest.mark.parametrize(
     ("resource", "identifier", "expected"),
     [
-        ("aliyun.com/gpu-mem", "GPU-a-_-3", Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 1)),
-        ("nvidia.com/gpu", "GPU-a", Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
-        ("nvidia.com/gpu", "GPU-a::2", Promise("nvidia.com/gpu", ShareMode.SHARE, replica="2")),
-        ("nvidia.com/gpu", "nvidia0", Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
-        ("nvidia.com/gpu", "nvidia0/vgpu1", Promise("nvidia.com/gpu", ShareMode.SHARE, replica="1")),
-        ("nvidia.com/gpu", "MIG-3", Promise("nvidia.com/gpu", ShareMode.MIG, mig=("MIG-3",))),
+        ("aliyun.com/gpu-mem", "GPU-a-_-3", DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 1)),
+        ("nvidia.com/gpu", "GPU-a", DeviceGrant("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
+        ("nvidia.com/gpu", "GPU-a::2", DeviceGrant("nvidia.com/gpu", ShareMode.SHARE, replica="2")),
+        ("nvidia.com/gpu", "nvidia0", DeviceGrant("nvidia.com/gpu", ShareMode.EXCLUSIVE)),
+        ("nvidia.com/gpu", "nvidia0/vgpu1", DeviceGrant("nvidia.com/gpu", ShareMode.SHARE, replica="1")),
+        ("nvidia.com/gpu", "MIG-3", DeviceGrant("nvidia.com/gpu", ShareMode.MIG, mig=("MIG-3",))),
         (
             "nvidia.com/mig-2g",
             "MIG-3::1",
-            Promise("nvidia.com/mig-2g", ShareMode.MIG, replica="1", mig=("MIG-3",)),
+            DeviceGrant("nvidia.com/mig-2g", ShareMode.MIG, replica="1", mig=("MIG-3",)),
         ),
-        ("nvidia.com/gpu", "nvidia0/gi3", Promise("nvidia.com/gpu", ShareMode.MIG, mig=("MIG-3",))),
+        ("nvidia.com/gpu", "nvidia0/gi3", DeviceGrant("nvidia.com/gpu", ShareMode.MIG, mig=("MIG-3",))),
     ],
 )
 def test_each_sharing_scheme_has_its_own_device_ids(
-    resource: str, identifier: str, expected: Promise
+    resource: str, identifier: str, expected: DeviceGrant
 ) -> None:
-    assert book_of({resource: [assignment(identifier)]}).of(CARD) == {APP: expected}
+    assert grants_of({resource: [assignment(identifier)]}).of(CARD) == {APP: expected}
 
 
 def test_mig_devices_of_one_instance_share_its_memory() -> None:
-    held = book_of({"nvidia.com/mig-1g.5gb": [assignment("MIG-1", "MIG-2", "MIG-3")]}).of(CARD)[APP]
+    held = grants_of({"nvidia.com/mig-1g.5gb": [assignment("MIG-1", "MIG-2", "MIG-3")]}).of(CARD)[APP]
     assert held.mig == ("MIG-1", "MIG-2", "MIG-3")
-    assert mig_bytes(held, CARD.mig) == 15 * MIB
+    assert held.memory_bytes(CARD, "GiB") == 15 * MIB
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb", "example.com/a10"])
 def test_resources_of_cards_and_their_parts_are_ours(resource: str) -> None:
-    assert is_ours(resource, ("example.com/a10",))
-    assert not is_ours("cpu", ("example.com/a10",))
+    assert is_card_resource(resource, ("example.com/a10",))
+    assert not is_card_resource("cpu", ("example.com/a10",))
 
 
 def claimed(device: str, container: str = "main") -> Claimed:
@@ -83,13 +88,13 @@ def claimed(device: str, container: str = "main") -> Claimed:
 
 def test_a_claim_names_a_card_by_the_drivers_slices_or_by_its_number() -> None:
     devices = {("n1", "gpu-x"): "GPU-a", ("n1", "part"): "MIG-3"}
-    assert book_of({}, [claimed("gpu-x")], devices).of(CARD)[APP].mode is ShareMode.EXCLUSIVE
-    assert book_of({}, [claimed("gpu-0")]).of(CARD)[APP].claim == claimed("gpu-0")
-    assert book_of({}, [claimed("part")], devices).of(CARD)[APP].mig == ("MIG-3",)
-    assert book_of({}, [claimed("gpu-0"), claimed("gpu-0", "side")]).of(CARD)[APP].mode is ShareMode.SHARE
-    assert "nowhere" in book_of({}, [claimed("nowhere")]).problems[0]
+    assert grants_of({}, [claimed("gpu-x")], devices).of(CARD)[APP].mode is ShareMode.EXCLUSIVE
+    assert grants_of({}, [claimed("gpu-0")]).of(CARD)[APP].claim == claimed("gpu-0")
+    assert grants_of({}, [claimed("part")], devices).of(CARD)[APP].mig == ("MIG-3",)
+    assert grants_of({}, [claimed("gpu-0"), claimed("gpu-0", "side")]).of(CARD)[APP].mode is ShareMode.SHARE
+    assert "nowhere" in grants_of({}, [claimed("nowhere")]).problems[0]
     other = Claimed("default", "app-0", "main", "claim", "default", "net.example.com", "n1", "gpu-0")
-    assert book_of({}, [other]).of(CARD) == {}
+    assert grants_of({}, [other]).of(CARD) == {}
 
 
 @pytest.mark.parametrize("wrap", [lambda device: device, lambda device: {"basic": device}])
@@ -103,59 +108,64 @@ def test_slices_are_read_in_each_version_of_their_api(wrap: Callable[[object], o
 
 
 def test_an_id_that_means_nothing_is_a_problem_and_not_a_crash() -> None:
-    book = book_of({"aliyun.com/gpu-mem": [assignment("nonsense")]})
-    assert book.of(CARD) == {}
-    assert "nonsense" in book.problems[0]
+    grants = grants_of({"aliyun.com/gpu-mem": [assignment("nonsense")]})
+    assert grants.of(CARD) == {}
+    assert "nonsense" in grants.problems[0]
 
 
 def test_only_claims_of_whole_cards_become_shares_of_one() -> None:
     """A MIG device that two containers use stays what it is, and so does who has the card another way."""
     devices = {("n1", "part"): "MIG-3"}
     both = [claimed("part"), claimed("part", "side")]
-    assert {each.mode for each in book_of({}, both, devices).promises["MIG-3"].values()} == {ShareMode.MIG}
+    assert {each.mode for each in grants_of({}, both, devices).by_device["MIG-3"].values()} == {ShareMode.MIG}
     whole = DeviceAssignment("default", "other", "main", frozenset({"nvidia0"}))
-    mixed = book_of({"nvidia.com/gpu": [whole]}, [claimed("gpu-0")]).promises["nvidia0"]
-    modes = {key.pod: promise.mode for key, promise in mixed.items()}
+    mixed = grants_of({"nvidia.com/gpu": [whole]}, [claimed("gpu-0")]).by_device["nvidia0"]
+    modes = {key.pod: grant.mode for key, grant in mixed.items()}
     assert modes == {"other": ShareMode.EXCLUSIVE, "app-0": ShareMode.SHARE}
 
 
-def test_a_book_knows_the_containers_of_each_pod() -> None:
+def test_grants_know_the_containers_of_each_pod() -> None:
     beside = DeviceAssignment("default", "app-0", "side", frozenset({"GPU-a-_-1"}))
     other = DeviceAssignment("team", "app-0", "main", frozenset({"GPU-b-_-0"}))
-    found = book_of({"aliyun.com/gpu-mem": [assignment("GPU-a-_-0"), beside, other]})
+    found = grants_of({"aliyun.com/gpu-mem": [assignment("GPU-a-_-0"), beside, other]})
     assert found.containers == {"default/app-0": ("main", "side"), "team/app-0": ("main",)}
 
 
-def test_a_card_smaller_than_a_unit_has_no_memory_to_promise() -> None:
-    promise = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 1)
-    assert allocated_bytes(promise, 1023 * MIB, "GiB") is None
-    assert allocated_bytes(promise, None, "GiB") is None
-    assert allocated_bytes(promise, 1024 * MIB, "GiB") == 1024 * MIB
+def card_of(total_bytes: int | None) -> CardSample:
+    return CardSample(position=0, index=0, uuid="GPU-a", total_bytes=total_bytes)
+
+
+def test_a_card_smaller_than_a_unit_has_no_memory_to_grant() -> None:
+    grant = DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 1)
+    assert grant.memory_bytes(card_of(1023 * MIB), "GiB") is None
+    assert grant.memory_bytes(card_of(None), "GiB") is None
+    assert grant.memory_bytes(card_of(1024 * MIB), "GiB") == 1024 * MIB
 
 
 def test_units_are_the_documented_bytes() -> None:
-    promise = Promise("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
-    assert allocated_bytes(promise, 16130 * MIB, "GiB") == 4301 * MIB
-    assert allocated_bytes(promise, 15079 * MIB, "GiB") == 4308 * MIB
-    assert allocated_bytes(promise, None, "GiB") is None
-    assert allocated_bytes(Promise("nvidia.com/gpu", ShareMode.EXCLUSIVE), 16130 * MIB, "GiB") == 16130 * MIB
+    grant = DeviceGrant("aliyun.com/gpu-mem", ShareMode.SHARE, 4)
+    assert grant.memory_bytes(card_of(16130 * MIB), "GiB") == 4301 * MIB
+    assert grant.memory_bytes(card_of(15079 * MIB), "GiB") == 4308 * MIB
+    assert grant.memory_bytes(card_of(None), "GiB") is None
+    whole = DeviceGrant("nvidia.com/gpu", ShareMode.EXCLUSIVE)
+    assert whole.memory_bytes(card_of(16130 * MIB), "GiB") == 16130 * MIB
 
 
-def directory(**more: object) -> Directory:
-    found = Directory()
+def pods(**more: object) -> NodePods:
+    found = NodePods()
     found.put(KnownPod("default", "app-0", UID, ("main",), {FULL: "main"}, **more))  # type: ignore[arg-type]
     return found
 
 
 def test_a_container_is_known_by_its_id_and_before_that_by_its_pod() -> None:
-    assert directory().owner(ContainerRef(FULL, UID), {}) == APP
-    assert directory().owner(ContainerRef("e" * 64, UID), {}) == APP
-    assert directory().owner(ContainerRef(FULL, "another"), {}) == APP
-    assert directory().owner(ContainerRef("e" * 64, "another"), {}) is None
+    assert pods().owner(ContainerRef(FULL, UID), {}) == APP
+    assert pods().owner(ContainerRef("e" * 64, UID), {}) == APP
+    assert pods().owner(ContainerRef(FULL, "another"), {}) == APP
+    assert pods().owner(ContainerRef("e" * 64, "another"), {}) is None
 
 
 def test_of_several_containers_the_one_with_an_allocation_is_meant() -> None:
-    found = Directory()
+    found = NodePods()
     found.put(KnownPod("default", "app-0", UID, ("main", "sidecar")))
     ref = ContainerRef(FULL, UID)
     assert found.owner(ref, {}) is None
@@ -169,13 +179,13 @@ def test_a_static_pod_is_known_by_the_hash_that_its_cgroup_has() -> None:
         ),
         spec=objects.PodSpec(containers=[objects.Container(name="main")]),
     )
-    found = Directory()
+    found = NodePods()
     found.put(known_pod(pod))
     assert found.owner(ContainerRef(FULL, HASH), {}) == APP
 
 
 def test_a_pod_that_is_gone_owns_nothing_and_its_successor_keeps_the_name() -> None:
-    found = directory()
+    found = pods()
     found.put(KnownPod("default", "app-0", "new", ("main",)))
     found.remove(UID)
     assert found.owner(ContainerRef(FULL, UID), {}) is None
@@ -229,14 +239,14 @@ def test_processes_are_of_containers_of_the_host_of_nobody_known_or_gone(tmp_pat
     proc.add(1, IN_POD)
     proc.add(2, "/system.slice/ssh.service")
     proc.add(3, IN_POD.replace("00a.slice", "00b.slice").replace(FULL, "e" * 64))
-    owners = Owners(directory(), tmp_path).of([1, 2, 3, 4], {})
+    owners = Owners(pods(), tmp_path).of([1, 2, 3, 4], {})
     assert owners == {1: APP, 2: Stranger.HOST, 3: Stranger.UNKNOWN_CONTAINER}
 
 
 def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.add(1, IN_POD)
-    owners = Owners(directory(), tmp_path)
+    owners = Owners(pods(), tmp_path)
     assert owners.of([1], {}) == {1: APP}
     proc.add(1, "/user.slice", started=2)
     found = [owners.of([1], {})[1] for _ in range(CHECK_EVERY)]
@@ -246,7 +256,7 @@ def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
 def test_a_pod_that_becomes_known_gets_its_processes(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.add(1, IN_POD)
-    pods = Directory()
+    pods = NodePods()
     owners = Owners(pods, tmp_path)
     assert owners.of([1], {}) == {1: Stranger.UNKNOWN_CONTAINER}
     pods.put(KnownPod("default", "app-0", UID, ("main",), {FULL: "main"}))
@@ -256,7 +266,7 @@ def test_a_pod_that_becomes_known_gets_its_processes(tmp_path: Path) -> None:
 def test_a_process_that_is_moved_into_its_container_is_found_there(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.add(7, "/user.slice")
-    owners = Owners(directory(), tmp_path)
+    owners = Owners(pods(), tmp_path)
     assert owners.of([7], {}) == {7: Stranger.HOST}
     proc.add(7, IN_POD)
     assert owners.of([7], {}) == {7: APP}
@@ -265,7 +275,7 @@ def test_a_process_that_is_moved_into_its_container_is_found_there(tmp_path: Pat
 def test_one_that_stays_outside_is_looked_at_from_time_to_time(tmp_path: Path) -> None:
     proc = Proc(tmp_path)
     proc.add(7, "/user.slice")
-    owners = Owners(directory(), tmp_path)
+    owners = Owners(pods(), tmp_path)
     for _ in range(2 * CHECK_EVERY):
         assert owners.of([7], {}) == {7: Stranger.HOST}
     proc.add(7, IN_POD)

@@ -15,10 +15,10 @@ from gpuslice.adapters.gpu.gpm import PROFILING_FIELDS
 from gpuslice.adapters.gpu.mig import MigSample
 from gpuslice.adapters.gpu.readings import MEMORY_FIELDS, Reading
 from gpuslice.adapters.web.exposition import labels
-from gpuslice.apps.exporter.book import Promise
+from gpuslice.apps.exporter.card_snapshot import CardSnapshot, ContainerSnapshot
 from gpuslice.apps.exporter.counters import Counter
-from gpuslice.apps.exporter.directory import Directory
-from gpuslice.apps.exporter.picture import CardPicture, ContainerPicture
+from gpuslice.apps.exporter.device_grants import DeviceGrant
+from gpuslice.apps.exporter.node_pods import NodePods
 from gpuslice.core.attribution import ContainerKey
 
 _log = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ class DcgmStyle:
 class Entity:
     """One card or instance. `copies`: label sets of pods and jobs; a value has one series for each."""
 
-    card: CardPicture
+    card: CardSnapshot
     fields: Mapping[int, Reading]
     device: Labels
     plain: Labels
     copies: tuple[Labels, ...]
     device_text: str
     texts: tuple[str, ...]
-    shares: tuple[tuple[ContainerPicture, str], ...] = field(default=())
+    shares: tuple[tuple[ContainerSnapshot, str], ...] = field(default=())
 
     def texts_with(self, plain: Labels, more: Labels | None = None) -> list[str]:
         """Labels of a series that has some of its own."""
@@ -71,34 +71,27 @@ class Entity:
 
 
 def entities(
-    card: CardPicture,
+    card: CardSnapshot,
     label_counters: list[Counter],
-    directory: Directory,
+    pods: NodePods,
     style: DcgmStyle,
     jobs: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Entity]:
     """The card itself, or its instances where it is divided and they are asked for."""
-    instances = _instances(card.sample.mig, style)
     if card.sample.mig and style.instances:
-        for instance in instances:
-            yield _entity(card, instance, label_counters, directory, style, jobs)
+        by_number = {each.gpu_instance: each for each in reversed(card.sample.mig)}  # first of each
+        for number in sorted(by_number):
+            if style.chosen_instances is None or number in style.chosen_instances:
+                yield _entity(card, by_number[number], label_counters, pods, style, jobs)
     elif style.cards:
-        yield _entity(card, None, label_counters, directory, style, jobs)
-
-
-def _instances(devices: tuple[MigSample, ...], style: DcgmStyle) -> Iterator[MigSample]:
-    """One device for each GPU instance, in the order of their numbers."""
-    found = {each.gpu_instance: each for each in reversed(devices)}
-    for number in sorted(found):
-        if style.chosen_instances is None or number in style.chosen_instances:
-            yield found[number]
+        yield _entity(card, None, label_counters, pods, style, jobs)
 
 
 def _entity(  # noqa: PLR0917 — the loop above alone calls it
-    card: CardPicture,
+    card: CardSnapshot,
     instance: MigSample | None,
     label_counters: list[Counter],
-    directory: Directory,
+    pods: NodePods,
     style: DcgmStyle,
     jobs: Mapping[str, tuple[str, ...]],
 ) -> Entity:
@@ -106,16 +99,36 @@ def _entity(  # noqa: PLR0917 — the loop above alone calls it
     fields = sample.fields
     if instance is not None:
         fields = {n: value for n, value in fields.items() if n not in OF_INSTANCE} | dict(instance.fields)
-    device = _device(card, instance, style)
-    plain = dict(_label_fields(fields, label_counters))
+    device = {
+        "gpu": str(sample.index),
+        "uuid" if style.old_labels else "UUID": sample.uuid,
+        "pci_bus_id": sample.pci_bus_id,
+        "device": f"nvidia{sample.index}",
+        "modelName": "-".join(sample.model.split()) if style.join_model else sample.model,
+    }
+    if instance is not None:
+        device |= {"GPU_I_PROFILE": instance.profile, "GPU_I_ID": str(instance.gpu_instance)}
+    if style.hostname:
+        device[style.hostname_label] = style.hostname
+    plain = {}
+    for counter in label_counters:
+        value = fields.get(counter.field.id) if counter.field is not None else None
+        if value is not None:
+            plain[counter.name] = value if isinstance(value, str) else f"{value:g}"
     holders = _holders(card, instance, style)
-    pods = [_pod_labels(key, each.promise, instance, directory, style) for key, each in holders]
-    more = _labels_of_pod(holders[0][0], directory, style) if len(holders) == 1 else {}
-    plain |= {name: value for name, value in more.items() if name not in device and name not in plain}
+    of_pods = [_pod_labels(key, each.grant, instance, pods, style) for key, each in holders]
+    only = pods.pod(holders[0][0].namespace, holders[0][0].pod) if len(holders) == 1 else None
+    if only is not None and style.labels_of_pods is not None:  # its own labels, as Prometheus takes them
+        own = {
+            re.sub(r"\W", "_", name, flags=re.ASCII): value
+            for name, value in only.labels.items()
+            if not style.labels_of_pods or any(each.search(name) for each in style.labels_of_pods)
+        }
+        plain |= {name: value for name, value in own.items() if name not in device and name not in plain}
     named = jobs.get(str(sample.index) if instance is None else f"{sample.index}.{instance.gpu_instance}", ())
     of_jobs: list[Labels] = [{"hpc_job": job} for job in named] or [{}]
-    copies = tuple({**pod, **job} for pod in pods or [{}] for job in of_jobs)
-    shares = [(each, _text(device, plain, pod)) for (_, each), pod in zip(holders, pods, strict=True)]
+    copies = tuple({**pod, **job} for pod in of_pods or [{}] for job in of_jobs)
+    shares = [(each, _text(device, plain, pod)) for (_, each), pod in zip(holders, of_pods, strict=True)]
     return Entity(
         card,
         fields,
@@ -132,32 +145,9 @@ def _text(device: Labels, plain: Labels, attributes: Labels) -> str:
     return labels({**device, **dict(sorted(plain.items())), **dict(sorted(attributes.items()))})
 
 
-def _device(card: CardPicture, instance: MigSample | None, style: DcgmStyle) -> Labels:
-    sample = card.sample
-    found = {
-        "gpu": str(sample.index),
-        "uuid" if style.old_labels else "UUID": sample.uuid,
-        "pci_bus_id": sample.pci_bus_id,
-        "device": f"nvidia{sample.index}",
-        "modelName": "-".join(sample.model.split()) if style.join_model else sample.model,
-    }
-    if instance is not None:
-        found |= {"GPU_I_PROFILE": instance.profile, "GPU_I_ID": str(instance.gpu_instance)}
-    if style.hostname:
-        found[style.hostname_label] = style.hostname
-    return found
-
-
-def _label_fields(fields: Mapping[int, Reading], label_counters: list[Counter]) -> Iterator[tuple[str, str]]:
-    for counter in label_counters:
-        value = fields.get(counter.field.id) if counter.field is not None else None
-        if value is not None:
-            yield counter.name, value if isinstance(value, str) else f"{value:g}"
-
-
 def _holders(
-    card: CardPicture, instance: MigSample | None, style: DcgmStyle
-) -> list[tuple[ContainerKey, ContainerPicture]]:
+    card: CardSnapshot, instance: MigSample | None, style: DcgmStyle
+) -> list[tuple[ContainerKey, ContainerSnapshot]]:
     """Whose labels the series get: the one that holds it; with `virtual`, each of several."""
     if not style.pod_labels and not style.virtual:
         return []
@@ -169,16 +159,16 @@ def _holders(
     found = [
         (key, each)
         for key, each in card.containers.items()
-        if each.promise is not None and (instance is None or devices.intersection(each.promise.mig))
+        if each.grant is not None and (instance is None or devices.intersection(each.grant.mig))
     ]
     return found if style.virtual or (len(found) == 1 and style.pod_labels) else []
 
 
 def _pod_labels(
     key: ContainerKey,
-    promise: Promise | None,
+    grant: DeviceGrant | None,
     instance: MigSample | None,
-    directory: Directory,
+    pods: NodePods,
     style: DcgmStyle,
 ) -> Labels:
     names = (
@@ -188,40 +178,22 @@ def _pod_labels(
     )
     found = dict(zip(names, (key.pod, key.namespace, key.container), strict=True))
     if style.pod_uid:
-        pod = directory.pod(key.namespace, key.pod)
+        pod = pods.pod(key.namespace, key.pod)
         found["pod_uid"] = pod.uid if pod is not None else ""
-    if promise is not None and promise.replica and style.virtual:
-        found["vgpu"] = promise.replica
-    if promise is not None and promise.claim is not None and style.claims:
-        found |= _claim_labels(promise, instance)
+    if grant is not None and grant.replica and style.virtual:
+        found["vgpu"] = grant.replica
+    claim = grant.claim if grant is not None and style.claims else None
+    if claim is not None:
+        found |= {
+            "dra_claim_name": claim.claim,
+            "dra_claim_namespace": claim.claim_namespace,
+            "dra_driver_name": claim.driver,
+            "dra_pool_name": claim.pool,
+            "dra_device_name": claim.device,
+        }
+        if instance is not None:
+            found |= {"dra_mig_profile": instance.profile, "dra_mig_device_uuid": instance.uuid}
     return found
-
-
-def _claim_labels(promise: Promise, instance: MigSample | None) -> Labels:
-    claim = promise.claim
-    assert claim is not None
-    found = {
-        "dra_claim_name": claim.claim,
-        "dra_claim_namespace": claim.claim_namespace,
-        "dra_driver_name": claim.driver,
-        "dra_pool_name": claim.pool,
-        "dra_device_name": claim.device,
-    }
-    if instance is not None:
-        found |= {"dra_mig_profile": instance.profile, "dra_mig_device_uuid": instance.uuid}
-    return found
-
-
-def _labels_of_pod(key: ContainerKey, directory: Directory, style: DcgmStyle) -> Labels:
-    """The pod's own labels that are allowed, under names that Prometheus takes."""
-    pod = directory.pod(key.namespace, key.pod)
-    if style.labels_of_pods is None or pod is None:
-        return {}
-    return {
-        re.sub(r"\W", "_", name, flags=re.ASCII): value
-        for name, value in pod.labels.items()
-        if not style.labels_of_pods or any(each.search(name) for each in style.labels_of_pods)
-    }
 
 
 def patterns_of(texts: Iterable[str]) -> tuple[re.Pattern[str], ...]:
