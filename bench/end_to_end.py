@@ -62,7 +62,7 @@ CONTAINER = {"name": "main", "image": "image"}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_TURN_S = 240.0
 REQUESTS = "gpuslice_extender_requests_total"
-GUIDED = "gpuslice_extender_guided_pods_total"
+NOMINATIONS = "gpuslice_extender_nominations_total"
 Figures = dict[str, float]
 
 
@@ -241,9 +241,9 @@ def where(scheduler: str, ours: str) -> Figures:
         calls = _sum(ours, REQUESTS, f'verb="{verb}"')
         if calls:
             found[f"extender {verb}"] = round(seconds * 1e3 / calls, 3)
-    for result in ("guided", "late", "missed"):
+    for result in ("used", "late", "missed"):
         if ours:
-            found[f"pods {result}"] = _sum(ours, GUIDED, f'result="{result}"')
+            found[f"pods {result}"] = _sum(ours, NOMINATIONS, f'result="{result}"')
     if ours:
         found["binds refused, in all"] = _sum(ours, REQUESTS, 'verb="bind",result="no"')
     return found

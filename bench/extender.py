@@ -212,7 +212,7 @@ def extender(api_port: int, folder: Path, policy: str, peer: str = "") -> Iterat
     port = free_port()
     code = "from gpuslice.apps.extender.command import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
-    arguments.append("--no-guide")  # the kube-scheduler played here looks at all nodes for every pod
+    arguments.append("--no-nominate")  # the kube-scheduler played here looks at all nodes for every pod
     program = [peer] if peer else arguments
     with running(program, KUBECONFIG=str(kubeconfig), LOG_LEVEL="error", PORT=str(port)) as process:
         yield port, process.pid

@@ -18,8 +18,8 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.adapters.wire.extender import BindingArgs, Questions
-from gpuslice.apps.extender.guiding import GuideLimits
 from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod
@@ -66,8 +66,8 @@ class World:
     def start_extender(self) -> None:
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
-        limits = GuideLimits(room=0, spare=0, at_once=2)
-        self.extender = Extender(ExtenderSettings(policy="binpack"), client, guide_limits=limits)
+        limits = NominationLimits(room=0, spare=0, at_once=2)
+        self.extender = Extender(ExtenderSettings(policy="binpack"), client, nomination_limits=limits)
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
 
@@ -81,11 +81,11 @@ class World:
         """kube-scheduler asks where the pod fits, on all nodes or on the one that it is nominated to."""
         if self.extender is None or self.process is None or self.extender.not_ready():
             return
-        decisions = self.extender.decisions
+        cycle = self.extender.cycle
         args = {"Pod": pod, "NodeNames": list(names or self.nodes)}
 
         async def ask() -> None:
-            decisions.filter(Questions().decode(msgspec.json.encode(args)))
+            cycle.filter(Questions().decode(msgspec.json.encode(args)))
 
         self.process.start(ask(), "filter call")
         self.loop.settle()

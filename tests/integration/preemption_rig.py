@@ -108,7 +108,7 @@ class Story(Played):
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": nodes})
 
         async def answered() -> Any:
-            return self.extender.decisions.filter(Questions().decode(body))
+            return self.extender.cycle.filter(Questions().decode(body))
 
         result = self.loop.run_until_complete(answered())
         found: list[str] = msgspec.json.decode(result.node_names)
@@ -121,9 +121,10 @@ class Story(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
 
         async def answered() -> Any:
-            return self.extender.decisions.preempt(decode_preemption(body))
+            args = decode_preemption(body)
+            return self.extender.cycle.preempt(args.pod, args.victims())
 
-        found = self.loop.run_until_complete(answered()).node_name_to_meta_victims
+        found = self.loop.run_until_complete(answered())
         names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.api.pods()}
         return {names[pod.uid] for each in found.values() for pod in each.pods}
 

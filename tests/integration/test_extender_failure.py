@@ -181,12 +181,12 @@ async def test_annotations_that_nobody_stands_for_are_taken_back_by_the_leader_a
         await extender.caught_up()
         binder, leadership = extender.extender.binder, extender.extender.leadership
         leadership.cleared = False
-        assert await binder.settle_waiting(set()) == set()
+        assert await binder.resolve_waiting(set()) == set()
         leadership.cleared = True
-        waiting = await binder.settle_waiting(set())
+        waiting = await binder.resolve_waiting(set())
         assert waiting == {pod["metadata"]["uid"]}
         assert api.card() == "0"  # perhaps it is just being bound
-        await binder.settle_waiting(waiting)
+        await binder.resolve_waiting(waiting)
         assert api.annotations() == {"mine": "stays"}
 
 
@@ -201,7 +201,7 @@ async def test_no_bind_begins_while_the_pod_is_asked_about() -> None:
         assert seen is not None
         assert ledger.assume(seen, make_placement("n1", 4, 0)) is None
         fault(extender, GET, code=503, times=1)
-        asking = asyncio.create_task(binder.settle_waiting({seen.uid}))
+        asking = asyncio.create_task(binder.resolve_waiting({seen.uid}))
         await until(lambda: not api.cluster.faults.active[0].times)
         binding = asyncio.create_task(extender.bind(pod))
         await asking
@@ -253,9 +253,9 @@ async def test_a_placement_that_no_watch_shows_is_asked_about() -> None:
         assert await extender.bind(kept) == ""
         assert await extender.bind(lost) == ""
         extender.api.delete_pod("lost")
-        waiting = await binder.settle_waiting(set())
+        waiting = await binder.resolve_waiting(set())
         assert waiting == {kept["metadata"]["uid"], lost["metadata"]["uid"]}
-        await binder.settle_waiting(waiting)
+        await binder.resolve_waiting(waiting)
         assert ledger.allocation(lost["metadata"]["uid"]) is None
         allocation = ledger.allocation(kept["metadata"]["uid"])
         assert allocation is not None

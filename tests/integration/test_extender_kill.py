@@ -11,7 +11,7 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs
-from gpuslice.apps.extender.inspect import inspect_all
+from gpuslice.apps.extender.inspection import inspect_all
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS

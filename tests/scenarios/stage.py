@@ -17,17 +17,32 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.extender import Questions
-from gpuslice.apps.extender.decisions import Decisions
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
+from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import GPU_CORE, GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
-from gpuslice.core.policy import make_policy
 from gpuslice.core.views import pod_of, pod_requests, with_unhealthy
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
+from tests.unit.kube_wire import ScriptedTransport
 
 Options = dict[str, str]
+
+
+class Told(PodEvents):
+    """What owners of pods were told, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def warn(self, pod: Pod, reason: str, message: str) -> None:
+        self.messages.append(message)
 
 
 @dataclass
@@ -35,9 +50,10 @@ class Stage:
     """One cluster, from the first command of a scenario to its last."""
 
     ledger: Ledger = field(init=False)
-    decisions: Decisions = field(init=False)
+    placer: Placer = field(init=False)
+    cycle: SchedulingCycle = field(init=False)
+    events: Told = field(default_factory=Told)
     pods: dict[str, Pod] = field(default_factory=dict)
-    refusals: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.policy("binpack")
@@ -61,11 +77,16 @@ class Stage:
         return commands[verb](*plain, **options)
 
     def policy(self, name: str) -> str:
-        self.ledger = Ledger()
-        policy = make_policy(name, self.ledger.fleet)
-        self.ledger.listener = policy
-        self.decisions = Decisions(
-            self.ledger, policy, on_refused=lambda refused: self.refusals.append(refused.explanation)
+        settings = ExtenderSettings(
+            policy=name,  # type: ignore[arg-type]
+            filter_best=0,
+            nominate=False,
+            preemption=False,
+        )
+        extender = Extender(settings, KubeClient(ScriptedTransport()))
+        self.ledger, self.placer = extender.ledger, extender.placer
+        self.cycle = SchedulingCycle(
+            extender.placer, extender.nominator, extender.preemptor, extender.binder, self.events
         )
         return "ok"
 
@@ -95,12 +116,12 @@ class Stage:
         )
         names = [on] if on else self.ledger.node_names()
         args = Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": names}))
-        answer = self.decisions.filter(args)
+        answer = self.cycle.filter(args)
         passing = msgspec.json.decode(answer.node_names)
         if not passing:
             return self.refused(msgspec.json.decode(b"".join(answer.failed_nodes)))
         scores = msgspec.json.decode(
-            self.decisions.prioritize(
+            self.cycle.prioritize(
                 Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": passing}))
             )
         )
@@ -109,11 +130,11 @@ class Stage:
 
     def refused(self, reasons: dict[str, str]) -> str:
         lines = [f"{name}: {reason}" for name, reason in sorted(reasons.items())]
-        return "\n".join(["refused", *lines, f"event: {self.refusals[-1]}"])
+        return "\n".join(["refused", *lines, f"event: {self.events.messages[-1]}"])
 
     def bind(self, pod: Pod, node: str) -> str:
         assert pod.request is not None
-        placement = self.decisions.assume(pod, pod.request, node)
+        placement = self.placer.assume(pod, pod.request, node)
         assert isinstance(placement, Placement), placement
         self.pods[pod.name] = replace(pod, node=node, placement=placement)
         self.ledger.apply_pod(self.pods[pod.name])

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.apps.extender.inspect import Metrics
+from gpuslice.apps.extender.metrics import ApiTimes, Metrics
 from gpuslice.apps.extender.routes import PREFIX
 from gpuslice.apps.extender.settings import ExtenderSettings
-from gpuslice.apps.extender.timing import ApiTimes
 from gpuslice.apps.settings import SettingInfo, SettingsError, describe, load
 from gpuslice.core import placement
 from gpuslice.core.ledger import Ledger

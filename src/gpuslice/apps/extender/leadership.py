@@ -1,4 +1,4 @@
-"""Which replica a Service shows: the pod of the one that answers carries a label, and no other pod does.
+"""Which replica decides: by its lease, and shown to the Service by a label on its pod.
 
 Readiness cannot tell it. A replica that stands by must count as ready, or no update of several replicas would
 ever end and no node with the leader could be drained: both wait for somebody else to be ready first.
@@ -9,17 +9,46 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.lease import LeaseElector
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.core.contract import LABEL_LEADER
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.1
+POLL_EVERY_S = 0.1
 RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class Leadership:
+    """Whether this replica may decide and write. Without an elector it always leads.
+
+    `may_bind` is asked before each write. `cleared`: nothing that an earlier leader began can still happen.
+    """
+
+    elector: LeaseElector | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    cleared: bool = False
+
+    @property
+    def leading(self) -> bool:
+        return self.elector is None or self.elector.leading
+
+    @property
+    def may_bind(self) -> bool:
+        return self.leading and self.cleared
+
+    def why_not(self) -> str:
+        """Why this replica may not bind, "" when it may."""
+        if self.elector is not None and not self.leading:
+            if self.elector.lapsed:
+                return "not the leader any more: the API server did not renew the lease in time"
+            return f"not the leader, that is {self.elector.holder or 'nobody yet'}"
+        return "" if self.cleared else "taking over: earlier placements are being settled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +66,28 @@ class LeaderLabel:
         self._client = client
         self._pod = pod
         self._leads = leads
-        self._problem = ""
 
     async def run(self) -> None:
         """For ever. What cannot be written is tried again, and said once."""
         shown: bool | None = None  # a container that was started again may find the label of the one before
+        problem = ""
         while True:
             leads = self._leads()
             if leads != shown:
-                shown = leads if await self._written(leads) else None
-            await asyncio.sleep(RETRY_S if shown is None else LOOK_EVERY_S)
-
-    async def _written(self, leads: bool) -> bool:
-        try:
-            await self._label(self._pod.name, "true" if leads else None)
-            for other in await self._others() if leads else ():
-                await self._label(other, None)
-        except KubeError as error:
-            if str(error) != self._problem:
-                _log.warning("label of the leader not written, will try again", extra={"error": str(error)})
-            self._problem = str(error)
-            return False
-        self._problem = ""
-        return True
-
-    async def _others(self) -> list[str]:
-        labelled = await self._client.list(PODS, self._pod.namespace, labels=LABEL_LEADER)
-        return [pod.metadata.name for pod in labelled.items or () if pod.metadata.name != self._pod.name]
+                try:
+                    await self._label(self._pod.name, "true" if leads else None)
+                    if leads:
+                        labelled = await self._client.list(PODS, self._pod.namespace, labels=LABEL_LEADER)
+                        names = [pod.metadata.name for pod in labelled.items or ()]
+                        for other in names:
+                            if other != self._pod.name:
+                                await self._label(other, None)
+                    shown, problem = leads, ""
+                except KubeError as error:
+                    if str(error) != problem:
+                        _log.warning("leader's label not written, will retry", extra={"error": str(error)})
+                    shown, problem = None, str(error)
+            await asyncio.sleep(RETRY_S if shown is None else POLL_EVERY_S)
 
     async def _label(self, pod: str, value: str | None) -> None:
         try:

@@ -26,7 +26,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
             "Change it to spread where pods should have cards to themselves while there are enough."
         ),
     ] = "opportunity-cost"
-    guide: Annotated[
+    nominate: Annotated[
         bool,
         about(
             "Nominate the best node for pods that wait in a queue, so that kube-scheduler tries it first and "

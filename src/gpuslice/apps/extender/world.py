@@ -5,60 +5,46 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod, strip
-from gpuslice.adapters.kube.terms import Terms, terms_of
+from gpuslice.adapters.kube.terms import terms_of
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
-from gpuslice.apps.extender.own_writes import OwnWrites
+from gpuslice.apps.extender.nomination.nominator import Nominator
+from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Node, Pod
+from gpuslice.core.model import Node
 from gpuslice.core.views import with_unhealthy
 
 _log = logging.getLogger(__name__)
 
 CALM_GC = (20_000, 50, 100)  # young garbage only, and seldom: requests make little of it
 
-Told = Callable[[Pod], None]
-
-
-class Onlooker(Protocol):
-    """Hears of pods that wait, with what they say about where they may run, and when they wait no more."""
-
-    def waits(self, pod: Pod, terms: Terms | None) -> None: ...
-    def left(self, uid: str) -> None: ...
-
-
-class FenceWatch(Protocol):
-    """Hears which cards are out of use, and what a node's annotation says about it."""
-
-    def set(self, node: str, cards: frozenset[int]) -> None: ...
-    def seen(self, node: str, text: str) -> None: ...
-
 
 class World:
-    """Three reflectors and what they feed. `problem` hears of a pod whose annotations cannot be read."""
+    """Three reflectors, and who hears what they bring: the ledger, the nominator, the waker, pods' owners."""
 
-    def __init__(self, client: KubeClient, ledger: Ledger, *, problem: Told = lambda _: None) -> None:
+    def __init__(
+        self, client: KubeClient, ledger: Ledger, nominator: Nominator, waker: Waker, events: PodEvents
+    ) -> None:
         self.ledger = ledger
-        self.onlooker: Onlooker | None = None
-        self.own_writes = OwnWrites()
-        self.fences: FenceWatch | None = None
         self._client = client
-        self._problem = problem
+        self._nominator = nominator
+        self._waker = waker
+        self._events = events
+        self._own_writes: dict[str, str] = {}  # uid → version that we made of what we knew, not shown yet
         self._unhealthy: dict[str, frozenset[int]] = {}
+        self._unreadable: set[str] = set()  # uids of pods whose owners know
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed)
         self.nodes = Reflector(client, SLIM_NODES, self._node_changed)
         self.config_maps = Reflector(
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
-        self._told: set[str] = set()
         self.synced = False  # each of them has been read once
 
     async def run(self) -> None:
@@ -84,55 +70,52 @@ class World:
         for pod in listing.items or ():
             self.ledger.apply_pod(pod_view(pod))
 
+    def note_own_write(self, uid: str, version: str) -> None:
+        """We made this version of a pod, of the one that we knew: the watch will show nothing new in it."""
+        self._own_writes[uid] = version
+
     # -- changes -------------------------------------------------------------------------------------------
 
     def _pod_changed(self, change: Change[SlimPod]) -> None:
         if change.object is None:
             return
-        uid = change.object.metadata.uid
-        own = self.own_writes.shown(uid, change.object.metadata.resource_version)
+        meta = change.object.metadata
+        own = self._own_writes.pop(meta.uid, None) == meta.resource_version
         if change.kind is ChangeKind.DELETED:
-            self.ledger.remove_pod(uid)
-            self._tell_left(uid)
-            self._told.discard(uid)
+            self.ledger.remove_pod(meta.uid)
+            self._nominator.pod_left(meta.uid)
+            self._unreadable.discard(meta.uid)
             return
         if own:
             strip(change.object)
             return
         pod = pod_view(change.object)
-        waits = not pod.node and pod.request is not None and self.onlooker is not None
+        waits = not pod.node and pod.request is not None
         terms = terms_of(change.object) if waits else None
         strip(change.object)  # the ledger has it now; the reflector needs no more than its version
         self.ledger.apply_pod(pod)
-        if waits and self.onlooker is not None:
-            self.onlooker.waits(pod, terms)
+        if waits:
+            self._nominator.pod_waits(pod, terms)
         else:
-            self._tell_left(pod.uid)
-        self._tell(pod)
-
-    def _tell_left(self, uid: str) -> None:
-        if self.onlooker is not None:
-            self.onlooker.left(uid)
-
-    def _tell(self, pod: Pod) -> None:
+            self._nominator.pod_left(pod.uid)
         if not pod.problem or pod.finished:
-            self._told.discard(pod.uid)
-        elif pod.uid not in self._told:
-            self._told.add(pod.uid)
+            self._unreadable.discard(pod.uid)
+        elif pod.uid not in self._unreadable:
+            self._unreadable.add(pod.uid)
             _log.warning("pod's annotations are unreadable", extra={"pod": pod.key, "problem": pod.problem})
-            self._problem(pod)
+            self._events.warn(pod, "GPURequestUnreadable", pod.problem)
 
     def _node_changed(self, change: Change[SlimNode]) -> None:
         if change.object is None:
             return
+        meta = change.object.metadata
         if change.kind is ChangeKind.DELETED:
-            self.ledger.remove_node(change.object.metadata.name)
-            self._see_fence(change.object.metadata.name, None)
-        else:
-            name = change.object.metadata.name
-            self._see_fence(name, change.object.metadata.annotations)
-            self._apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
-            strip(change.object)
+            self.ledger.remove_node(meta.name)
+            self._waker.see(meta.name, "")
+            return
+        self._waker.see(meta.name, (meta.annotations or {}).get(NODE_OUT_OF_USE, ""))
+        self._apply_node(node_view(change.object, self._unhealthy.get(meta.name, frozenset())))
+        strip(change.object)
 
     def _config_map_changed(self, change: Change[objects.ConfigMap]) -> None:
         found = unhealthy_view(change.object) if change.object is not None else None
@@ -140,6 +123,7 @@ class World:
             return
         name, cards, problem = found
         if change.kind is ChangeKind.DELETED:
+            cards = frozenset()
             self._unhealthy.pop(name, None)
         else:
             self._unhealthy[name] = cards
@@ -147,13 +131,8 @@ class World:
                 _log.warning("unhealthy cards not read", extra={"node": name, "problem": problem})
         state = self.ledger.state(name)
         if state is not None:
-            self._apply_node(with_unhealthy(state.node, self._unhealthy.get(name, frozenset())))
-        if self.fences is not None:  # only now that the ledger knows
-            self.fences.set(name, self._unhealthy.get(name, frozenset()))
-
-    def _see_fence(self, name: str, annotations: Mapping[str, str] | None) -> None:
-        if self.fences is not None:
-            self.fences.seen(name, (annotations or {}).get(NODE_OUT_OF_USE, ""))
+            self._apply_node(with_unhealthy(state.node, cards))
+        self._waker.set_out_of_use(name, cards)  # only now that the ledger knows
 
     def _apply_node(self, node: Node) -> None:
         known = self.ledger.state(node.name)

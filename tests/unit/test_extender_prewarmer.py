@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.extender.warmth import REMEMBERED_SHAPES, Arrivals
+from gpuslice.apps.extender.rank_prewarmer import REMEMBERED_SHAPES, RankPrewarmer
 from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
 
 
@@ -22,23 +22,23 @@ class Counter:
 
 def test_each_shape_is_offered_once_the_latest_first() -> None:
     policy = Counter()
-    arrivals = Arrivals(policy, Fleet())
+    prewarmer = RankPrewarmer(policy, Fleet())
     for units in (1, 2, 1):
-        arrivals.arrived(Shape(units))
-    assert [arrivals.next_unranked() for _ in range(3)] == [Shape(2), Shape(1), None]
-    arrivals.arrived(Shape(1))
-    assert arrivals.next_unranked() is None
-    arrivals.placed(Shape(1))
-    arrivals.departed(Shape(1))
+        prewarmer.arrived(Shape(units))
+    assert [prewarmer.next_unranked() for _ in range(3)] == [Shape(2), Shape(1), None]
+    prewarmer.arrived(Shape(1))
+    assert prewarmer.next_unranked() is None
+    prewarmer.placed(Shape(1))
+    prewarmer.departed(Shape(1))
     assert policy.heard == ["arrived"] * 4 + ["placed", "departed"]
 
 
 def test_only_so_many_shapes_are_remembered() -> None:
-    arrivals = Arrivals(Counter(), Fleet())
+    prewarmer = RankPrewarmer(Counter(), Fleet())
     for units in range(1, 3 * REMEMBERED_SHAPES):
-        arrivals.arrived(Shape(units))
+        prewarmer.arrived(Shape(units))
     offered = []
-    while (shape := arrivals.next_unranked()) is not None:
+    while (shape := prewarmer.next_unranked()) is not None:
         offered.append(shape.units)
     assert offered == list(range(3 * REMEMBERED_SHAPES - 1, 2 * REMEMBERED_SHAPES - 1, -1))
 
@@ -47,9 +47,9 @@ def test_a_policy_does_not_learn_to_expect_what_no_card_can_hold() -> None:
     fleet = Fleet()
     fleet.put(FleetNode("n1", [15], [15]))
     policy = Counter()
-    arrivals = Arrivals(policy, fleet)
-    arrivals.arrived(Shape(16))
+    prewarmer = RankPrewarmer(policy, fleet)
+    prewarmer.arrived(Shape(16))
     assert policy.heard == []
-    assert arrivals.next_unranked() is None
-    arrivals.arrived(Shape(15))
+    assert prewarmer.next_unranked() is None
+    prewarmer.arrived(Shape(15))
     assert policy.heard == ["arrived"]

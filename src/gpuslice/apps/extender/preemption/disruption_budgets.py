@@ -67,15 +67,11 @@ async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[
         found = (await client.list(BUDGETS)).items or ()
     except NotFoundError:  # a cluster without the policy API
         return []
-    return [
-        await _budget(client, each)
-        for each in found
-        if each.metadata.namespace in namespaces and each.spec.selector is not None
-    ]
-
-
-async def _budget(client: KubeClient, budget: PodDisruptionBudget) -> Budget:
-    pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=str(budget.spec.selector))
-    on_their_way = budget.status.disrupted_pods or {}
-    uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
-    return Budget(budget.status.disruptions_allowed, frozenset(uids))
+    budgets = []
+    for budget in found:
+        if budget.metadata.namespace in namespaces and budget.spec.selector is not None:
+            selector, on_their_way = str(budget.spec.selector), budget.status.disrupted_pods or {}
+            pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=selector)
+            uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
+            budgets.append(Budget(budget.status.disruptions_allowed, frozenset(uids)))
+    return budgets

@@ -12,8 +12,10 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import Response
-from gpuslice.apps.extender.fences import Fences
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE
+from tests.builders import make_placement
 from tests.unit.kube_wire import ScriptedTransport, answer, failure
 
 NOBODY: frozenset[int] = frozenset()
@@ -22,9 +24,9 @@ WRITTEN = answer({"metadata": {"name": "n1"}})
 
 @dataclass
 class Stage:
-    fences: Fences
+    waker: Waker
     transport: ScriptedTransport
-    leads: bool = True
+    leadership: Leadership
 
     async def written(self) -> list[str | None]:
         """All that was written by the time when nothing is left to do."""
@@ -37,8 +39,9 @@ class Stage:
 @contextlib.asynccontextmanager
 async def following(*script: Response) -> AsyncIterator[Stage]:
     transport = ScriptedTransport(*script)
-    stage = Stage(Fences(KubeClient(transport), lambda: stage.leads), transport)
-    task = asyncio.create_task(stage.fences.run())
+    leadership = Leadership(cleared=True)
+    stage = Stage(Waker(KubeClient(transport), leadership), transport, leadership)
+    task = asyncio.create_task(stage.waker.run())
     try:
         yield stage
     finally:
@@ -49,49 +52,49 @@ async def following(*script: Response) -> AsyncIterator[Stage]:
 
 async def test_each_change_is_written_once() -> None:
     async with following(WRITTEN, WRITTEN) as stage:
-        stage.fences.set("n1", frozenset({2, 0}))
+        stage.waker.set_out_of_use("n1", frozenset({2, 0}))
         assert await stage.written() == ["0,2"]
-        stage.fences.seen("n1", "0,2")
-        stage.fences.set("n1", frozenset({0, 2}))
+        stage.waker.see("n1", "0,2")
+        stage.waker.set_out_of_use("n1", frozenset({0, 2}))
         assert await stage.written() == ["0,2"]
-        stage.fences.set("n1", NOBODY)
+        stage.waker.set_out_of_use("n1", NOBODY)
         assert await stage.written() == ["0,2", None]
-        stage.fences.seen("n1", "")
+        stage.waker.see("n1", "")
         assert await stage.written() == ["0,2", None]
 
 
 async def test_a_fence_that_was_over_before_it_was_shown_is_a_change_all_the_same() -> None:
     """Pods may have been refused meanwhile, and nothing else would have them tried again."""
     async with following(WRITTEN, WRITTEN) as stage:
-        stage.fences.set("n1", frozenset({0}))
-        stage.fences.set("n1", NOBODY)
+        stage.waker.set_out_of_use("n1", frozenset({0}))
+        stage.waker.set_out_of_use("n1", NOBODY)
         assert await stage.written() == ["0", None]
 
 
 async def test_cards_that_nobody_is_kept_from_any_more_are_a_change_beside_those_out_of_use() -> None:
     async with following(WRITTEN, WRITTEN, WRITTEN) as stage:
-        stage.fences.set("n1", frozenset({1}))
+        stage.waker.set_out_of_use("n1", frozenset({1}))
         assert await stage.written() == ["1"]
-        stage.fences.free_again("n1", (0,))
+        stage.waker.free_again(make_placement("n1", 4, 0))
         assert await stage.written() == ["1", "0,1", "1"]
 
 
 async def test_who_does_not_lead_wakes_nobody() -> None:
     async with following() as stage:
-        stage.leads = False
-        stage.fences.free_again("n1", (0,))
-        stage.leads = True
-        stage.fences.look()
+        stage.leadership.cleared = False
+        stage.waker.free_again(make_placement("n1", 4, 0))
+        stage.leadership.cleared = True
+        stage.waker.wake()
         assert await stage.written() == []
 
 
 async def test_what_another_leader_left_is_put_right_once_we_lead() -> None:
     async with following(WRITTEN) as stage:
-        stage.leads = False
-        stage.fences.seen("n1", "1")
+        stage.leadership.cleared = False
+        stage.waker.see("n1", "1")
         assert await stage.written() == []
-        stage.leads = True
-        stage.fences.look()
+        stage.leadership.cleared = True
+        stage.waker.wake()
         assert await stage.written() == [None]
 
 
@@ -100,19 +103,19 @@ async def test_a_write_that_is_not_allowed_is_told_once_and_tried_again(
 ) -> None:
     no = failure(403, "Forbidden", "may not patch nodes")
     async with following(no, no, WRITTEN) as stage:
-        stage.fences.set("n1", frozenset({0}))
+        stage.waker.set_out_of_use("n1", frozenset({0}))
         for _ in range(2):
             await stage.written()
-            stage.fences.look()
+            stage.waker.wake()
         assert await stage.written() == ["0", "0", "0"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_a_node_that_is_gone_is_not_asked_for_again() -> None:
     async with following(failure(404, "NotFound"), WRITTEN) as stage:
-        stage.fences.set("n1", frozenset({0}))
+        stage.waker.set_out_of_use("n1", frozenset({0}))
         await stage.written()
-        stage.fences.look()
+        stage.waker.wake()
         assert await stage.written() == ["0"]
-        stage.fences.seen("n1", "")  # it is there now
+        stage.waker.see("n1", "")  # it is there now
         assert await stage.written() == ["0", "0"]

@@ -1,4 +1,4 @@
-"""How long cards are kept for pods that others were evicted for.
+"""How long cards are reserved for pods that others were evicted for.
 
 The ledger's nominations follow ``status.nominatedNodeName``, which outlives every process: kube-scheduler's
 own nominations, for which it keeps an amount but no card, and those of a leader before us.
@@ -27,13 +27,18 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Keeping:
-    """Begins and ends the nominations of a ledger."""
+class Reservations:
+    """Begins and ends the nominations of a ledger. `lapsed` hears of one that came to nothing."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = loop_time) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        lapsed: Callable[[Placement], None] = lambda _: None,
+        clock: Callable[[], float] = loop_time,
+    ) -> None:
         self._ledger = ledger
+        self._tell_lapsed = lapsed
         self._clock = clock
-        self.on_lapse: Callable[[Placement], None] = lambda _: None
         self._until_s: dict[str, float] = {}  # uid → how long its nomination is kept
         self._lapsed: dict[str, str] = {}  # uid → node of a nomination that came to nothing
 
@@ -48,36 +53,29 @@ class Keeping:
 
     def renew(self) -> None:
         """Take up what the pods' status says now, end what has come to nothing."""
-        for uid, node in tuple(self._ledger.nominated.items()):
-            self._adopt(uid, node)
-        for nomination in self._ledger.nominations:
-            self._expire(nomination)
-        for memory in (self._until_s, self._lapsed):
-            for uid in [uid for uid in memory if uid not in self._ledger.pods]:
-                del memory[uid]
-
-    def _adopt(self, uid: str, node: str) -> None:
-        """Keep cards for a pod that somebody nominated, once there is room or some on its way."""
         ledger = self._ledger
-        pod, allocations = ledger.pods.get(uid), ledger.allocations(node)
-        if pod is None or pod.request is None or allocations is None or self._lapsed.get(uid) == node:
-            return
-        if ledger.nominations.of(uid) is None and ledger.allocation(uid) is None:
-            taken = ledger.nominations.taken(node, uid, pod.priority)
-            found = eviction(allocations, pod.request, LOWEST, (), taken)
-            if found is not None:
-                self.keep(uid, pod.priority, placement_of(found, pod.request))
-
-    def _expire(self, nomination: Nomination) -> None:
-        """End a nomination that leads to nothing: its room has been there for a while and nobody came."""
-        uid, node = nomination.uid, nomination.placement.node
-        if self._comes_free(nomination):
-            self._until_s[uid] = self._clock() + KEPT_S
-        elif self._until_s.get(uid, 0.0) <= self._clock():
-            self._ledger.nominations.drop(uid)
-            self._lapsed[uid] = node
-            _log.info("nomination lapsed", extra={"pod": uid, "node": node})
-            self.on_lapse(nomination.placement)
+        for uid, node in tuple(ledger.nominated.items()):
+            # somebody nominated it: keep cards for it, once there is room or some on its way
+            pod, allocations = ledger.pods.get(uid), ledger.allocations(node)
+            if pod is None or pod.request is None or allocations is None or self._lapsed.get(uid) == node:
+                continue
+            if ledger.nominations.of(uid) is None and ledger.allocation(uid) is None:
+                taken = ledger.nominations.taken(node, uid, pod.priority)
+                found = eviction(allocations, pod.request, LOWEST, (), taken)
+                if found is not None:
+                    self.keep(uid, pod.priority, placement_of(found, pod.request))
+        for nomination in ledger.nominations:
+            uid, node = nomination.uid, nomination.placement.node
+            if self._comes_free(nomination):
+                self._until_s[uid] = self._clock() + KEPT_S
+            elif self._until_s.get(uid, 0.0) <= self._clock():  # the room has been there, and nobody came
+                ledger.nominations.drop(uid)
+                self._lapsed[uid] = node
+                _log.info("nomination lapsed", extra={"pod": uid, "node": node})
+                self._tell_lapsed(nomination.placement)
+        for memory in (self._until_s, self._lapsed):
+            for uid in [uid for uid in memory if uid not in ledger.pods]:
+                del memory[uid]
 
     def _comes_free(self, nomination: Nomination) -> bool:
         """Whether somebody who is leaving is still on one of the cards."""

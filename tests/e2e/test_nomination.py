@@ -1,4 +1,4 @@
-"""Nodes named ahead, with a real kube-scheduler: it takes them without a search, and nothing else changes."""
+"""Nominated nodes, with a real kube-scheduler: it takes them without a search, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = ON_A_CONTROL_PLANE
 
 UNITS, CARDS, NODES, PODS = 16, 2, 240, 120
 TAINT = {"key": "team", "value": "other", "effect": "NoSchedule"}
-GUIDED = re.compile(r'^gpuslice_extender_guided_pods_total\{result="guided"\} (\d+)', re.MULTILINE)
+USED = re.compile(r'^gpuslice_extender_nominations_total\{result="used"\} (\d+)', re.MULTILINE)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def nodes() -> list[dict[str, Any]]:
     return made
 
 
-async def test_a_queue_is_guided_and_lands_where_it_may(plane: ControlPlane) -> None:
+async def test_a_queue_is_nominated_and_lands_where_it_may(plane: ControlPlane) -> None:
     choosy = pod("choosy", 4)
     wish = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-077"]}
     preferred = [{"weight": 100, "preference": {"matchExpressions": [wish]}}]
@@ -62,7 +62,7 @@ async def test_a_queue_is_guided_and_lands_where_it_may(plane: ControlPlane) -> 
             arguments = scheduler_arguments(shipped_configuration(ours.url))
             stack.enter_context(control_plane.scheduler(plane, **arguments))
             await made.until(lambda: len(made.book.bound_at) == PODS + 1, 120)
-            assert guided(ours) > PODS / 4
+            assert used(ours) > PODS / 4
         assert made.book.wrong == []
         await expect_nothing_left(made)
         await expect_bound_well(made)
@@ -79,8 +79,8 @@ async def expect_nothing_left(made: Cluster) -> None:
     assert not [each.metadata.name for each in await made.pods() if each.status.nominated_node_name]
 
 
-def guided(ours: Running) -> int:
-    found = GUIDED.search(ours.get("/metrics")[1].decode())
+def used(ours: Running) -> int:
+    found = USED.search(ours.get("/metrics")[1].decode())
     assert found is not None
     return int(found[1])
 

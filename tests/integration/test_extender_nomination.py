@@ -1,4 +1,4 @@
-"""Nodes named ahead: kube-scheduler is spared the search, and all else is as without."""
+"""Nominated nodes: kube-scheduler is spared the search, and all else is as without."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpuslice.apps.extender.grounds import LASTS_S, LATE, MISSES, PAUSE_S
-from gpuslice.apps.extender.guiding import GuideLimits
-from gpuslice.apps.extender.line import OF_LAST
+from gpuslice.apps.extender.nomination.feasible_nodes import LASTS_S, LATE, MISSES, PAUSE_S
+from gpuslice.apps.extender.nomination.nominator import NominationLimits
+from gpuslice.apps.extender.nomination.pending_queue import OF_LAST
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
-from tests.integration.guiding_rig import Queue
+from tests.integration.nomination_rig import Queue
 
 Make = Callable[..., Queue]
 FEW = [f"p{number}" for number in range(4)]
@@ -48,7 +48,7 @@ def test_those_behind_the_pod_looked_at_are_nominated_and_cost_no_write_more(mak
     assert queue.writes("p1") == [("PATCH", "status"), ("POST", "binding")]
     queue.bind("p0", node)  # the searched one as ever: annotations, then the binding
     assert queue.writes("p0") == [("PATCH", ""), ("POST", "binding")]
-    assert queue.results == {"guided": 1}
+    assert queue.results == {"used": 1}
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread", "opportunity-cost"])
@@ -56,19 +56,19 @@ def test_pods_go_where_they_would_have_gone(make: Make, policy: str) -> None:
     dice = random.Random(policy)
     sizes = [dice.choice([1, 3, 4, 7, 8, 15]) for _ in range(40)]
     ended = []
-    for guide in (False, True):
-        queue = make(policy=policy, filter_best=1, guide=guide, limits=GuideLimits(room=10))
+    for nominate in (False, True):
+        queue = make(policy=policy, filter_best=1, nominate=nominate, limits=NominationLimits(room=10))
         for number, units in enumerate(sizes):
             queue.add(f"p{number:02}", units=units)
         for number in range(len(sizes)):
             queue.take(f"p{number:02}")
         ended.append([queue.where(f"p{number:02}") for number in range(len(sizes))])
-    assert queue.results == {"guided": len(sizes) - 1}
+    assert queue.results == {"used": len(sizes) - 1}
     assert ended[0] == ended[1]
 
 
 def test_the_more_important_and_then_the_earlier_are_next(make: Make) -> None:
-    queue = make(limits=GuideLimits(ahead=3))
+    queue = make(limits=NominationLimits(plans=3))
     path, head = "/apis/scheduling.k8s.io/v1/priorityclasses", {"apiVersion": "scheduling.k8s.io/v1"}
     queue.api.call("POST", path, {**head, "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9})
     queue.add("first", "b", "a")
@@ -157,11 +157,11 @@ def is_owned_by(pod: Any, uid: str) -> bool:
 @pytest.mark.parametrize("policy", ["binpack", "spread", "opportunity-cost"])
 def test_replicas_go_where_kube_scheduler_would_have_sent_them(make: Make, policy: str) -> None:
     settings = {"policy": policy, "filter_best": 16}
-    queue = make(**settings, limits=GuideLimits(room=10))
+    queue = make(**settings, limits=NominationLimits(room=10))
     add_replicas(queue, seed=4)
     chosen = {name: queue.take(name) for name in REPLICAS}
-    assert queue.results == {"guided": len(REPLICAS) - 1}
-    queue = make(**settings, guide=False)
+    assert queue.results == {"used": len(REPLICAS) - 1}
+    queue = make(**settings, nominate=False)
     add_replicas(queue, seed=4)
     for name in REPLICAS:
         sums = kube_schedulers_sums(queue, name)
@@ -170,7 +170,7 @@ def test_replicas_go_where_kube_scheduler_would_have_sent_them(make: Make, polic
 
 
 def test_no_pod_is_sent_where_kube_schedulers_own_filters_let_none_go(make: Make) -> None:
-    queue = make(limits=GuideLimits(room=1))
+    queue = make(limits=NominationLimits(room=1))
     allowed = queue.nodes[50:60]
     queue.add(*FEW)
     queue.search("p0", *allowed)
@@ -178,7 +178,7 @@ def test_no_pod_is_sent_where_kube_schedulers_own_filters_let_none_go(make: Make
 
 
 def test_a_node_that_a_taint_asks_to_avoid_is_avoided(make: Make) -> None:
-    queue = make(limits=GuideLimits(room=1, spare=0))
+    queue = make(limits=NominationLimits(room=1, spare=0))
     taint = {"key": "old", "effect": "PreferNoSchedule"}
     for name in queue.nodes[:-1]:
         queue.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
@@ -188,7 +188,7 @@ def test_a_node_that_a_taint_asks_to_avoid_is_avoided(make: Make) -> None:
 
 
 def test_a_node_without_cpu_for_it_is_not_named(make: Make) -> None:
-    queue = make(limits=GuideLimits(room=1, spare=0))
+    queue = make(limits=NominationLimits(room=1, spare=0))
     container = {"name": "main", "image": "app", "resources": {"requests": {"cpu": "63"}}}
     for name in queue.nodes[:-1]:
         queue.api.add_pod(f"guest-{name}", None, containers=[container], node=name)
@@ -207,7 +207,7 @@ def test_where_few_nodes_fit_nobody_is_nominated(make: Make) -> None:
 
 
 def test_it_can_be_turned_off(make: Make) -> None:
-    queue = make(guide=False)
+    queue = make(nominate=False)
     queue.add(*FEW)
     queue.search("p0")
     assert not any(queue.marked(name) for name in FEW)
@@ -227,7 +227,7 @@ def test_a_nomination_that_is_there_already_stays(make: Make) -> None:
 
 
 def test_held_cards_make_way_for_a_pod_that_finds_no_others(make: Make) -> None:
-    queue = make(nodes=3, limits=GuideLimits(room=1, spare=0))
+    queue = make(nodes=3, limits=NominationLimits(room=1, spare=0))
     queue.add("p0", *[f"whole{number}" for number in range(5)], units=15)
     queue.add("choosy", units=15, nodeSelector={})
     queue.search("p0")
@@ -239,7 +239,7 @@ def test_held_cards_make_way_for_a_pod_that_finds_no_others(make: Make) -> None:
 
 
 def test_held_cards_stay_where_giving_them_up_would_not_help(make: Make) -> None:
-    queue = make(limits=GuideLimits(room=1))
+    queue = make(limits=NominationLimits(room=1))
     queue.add(*FEW)
     queue.search("p0")
     queue.add("huge", units=16)
@@ -248,7 +248,7 @@ def test_held_cards_stay_where_giving_them_up_would_not_help(make: Make) -> None
 
 
 def test_a_bind_comes_before_any_plan(make: Make) -> None:
-    queue = make(limits=GuideLimits(room=1))
+    queue = make(limits=NominationLimits(room=1))
     queue.add("p0", "p1", units=15)
     queue.search("p0")
     node = queue.nominated("p1")
@@ -256,7 +256,7 @@ def test_a_bind_comes_before_any_plan(make: Make) -> None:
     for name in ("other", "more"):
         queue.bind(name, node)
     assert queue.where("other")[0] == queue.where("more")[0] == node
-    assert queue.take("p1") != node or queue.results["guided"]
+    assert queue.take("p1") != node or queue.results["used"]
     assert list(queue.extender.ledger.overcommitted()) == []
 
 
@@ -325,7 +325,7 @@ def test_a_scheduler_that_never_looks_at_the_nominated_node_is_not_told_for_ever
 
 
 def test_a_scheduler_that_has_just_started_takes_them_by_name(make: Make) -> None:
-    queue = make(limits=GuideLimits(ahead=4, room=1, at_once=4, kept_s=1.0))
+    queue = make(limits=NominationLimits(plans=4, room=1, at_once=4, kept_s=1.0))
     names = [f"p{number:02}" for number in range(40)]
     queue.add(*reversed(names))
     for name in names[:OF_LAST]:  # the last to come are looked at first
@@ -334,11 +334,11 @@ def test_a_scheduler_that_has_just_started_takes_them_by_name(make: Make) -> Non
     behind = names[OF_LAST + 1 :]
     queue.take(names[OF_LAST])
     assert [name for name in behind if queue.nominated(name)][:2] == behind[:2]
-    before = queue.results.get("guided", 0)
+    before = queue.results.get("used", 0)
     queue.add("a-later-one")
     for name in behind:
         queue.take(name)
-    assert queue.results["guided"] >= before + len(behind) - 4
+    assert queue.results["used"] >= before + len(behind) - 4
     assert queue.nominated("a-later-one")
 
 
@@ -398,6 +398,6 @@ def test_who_leads_no_more_holds_nothing(make: Make) -> None:
     queue.add(*FEW)
     queue.search("p0")
     assert queue.extender.ledger.plans == len(FEW)
-    queue.extender.guide.retire()
+    queue.extender.nominator.retire()
     assert queue.extender.ledger.plans == 0
     assert list(queue.extender.ledger.nominations) == []

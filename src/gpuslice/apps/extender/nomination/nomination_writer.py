@@ -11,6 +11,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
@@ -18,23 +19,23 @@ from gpuslice.core.model import Placement, Pod
 _log = logging.getLogger(__name__)
 
 
-class Nominator:
-    """Writes for the leader alone: `leading` is asked before each request.
+class NominationWriter:
+    """Writes for the leader alone.
 
     The annotations mark the pod for a leader after us: a Binding is only ever sent on a version that has
-    them, and taking them away makes a new version (see `binding`).
+    them, and taking them away makes a new version (see `binder`).
     """
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
-        leading: Callable[[], bool],
+        leadership: Leadership,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._client = client
         self._ledger = ledger
-        self._leading = leading
+        self._leadership = leadership
         self._now_ns = now_ns
 
     async def nominate(self, pod: Pod, placement: Placement) -> bool:
@@ -52,18 +53,16 @@ class Nominator:
 
     async def _patch(self, pod: Pod, annotations: dict[str, Any], node: str | None) -> bool:
         """Both in one write, on the version that is known."""
-        if not self._leading():
+        if not self._leadership.may_bind:
             return False
-        patch = {"metadata": {"annotations": annotations}, "status": {"nominatedNodeName": node}}
-        version = str(pod.version) if pod.version else ""
         try:
             seen = await self._client.merge_patch(
                 SLIM_PODS,
                 pod.name,
-                patch,
+                {"metadata": {"annotations": annotations}, "status": {"nominatedNodeName": node}},
                 pod.namespace,
                 uid=pod.uid,
-                resource_version=version,
+                resource_version=str(pod.version) if pod.version else "",
                 subresource="status",
             )
         except NotFoundError:

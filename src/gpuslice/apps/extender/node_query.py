@@ -16,11 +16,11 @@ from gpuslice.core.policy.fleet import Fleet, Ints
 
 EXPECTED = 4  # filters whose prioritize may still come
 
-Places = npt.NDArray[np.int64]
-"""Which of the nodes asked about: their places in the question, in order."""
+Positions = npt.NDArray[np.int64]
+"""Some of the nodes of a question: their places in its list of names, in order."""
 
-Reason = tuple[Places, str]
-"""Nodes asked about, and the text for all of them."""
+Reason = tuple[Positions, str]
+"""Nodes of a question, and the text for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,44 +33,44 @@ class Ranked:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """`raw` is the JSON list of names as it came; `rows` their rows, `UNKNOWN` for `strangers`."""
+class NodeQuery:
+    """`raw` is the JSON list of names as it came; `rows` their rows of the fleet, `UNKNOWN` at `unknown`."""
 
     table: NameTable
     raw: Json
     rows: Rows
-    strangers: Places
+    unknown: Positions
     ranked: Ranked | None = None  # by the filter that let these pass
 
     @classmethod
-    def of(cls, table: NameTable, raw: Json) -> Asked:
+    def of(cls, table: NameTable, raw: Json) -> NodeQuery:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
         rows = table.rows(raw)
         return cls(table, raw, rows, (rows == UNKNOWN).nonzero()[0])
 
     @property
-    def everyone(self) -> Places:
+    def everyone(self) -> Positions:
         return np.arange(len(self.rows))
 
-    def known(self, which: Places) -> Places:
-        """Those of `which` that are no strangers."""
-        return which[self.rows.take(which) != UNKNOWN] if len(self.strangers) else which
+    def known(self, which: Positions) -> Positions:
+        """Those of `which` that have a row."""
+        return which[self.rows.take(which) != UNKNOWN] if len(self.unknown) else which
 
     def all_names(self) -> bytes:
-        """What was asked about, as JSON. Raises `MalformedError` when it was none."""
+        """All names as JSON. Raises `MalformedError` when they were none."""
         return msgspec.json.encode(name_list(self.raw))
 
-    def names(self, which: Places) -> list[str]:
+    def names(self, which: Positions) -> list[str]:
         """The names as strings: only for few, or where each gets words of its own."""
         names = name_list(self.raw)
-        return [names[place] for place in which.tolist()]
+        return [names[position] for position in which.tolist()]
 
-    def part(self, which: Places) -> Asked:
-        """The question about `which` only, none of them a stranger, as kube-scheduler would ask it."""
+    def part(self, which: Positions) -> NodeQuery:
+        """The question about `which` only, none of them unknown, as kube-scheduler would ask it."""
         if len(which) == len(self.rows):
             return self
         rows = self.rows.take(which)
-        return Asked(self.table, self.table.names(rows), rows, self.strangers[:0])
+        return NodeQuery(self.table, self.table.names(rows), rows, self.unknown[:0])
 
     def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> Pieces:
         """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
@@ -82,39 +82,39 @@ class Asked:
         return framed(parts, b"{", b"}")
 
     def scores_json(self, scores: Rows) -> bytes:
-        """A list of hosts with their scores; strangers have 0."""
-        if not len(self.strangers):
+        """A list of hosts with their scores; unknown nodes have 0."""
+        if not len(self.unknown):
             return b"".join(framed([self.table.scores(self.rows, scores)], b"[", b"]"))
         known = self.known(self.everyone)
-        strangers = [{"Host": name, "Score": 0} for name in self.names(self.strangers)]
+        unknown = [{"Host": name, "Score": 0} for name in self.names(self.unknown)]
         ours = self.table.scores(self.rows[known], scores[known])
-        return b"".join(framed([ours, msgspec.json.encode(strangers)[1:-1]], b"[", b"]"))
+        return b"".join(framed([ours, msgspec.json.encode(unknown)[1:-1]], b"[", b"]"))
 
 
 @dataclass(slots=True)
-class Names:
+class NodeNames:
     """The name table of a fleet, made anew when nodes came or went."""
 
     fleet: Fleet
     _table: NameTable = field(default_factory=lambda: NameTable({}))
     _version: tuple[int, int] = (-1, -1)
-    _expected: deque[Asked] = field(default_factory=lambda: deque(maxlen=EXPECTED))
+    _expected: deque[NodeQuery] = field(default_factory=lambda: deque(maxlen=EXPECTED))
 
-    def asked(self, raw: Json) -> Asked:
+    def query(self, raw: Json) -> NodeQuery:
         """Raises `MalformedError` when `raw` is no JSON list of strings."""
-        self.renew()
+        self.refresh()
         for each in self._expected:
             if each.raw == raw:
                 return each
-        return Asked.of(self._table, raw)
+        return NodeQuery.of(self._table, raw)
 
-    def renew(self) -> None:
+    def refresh(self) -> None:
         """Make a new table if nodes came or went since the last."""
         version = self.fleet.nodes_version
         if version != self._version:
             self._table, self._version = NameTable(self.fleet.row_of), version
             self._expected.clear()
 
-    def expect(self, asked: Asked, ranked: Ranked) -> None:
+    def expect(self, query: NodeQuery, ranked: Ranked) -> None:
         """kube-scheduler prioritizes what filter let pass, in the very same order and words."""
-        self._expected.appendleft(replace(asked, ranked=ranked))
+        self._expected.appendleft(replace(query, ranked=ranked))

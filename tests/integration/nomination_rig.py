@@ -9,8 +9,8 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs, Questions
-from gpuslice.apps.extender.guiding import LIMITS, GuideLimits
 from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX
 from tests.integration.extender_rig import Api
@@ -40,7 +40,7 @@ class Queue(Played):
 
     network: Counting
 
-    def __init__(self, nodes: int = NODES, limits: GuideLimits = LIMITS, **settings: Any) -> None:
+    def __init__(self, nodes: int = NODES, limits: NominationLimits = LIMITS, **settings: Any) -> None:
         self.loop = VirtualLoop()
         asyncio.set_event_loop(self.loop)
         self.api = Api()
@@ -55,7 +55,7 @@ class Queue(Played):
     def start(self) -> None:
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
-        self.extender = Extender(self.settings, client, guide_limits=self.limits)
+        self.extender = Extender(self.settings, client, nomination_limits=self.limits)
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
         self.calm()
@@ -88,7 +88,7 @@ class Queue(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
 
         async def ask() -> bytes:
-            return self.extender.decisions.prioritize(Questions().decode(body))
+            return self.extender.cycle.prioritize(Questions().decode(body))
 
         return {each["Host"]: each["Score"] for each in msgspec.json.decode(self._done(ask()))}
 
@@ -104,7 +104,7 @@ class Queue(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
 
         async def ask() -> list[str]:
-            answer = self.extender.decisions.filter(Questions().decode(body))
+            answer = self.extender.cycle.filter(Questions().decode(body))
             passed: list[str] = msgspec.json.decode(answer.node_names)
             return passed
 
@@ -147,4 +147,4 @@ class Queue(Played):
 
     @property
     def results(self) -> dict[str, int]:
-        return dict(self.extender.guide.results)
+        return dict(self.extender.nominator.results)

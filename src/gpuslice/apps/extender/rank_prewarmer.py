@@ -15,7 +15,7 @@ from gpuslice.core.policy.fleet import Fleet, Shape
 REMEMBERED_SHAPES = 64
 
 
-class Arrivals:
+class RankPrewarmer:
     """Passes on what a policy must hear, and remembers the shapes that came, those not ranked yet apart.
 
     What is larger than any card of the fleet is kept from the policy: it would learn to expect, and make room
@@ -29,7 +29,8 @@ class Arrivals:
         self._unranked: OrderedDict[Shape, None] = OrderedDict()
 
     def arrived(self, shape: Shape) -> None:
-        if not self._possible(shape):
+        sizes = self._fleet.size
+        if sizes.size and shape.units > int(sizes.max()):
             return
         self._policy.arrived(shape)
         if shape not in self._seen:
@@ -44,10 +45,6 @@ class Arrivals:
 
     def departed(self, shape: Shape) -> None:
         self._policy.departed(shape)
-
-    def _possible(self, shape: Shape) -> bool:
-        sizes = self._fleet.size
-        return not sizes.size or shape.units <= int(sizes.max())
 
     def next_unranked(self) -> Shape | None:
         """A shape whose first pods have come and that nobody has ranked, the latest first."""

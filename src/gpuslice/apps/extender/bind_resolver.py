@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class Settler:
+class BindResolver:
     """Asks the API server about single pods and tells the ledger."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Settler:
         self._now_ns = now_ns
         self._sleep = sleep
 
-    async def settle(self, pod: Pod, node: str, *, patch_on_its_way: bool = False) -> bool:
+    async def resolve(self, pod: Pod, node: str, *, patch_on_its_way: bool = False) -> bool:
         """Read the pod until it is known whether it is bound to `node`; if it is not, take all back.
 
         `patch_on_its_way`: our annotations may still arrive on a pod that does not have them yet.
@@ -52,43 +52,37 @@ class Settler:
             delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
             attempt += 1
             try:
-                return await self._settle_once(pod, node, patch_on_its_way)
-            except ConflictError:  # it changed between our reading and writing: look again
-                _log.debug("pod changed while it was settled", extra={"pod": pod.key, "retry_in_s": delay_s})
+                return await self._resolve_once(pod, node, patch_on_its_way)
+            except ConflictError:  # it changed between our reading and writing: read again
+                _log.debug("pod changed while it was read", extra={"pod": pod.key, "retry_in_s": delay_s})
             except KubeError as error:
                 _log.warning(
-                    "placement not settled yet",
+                    "bind not resolved yet",
                     extra={"pod": pod.key, "node": node, "error": str(error), "retry_in_s": delay_s},
                 )
             await self._sleep(delay_s)
 
-    async def _settle_once(self, pod: Pod, node: str, patch_on_its_way: bool) -> bool:
+    async def _resolve_once(self, pod: Pod, node: str, patch_on_its_way: bool) -> bool:
         try:
             seen = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
         except NotFoundError:
-            self._ledger.remove_pod(pod.uid)
-            return False
-        if seen.metadata.uid != pod.uid:
+            seen = None
+        if seen is None or seen.metadata.uid != pod.uid:
             self._ledger.remove_pod(pod.uid)
             return False
         if seen.spec.node_name:
             self._ledger.apply_pod(pod_view(seen))
             return seen.spec.node_name == node
-        await self._withdraw(seen, patch_on_its_way)
-        self._ledger.forget(pod.uid)
-        return False
-
-    async def _withdraw(self, seen: SlimPod, patch_on_its_way: bool) -> None:
-        """Remove our annotations from an unbound pod: a Binding made on the version with them then fails.
-
-        So does a PATCH that would write them later: where none are there yet, one is written to be removed.
-        """
+        # remove our annotations: a Binding made on the version with them then fails. So does a PATCH that
+        # would write them later: where none are there yet, one is written to be removed
         ours = [name for name in PLACEMENT_ANNOTATIONS if name in (seen.metadata.annotations or {})]
         if not ours and patch_on_its_way:
             ours = [ANN_ASSUME_TIME]
             seen = await self._annotate(seen, {ANN_ASSUME_TIME: str(self._now_ns())})
         if ours:
             await self._annotate(seen, dict.fromkeys(ours))
+        self._ledger.forget(pod.uid)
+        return False
 
     async def _annotate(self, seen: SlimPod, annotations: dict[str, Any]) -> SlimPod:
         try:

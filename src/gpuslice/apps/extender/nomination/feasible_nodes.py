@@ -21,11 +21,11 @@ PAUSE_S = 60.0  # when so many nominations were in vain: something is in the way
 
 
 @dataclass(slots=True)
-class Ground:
-    """The rows on which pods of some terms may run."""
+class FeasibleNodes:
+    """The rows on which pods of some terms may run, and how nominations to them went."""
 
     fleet: Fleet
-    open: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    rows: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     _version: tuple[int, int] = (-1, -1)
     _since_s: float = -LASTS_S
     _paused_until_s: float = 0.0
@@ -33,39 +33,39 @@ class Ground:
     _missed: int = 0
     _late: int = 0
 
-    def shown(self, rows: Ints, now_s: float) -> None:
+    def learn(self, rows: Ints, now_s: float) -> None:
         """kube-scheduler asked about these rows; those below 0 are none of ours."""
         version = self.fleet.nodes_version
         if version != self._version or now_s >= self._since_s + LASTS_S:
-            self.open = np.zeros(self.fleet.rows, dtype=np.bool_)
+            self.rows = np.zeros(self.fleet.rows, dtype=np.bool_)
             self._version, self._since_s = version, now_s
-        self.open[rows[rows >= 0]] = True
+        self.rows[rows[rows >= 0]] = True
 
     def is_known(self, now_s: float) -> bool:
-        """Whether what was shown still holds, and is worth something."""
+        """Whether what was learned still holds, and is worth something."""
         fresh = self._version == self.fleet.nodes_version and now_s < self._since_s + LASTS_S
         return fresh and now_s >= self._paused_until_s
 
-    def tried(self) -> None:
-        """A pod is sent to one of these nodes."""
+    def note_nominated(self) -> None:
+        """A pod is nominated to one of these nodes."""
         self._tried += 1
         if self._tried > OF_LAST:
             self._tried = self._missed = 0
 
-    def reached(self) -> None:
-        """A pod was taken to the node that it was sent to."""
+    def note_taken(self) -> None:
+        """kube-scheduler tried a pod on the node that it was nominated to."""
         self._late = 0
 
-    def late(self, now_s: float) -> None:
-        """It was sent when kube-scheduler looked at all nodes already; if always, there is no use in it."""
+    def note_late(self, now_s: float) -> None:
+        """The nomination came when kube-scheduler looked at all nodes already; if always, it has no use."""
         self._late += 1
         if self._late >= LATE:
             self._paused_until_s, self._late = now_s + PAUSE_S, 0
 
-    def missed(self, row: int, now_s: float) -> bool:
-        """It was sent to this row in vain, which is below 0 when the node is gone; True begins a pause."""
-        if 0 <= row < len(self.open):
-            self.open[row] = False
+    def note_missed(self, row: int, now_s: float) -> bool:
+        """The node would not do: its row, below 0 when it is gone. True when a pause begins."""
+        if 0 <= row < len(self.rows):
+            self.rows[row] = False
         self._missed += 1
         if self._missed < MISSES:
             return False

@@ -6,7 +6,7 @@ suffices and no single card does, all may stay: nobody is evicted, and the pod w
 missing part is done, as kube-scheduler does it:
 
     refused on every node ──► a moment later, still without a node nominated by kube-scheduler
-        ──► choose node, cards and victims ──► keep the cards (`keeping`), evict (`evicting`)
+        ──► choose node, cards and victims ──► keep the cards (`reservations`), evict (`evictor`)
         ──► when the victims are gone kube-scheduler tries the nominated node first
 
 kube-scheduler asks about the nodes that its own filters let pass: there nothing but the cards is in the pod's
@@ -26,14 +26,13 @@ import numpy.typing as npt
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
-from gpuslice.adapters.kube.objects import Pod as ApiPod
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.apps.extender.budgets import read_budgets
-from gpuslice.apps.extender.decisions import request_of
-from gpuslice.apps.extender.evicting import Evictor, Tell
-from gpuslice.apps.extender.keeping import Keeping, loop_time
-from gpuslice.apps.extender.refusals import Refused
-from gpuslice.core.errors import InvalidRequestError
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.node_query import NodeQuery
+from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
+from gpuslice.apps.extender.preemption.evictor import Evictor
+from gpuslice.apps.extender.preemption.reservations import Reservations, loop_time
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.nomination import open_to
@@ -74,25 +73,26 @@ class _Pause:
 
 
 class Preemptor:
-    """Preempts for one pod at a time. `leading` is asked before each write."""
+    """Preempts for one pod at a time, while this replica leads."""
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
+        reservations: Reservations,
+        leadership: Leadership,
+        events: PodEvents,
         *,
-        leading: Callable[[], bool] = lambda: True,
-        tell: Tell = lambda *_: None,
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         enabled: bool = True,
     ) -> None:
         self.results: Counter[str] = Counter()
-        self.keeping = Keeping(ledger, clock)
-        self.evictor = Evictor(client, ledger, self.keeping, leading=leading, tell=tell, sleep=sleep)
+        self.evictor = Evictor(client, ledger, reservations, leadership, events, sleep=sleep)
         self._client = client
         self._ledger = ledger
-        self._leading = leading
+        self._reservations = reservations
+        self._leadership = leadership
         self._clock = clock
         self._sleep = sleep
         self._enabled = enabled
@@ -103,34 +103,22 @@ class Preemptor:
 
     # -- what is heard -------------------------------------------------------------------------------------
 
-    def refused(self, refused: Refused) -> None:
+    def note_refused(self, pod: Pod, request: Request, query: NodeQuery) -> None:
         """kube-scheduler was told that the pod fits on none of the nodes that it would take."""
-        pod = refused.pod
-        if not self._enabled or refused.nodes is None or self._ledger.nominations.of(pod.metadata.uid):
+        if not self._enabled or self._ledger.nominations.of(pod.uid):
             return
-        try:
-            request = request_of(pod)
-        except InvalidRequestError:
-            return
-        if request is not None:
-            self._remember(refused, request)
+        known = self._waiting.pop(pod.uid, None)
+        due_s = known.due_s if known else self._clock() + PATIENCE_S
+        rows, version = query.rows.astype(np.int32), self._ledger.fleet.cards_version
+        self._waiting[pod.uid] = _Waiting(pod.uid, pod.priority, request, rows, version, due_s)
+        if len(self._waiting) > WAITING:
+            del self._waiting[min(self._waiting.values(), key=lambda each: each.priority).uid]
 
-    def left_to_scheduler(self, uid: str) -> None:
+    def leave_to_scheduler(self, uid: str) -> None:
         """kube-scheduler asked whom to evict for this pod and was told: it evicts, and nominates soon."""
         if self._enabled:
             self._waiting.pop(uid, None)
             self._pauses[uid] = _Pause(self._clock() + FIRST_PAUSE_S, FIRST_PAUSE_S)
-
-    def _remember(self, refused: Refused, request: Request) -> None:
-        assert refused.nodes is not None
-        uid, priority = refused.pod.metadata.uid, refused.pod.spec.priority or 0
-        known = self._waiting.pop(uid, None)
-        due_s = known.due_s if known else self._clock() + PATIENCE_S
-        rows = refused.nodes.rows.astype(np.int32)
-        version = self._ledger.fleet.cards_version
-        self._waiting[uid] = _Waiting(uid, priority, request, rows, version, due_s)
-        if len(self._waiting) > WAITING:
-            del self._waiting[min(self._waiting.values(), key=lambda each: each.priority).uid]
 
     # -- what is done --------------------------------------------------------------------------------------
 
@@ -142,12 +130,17 @@ class Preemptor:
 
     async def tick(self) -> None:
         """Look after the nominations, then preempt for the most important pod that is due, if any."""
-        self.keeping.renew()
+        self._reservations.renew()
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
-        if not self._leading():
+        if not self._leadership.may_bind:
             self._waiting.clear()
             return
-        due = [each for each in self._waiting.values() if self._due(each)]
+        now_s = self._clock()
+        due = [
+            each
+            for each in self._waiting.values()
+            if max(each.due_s, self._rest_until_s) <= now_s and not self._is_paused(each.uid)
+        ]
         if due:
             chosen = max(due, key=lambda each: each.priority)  # the earliest among equals
             del self._waiting[chosen.uid]
@@ -155,11 +148,7 @@ class Preemptor:
             if result:
                 self.results[result] += 1
 
-    def _due(self, waiting: _Waiting) -> bool:
-        after_s = max(waiting.due_s, self._rest_until_s)
-        return after_s <= self._clock() and not self._paused(waiting.uid)
-
-    def _paused(self, uid: str) -> bool:
+    def _is_paused(self, uid: str) -> bool:
         pause = self._pauses.get(uid)
         return pause is not None and pause.until_s > self._clock()
 
@@ -167,8 +156,10 @@ class Preemptor:
         """What came of it, "" when there was nothing to do."""
         lower = [pod for pod in self._ledger.pods.values() if pod.priority < waiting.priority and pod.node]
         nodes = {pod.node for pod in lower}
-        if await self._search(waiting, nodes) is None:
-            self._pause(waiting.uid)
+        if await self._search(waiting, nodes) is None:  # look at the pod more and more seldom
+            before = self._pauses.get(waiting.uid)
+            length_s = min(LONGEST_PAUSE_S, 2 * before.length_s) if before else FIRST_PAUSE_S
+            self._pauses[waiting.uid] = _Pause(self._clock() + length_s, length_s)
             return "helpless" if lower else ""
         try:
             pod = await self._eligible(waiting)
@@ -176,7 +167,7 @@ class Preemptor:
                 return ""
             budgets = await read_budgets(self._client, {pod.namespace for pod in lower})
             found = await self._search(waiting, nodes, budgets)
-            if found is None or self._paused(waiting.uid):
+            if found is None or self._is_paused(waiting.uid):
                 return ""
             if not await self.evictor.carry_out(pod, waiting.request, found):
                 return "given_up"
@@ -190,14 +181,8 @@ class Preemptor:
             _log.warning("preemption failed", extra={"pod": waiting.uid, "error": str(error)})
         return "failed"
 
-    def _pause(self, uid: str) -> None:
-        """Nothing helps at present: look at the pod more and more seldom."""
-        before = self._pauses.get(uid)
-        length_s = min(LONGEST_PAUSE_S, 2 * before.length_s) if before else FIRST_PAUSE_S
-        self._pauses[uid] = _Pause(self._clock() + length_s, length_s)
-
     async def _eligible(self, waiting: _Waiting) -> Pod | None:
-        """The pod if it still waits, may preempt, and kube-scheduler has found no way of its own."""
+        """The pod if it waits, may preempt by kube-scheduler's rules, and that found no way of its own."""
         known = self._ledger.pods.get(waiting.uid)
         if known is None or known.node:
             return None
@@ -205,19 +190,22 @@ class Preemptor:
             seen = await self._client.get(PODS, known.name, known.namespace)
         except NotFoundError:
             return None
-        if seen.metadata.uid != waiting.uid or not _may_preempt(seen):
-            return None
-        return None if self._under_way(known, seen.status.nominated_node_name) else known
-
-    def _under_way(self, pod: Pod, node: str) -> bool:
-        """Whether somebody leaves the pod's nominated node; kube-scheduler's rule.
-
-        Else its eviction has come to an end and was in vain: it asked again since, and was refused. It may
-        leave the nomination as it is, where it thinks that by the sum nobody need leave.
-        """
-        allocations = self._ledger.allocations(node) if node else None
+        may_preempt = (
+            seen.metadata.uid == waiting.uid
+            and not seen.spec.node_name
+            and not seen.spec.scheduling_gates
+            and seen.spec.preemption_policy != "Never"
+            and seen.metadata.deletion_timestamp is None
+            and seen.status.phase in {"", "Pending"}
+        )
+        # while somebody leaves the nominated node, kube-scheduler's eviction is under way. Else it has come
+        # to an end and was in vain: the pod was asked about since, and refused. The nomination may stay as it
+        # is, where kube-scheduler thinks that by the sum nobody need leave
+        nominated = seen.status.nominated_node_name
+        allocations = self._ledger.allocations(nominated) if nominated else None
         held = allocations.by_uid.values() if allocations is not None else ()
-        return any(each.pod.terminating and each.pod.priority < pod.priority for each in held)
+        under_way = any(each.pod.terminating and each.pod.priority < known.priority for each in held)
+        return known if may_preempt and not under_way else None
 
     # -- choosing ------------------------------------------------------------------------------------------
 
@@ -228,7 +216,15 @@ class Preemptor:
 
         Nothing has changed since the answer was true when this returns.
         """
-        names = self._names(waiting, nodes)
+        fleet = self._ledger.flush()
+        if waiting.version != fleet.cards_version:
+            return None  # nodes came or went: rows may be others'
+        refused = set(waiting.rows.tolist())
+        names = [name for name, row in fleet.row_of.items() if row in refused and name in nodes]
+        self._start = (self._start + LEAST_CANDIDATES) % max(
+            1, len(names)
+        )  # with another each time, as upstream
+        names = names[self._start :] + names[: self._start]
         enough = max(LEAST_CANDIDATES, int(CANDIDATES_PART * len(names)))
         best: Eviction | None = None
         found, spent_s, began_s = 0, 0.0, self._clock()
@@ -248,16 +244,6 @@ class Preemptor:
             return None
         return best
 
-    def _names(self, waiting: _Waiting, nodes: Collection[str]) -> list[str]:
-        """Those of `nodes` that refused the pod, each time beginning with another, as upstream."""
-        fleet = self._ledger.flush()
-        if waiting.version != fleet.cards_version:
-            return []  # nodes came or went: rows may be others'
-        asked = set(waiting.rows.tolist())
-        names = [name for name, row in fleet.row_of.items() if row in asked and name in nodes]
-        self._start = (self._start + LEAST_CANDIDATES) % max(1, len(names))
-        return names[self._start :] + names[: self._start]
-
     def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
         allocations = self._ledger.allocations(name)
         if allocations is None:
@@ -270,22 +256,10 @@ class Preemptor:
         fleet = self._ledger.flush()
         rows = waiting.rows[waiting.rows >= 0].astype(np.intp)
         roomy = set(fitting_rows(fleet, shape_of(waiting.request), rows).tolist())
-        return any(self._has_room(waiting, name) for name, row in fleet.row_of.items() if row in roomy)
-
-    def _has_room(self, waiting: _Waiting, name: str) -> bool:
-        allocations = self._ledger.allocations(name)
-        if allocations is None:
-            return False
-        taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
-        return not isinstance(place(open_to(allocations, taken), waiting.request), Refusal)
-
-
-def _may_preempt(pod: ApiPod) -> bool:
-    """The rules of kube-scheduler."""
-    return (
-        not pod.spec.node_name
-        and not pod.spec.scheduling_gates
-        and pod.spec.preemption_policy != "Never"
-        and pod.metadata.deletion_timestamp is None
-        and pod.status.phase in {"", "Pending"}
-    )
+        for name in [name for name, row in fleet.row_of.items() if row in roomy]:
+            allocations = self._ledger.allocations(name)
+            assert allocations is not None
+            taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
+            if not isinstance(place(open_to(allocations, taken), waiting.request), Refusal):
+                return True
+        return False

@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.apps.extender.keeping import Keeping, placement_of
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.preemption.reservations import Reservations, placement_of
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_allocations import Allocation
@@ -31,29 +33,26 @@ CONDITION = {
     "reason": "PreemptionByScheduler",  # by this kube-scheduler keeps the nomination while they leave
 }
 
-Tell = Callable[[Pod, str, str], None]
-"""Pod, reason in one word, message."""
-
 
 class Evictor:
-    """Carries out one eviction at a time. `leading` is asked before each write."""
+    """Carries out one eviction at a time, for the leader alone."""
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
-        keeping: Keeping,
+        reservations: Reservations,
+        leadership: Leadership,
+        events: PodEvents,
         *,
-        leading: Callable[[], bool],
-        tell: Tell,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.evicted = 0
         self._client = client
         self._ledger = ledger
-        self._keeping = keeping
-        self._leading = leading
-        self._tell = tell
+        self._reservations = reservations
+        self._leadership = leadership
+        self._events = events
         self._sleep = sleep
 
     async def carry_out(self, pod: Pod, request: Request, found: Eviction) -> bool:
@@ -61,34 +60,43 @@ class Evictor:
 
         Nothing may have changed since `found` was chosen: the cards are kept before the first await.
         """
-        self._keeping.keep(pod.uid, pod.priority, placement_of(found, request))
+        self._reservations.keep(pod.uid, pod.priority, placement_of(found, request))
         done = False
         try:
-            done = await self._all(pod, found)
+            await self._nominate(pod, found.node)
+            for victim in found.victims:
+                if not await self._evict(pod, victim):
+                    return False
+            if found.victims:
+                await self._nominate(pod, found.node)
+            done = True
         except (NotFoundError, ConflictError):  # the pod is gone, or is another one by now
             return False
         finally:
             if not done:
                 self._ledger.nominations.drop(pod.uid)
-        self._explain(pod, found)
+        cards = ", ".join(map(str, found.cards))
+        where, names = f"card {cards} of {found.node}", ", ".join(each.pod.key for each in found.victims)
+        message = f"{where} is kept for this pod until those who are leaving it are gone"
+        if names:
+            message = f"{names} must leave {where}, which is kept for this pod"
+        self._events.note(pod, "Preempting", message)
+        _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})
         return True
 
-    async def _all(self, pod: Pod, found: Eviction) -> bool:
-        await self._nominate(pod, found.node)
-        for victim in found.victims:
-            for delay_s in (*RETRIES_S, None):
-                if not self._still_wanted(pod, victim):
-                    return False
-                try:
-                    await self._evict(pod, victim)
-                    break
-                except KubeError as error:
-                    if delay_s is None or isinstance(error, ForbiddenError):
-                        raise
-                    _log.warning("eviction delayed", extra={"pod": victim.pod.key, "error": str(error)})
-                    await self._sleep(delay_s)
-        if found.victims:
-            await self._nominate(pod, found.node)
+    async def _evict(self, pod: Pod, victim: Allocation) -> bool:
+        """Evict one, however often it takes; False when the pod or the victim is not there any more."""
+        for delay_s in (*RETRIES_S, None):
+            if not self._still_wanted(pod, victim):
+                return False
+            try:
+                await self._delete(pod, victim)
+                break
+            except KubeError as error:
+                if delay_s is None or isinstance(error, ForbiddenError):
+                    raise
+                _log.warning("eviction delayed", extra={"pod": victim.pod.key, "error": str(error)})
+                await self._sleep(delay_s)
         return True
 
     def _still_wanted(self, pod: Pod, victim: Allocation) -> bool:
@@ -98,12 +106,7 @@ class Evictor:
             return False
         return held is None or (held.node == victim.node and held.placement == victim.placement)
 
-    async def _nominate(self, pod: Pod, node: str) -> None:
-        self._expect_leading()
-        status = {"nominatedNodeName": node}
-        await self._client.patch_status(PODS, pod.name, status, pod.namespace, uid=pod.uid)
-
-    async def _evict(self, pod: Pod, victim: Allocation) -> None:
+    async def _delete(self, pod: Pod, victim: Allocation) -> None:
         """Say why, then delete. That the victim is gone, or another pod by now, is fine."""
         one, held = victim.pod, self._ledger.allocation(victim.pod.uid)
         if held is None or held.pod.terminating:
@@ -121,20 +124,13 @@ class Evictor:
         except (NotFoundError, ConflictError):
             return
         self.evicted += 1
-        self._tell(one, "Preempted", f"Preempted by pod {pod.uid} on node {victim.node}")
+        self._events.note(one, "Preempted", f"Preempted by pod {pod.uid} on node {victim.node}")
+
+    async def _nominate(self, pod: Pod, node: str) -> None:
+        self._expect_leading()
+        status = {"nominatedNodeName": node}
+        await self._client.patch_status(PODS, pod.name, status, pod.namespace, uid=pod.uid)
 
     def _expect_leading(self) -> None:
-        if not self._leading():
+        if not self._leadership.may_bind:
             raise KubeError("this extender is not the leader any more")
-
-    def _explain(self, pod: Pod, found: Eviction) -> None:
-        cards = ", ".join(map(str, found.cards))
-        where = f"card {cards} of {found.node}"
-        names = ", ".join(victim.pod.key for victim in found.victims)
-        message = (
-            f"{names} must leave {where}, which is kept for this pod"
-            if names
-            else f"{where} is kept for this pod until those who are leaving it are gone"
-        )
-        self._tell(pod, "Preempting", message)
-        _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})

@@ -1,0 +1,120 @@
+"""What the extender knows, for people and tools: ``/inspect`` in the vendor's form, all of it to debug."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.node_allocations import NodeAllocations
+
+SLICE = 200  # nodes described before other requests get their turn
+
+
+class PodShare(msgspec.Struct):
+    name: str
+    namespace: str
+    used_gpu: int = msgspec.field(name="usedGPU")
+
+
+class Device(msgspec.Struct):
+    id: int
+    total_gpu: int = msgspec.field(name="totalGPU")
+    used_gpu: int = msgspec.field(name="usedGPU")
+    pods: list[PodShare]
+
+
+class InspectedNode(msgspec.Struct):
+    name: str
+    total_gpu: int = msgspec.field(name="totalGPU")
+    used_gpu: int = msgspec.field(name="usedGPU")
+    devs: list[Device]
+
+
+class Inspection(msgspec.Struct, omit_defaults=True):
+    nodes: list[InspectedNode] | None
+    error: str = ""
+
+
+async def inspect_all(ledger: Ledger) -> Inspection:
+    """Every node with shared cards, sorted by name; each is consistent in itself."""
+    nodes = []
+    for number, name in enumerate(ledger.node_names()):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+        allocations = ledger.allocations(name)
+        if allocations is not None and allocations.node is not None and allocations.node.cards:
+            nodes.append(_node(allocations))
+    return Inspection(nodes)
+
+
+def inspect_node(ledger: Ledger, name: str) -> Inspection:
+    """One node; with an error when it is not known."""
+    allocations = ledger.allocations(name)
+    if allocations is None or allocations.node is None:
+        return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
+    return Inspection([_node(allocations)])
+
+
+def _node(allocations: NodeAllocations) -> InspectedNode:
+    assert allocations.node is not None
+    devices = []
+    for card in allocations.node.cards:
+        pods = [
+            PodShare(each.pod.name, each.pod.namespace, part.units)
+            for each in allocations.by_uid.values()
+            if each.placement is not None
+            for part in each.placement.slices
+            if part.card == card.index
+        ]
+        pods.sort(key=lambda pod: (pod.namespace, pod.name))
+        devices.append(Device(card.index, card.units, sum(pod.used_gpu for pod in pods), pods))
+    total, used = sum(each.total_gpu for each in devices), sum(each.used_gpu for each in devices)
+    return InspectedNode(allocations.name, total, used, devices)
+
+
+async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Those of the nodes that are known, with everything."""
+    nodes = []
+    for number, name in enumerate(names):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+        allocations = ledger.allocations(name)
+        if allocations is not None:
+            nodes.append(debug_node(allocations))
+    return nodes
+
+
+def debug_node(allocations: NodeAllocations) -> dict[str, Any]:
+    """A node with everything: what a bug report needs to become a test."""
+    state = allocations.state()
+    return {
+        "name": allocations.name,
+        "gpus": [
+            {"index": card.index, "uuid": card.uuid, "units": card.units, "left": left, "coreLeft": core}
+            for card, left, core in zip(state.node.cards, state.left, state.compute_left, strict=True)
+        ],
+        "unhealthy": sorted(state.node.unhealthy),
+        "packing": state.node.packing,
+        "problem": state.node.problem,
+        "unplacedUnits": allocations.unplaced_units(),
+        "pods": [
+            {
+                "uid": each.pod.uid,
+                "name": each.pod.key,
+                "assumed": each.assumed,
+                "planned": each.planned,
+                "assigned": each.pod.assigned,
+                "terminating": each.pod.terminating,
+                "units": each.pod.request.units if each.pod.request else None,
+                "cards": {part.card: part.units for part in each.placement.slices}
+                if each.placement
+                else None,
+                "problem": each.pod.problem,
+            }
+            for _, each in sorted(allocations.by_uid.items())
+        ],
+    }

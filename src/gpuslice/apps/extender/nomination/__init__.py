@@ -1,0 +1,1 @@
+"""Nodes named for waiting pods before kube-scheduler asks about them."""

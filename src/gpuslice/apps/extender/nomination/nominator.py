@@ -1,0 +1,309 @@
+"""Nominates nodes for pods that wait in a queue, so that kube-scheduler need not look at all nodes.
+
+kube-scheduler tries a pod's ``status.nominatedNodeName`` first and alone: its own filters and ours for one
+node. Where both say yes it takes that node without scoring any; else it goes on with all nodes as ever. For a
+pod that prefers no node, it would find the one that the policy ranks first, for a replica the one that is
+best beside others of its kind (`replicas`): only the search is saved.
+
+    a question about all nodes ──► those suit pods with the same terms (`feasible_nodes`)
+        ──► the next such pod of the queue: choose node and cards as bind would (`placer`)
+        ──► hold them (`Ledger.plan`), PATCH annotations and nomination in one write (`nomination_writer`)
+        ──► kube-scheduler asks about that node alone: yes ──► bind, which finds the pod annotated already
+
+So a nominated pod costs as many writes as another. A plan is no promise: it makes way for whoever finds no
+other room, and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce,
+since a nomination counts in kube-scheduler's sums for pods that come later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.terms import Terms
+from gpuslice.adapters.wire.names import UNKNOWN
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.node_query import NodeQuery
+from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
+from gpuslice.apps.extender.nomination.nomination_writer import NominationWriter
+from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
+from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.preemption.reservations import Reservations, loop_time
+from gpuslice.core.model import Placement, Pod
+
+_log = logging.getLogger(__name__)
+
+READY = 24  # nominations written before kube-scheduler goes on: its watch is behind what we know
+PATIENCE_S = 0.25  # or so long
+SWEEP_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NominationLimits:
+    """How much is nominated. `room` nodes must fit the pod, and `spare` times as many as there are plans."""
+
+    plans: int = 128  # more than kube-scheduler takes up while one request is under way
+    at_once: int = 16  # requests
+    room: int = 100
+    spare: int = 2
+    over_s: float = 5.0  # after a search: by then the pod is bound, or will not be soon
+    kept_s: float = 15.0  # kube-scheduler has not asked: it does not want the pod at present
+
+
+LIMITS = NominationLimits()
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A pod that waits. `node`: planned or nominated for it, since when, and since when it is written."""
+
+    terms: Terms
+    node: str = ""
+    since_s: float = 0.0
+    written_s: float = inf
+    over: bool = False
+
+
+class Nominator:
+    """Nominates for one cluster, while this replica leads."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        placer: Placer,
+        reservations: Reservations,
+        leadership: Leadership,
+        *,
+        enabled: bool = True,
+        limits: NominationLimits = LIMITS,
+        clock: Callable[[], float] = loop_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.results: Counter[str] = Counter()
+        self._placer = placer
+        self._ledger = placer.ledger
+        self._writer = NominationWriter(client, placer.ledger, leadership, now_ns)
+        self._reservations = reservations
+        self._leadership = leadership
+        self._enabled = enabled
+        self._limits = limits
+        self._clock = clock
+        self._sleep = sleep
+        self._waiting: dict[str, _Waiting] = {}  # by uid
+        self._queue = PendingQueue()
+        self._feasible: dict[Terms, FeasibleNodes] = {}
+        self._writes: dict[str, asyncio.Future[None]] = {}  # by uid
+        self._ready: set[str] = set()  # nominated, and not taken up yet
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+
+    # -- what is heard -------------------------------------------------------------------------------------
+
+    def pod_waits(self, pod: Pod, terms: Terms | None) -> None:
+        """A pod without a node, as the API server showed it; `terms` None when it is not to be nominated."""
+        now = self._ledger.pods.get(pod.uid)
+        if not self._enabled or now is None or now.version > pod.version:
+            return
+        waiting = self._waiting.get(pod.uid)
+        if terms is None or pod.terminating or pod.request is None:
+            self.pod_left(pod.uid)
+        elif waiting is not None:
+            if not pod.nominated and waiting.written_s < inf:
+                self._end(pod.uid, waiting)  # kube-scheduler took the nomination back
+        elif not pod.nominated and pod.placement is None:
+            self._waiting[pod.uid] = _Waiting(terms)
+            self._queue.put(pod, terms)
+            self._wake.set()
+
+    def pod_left(self, uid: str) -> None:
+        """A pod has a node, or is gone."""
+        waiting = self._waiting.pop(uid, None)
+        self._queue.drop(uid)
+        self._ready.discard(uid)
+        if waiting is not None and waiting.node and self._ledger.planned(uid):
+            self._ledger.forget(uid)
+
+    def note_query(self, uid: str, query: NodeQuery) -> None:
+        """kube-scheduler asks where the pod fits: on its nominated node, or on all that would do."""
+        if not self._enabled:
+            return
+        self._queue.take(uid)
+        waiting = self._waiting.get(uid)
+        if waiting is not None:
+            feasible = self._feasible.setdefault(waiting.terms, FeasibleNodes(self._ledger.fleet))
+            if len(query.rows) > 1:
+                self._note_search(uid, waiting, feasible, query)
+            elif waiting.node and not waiting.over:
+                self.results["used"] += 1
+                feasible.note_taken()
+        self._ready.discard(uid)
+        self._wake.set()
+
+    def _note_search(self, uid: str, waiting: _Waiting, feasible: FeasibleNodes, query: NodeQuery) -> None:
+        """It looks at all nodes: where one was nominated before, that came too late or was in vain."""
+        now = self._clock()
+        feasible.learn(query.rows, now)
+        if not waiting.node or waiting.over:
+            return
+        if waiting.written_s < inf or uid in self._writes:
+            row = self._ledger.fleet.row_of.get(waiting.node, UNKNOWN)
+            if (
+                row in query.rows
+            ):  # it would take the node: it had taken up the pod before it saw the nomination
+                self.results["late"] += 1
+                feasible.note_late(now)
+            else:
+                self.results["missed"] += 1
+                if feasible.note_missed(row, now):
+                    _log.info("nominations paused", extra={"node": waiting.node, **self.results})
+        self._end(uid, waiting)
+
+    def hold(self, uid: str, query: NodeQuery) -> Placement | None:
+        """The best node for a pod that kube-scheduler looks at all nodes for, held from now on.
+
+        While others wait behind it: what is planned for them should not depend on which one it takes.
+        """
+        waiting, pod = self._waiting.get(uid), self._ledger.pods.get(uid)
+        if waiting is None or pod is None or pod.node:
+            return None
+        if not self._leadership.may_bind or self._next() is None:
+            return None
+        open_rows = np.zeros(self._ledger.fleet.rows, dtype=np.bool_)
+        open_rows[query.rows[query.rows >= 0]] = True
+        placement = self._placer.choose_node(pod, open_rows, self._least_room)
+        if placement is None or self._ledger.plan(pod, placement) is not None:
+            return None
+        waiting.node, waiting.since_s = placement.node, self._clock()
+        waiting.written_s, waiting.over = inf, False
+        return placement
+
+    def retire(self) -> None:
+        """We are not the leader any more: nothing is planned by us."""
+        for uid, waiting in self._waiting.items():
+            if waiting.node:
+                self._end(uid, waiting)
+                waiting.node = ""
+
+    def keep_pace(self) -> Awaitable[None] | None:
+        """Until the next pods are nominated, for a moment: kube-scheduler takes one up after our answer."""
+        if len(self._ready) >= READY or not (self._queue or self._writes):
+            return None
+
+        async def nominations_written() -> None:
+            await asyncio.sleep(0)  # `run` begins what was asked for just now
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    while self._writes and len(self._ready) < READY:
+                        self._progress.clear()
+                        await self._progress.wait()
+
+        return nominations_written()
+
+    async def written(self, uid: str) -> None:
+        """Until no request of ours for this pod is under way."""
+        while (write := self._writes.get(uid)) is not None:
+            await asyncio.wait([write])
+
+    def _end(self, uid: str, waiting: _Waiting) -> None:
+        """What was planned for the pod is no more; its status may still name the node."""
+        if self._ledger.planned(uid):
+            self._ledger.forget(uid)
+        self._reservations.disown(uid, waiting.node)
+        self._ready.discard(uid)
+        waiting.over = True
+
+    # -- what is done --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Nominate for those next in the queue whenever something was asked, until cancelled."""
+        if not self._enabled:
+            return
+
+        async def sweep_for_ever() -> None:
+            while True:
+                await self._sleep(SWEEP_EVERY_S)
+                await self.sweep()
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(sweep_for_ever(), name="sweep nominations")
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while len(self._writes) < self._limits.at_once and (chosen := self._choose()):
+                    pod, placement = chosen
+                    self._writes[pod.uid] = asyncio.get_running_loop().create_future()
+                    tasks.create_task(self._nominate(pod, placement), name=f"nominate {pod.key}")
+
+    def _choose(self) -> tuple[Pod, Placement] | None:
+        """The next pod of the queue, with node and cards that are held for it from now on."""
+        if not self._leadership.may_bind or self._ledger.plans >= self._limits.plans:
+            return None
+        while (first := self._next()) is not None:
+            uid, terms = first
+            pod = self._ledger.pods.get(uid)
+            if pod is None or pod.node or pod.nominated or self._ledger.allocation(uid) is not None:
+                self._queue.drop(uid)
+                continue
+            feasible = self._feasible[terms]
+            placement = self._placer.choose_node(pod, feasible.rows, self._least_room)
+            if placement is None or self._ledger.plan(pod, placement) is not None:
+                return None  # kube-scheduler searches for this one, and then the next is looked at
+            self._queue.nominate(uid)
+            waiting = self._waiting[uid]
+            waiting.node, waiting.since_s = placement.node, self._clock()
+            feasible.note_nominated()
+            return pod, placement
+        return None
+
+    @property
+    def _least_room(self) -> int:
+        return max(self._limits.room, self._limits.spare * self._ledger.plans)
+
+    def _next(self) -> tuple[str, Terms] | None:
+        """The very next pod of those for which it is known where they may go."""
+        now = self._clock()
+        known = {terms for terms, feasible in self._feasible.items() if feasible.is_known(now)}
+        firsts = (each for each in self._queue.firsts() if each[-1] in known)
+        first = min(firsts, default=None, key=lambda each: each[:2])
+        return first[1:] if first is not None else None
+
+    async def _nominate(self, pod: Pod, placement: Placement) -> None:
+        waiting = self._waiting[pod.uid]
+        try:
+            if await self._writer.nominate(pod, placement):
+                waiting.written_s = self._clock()
+                if not waiting.over:
+                    self._ready.add(pod.uid)
+            else:
+                self._end(pod.uid, waiting)
+        finally:
+            self._writes.pop(pod.uid).set_result(None)
+            self._progress.set()
+            self._wake.set()
+
+    async def sweep(self) -> None:
+        """Take back what came to nothing."""
+        for uid, waiting in tuple(self._waiting.items()):
+            patience_s = self._limits.over_s if waiting.over else self._limits.kept_s
+            if not waiting.node or self._clock() - waiting.since_s <= patience_s:
+                continue
+            node, pod, allocation = waiting.node, self._ledger.pods.get(uid), self._ledger.allocation(uid)
+            if allocation is not None and not allocation.planned:
+                continue  # it is being bound
+            self._end(uid, waiting)
+            waiting.node, waiting.written_s = "", inf
+            if pod is not None and not pod.node and pod.placement is not None and uid not in self._writes:
+                self.results["withdrawn"] += 1
+                await self._writer.take_back(pod, node)
+        used = {waiting.terms for waiting in self._waiting.values()}
+        self._feasible = {terms: feasible for terms, feasible in self._feasible.items() if terms in used}

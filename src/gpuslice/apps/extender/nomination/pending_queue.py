@@ -1,0 +1,104 @@
+"""The pods that wait, in the order in which kube-scheduler takes them up.
+
+By priority, then as they came. A kube-scheduler that has just started found them all at once, by namespace
+and name, which shows in the order in which it takes them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from gpuslice.adapters.kube.terms import Terms
+from gpuslice.core.model import Pod
+
+OF_LAST, SURPRISES = 16, 4  # so many of them taken after one that comes later: another order is believed in
+
+Rank = tuple[int, int, int, str]
+"""What pods are ordered by: priority, how often all was ordered anew, and when it came or its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    terms: Terms
+    rank: Rank
+    version: int  # of the pod when it was first seen: who came first has the lower
+    key: str
+
+
+@dataclass(slots=True)
+class PendingQueue:
+    """Pods by their terms: those that wait, and those nominated that kube-scheduler has not taken yet."""
+
+    _waiting: dict[str, _Pending] = field(default_factory=dict)  # by uid
+    _nominated: dict[str, _Pending] = field(default_factory=dict)
+    _heaps: dict[Terms, list[tuple[Rank, str]]] = field(default_factory=dict)
+    _orders: int = 0
+    _last: dict[int, Rank] = field(default_factory=dict)  # by priority
+    _taken: int = 0
+    _surprises: int = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, pod: Pod, terms: Terms) -> None:
+        """Someone new; the last of its priority."""
+        rank = (-pod.priority, self._orders, pod.version, "")
+        self._push(pod.uid, _Pending(terms, rank, pod.version, pod.key))
+
+    def nominate(self, uid: str) -> None:
+        """It need not wait any more: it has its node before kube-scheduler takes it up."""
+        self._nominated[uid] = self._waiting.pop(uid)
+
+    def drop(self, uid: str) -> None:
+        """It is gone; an unknown one is fine."""
+        self._waiting.pop(uid, None)
+        self._nominated.pop(uid, None)
+
+    def take(self, uid: str) -> None:
+        """kube-scheduler has taken up this one: the first, if we know its order. Again is no news."""
+        taken = self._waiting.pop(uid, None) or self._nominated.pop(uid, None)
+        if taken is None:
+            return
+        priority = taken.rank[0]
+        self._surprises += taken.rank < self._last.get(priority, taken.rank)
+        self._last[priority] = taken.rank
+        self._taken += 1
+        if self._taken < OF_LAST:
+            return
+        if self._surprises >= SURPRISES:
+            # all that are here now are before all that come; among them, the other order than before holds
+            by_name = taken.rank[-1] == ""
+            self._orders += 1
+            self._heaps.clear()
+            self._last.clear()
+            for waiting, one in tuple(self._waiting.items()):
+                self._push(waiting, self._in_order(one, by_name))
+            self._nominated = {
+                nominated: self._in_order(one, by_name) for nominated, one in self._nominated.items()
+            }
+            self._orders += 1
+        self._taken = self._surprises = 0
+
+    def firsts(self) -> Iterator[tuple[Rank, str, Terms]]:
+        """The first pod of each kind: its rank, uid and terms."""
+        for terms in tuple(self._heaps):
+            heap = self._heaps[terms]
+            while heap:
+                rank, uid = heap[0]
+                waiting = self._waiting.get(uid)
+                if waiting is not None and waiting.rank == rank:
+                    yield rank, uid, terms
+                    break
+                heapq.heappop(heap)
+            else:
+                del self._heaps[terms]
+
+    def _push(self, uid: str, pending: _Pending) -> None:
+        self._waiting[uid] = pending
+        heapq.heappush(self._heaps.setdefault(pending.terms, []), (pending.rank, uid))
+
+    def _in_order(self, one: _Pending, by_name: bool) -> _Pending:
+        order = (0, one.key) if by_name else (one.version, "")
+        return replace(one, rank=(one.rank[0], self._orders, *order))

@@ -1,0 +1,136 @@
+"""Where a request would go: nodes ranked, one chosen, its cards held, by the ledger as it is now."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuslice.apps.extender.node_query import NodeQuery, Positions
+from gpuslice.apps.extender.ranking import best_of, scores
+from gpuslice.core.ledger import Ledger, shape_of
+from gpuslice.core.model import Placement, Pod, Refusal, Request
+from gpuslice.core.nomination import open_to
+from gpuslice.core.placement import not_shared, place, refuse
+from gpuslice.core.policy import NEVER, Policy
+from gpuslice.core.policy.fleet import Flags, Ints
+from gpuslice.core.preemption import NOTHING_TAKEN
+
+HIGHEST = 1 << 31  # above every priority
+TRIES = 4  # nodes, where the cards of the best are kept for somebody else
+OUR_WEIGHT = 100  # of 0 … 10, as the shipped configuration weighs them against kube-scheduler's 0 … 100
+SPREAD_WEIGHT = 2  # of PodTopologySpread, by default
+
+
+class Placer:
+    """Places by one policy. `filter_best`: how many of the nodes that fit filter lets pass, 0 for all."""
+
+    def __init__(self, ledger: Ledger, policy: Policy, filter_best: int = 0) -> None:
+        self.ledger = ledger
+        self.policy = policy
+        self.filter_best = filter_best
+        self._names: list[str] = []  # by row
+        self._names_version = (-1, -1)
+
+    # -- many nodes ----------------------------------------------------------------------------------------
+
+    def rank(self, query: NodeQuery, pod: Pod, request: Request) -> tuple[Ints, Positions]:
+        """The policy's rank of each node of a question, NEVER where the request does not fit or is not known.
+
+        And the positions of those where it would, if cards were not kept for pods that come before `pod`:
+        mostly none, never many. Their rank is NEVER too.
+        """
+        ranks = self.policy.keys(shape_of(request))
+        keys: Ints = ranks.take(query.rows) if len(ranks) else np.full(len(query.rows), NEVER)
+        keys[query.unknown] = NEVER
+        row_of = self.ledger.fleet.row_of
+        if self.ledger.compute_required and not request.compute_percent:
+            keys[np.isin(query.rows, self._rows(self.ledger.compute_required))] = NEVER
+        closed: list[int] = []
+        nominations = self.ledger.nominations
+        for name in nominations.nodes_closed_to(pod.uid, pod.priority):
+            allocations = self.ledger.allocations(name)
+            if allocations is not None and name in row_of:
+                state = open_to(allocations, nominations.taken(name, pod.uid, pod.priority))
+                if isinstance(place(state, request), Refusal):
+                    closed.append(row_of[name])
+        if not closed:
+            return keys, query.unknown[:0]
+        kept = np.flatnonzero(np.isin(query.rows, closed) & (keys != NEVER))
+        keys[kept] = NEVER
+        return keys, kept
+
+    def choose_node(self, pod: Pod, open_rows: Flags, least: int) -> Placement | None:
+        """Node and cards that kube-scheduler would come to if it asked for `pod` now, among `open_rows`.
+
+        None where fewer than `least` of them fit.
+        """
+        request, fleet = pod.request, self.ledger.flush()
+        assert request is not None
+        keys = self.policy.keys(shape_of(request)).copy()
+        keys[~open_rows] = NEVER
+        keys[fleet.cpu_left < request.host.cpu_milli] = NEVER
+        keys[fleet.memory_left < request.host.memory_mib] = NEVER
+        keys[self._rows(self.ledger.avoided)] = NEVER
+        if not request.compute_percent:
+            keys[self._rows(self.ledger.compute_required)] = NEVER
+        if np.count_nonzero(keys != NEVER) < max(least, 1):
+            return None
+        if fleet.nodes_version != self._names_version:
+            self._names, self._names_version = [""] * fleet.rows, fleet.nodes_version
+            for name, row in fleet.row_of.items():
+                self._names[row] = name
+        if pod.replica_of:
+            keys = self._spread(pod, keys)
+        for _ in range(TRIES):
+            row = int(keys.argmin())
+            placement = self.choose_cards(self._names[row], request, pod)
+            if isinstance(placement, Placement):
+                return placement
+            keys[row] = NEVER
+        return None
+
+    def _spread(self, pod: Pod, keys: Ints) -> Ints:
+        """New keys for those that filter would let pass alone, by our scores and kube-scheduler's own."""
+        best = np.flatnonzero(keys != NEVER)
+        if 0 < self.filter_best < len(best):
+            best, _ = best_of(keys, self.filter_best)
+        best = best[np.argsort(keys[best])]
+        names = [self._names[row] for row in best.tolist()]
+        ours, spread = scores(keys.take(best)), self.ledger.replicas.scores(pod.replica_of, names)
+        total = OUR_WEIGHT * ours + SPREAD_WEIGHT * spread
+        spread_keys = np.full(len(keys), NEVER)
+        spread_keys[best[np.argsort(-total, kind="stable")]] = np.arange(len(best))
+        return spread_keys
+
+    def _rows(self, names: set[str]) -> list[int]:
+        """The rows of these nodes, without those that share nothing."""
+        row_of = self.ledger.fleet.row_of
+        return [row_of[name] for name in names if name in row_of]
+
+    # -- one node ------------------------------------------------------------------------------------------
+
+    def choose_cards(self, node_name: str, request: Request, pod: Pod | None = None) -> Placement | Refusal:
+        """The cards of one node for a request, as things stand; those kept for others only with no `pod`."""
+        fleet = self.ledger.flush()
+        allocations, row = self.ledger.allocations(node_name), fleet.row_of.get(node_name)
+        if allocations is None or allocations.node is None or row is None:
+            return not_shared(node_name)
+        state = allocations.state()
+        slots = self.policy.fitting_slots(shape_of(request), row)
+        if slots is None:
+            return refuse(state, request)
+        taken = self.ledger.nominations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
+        if taken:
+            return place(open_to(allocations, taken), request)
+        return place(state, request, slots)
+
+    def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
+        """Choose cards for `pod` and hold them from now on: its planned ones, else before others' plans."""
+        planned = self.ledger.planned(pod.uid)
+        if planned is not None and planned.node == node_name:
+            return self.ledger.assume(pod, planned) or planned
+        chosen = self.choose_cards(node_name, request, pod)
+        if isinstance(chosen, Refusal) and self.ledger.make_way(request, HIGHEST, node_name):
+            chosen = self.choose_cards(node_name, request, pod)
+        if isinstance(chosen, Refusal):
+            return chosen
+        return self.ledger.assume(pod, chosen) or chosen

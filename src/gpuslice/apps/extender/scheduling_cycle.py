@@ -1,0 +1,217 @@
+"""What becomes of one pod, from kube-scheduler's questions to the binding; one verb after the other.
+
+    filter      which of these nodes can hold the pod, and why not the others
+    prioritize  how well it would sit on each of them
+    preempt     whom to evict where it fits nowhere
+    bind        the cards on the node that kube-scheduler picked: held, annotated, bound
+
+filter, prioritize and preempt are synchronous and look at the ledger as it is now: no decision rests on a
+copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuslice.adapters.wire.extender import BindingArgs, ExtenderArgs, FilterResult, MetaVictims, NodeList
+from gpuslice.adapters.wire.extender import Pod as WirePod
+from gpuslice.adapters.wire.names import Json, Pieces
+from gpuslice.apps.extender.binder import Binder
+from gpuslice.apps.extender.node_query import NodeNames, NodeQuery, Positions, Ranked, Reason
+from gpuslice.apps.extender.nomination.nominator import Nominator
+from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
+from gpuslice.apps.extender.preemption.preemptor import Preemptor
+from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
+from gpuslice.apps.extender.refusals import Refusals
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.placement import not_shared, refuse
+from gpuslice.core.policy import NEVER
+from gpuslice.core.policy.fleet import Shape
+from gpuslice.core.views import pod_requests
+
+NO_POD = "arg or pod is nil"
+NO_NAMES = "cannot get node names"
+OUTRANKED = "Outranked"  # short: it goes over the wire once for nearly every node
+KEPT = "The free cards are kept for a pod that others were evicted for"
+
+_NO_NAMES = b"[]"
+_NOBODY: Pieces = (b"{}",)
+
+
+class SchedulingCycle:
+    """kube-scheduler's verbs for one cluster."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        nominator: Nominator,
+        preemptor: Preemptor,
+        binder: Binder,
+        events: PodEvents,
+        *,
+        explain: bool = False,
+    ) -> None:
+        self.ledger = placer.ledger
+        self.refusals = Refusals(placer.ledger, placer.policy)
+        self._placer = placer
+        self._nominator = nominator
+        self._preemptor = preemptor
+        self._pending_evictions = PendingEvictions(placer.ledger)
+        self._binder = binder
+        self._events = events
+        self._names = NodeNames(placer.ledger.fleet)
+        self._impossible = ImpossibleNodes(placer.ledger.fleet)
+        self._explain = explain
+
+    def filter(self, args: ExtenderArgs) -> FilterResult:
+        """Part the nodes asked about into those that can hold the pod and the others with their reasons.
+
+        Raises `MalformedError` when the names are no list of strings.
+        """
+        raw = args.names_json()
+        if args.pod is None or raw is None:
+            return FilterResult(error=NO_POD if args.pod is None else NO_NAMES)
+        self.ledger.flush()
+        query, pod = self._names.query(raw), _pod_of(args.pod)
+
+        # nominated before: that one node was chosen for the pod, and its cards are held for it
+        self._nominator.note_query(pod.uid, query)
+        planned = self.ledger.planned(pod.uid) if len(query.rows) == 1 else None
+        if planned is not None and self.ledger.fleet.row_of.get(planned.node) == query.rows[0]:
+            return _answer(args, query.all_names(), query.everyone)
+        if pod.request is None:
+            if not pod.problem:  # we were asked about a pod that is none of our business
+                return _answer(args, query.all_names(), query.everyone)
+            self._events.warn(pod, "InsufficientGPU", pod.problem)
+            problem = dict.fromkeys(query.names(query.everyone), pod.problem)
+            return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (query.reasons_json([], problem),))
+
+        # rank
+        request, fleet = pod.request, self.ledger.flush()
+        keys, kept = self._placer.rank(query, pod, request)
+        if not (keys != NEVER).any() and self.ledger.make_way(request, pod.priority):
+            fleet = self.ledger.flush()
+            keys, kept = self._placer.rank(query, pod, request)
+        fits = keys != NEVER
+
+        # pass the one nominated now, else the best few of those that fit
+        outranked, fitting = kept[:0], np.count_nonzero(fits)
+        held = self._nominator.hold(pod.uid, query) if fitting > 1 else None
+        if held is not None:
+            chosen = query.rows == fleet.row_of[held.node]
+            passing, outranked = (fits & chosen).nonzero()[0], (fits & ~chosen).nonzero()[0]
+        elif 0 < self._placer.filter_best < fitting and not args.pod.spec.prefers:
+            passing, outranked = best_of(keys, self._placer.filter_best)
+        else:
+            passing = fits.nonzero()[0]
+
+        # answer
+        names: Json = _NO_NAMES
+        if len(passing):
+            next_query = query.part(passing)
+            names = next_query.raw
+            self._names.expect(next_query, Ranked(args.pod, fleet.clock, keys.take(passing)))
+            if len(passing) == len(query.rows):
+                return _answer(args, names, passing)
+        else:
+            self._report_refused(pod, request, query)
+        never = np.setdiff1d((~fits).nonzero()[0], kept) if len(kept) else (~fits).nonzero()[0]
+        compute_counts = bool(request.compute_percent or self.ledger.compute_required)
+        full = reasons(fleet, query, never, request, compute_counts=compute_counts)
+        impossible = [(self._impossible.of(query, which, request), text) for which, text in full]
+        failed = self._reasons_json(query, [*full, (kept, KEPT), (outranked, OUTRANKED)], request)
+        return _answer(args, names, passing, failed, self._reasons_json(query, impossible, request))
+
+    def prioritize(self, args: ExtenderArgs) -> bytes:
+        """Scores 0…10 as JSON: the node to take has 10, alone, since kube-scheduler draws lots among equals.
+
+        Raises `MalformedError` when the names are no list of strings.
+        """
+        raw = args.names_json()
+        if raw is None:
+            return b"[]"
+        fleet = self.ledger.flush()
+        query = self._names.query(raw)
+        ranked = query.ranked
+        if ranked is not None and ranked.pod is args.pod and ranked.clock == fleet.clock:
+            return query.scores_json(scores(ranked.keys))
+        pod = _pod_of(args.pod) if args.pod is not None else None
+        if pod is None or pod.request is None:
+            return query.scores_json(np.zeros(len(query.rows), dtype=np.int64))
+        keys, _ = self._placer.rank(query, pod, pod.request)
+        return query.scores_json(scores(keys))
+
+    def preempt(
+        self, asking: WirePod | None, proposed: Mapping[str, MetaVictims]
+    ) -> Mapping[str, MetaVictims]:
+        """Keep the nodes on which evicting lower pods makes room on the cards, with those to evict."""
+        if asking is None:
+            return proposed
+        pod = _pod_of(asking)
+        if pod.request is None:
+            return {} if pod.problem else proposed
+        found = self._pending_evictions.victims(pod, pod.request, proposed)
+        if found:
+            self._preemptor.leave_to_scheduler(pod.uid)
+        return found
+
+    async def bind(self, args: BindingArgs) -> str:
+        """Hold the cards, annotate, bind; the reason why not, "" when the pod is bound."""
+        why_not = await self._binder.bind(args)
+        if why_not:
+            pod = Pod(args.pod_uid, args.pod_namespace, args.pod_name)
+            self._events.warn(pod, "GPUBindFailed", why_not)
+        return why_not
+
+    def prewarm(self, shape: Shape | None) -> None:
+        """Get ready what the next question would else wait for: the table of names, the ranks of `shape`."""
+        self.ledger.flush()
+        self._names.refresh()
+        if shape is not None:
+            self._placer.policy.keys(shape)
+
+    def _report_refused(self, pod: Pod, request: Request, query: NodeQuery) -> None:
+        """It fits nowhere: tell its owner, and have room made for it if it is important enough."""
+        self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
+        self._preemptor.note_refused(pod, request, query)
+
+    def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
+        """The texts of `reasons`; nodes that share nothing are told so by name."""
+        own: dict[str, str] = {}
+        if len(query.unknown):
+            own = {name: not_shared(name).reason for name in query.names(query.unknown)}
+        if self._explain:
+            for which, _ in reasons:
+                for name in query.names(which):
+                    state = self.ledger.state(name)
+                    refusal = refuse(state, request) if state is not None else not_shared(name).reason
+                    own[name] = str(refusal)
+            reasons = []
+        return query.reasons_json(reasons, own)
+
+
+def _pod_of(asking: WirePod) -> Pod:
+    meta = asking.metadata
+    asked = pod_requests(asking.spec, meta.labels)
+    return Pod(
+        uid=meta.uid,
+        namespace=meta.namespace,
+        name=meta.name,
+        request=asked.request,
+        problem=asked.problem,
+        priority=asking.spec.priority or 0,
+    )
+
+
+def _answer(
+    args: ExtenderArgs, names: Json, passing: Positions, failed: Pieces = _NOBODY, never: Pieces = _NOBODY
+) -> FilterResult:
+    """In the form of the question: names for names, whole nodes for whole nodes."""
+    result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)
+    if (nodes := args.whole_nodes) is not None:
+        result.nodes = NodeList(items=[nodes[position] for position in passing.tolist()])
+    return result
