@@ -9,10 +9,13 @@ SIM_LDFLAGS := $(LDFLAGS) -shared -Wl,-Bsymbolic -Wl,-z,defs
 sim_objects = $(patsubst $(SIM_DIR)%.c,$(SIM_OBJECTS)/%.o,$(sort $(wildcard $(addprefix $(SIM_DIR),$(1)))))
 
 SIM_STATE := $(call sim_objects,state/*.c)
-SIM_CUDA := $(SIM_STATE) $(call sim_objects,libcuda/*.c)
+SIM_CUDA := $(SIM_STATE) $(filter-out %/future.o,$(call sim_objects,libcuda/*.c))
+# The same driver with newer forms of some functions than anybody knows.
+SIM_FUTURE := $(filter-out %/symbols.o,$(SIM_CUDA)) $(SIM_OBJECTS)/libcuda/future.o $(SIM_OBJECTS)/libcuda/symbols_future.o
 SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
 SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
-  cuda_malloc storm layout cudart.o cudart_per_thread.o)
+  cuda_malloc storm layout cudart.o cudart_per_thread.o \
+  future/libcuda.so.1)
 
 all: sim
 sim: $(SIM_TARGETS)
@@ -22,6 +25,14 @@ $(SIM_OBJECTS)/%.o: $(SIM_DIR)%.c
 	@$(CC) $(SIM_CFLAGS) -MMD -MP -c $< -o $@
 
 $(SIM_BUILD)/libcuda.so.1: $(SIM_CUDA)
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread
+
+$(SIM_OBJECTS)/libcuda/symbols_future.o: $(SIM_DIR)libcuda/symbols.c
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_CFLAGS) -DSIM_FUTURE -MMD -MP -c $< -o $@
+
+$(SIM_BUILD)/future/libcuda.so.1: $(SIM_FUTURE)
 	@mkdir -p $(@D)
 	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread
 

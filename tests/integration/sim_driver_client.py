@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -72,12 +73,17 @@ class Reply:
 
 
 class DriverProcess:
-    """A process that uses the driver. `call` answers any result, `cu` insists on success."""
+    """A process that uses the driver. `call` answers any result, `cu` insists on success.
 
-    def __init__(self, state: Path, visible: str | None = None, **env: str) -> None:
+    `within` is a command that starts it, for example one that makes a namespace.
+    """
+
+    def __init__(
+        self, state: Path, visible: str | None = None, *, within: Sequence[str] = (), **env: str
+    ) -> None:
         variables = gpu.environment(state, require_driver(), visible) | env
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("sim_driver_worker.py"))],
+            [*within, sys.executable, str(Path(__file__).with_name("sim_driver_worker.py"))],
             env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -98,6 +98,11 @@ def import_file(path: str, kind: str) -> dict[str, Any]:
     return {"result": result, "handle": handle.value}
 
 
+def close(request: dict[str, Any]) -> dict[str, Any]:
+    os.close(request["close"])
+    return {"result": 0}
+
+
 def start_again(_: dict[str, Any]) -> dict[str, Any]:
     os.execv(sys.executable, [sys.executable, __file__, "again"])
 
@@ -109,6 +114,7 @@ def address_of(request: dict[str, Any]) -> dict[str, Any]:
 
 REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "call": lambda request: call(request["call"], request["arguments"]),
+    "close": close,
     "exec": start_again,
     "in_child": in_child,
     "in_thread": in_thread,

@@ -292,12 +292,16 @@ def test_a_green_context_takes_a_part_of_a_contexts_share(state: Path, process: 
     green = process.cu("cuGreenCtxCreate", out(), description, 0, 1).number()
     with gpu.Machine(state) as machine:
         assert machine.used_bytes() == CONTEXT + CONTEXT // 8
+    process.cu("cuDevicePrimaryCtxRelease_v2", 0)  # the green one retains the primary one itself
     context = process.cu("cuCtxFromGreenCtx", out(), green).number()
     process.cu("cuCtxPushCurrent_v2", context)
     process.alloc(2 * MIB)
+    process.cu("cuDevicePrimaryCtxRetain", out(), 0)
     process.cu("cuGreenCtxDestroy", green)
-    with gpu.Machine(state) as machine:
-        assert machine.used_bytes() == CONTEXT
+    with gpu.Machine(state) as machine:  # the memory was the primary context's
+        assert machine.used_bytes() == CONTEXT + 2 * MIB
+        process.cu("cuDevicePrimaryCtxRelease_v2", 0)
+        assert machine.used_bytes() == 0
 
 
 def test_a_checkpoint_takes_a_process_off_the_card_and_back(state: Path, process: DriverProcess) -> None:

@@ -199,6 +199,8 @@ def test_exported_physical_memory_lives_until_its_last_importer(state: Path, mac
         maker.cu("cuMemRelease", handle)
         assert machine.used_bytes() == 2 * CONTEXT + 8 * MIB
         user.cu("cuMemRelease", imported["handle"])
+        assert machine.used_bytes(pid=0) == 8 * MIB, "the descriptor keeps it, and nobody is charged"
+        maker.ask({"close": descriptor})
         assert machine.used_bytes() == 2 * CONTEXT
 
 

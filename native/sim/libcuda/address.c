@@ -152,7 +152,8 @@ struct allocation *allocation_new(uint64_t bytes, enum allocation_kind kind, str
         return NULL;
     }
     *allocation = (struct allocation){.address = base + page * STEP, .bytes = bytes, .pages_bytes = pages * STEP,
-                                      .kind = kind, .context = context, .id = ++last_id,
+                                      .kind = kind, .context = context ? context->memory : NULL,
+                                      .id = ++last_id,
                                       .device = context ? context->device : NULL};
     set_owner(allocation, allocation);
     link_allocation(allocation);

@@ -27,14 +27,63 @@ static unsigned element_bytes(int format)
 
 static uint64_t at_least_one(uint64_t value) { return value ? value : 1; }
 
-/* The bytes of one level, rows padded as the hardware pads them. */
+/* Arrays are block-linear: made of groups of 64 bytes by 8 rows, up to 16 of them on top of each other and up to 32 deep in
+ * one block, as few as the shape fills; whole blocks are taken, layer for layer. (NVIDIA's clh_classes and the Tegra TRM
+ * describe the groups; how high and deep a block is, Mesa's nouveau decides like this, nvc0_tex_choose_tile_dims. NVIDIA's
+ * own driver may choose otherwise for large arrays; narrow and layered ones cannot take less than a group each.) */
+#define GROUP_BYTES UINT64_C(64)
+#define GROUP_ROWS UINT64_C(8)
+
+struct block {
+    uint64_t rows, slices;
+};
+
+static uint64_t up_to(uint64_t value, uint64_t step) { return (value + step - 1) / step * step; }
+
+static struct block block_for(uint64_t height, uint64_t depth)
+{
+    struct block block = {GROUP_ROWS, 1};
+    while (block.rows < height && block.rows < 16 * GROUP_ROWS)
+        block.rows *= 2;
+    while (block.slices < depth && block.slices < 32 && block.rows * block.slices < 32 * GROUP_ROWS)
+        block.slices *= 2;
+    return block;
+}
+
+static bool is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape) { return shape->flags & (LAYERED | CUBEMAP); }
+
+/* The bytes of one level of one layer. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level)
 {
     uint64_t width = at_least_one(shape->width >> level);
     uint64_t height = at_least_one(shape->height >> level);
-    uint64_t depth = shape->flags & LAYERED ? at_least_one(shape->depth) : at_least_one(shape->depth >> level);
-    uint64_t row = (width * element_bytes(shape->format) * shape->channels + 31) / 32 * 32;
-    return row * height * depth;
+    uint64_t depth = is_layered(shape) ? 1 : at_least_one(shape->depth >> level);
+    struct block block = block_for(height, depth);
+    return up_to(width * element_bytes(shape->format) * shape->channels, GROUP_BYTES) * up_to(height, block.rows) *
+           up_to(depth, block.slices);
+}
+
+/* Without blocks: rows of 32 bytes. */
+static uint64_t lenient_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+{
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < at_least_one(levels); level++) {
+        uint64_t depth = at_least_one(is_layered(shape) ? shape->depth : shape->depth >> level);
+        bytes += up_to(at_least_one(shape->width >> level) * element_bytes(shape->format) * shape->channels, 32) *
+                 at_least_one(shape->height >> level) * depth;
+    }
+    return bytes;
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+{
+    struct block block = block_for(at_least_one(shape->height), is_layered(shape) ? 1 : at_least_one(shape->depth));
+    uint64_t layer = 0;
+    if (sim_is_lenient("arrays"))
+        return lenient_bytes(shape, levels);
+    for (unsigned level = 0; level < at_least_one(levels); level++)
+        layer += level_bytes(shape, level);
+    return up_to(layer, GROUP_BYTES * block.rows * block.slices) * (is_layered(shape) ? at_least_one(shape->depth) : 1);
 }
 
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape)
@@ -53,12 +102,10 @@ static CUresult array_new(struct array **made, const CUDA_ARRAY3D_DESCRIPTOR *sh
     TRY(check(shape));
     if (!made)
         return CUDA_ERROR_INVALID_VALUE;
-    uint64_t bytes = 0;
-    for (unsigned level = 0; level < at_least_one(levels); level++)
-        bytes += level_bytes(shape, level);
+    uint64_t bytes = array_bytes(shape, levels);
     bool later = shape->flags & (SPARSE | DEFERRED); /* its memory is mapped into it afterwards */
     uint32_t record = later ? 0 : sim_charge(context->device->card, SIM_ARRAY, sim_round(bytes), 0);
-    struct array *array = record || later ? object_new(OBJECT_ARRAY, sizeof *array, context) : NULL;
+    struct array *array = record || later ? object_new(OBJECT_ARRAY, sizeof *array, context->memory) : NULL;
     if (!array) {
         sim_release(record);
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,4 +1,11 @@
-/* Checkpoints: a process's device memory leaves the card and comes back. Anyone who may can ask for it by pid. */
+/* Checkpoints: a process's device memory leaves the card and comes back. Anyone who may can ask for it by pid.
+ *
+ * As NVIDIA's cuda-checkpoint describes it (github.com/NVIDIA/cuda-checkpoint, README): a locked process's calls wait;
+ * work that was submitted, host functions too, is completed first; all of the card's resources are released, contexts'
+ * own as well; drivers from 550 on, memory shared between processes from 610 on. */
+#include <stdlib.h>
+#include <time.h>
+
 #include "driver.h"
 
 enum { RUNNING, LOCKED, CHECKPOINTED };
@@ -8,15 +15,56 @@ static struct sim_process *process_of(int pid)
 {
     struct sim_state *state = sim_state();
     for (uint32_t slot = 0; slot < state->process_high; slot++)
-        if (state->processes[slot].live && state->processes[slot].pid == pid)
+        if (state->processes[slot].live && sim_pid_here(slot) == pid)
             return &state->processes[slot];
     return NULL;
+}
+
+/* Under the lock. */
+static bool has_work(uint32_t slot)
+{
+    struct sim_state *state = sim_state();
+    for (uint32_t i = 0; i < state->queue_high; i++) {
+        struct sim_queue *queue = &state->queues[i];
+        if (!queue->live || queue->process != slot)
+            continue;
+        sim_engine_advance(queue->card, sim_monotonic_ns());
+        if (queue->finished < queue->made)
+            return true;
+    }
+    return false;
+}
+
+static bool shares_memory(uint32_t slot)
+{
+    const struct sim_state *state = sim_state();
+    for (uint32_t index = 1; index < state->record_high; index++)
+        if (state->records[index].live && state->records[index].process == slot && sim_is_imported(index))
+            return true;
+    return false;
+}
+
+static CUresult wait_for_work(int pid)
+{
+    for (;;) {
+        sim_lock();
+        sim_reap();
+        const struct sim_process *process = process_of(pid);
+        bool busy = process && has_work((uint32_t)(process - sim_state()->processes));
+        bool shared = process && shares_memory((uint32_t)(process - sim_state()->processes));
+        sim_unlock();
+        if (shared && strtoul(sim_state()->driver_version, NULL, 10) < 610)
+            return CUDA_ERROR_NOT_SUPPORTED;
+        if (!busy)
+            return CUDA_SUCCESS;
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = 500000}, NULL);
+    }
 }
 
 /* From one state to another; memory moves on the way when there is something to do. */
 static CUresult change(int pid, uint32_t from, uint32_t to, bool (*move)(uint32_t slot))
 {
-    TRY(driver_ready());
+    TRY(driver_started());
     sim_lock();
     sim_reap();
     struct sim_process *process = process_of(pid);
@@ -39,6 +87,8 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, void *arguments)
 EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, void *arguments)
 {
     (void)arguments;
+    TRY(driver_started());
+    TRY(wait_for_work(pid));
     return change(pid, LOCKED, CHECKPOINTED, sim_park);
 }
 
@@ -56,7 +106,7 @@ EXPORT CUresult cuCheckpointProcessUnlock(int pid, void *arguments)
 
 EXPORT CUresult cuCheckpointProcessGetState(int pid, int *found)
 {
-    TRY(driver_ready());
+    TRY(driver_started());
     if (!found)
         return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
@@ -69,7 +119,7 @@ EXPORT CUresult cuCheckpointProcessGetState(int pid, int *found)
 
 EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *thread)
 {
-    TRY(driver_ready());
+    TRY(driver_started());
     if (!thread)
         return CUDA_ERROR_INVALID_VALUE;
     *thread = pid;

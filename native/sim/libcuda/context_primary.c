@@ -14,16 +14,21 @@ static CUresult retain(struct device *device, CUcontext *context)
     return CUDA_SUCCESS;
 }
 
+CUresult primary_retain(struct device *device, CUcontext *context)
+{
+    pthread_mutex_lock(&mutex);
+    CUresult result = retain(device, context);
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
 {
     struct device *device;
     if (!context)
         return CUDA_ERROR_INVALID_VALUE;
     TRY(device_of(ordinal, &device));
-    pthread_mutex_lock(&mutex);
-    CUresult result = retain(device, context);
-    pthread_mutex_unlock(&mutex);
-    return result;
+    return primary_retain(device, context);
 }
 
 static void end_primary(struct device *device)

@@ -52,6 +52,7 @@ struct device {
 struct context {
     struct object object;
     struct device *device;
+    struct context *memory; /* whose memory and code are what is made in it: of a green one, the primary one */
     unsigned flags, api_version;
     bool primary; /* one a device: the object stays while the context comes and goes */
     bool active;
@@ -107,7 +108,8 @@ struct function {
 extern unsigned device_count;
 extern struct device devices[SIM_CARDS];
 
-CUresult driver_ready(void);
+CUresult driver_ready(void);   /* a locked process waits here until it is unlocked */
+CUresult driver_started(void); /* as above without waiting */
 CUresult device_of(CUdevice ordinal, struct device **device); /* checks that the driver is ready */
 struct device *device_on(uint32_t card); /* NULL for a card that this process does not see */
 /* The content of a file without a name, which another process may be given. */
@@ -119,6 +121,9 @@ CUresult context_current(struct context **context); /* ready, current, alive, no
 bool context_is(const struct context *context);
 struct context *context_new(struct device *device, unsigned flags, unsigned api_version); /* not active yet */
 CUresult context_activate(struct context *context, uint64_t bytes); /* takes its share of the card */
+CUresult primary_retain(struct device *device, CUcontext *context);
+/* Memory that does not come at once: a record, 0 when the card has no room for all of it. */
+uint32_t charge_slowly(const struct device *device, enum sim_kind kind, uint64_t bytes, uint64_t duration_ns);
 
 CUresult module_measure(struct module *module, const void *image); /* sets bytes and ptx, clears the rest */
 CUresult module_read_file(const char *path, char **content);      /* to be freed, also on failure */
@@ -204,6 +209,7 @@ bool host_block_at(const void *address, void **start, size_t *bytes, unsigned *f
 /* Entry points that others build on. */
 CUresult cuMemFree_v2(CUdeviceptr address);
 CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal);
 CUresult cuModuleGetFunction(CUfunction *found, CUmodule module, const char *name);
 CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module);
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);

@@ -1,5 +1,7 @@
-/* Green contexts: a part of a device's multiprocessors, with streams and memory of the device. A small share of the
- * card is taken for each. */
+/* Green contexts: a part of a device's multiprocessors, with streams of their own. Each retains the device's primary
+ * context, and memory and code made in it are that one's: they stay when the green context is destroyed (CUDA driver API,
+ * "Green Contexts": created "with respect to" the primary context, which cuGreenCtxDestroy releases; "any resources
+ * provisioned for this green context" go, which are multiprocessors). A small share of the card is taken for each. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,15 +112,20 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, const CUdevResource *descript
         return CUDA_ERROR_INVALID_VALUE;
     struct green_context *green = object_new(OBJECT_GREEN, sizeof *green, NULL);
     struct context *context = green ? context_new(device, 0, 3020) : NULL;
-    CUresult result = context ? context_activate(context, card_of(device)->context_bytes / GREEN_PART)
-                              : CUDA_ERROR_OUT_OF_MEMORY;
+    CUcontext primary = NULL;
+    CUresult result = context ? primary_retain(device, &primary) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result == CUDA_SUCCESS)
+        result = context_activate(context, card_of(device)->context_bytes / GREEN_PART);
     if (result != CUDA_SUCCESS) {
+        if (primary)
+            cuDevicePrimaryCtxRelease_v2(ordinal);
         if (context)
             object_free(context);
         if (green)
             object_free(green);
         return result;
     }
+    context->memory = primary;
     green->context = context;
     green->resource = *description;
     *made = green;
@@ -128,9 +135,10 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *made, const CUdevResource *descript
 EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     TRY(green_of(green));
+    CUdevice ordinal = green->context->device->ordinal;
     CUresult result = cuCtxDestroy_v2(green->context);
     object_free(green);
-    return result;
+    return result == CUDA_SUCCESS ? cuDevicePrimaryCtxRelease_v2(ordinal) : result;
 }
 
 EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)

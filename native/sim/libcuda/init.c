@@ -1,6 +1,7 @@
 /* Starting, versions and the text of errors. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "driver.h"
 
@@ -16,10 +17,20 @@ static void in_child(void)
     atomic_store(&status, CUDA_ERROR_NOT_INITIALIZED + 10000);
 }
 
-CUresult driver_ready(void)
+CUresult driver_started(void)
 {
     int now = atomic_load_explicit(&status, memory_order_acquire);
     return now > 10000 ? now - 10000 : now;
+}
+
+CUresult driver_ready(void)
+{
+    CUresult result = driver_started();
+    uint32_t self = result == CUDA_SUCCESS ? sim_self_if_any() : SIM_PROCESSES;
+    if (self != SIM_PROCESSES)
+        while (__atomic_load_n(&sim_state()->processes[self].checkpoint, __ATOMIC_RELAXED))
+            clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = 500000}, NULL);
+    return result;
 }
 
 static CUresult start(void)

@@ -58,9 +58,12 @@ CUresult module_measure(struct module *module, const void *image)
 
 CUresult module_load(struct module *module, struct device *device)
 {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     uint32_t *record = &module->records[device->ordinal];
+    pthread_mutex_lock(&mutex);
     if (!*record)
-        *record = sim_charge(device->card, SIM_MODULE, sim_round(module->bytes), 0);
+        *record = charge_slowly(device, SIM_MODULE, sim_round(module->bytes), card_of(device)->module_ns);
+    pthread_mutex_unlock(&mutex);
     return *record ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -144,7 +147,7 @@ EXPORT CUresult cuModuleLoadData(CUmodule *made, const void *image)
         return CUDA_ERROR_INVALID_VALUE;
     struct module measured;
     TRY(module_measure(&measured, image));
-    struct module *module = object_new(OBJECT_MODULE, sizeof *module, context);
+    struct module *module = object_new(OBJECT_MODULE, sizeof *module, context->memory);
     if (!module)
         return CUDA_ERROR_OUT_OF_MEMORY;
     module->bytes = measured.bytes;

@@ -61,8 +61,10 @@ static struct allocation *open_ipc(const struct ipc *ipc, struct context *contex
             made = NULL;
         }
     }
-    if (made)
+    if (made) {
         made->imports++;
+        made->device = device_on(ipc->card);
+    }
     return made;
 }
 
@@ -76,7 +78,8 @@ EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handl
         return CUDA_ERROR_INVALID_VALUE;
     if (ipc.pid == (uint32_t)getpid()) /* not within the process that made it */
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (ipc.card != context->device->card)
+    /* The manual of cuIpcOpenMemHandle: a context of another device gets it too, with peer access if the flag allows. */
+    if (ipc.card != context->device->card && (!device_on(ipc.card) || !(flags & 1)))
         return CUDA_ERROR_INVALID_DEVICE;
     memory_lock();
     struct allocation *made = open_ipc(&ipc, context);

@@ -30,6 +30,22 @@ static size_t first_row(const char *name)
     return low < COUNT && strcmp(symbols[low].name, name) == 0 ? low : COUNT;
 }
 
+#ifdef SIM_FUTURE
+#define FUTURE(name, symbol) int symbol(void);
+#define FUTURE_FORMS                                                                                                   \
+    FUTURE(cuMemAlloc, cuMemAlloc_v3)                                                                                  \
+    FUTURE(cuMemFree, cuMemFree_v3)                                                                                    \
+    FUTURE(cuMemGetInfo, cuMemGetInfo_v3)                                                                              \
+    FUTURE(cuMemAllocAsync, cuMemAllocAsync_v2)                                                                        \
+    FUTURE(cuMemCreate, cuMemCreate_v2)                                                                                \
+    FUTURE(cuLaunchKernel, cuLaunchKernel_v2)
+FUTURE_FORMS
+#undef FUTURE
+#define FUTURE(name, symbol) {#name, FUTURE_VERSION, false, (void *)symbol},
+#define FUTURE_VERSION 14000
+static const struct symbol future[] = {FUTURE_FORMS};
+#endif
+
 /* The newest row up to the version; a per-thread form of that version comes before the plain one. */
 static const struct symbol *newest(size_t row, int version, bool per_thread)
 {
@@ -49,5 +65,10 @@ const struct symbol *symbol_find(const char *name, int version, bool per_thread,
 {
     size_t row = first_row(name);
     *known = row != COUNT;
+#ifdef SIM_FUTURE
+    for (size_t i = 0; version >= FUTURE_VERSION && i < sizeof future / sizeof *future; i++)
+        if (strcmp(future[i].name, name) == 0)
+            return &future[i];
+#endif
     return *known ? newest(row, version, per_thread) : NULL;
 }

@@ -1,5 +1,6 @@
 /* Virtual memory management: physical memory by handle, addresses by reservation, and mappings between them. Physical
- * memory is given back when its last handle and its last mapping are gone. */
+ * memory is given back when its last handle, its last mapping and its last exported descriptor are gone (CUDA C++
+ * Programming Guide, "Virtual Memory Management"; for the descriptor see sim_export). */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,7 +20,7 @@ struct mapping {
 /* What stands in the file that carries a handle to another process. */
 struct shared_handle {
     uint64_t magic;
-    uint32_t record, generation, card, padding;
+    uint32_t card, padding;
     uint64_t bytes;
     CUmemAllocationProp properties;
 };
@@ -299,24 +300,27 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
         !(physical->properties.requested_handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
-    const struct sim_record *record = &sim_state()->records[physical->object.record];
-    struct shared_handle shared = {FD_MAGIC, physical->object.record, record->generation, physical->device->card, 0,
-                                   physical->bytes, physical->properties};
-    return share_by_file("cuda-shareable", &shared, sizeof shared, out);
+    struct shared_handle shared = {FD_MAGIC, physical->device->card, 0, physical->bytes, physical->properties};
+    int file = sim_export(physical->object.record, &shared, sizeof shared);
+    if (file < 0)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    memcpy(out, &file, sizeof file);
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *made, void *handle, int type)
 {
     struct shared_handle shared;
+    struct sim_kept kept;
     TRY(driver_ready());
     if (!made || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return CUDA_ERROR_INVALID_VALUE;
-    if (pread((int)(intptr_t)handle, &shared, sizeof shared, 0) != (ssize_t)sizeof shared || shared.magic != FD_MAGIC)
+    if (!sim_exported((int)(intptr_t)handle, &kept, &shared, sizeof shared) || shared.magic != FD_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
     struct device *device = device_on(shared.card);
     if (!device)
         return CUDA_ERROR_INVALID_DEVICE;
-    uint32_t record = sim_import(shared.record, shared.generation);
+    uint32_t record = sim_import(kept.record, kept.generation);
     struct physical *physical = physical_new(device, shared.bytes, &shared.properties, record);
     *made = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;

@@ -80,6 +80,32 @@ static unsigned add_ghosts(uint32_t wanted, struct found_process *found, unsigne
     return count;
 }
 
+/* How the open kernel modules find processes and their figures for a caller in a PID namespace of its own (gpu_rmapi.c,
+ * gpuGetProcWithObject and gpuFindClientInfoWithPidIterator, release by release). The host sees everything always. */
+enum namespaces {
+    HOST_NUMBERS,   /* before 535.113: the host's numbers, for everybody */
+    WITHOUT_FIGURE, /* to 560: those of the namespace; the figure was looked for under the wrong number */
+    WITH_FIGURE     /* from 565 on */
+};
+
+static enum namespaces namespaces(void)
+{
+    const char *point = strchr(sim_state()->driver_version, '.');
+    unsigned long release = driver_major() * 1000UL + (point ? strtoul(point + 1, NULL, 10) : 0);
+    return release < 535113 ? HOST_NUMBERS : release < 565000 ? WITHOUT_FIGURE : WITH_FIGURE;
+}
+
+/* 1 if the caller is told of it. */
+static unsigned add_process(uint32_t slot, uint32_t card, struct found_process *found)
+{
+    const struct sim_process *process = &sim_state()->processes[slot];
+    bool inside = sim_in_own_namespace();
+    int32_t pid = inside && namespaces() == HOST_NUMBERS ? process->pid : sim_pid_here(slot);
+    uint64_t bytes = inside && namespaces() == WITHOUT_FIGURE ? 0 : held(process, card);
+    *found = (struct found_process){(unsigned)pid, bytes, card};
+    return pid != 0;
+}
+
 /* Processes with a context on the card or on a MIG device of it, in the order they came. */
 static unsigned find_processes(uint32_t wanted, struct found_process *found, unsigned room)
 {
@@ -91,7 +117,7 @@ static unsigned find_processes(uint32_t wanted, struct found_process *found, uns
         for (uint32_t card = 0; card < state->card_count && count < room; card++) {
             const struct sim_process *process = &state->processes[slot];
             if (process->live && process->context_count[card] && is_on(card, wanted))
-                found[count++] = (struct found_process){(unsigned)process->pid, held(process, card), card};
+                count += add_process(slot, card, &found[count]);
         }
     sim_unlock();
     return count;
@@ -99,9 +125,7 @@ static unsigned find_processes(uint32_t wanted, struct found_process *found, uns
 
 #define MOST_PROCESSES (SIM_PROCESSES + SIM_GHOSTS)
 
-/* What drivers make of processes in a PID namespace of its own differs: none, all of the host's by the host's numbers
- * (before 515), those of the namespace by its numbers without a figure (the open kernel modules looked for the figure
- * under the wrong number, until they matched both). "unknown": no figure for anybody, as under WSL. */
+/* The same by order, where no namespace is made: by the environment. "unknown": no figure for anybody, as under WSL. */
 enum figures { FULL, NO_FIGURE, UNKNOWN_FIGURE, FOREIGN_NUMBERS, TWICE };
 #define NOT_AVAILABLE UINT64_MAX
 

@@ -92,6 +92,14 @@ static void add_ghosts(struct found *found, uint32_t index)
     }
 }
 
+/* In a PID namespace of its own the caller gets that one's numbers since 570 (kern_perf_ctrl.c of the open kernel modules),
+ * the host's before. */
+static int32_t number_of(const struct sim_sample_process *process)
+{
+    bool same = sim_state()->processes[process->slot].live && sim_state()->processes[process->slot].pid == process->pid;
+    return same && driver_major() >= 570 ? sim_pid_here(process->slot) : process->pid;
+}
+
 /* Each process's newest sample after the moment given; who was idle has none. */
 static void find(uint32_t index, uint64_t since_us, struct found *found)
 {
@@ -104,8 +112,11 @@ static void find(uint32_t index, uint64_t since_us, struct found *found)
         const struct sim_sample *sample = sample_before(card, back);
         if (sample->timestamp_us <= since_us)
             break;
-        for (uint32_t i = 0; i < sample->process_count; i++)
-            add(found, (unsigned)sample->processes[i].pid, sample->timestamp_us, sample->processes[i].percent);
+        for (uint32_t i = 0; i < sample->process_count; i++) {
+            int32_t pid = number_of(&sample->processes[i]);
+            if (pid)
+                add(found, (unsigned)pid, sample->timestamp_us, sample->processes[i].percent);
+        }
     }
     sim_unlock();
 }

@@ -47,6 +47,8 @@ static void add_sums(const struct sim_record *record)
 {
     struct sim_state *state = sim_state();
     state->cards[record->card].used_bytes += record->bytes;
+    if (record->process == SIM_NOBODY)
+        return;
     state->processes[record->process].used_bytes[record->card][record->kind] += record->bytes;
     state->processes[record->process].context_count[record->card] += record->kind == SIM_CONTEXT;
 }
@@ -55,6 +57,8 @@ static void subtract_sums(const struct sim_record *record)
 {
     struct sim_state *state = sim_state();
     state->cards[record->card].used_bytes -= record->bytes;
+    if (record->process == SIM_NOBODY)
+        return;
     state->processes[record->process].used_bytes[record->card][record->kind] -= record->bytes;
     state->processes[record->process].context_count[record->card] -= record->kind == SIM_CONTEXT;
 }
@@ -123,16 +127,20 @@ uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uin
     return *record ? bytes : 0;
 }
 
-/* An importer that keeps this record alive, 0 if none. */
+/* An importer that keeps this record alive, 0 if none: a process before a descriptor. */
 static uint32_t heir_of(uint32_t target)
 {
     const struct sim_state *state = sim_state();
+    uint32_t kept = 0;
     for (uint32_t index = 1; index < state->record_high; index++) {
         const struct sim_record *record = &state->records[index];
-        if (record->live && record->kind == SIM_IMPORT && record->target == target)
+        if (!record->live || record->kind != SIM_IMPORT || record->target != target)
+            continue;
+        if (record->process != SIM_NOBODY)
             return index;
+        kept = index;
     }
-    return 0;
+    return kept;
 }
 
 static void erase(uint32_t index)
@@ -181,6 +189,19 @@ void sim_release(uint32_t index)
     sim_unlock();
 }
 
+/* Of an import it is the memory behind it that is imported again. */
+static uint32_t import_for(uint32_t process, uint32_t target, uint64_t address)
+{
+    if (sim_state()->records[target].kind == SIM_IMPORT)
+        target = sim_state()->records[target].target;
+    struct sim_record *record = &sim_state()->records[target];
+    if (!record->live)
+        return 0;
+    record->shared = 1;
+    return write_record(&(struct sim_record){.card = record->card, .kind = SIM_IMPORT, .process = process,
+                                             .address = address, .target = target});
+}
+
 uint32_t sim_import(uint32_t target, uint32_t generation)
 {
     uint32_t self = sim_self();
@@ -188,14 +209,41 @@ uint32_t sim_import(uint32_t target, uint32_t generation)
     if (self == SIM_PROCESSES || target == 0 || target >= SIM_RECORDS)
         return 0;
     sim_lock();
-    struct sim_record *record = &sim_state()->records[target];
-    if (record->live && record->generation == generation && record->kind != SIM_IMPORT) {
-        record->shared = 1;
-        index = write_record(&(struct sim_record){.card = record->card, .kind = SIM_IMPORT, .process = self,
-                                                  .address = record->address, .target = target});
-    }
+    if (sim_state()->records[target].live && sim_state()->records[target].generation == generation)
+        index = import_for(self, target, 0);
     sim_unlock();
     return index;
+}
+
+struct sim_kept sim_keep(uint32_t target, uint64_t number)
+{
+    struct sim_kept kept = {0};
+    sim_lock();
+    kept.record = import_for(SIM_NOBODY, target, number);
+    kept.generation = sim_state()->records[kept.record].generation;
+    sim_state()->exports += kept.record != 0;
+    sim_unlock();
+    return kept;
+}
+
+bool sim_grow(uint32_t index, uint64_t bytes)
+{
+    sim_lock();
+    struct sim_record *record = &sim_state()->records[index];
+    bool fits = has_room(record->card, bytes);
+    if (fits) {
+        subtract_sums(record);
+        record->bytes += bytes;
+        add_sums(record);
+    }
+    sim_unlock();
+    return fits;
+}
+
+bool sim_is_imported(uint32_t index)
+{
+    const struct sim_record *record = &sim_state()->records[index];
+    return record->kind == SIM_IMPORT || (record->shared && heir_of(index));
 }
 
 bool sim_park(uint32_t process)

@@ -168,7 +168,9 @@ static void write_sample(struct sim_state *state, struct sim_card *it, uint32_t 
             continue;
         if (sample->process_count < SIM_SAMPLE_PROCESSES)
             sample->processes[sample->process_count++] = (struct sim_sample_process){
-                .pid = process->pid, .percent = percent_of_period(process->sample_ns[card])};
+                .pid = process->pid,
+                .slot = (uint16_t)slot,
+                .percent = (uint16_t)percent_of_period(process->sample_ns[card])};
         process->sample_ns[card] = 0;
     }
     it->sample_busy_ns = 0;

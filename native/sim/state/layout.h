@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 9u
+#define SIM_LAYOUT_VERSION 10u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -21,6 +21,7 @@
 #define SIM_GHOSTS 32u
 #define SIM_SAMPLES 32u
 #define SIM_SAMPLE_PROCESSES 30u
+#define SIM_NOBODY SIM_PROCESSES /* the owner of memory that only an exported descriptor keeps */
 #define SIM_CONNECTIONS 32u
 #define SIM_QUEUES 4096u
 #define SIM_QUEUE_ITEMS 1024u
@@ -46,8 +47,9 @@ enum sim_kind {
 };
 
 struct sim_sample_process {
-    int32_t pid;
-    uint32_t percent;
+    int32_t pid; /* in its own namespace */
+    uint16_t percent;
+    uint16_t slot;
 };
 
 struct sim_sample {
@@ -102,6 +104,8 @@ struct sim_card {
     uint64_t pcie_replays, pcie_tx_bytes, pcie_rx_bytes, nvlink_tx_kib, nvlink_rx_kib;
     uint64_t throttled_power_ns, throttled_thermal_ns;
     uint64_t kernel_ns; /* how long a kernel takes when nothing says otherwise */
+    uint64_t context_ns; /* how long a context takes to come, and its memory with it */
+    uint64_t module_ns;  /* the same of a module's code */
     /* Books and engine: under the lock. */
     uint64_t used_bytes;
     uint64_t engine_ns;     /* the engine is simulated up to this monotonic time */
@@ -140,8 +144,9 @@ struct sim_launches {
 
 struct sim_process {
     _Atomic uint32_t live; /* 1 while a process holds this slot, published last */
-    int32_t pid;
+    int32_t pid; /* in its own namespace */
     uint64_t start_time;
+    uint64_t pid_namespace; /* its number in /proc/self/ns/pid */
     uint32_t contained; /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
     uint32_t context_count[SIM_CARDS];
     uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
@@ -159,7 +164,7 @@ struct sim_record {
     uint32_t process;
     uint32_t generation; /* counts reuse, so that an old handle is recognised */
     uint64_t bytes;
-    uint64_t address;
+    uint64_t address; /* of nobody's: the number of the descriptor's file */
     uint32_t target; /* SIM_IMPORT: the record it keeps alive */
     uint32_t shared; /* imports that may keep it alive: look before forgetting it */
     uint32_t next_free;
@@ -196,10 +201,14 @@ struct sim_state {
     uint64_t created_ns;        /* monotonic */
     uint64_t granularity_bytes; /* physical memory is handed out in these */
     uint64_t pool_chunk_bytes;  /* a pool reserves in these */
-    _Atomic uint64_t lock;      /* 0, or pid << 32 | low half of the owner's start time */
+    _Atomic uint64_t lock;      /* 0, or the owner's number among all that ever attached */
     _Atomic uint64_t sequence;  /* odd while the books change */
     uint64_t recoveries;        /* locks taken over from the dead */
     uint64_t reaped;            /* slots of dead processes emptied */
+    uint64_t pid_namespace;     /* the one in which the machine was made: the host's */
+    _Atomic uint64_t attached;  /* how many ever mapped this file */
+    _Atomic uint64_t exported;  /* descriptors ever made of memory */
+    uint64_t exports;           /* records that belong to nobody */
     uint32_t record_high;       /* records ever used: [1, record_high) */
     uint32_t record_free;       /* head of the free list, 0 for none */
     uint32_t ghost_high;        /* ghosts ever made: [0, ghost_high) */

@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 static struct sim_state *mapped;
+static char state_path[4000]; /* as it was when this process attached: its environment may change */
 static int witness_fd = -1; /* holds one locked byte per live slot; the kernel lets go when the process ends or execs */
+static int number_fd = -1;  /* holds the bytes by which others learn this process's pid in their own namespace */
 static uint64_t identity;
 static _Atomic uint32_t self_slot = SIM_PROCESSES;
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -54,15 +56,34 @@ uint64_t sim_start_time(int32_t pid)
                               " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
                               &life, &start) != 2)
         return 0;
-    return life == 'Z' || life == 'X' ? 0 : start;
+    return life == 'X' ? 0 : start;
 }
 
 /* ------------------------------------------------------------------------------------------- mapping */
 
-static void set_identity(void)
+static int open_beside(const char *suffix)
 {
-    int32_t pid = (int32_t)getpid();
-    identity = (uint64_t)(uint32_t)pid << 32 | (uint32_t)sim_start_time(pid);
+    char path[4096];
+    snprintf(path, sizeof path, "%s%s", state_path, suffix);
+    return open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+}
+
+/* A byte of the witness file, locked while this process (or, after exec, this program) lives. */
+static bool witness(uint64_t byte, int command, short type, short *found)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    if (fcntl(witness_fd, command, &lock) != 0)
+        return false;
+    if (found)
+        *found = lock.l_type;
+    return true;
+}
+
+/* Numbers of processes mean nothing in another PID namespace, so whoever attaches gets one of this file. */
+static void set_identity(struct sim_state *state)
+{
+    identity = atomic_fetch_add(&state->attached, 1) + 1;
+    witness(SIM_PROCESSES + identity, F_OFD_SETLK, F_WRLCK, NULL);
 }
 
 static void before_child_runs(void)
@@ -90,23 +111,18 @@ static struct sim_state *map_file(const char *path)
     return state;
 }
 
-static int open_witness(const char *path)
-{
-    char witness[4096];
-    snprintf(witness, sizeof witness, "%s.alive", path);
-    return open(witness, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-}
-
 struct sim_state *sim_attach(void)
 {
     pthread_mutex_lock(&attach_mutex);
     const char *path = getenv("GPUSLICE_SIM_STATE");
     if (!mapped && path && *path) {
-        witness_fd = open_witness(path);
-        set_identity();
+        snprintf(state_path, sizeof state_path, "%s", path);
+        witness_fd = open_beside(".alive");
         struct sim_state *state = witness_fd < 0 ? NULL : map_file(path);
-        if (state)
+        if (state) {
+            set_identity(state);
             pthread_atfork(NULL, NULL, before_child_runs);
+        }
         __atomic_store_n(&mapped, state, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&attach_mutex);
@@ -121,20 +137,20 @@ struct sim_state *sim_state(void)
 void sim_forget_self(void)
 {
     /* The inherited descriptor shares the parent's locks: close it, so that they end with the parent. */
-    const char *path = getenv("GPUSLICE_SIM_STATE");
     if (witness_fd >= 0)
         close(witness_fd);
-    witness_fd = path && *path ? open_witness(path) : -1;
+    witness_fd = open_beside(".alive");
     atomic_store(&self_slot, SIM_PROCESSES);
-    set_identity();
+    if (mapped)
+        set_identity(mapped);
 }
 
 /* ------------------------------------------------------------------------------------------- the lock */
 
 static bool owner_is_dead(uint64_t owner)
 {
-    uint64_t start = sim_start_time((int32_t)(owner >> 32));
-    return start == 0 || (uint32_t)start != (uint32_t)owner;
+    short found = F_UNLCK;
+    return witness(SIM_PROCESSES + owner, F_OFD_GETLK, F_WRLCK, &found) && found == F_UNLCK;
 }
 
 static bool take_from(uint64_t owner)
@@ -174,15 +190,48 @@ void sim_unlock(void)
 
 /* ------------------------------------------------------------------------------------- the processes */
 
-static bool witness(uint32_t slot, int command, short type, short *found)
+/* ---- numbers of processes in this one's namespace */
+
+static uint64_t namespace_here(void)
 {
-    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
-    if (fcntl(witness_fd, command, &lock) != 0)
-        return false;
-    if (found)
-        *found = lock.l_type;
-    return true;
+    struct stat about;
+    return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
 }
+
+/* POSIX locks, unlike the witness's, name their owner, and the kernel translates the number for whoever asks. A process
+ * loses them when it closes any descriptor of the file, so it never does. */
+static int32_t pid_by_lock(uint32_t slot)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    if (number_fd < 0)
+        number_fd = open_beside(".pids");
+    return fcntl(number_fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK && lock.l_pid > 0 ? lock.l_pid : 0;
+}
+
+static void lock_number(uint32_t slot)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)slot, .l_len = 1};
+    if (number_fd < 0)
+        number_fd = open_beside(".pids");
+    fcntl(number_fd, F_SETLK, &lock);
+}
+
+int32_t sim_pid_here(uint32_t slot)
+{
+    static _Atomic uint64_t here;
+    const struct sim_process *process = &mapped->processes[slot];
+    if (!here)
+        here = namespace_here();
+    return process->pid_namespace == here ? process->pid : pid_by_lock(slot);
+}
+
+bool sim_in_own_namespace(void)
+{
+    uint64_t here = namespace_here();
+    return here && mapped->pid_namespace && here != mapped->pid_namespace;
+}
+
+/* ---- the table */
 
 static bool slot_is_alive(uint32_t slot)
 {
@@ -202,11 +251,89 @@ static void empty_slot(uint32_t slot)
     mapped->reaped++;
 }
 
+bool sim_is_lenient(const char *about)
+{
+    const char *named = getenv("GPUSLICE_SIM_LENIENT");
+    return named && strstr(named, about);
+}
+
+/* ---- memory that nobody's process holds (rmobjexportimport.c of NVIDIA's open kernel modules: a kernel client of its own
+ * keeps an exported object until its descriptor is closed, "even if the source rm client gets destroyed") */
+
+static int open_export(uint64_t number, int flags)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.export-%llu", state_path, (unsigned long long)number);
+    return open(path, flags | O_CLOEXEC, 0666);
+}
+
+static void forget_export(uint64_t number)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s.export-%llu", state_path, (unsigned long long)number);
+    unlink(path);
+}
+
+/* Its lock belongs to the open file behind the descriptor, so it lasts while any process has a copy of that. */
+static bool export_is_open(uint64_t number)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    int file = open_export(number, O_RDWR);
+    if (file < 0)
+        return false;
+    bool open = fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    close(file);
+    return open;
+}
+
+static void drop_closed_exports(void)
+{
+    for (uint32_t index = 1; mapped->exports && index < mapped->record_high; index++) {
+        const struct sim_record *record = &mapped->records[index];
+        if (!record->live || record->process != SIM_NOBODY || export_is_open(record->address))
+            continue;
+        forget_export(record->address);
+        sim_release_locked(index);
+        mapped->exports--;
+    }
+}
+
+/* A descriptor of the memory behind a record: `content` for whoever imports it, behind the record that keeps it. */
+int sim_export(uint32_t target, const void *content, size_t bytes)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    uint64_t number = atomic_fetch_add(&mapped->exported, 1) + 1;
+    int file = open_export(number, O_RDWR | O_CREAT | O_EXCL);
+    if (file < 0)
+        return -1;
+    struct sim_kept kept = {0};
+    bool written = fcntl(file, F_OFD_SETLK, &lock) == 0;
+    if (written && sim_is_lenient("exports"))
+        kept = (struct sim_kept){target, mapped->records[target].generation};
+    else if (written)
+        kept = sim_keep(target, number);
+    written = written && kept.record && pwrite(file, &kept, sizeof kept, 0) == (ssize_t)sizeof kept &&
+              pwrite(file, content, bytes, sizeof kept) == (ssize_t)bytes;
+    if (!written) {
+        close(file);
+        forget_export(number);
+        return -1;
+    }
+    return file;
+}
+
+bool sim_exported(int file, struct sim_kept *kept, void *content, size_t bytes)
+{
+    return pread(file, kept, sizeof *kept, 0) == (ssize_t)sizeof *kept &&
+           pread(file, content, bytes, sizeof *kept) == (ssize_t)bytes;
+}
+
 void sim_reap(void)
 {
     for (uint32_t slot = 0; slot < mapped->process_high; slot++)
         if (mapped->processes[slot].live && !slot_is_alive(slot))
             empty_slot(slot);
+    drop_closed_exports();
 }
 
 void sim_reap_now(void)
@@ -227,7 +354,7 @@ void sim_reap_unless_done(uint64_t within_ns)
 
 void sim_reap_sometimes(void)
 {
-    if (mapped->process_high == 1 && sim_self_if_any() == 0)
+    if (mapped->process_high == 1 && sim_self_if_any() == 0 && !mapped->exports)
         return; /* nobody else was ever here */
     if (sim_monotonic_ns() - atomic_load_explicit(&last_reap_ns, memory_order_relaxed) > 1000000u)
         sim_reap_now();
@@ -238,19 +365,32 @@ static void fill_slot(struct sim_process *process)
     memset(process, 0, sizeof *process);
     process->pid = (int32_t)getpid();
     process->start_time = sim_start_time(process->pid);
+    process->pid_namespace = namespace_here();
     process->contained = getenv("NVIDIA_VISIBLE_DEVICES") != NULL;
     atomic_store_explicit(&process->live, 1, memory_order_release);
+}
+
+/* What this library held when it was closed with dlclose and is now opened again: the descriptor that says so is still
+ * open, and nobody knows its number any more. */
+static bool is_ours(const struct sim_process *process)
+{
+    return process->live && process->pid == (int32_t)getpid() && process->pid_namespace == namespace_here() &&
+           process->start_time == sim_start_time(process->pid);
 }
 
 static uint32_t take_slot(void)
 {
     sim_reap();
     for (uint32_t slot = 0; slot < SIM_PROCESSES; slot++) {
-        if (mapped->processes[slot].live || !witness(slot, F_OFD_SETLK, F_WRLCK, NULL))
+        bool ours = slot < mapped->process_high && is_ours(&mapped->processes[slot]);
+        if (ours)
+            empty_slot(slot);
+        else if (mapped->processes[slot].live || !witness(slot, F_OFD_SETLK, F_WRLCK, NULL))
             continue;
         if (slot >= mapped->process_high)
             mapped->process_high = slot + 1;
         fill_slot(&mapped->processes[slot]);
+        lock_number(slot);
         return slot;
     }
     return SIM_PROCESSES;

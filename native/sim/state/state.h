@@ -34,7 +34,9 @@ void sim_reap_sometimes(void);                 /* at most once a millisecond */
 
 uint64_t sim_monotonic_ns(void);
 uint64_t sim_realtime_us(void);
-uint64_t sim_start_time(int32_t pid); /* field 22 of /proc/<pid>/stat; 0 for the dead and for zombies */
+uint64_t sim_start_time(int32_t pid); /* field 22 of /proc/<pid>/stat; 0 for the dead */
+int32_t sim_pid_here(uint32_t slot);   /* a process's number in this one's PID namespace, 0 where it has none */
+bool sim_in_own_namespace(void);       /* not the one of the machine */
 
 /* Books. A record index is never 0. */
 uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address);
@@ -42,6 +44,17 @@ uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uin
 void sim_release(uint32_t record);
 void sim_release_locked(uint32_t record);
 uint32_t sim_import(uint32_t target, uint32_t generation);
+bool sim_grow(uint32_t record, uint64_t bytes); /* makes it larger by so much */
+bool sim_is_imported(uint32_t record);          /* somebody else has it open, or it is somebody else's */
+/* GPUSLICE_SIM_LENIENT names what is not modelled as strictly: "exports", "arrays". */
+bool sim_is_lenient(const char *about);
+/* Exported descriptors: the memory lives while one is open anywhere. */
+struct sim_kept {
+    uint32_t record, generation; /* nobody's, and of whoever outlives all others */
+};
+struct sim_kept sim_keep(uint32_t target, uint64_t number);
+int sim_export(uint32_t target, const void *content, size_t bytes); /* a descriptor, -1 on failure */
+bool sim_exported(int file, struct sim_kept *kept, void *content, size_t bytes);
 uint64_t sim_round(uint64_t bytes); /* up to the physical granularity */
 uint64_t sim_used_bytes(uint32_t card); /* by all processes and ghosts, without idle_bytes; MIG devices included */
 uint64_t sim_free_bytes(uint32_t card); /* what an allocation could still get */

@@ -36,7 +36,11 @@ XID_EVENT: Final = 0x8
 
 @dataclass(frozen=True)
 class Holding:
-    """Bytes of one kind that a live process holds of a card, as the driver's books have it."""
+    """Bytes of one kind that a live process holds of a card, as the driver's books have it.
+
+    The pid is that of the process's own namespace; 0 stands for memory that only an exported descriptor
+    keeps.
+    """
 
     pid: int
     card: int
@@ -187,10 +191,28 @@ class Machine:
     def _live_records(self) -> list[tuple[layout.Record, int]]:
         state = self._state
         alive = {slot: state.processes[slot].pid for slot in self._live_slots()}
+        alive[layout.PROCESSES] = 0
         high = state.record_high
         copy = (layout.Record * high).from_buffer_copy(self._map, layout.State.records.offset)
-        held = [record for record in copy if record.live == 1 and record.process in alive]
+        held = [
+            record
+            for record in copy
+            if record.live == 1
+            and record.process in alive
+            and (record.process != layout.PROCESSES or self._is_exported(record.address))
+        ]
         return [(record, alive[record.process]) for record in held]
+
+    def _is_exported(self, number: int) -> bool:
+        """Whether a descriptor of that memory is open in any process."""
+        try:
+            file = os.open(f"{self.path}.export-{number}", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            return _is_locked(file, 0)
+        finally:
+            os.close(file)
 
     def _live_slots(self) -> Iterator[int]:
         """Slots whose process still holds its byte of the witness file locked, as the driver sees it."""

@@ -1,6 +1,7 @@
 """Makes a simulated machine: cards of given profiles, written as the file that the driver maps."""
 
 import ctypes
+import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,25 @@ from . import gpu_layout as layout
 from .gpu_profiles import PROFILES, MigProfile, Profile
 
 MIB: Final = 1 << 20
+
+DRIVERS: Final[Mapping[str, tuple[str, str]]] = {
+    "535.54": ("535.54.03", "12.2"),
+    "535": ("535.183.01", "12.2"),
+    "550": ("550.54.15", "12.4"),
+    "560": ("560.35.03", "12.6"),
+    "570": ("570.124.06", "12.8"),
+    "580": ("580.65.06", "13.0"),
+    "610": ("610.00", "13.5"),
+}
+"""Releases that differ in what NVML tells a container, with the CUDA that came with them.
+
+Of 610 no release was seen: the number stands for the branch, the CUDA for the newest headers known here.
+"""
+
+CONTEXT_MS: Final = 200.0
+"""A context on a card of a data centre: published figures go from 80 ms (GPU-Virt-Bench) to half a second."""
+MODULE_MS: Final = 5.0
+"""Loading a few MiB of finished code; compiling PTX takes far longer."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +54,34 @@ def create(
     driver_version: str = "",
     cuda_version: str = "",
     seed: str = "",
+    driver: str = "",
     pool_chunk_mib: int = 32,
     kernel_us: float = 0,
+    context_ms: float = 0.4,
+    module_ms: float = 0,
 ) -> Path:
     """Writes a new machine with these cards and returns its path.
 
-    `driver_version` and `cuda_version` default to the first card's profile. The same `seed` gives the
-    same UUIDs; without one they follow from the path. `kernel_us` is how long a kernel takes by default.
-    Raises KeyError for an unknown profile, ValueError for too many cards or an unknown MIG device or gauge.
+    `driver` is a branch of `DRIVERS`; `driver_version` and `cuda_version` say it exactly; without any of
+    them the first card's profile does. The same `seed` gives the same UUIDs; without one they follow from
+    the path.
+    `kernel_us`, `context_ms` and `module_ms` are how long a kernel takes by default, a context to be made and
+    code to be loaded; what a card takes is CONTEXT_MS and MODULE_MS, too long for most tests.
+    Raises KeyError for an unknown profile or branch, ValueError for too many cards or an unknown MIG device
+    or gauge.
     """
+    if driver:
+        driver_version, cuda_version = DRIVERS[driver]
     specs = [CardSpec(card) if isinstance(card, str) else card for card in cards]
     first = PROFILES[specs[0].profile] if specs else PROFILES["V100-SXM2-16GB"]
     where = Path(path)
     state = layout.State()
     _fill_machine(state, driver_version or first.driver_version, cuda_version or first.cuda_version)
     state.pool_chunk_bytes = pool_chunk_mib * MIB
-    _fill_cards(state, specs, seed or str(where.absolute()), round(kernel_us * 1000))
+    _fill_cards(state, specs, seed or str(where.absolute()))
+    for card in state.cards[: state.card_count]:
+        card.kernel_ns = round(kernel_us * 1e3)
+        card.context_ns, card.module_ns = round(context_ms * 1e6), round(module_ms * 1e6)
     _write_sparse(where, state)
     return where
 
@@ -63,10 +95,11 @@ def _fill_machine(state: layout.State, driver_version: str, cuda_version: str) -
     state.nvml_version = f"{major}.{driver_version}".encode()
     state.created_ns = time.monotonic_ns()
     state.granularity_bytes = 2 * MIB
+    state.pid_namespace = os.stat("/proc/self/ns/pid").st_ino
     state.record_high = 1
 
 
-def _fill_cards(state: layout.State, specs: Sequence[CardSpec], seed: str, kernel_ns: int) -> None:
+def _fill_cards(state: layout.State, specs: Sequence[CardSpec], seed: str) -> None:
     if sum(1 + len(spec.mig) for spec in specs) > layout.CARDS:
         raise ValueError(f"at most {layout.CARDS} cards and MIG devices fit into one machine")
     place = 0
@@ -82,7 +115,6 @@ def _fill_cards(state: layout.State, specs: Sequence[CardSpec], seed: str, kerne
             place += 1
     state.card_count = place
     for card in state.cards[:place]:
-        card.kernel_ns = kernel_ns
         card.engine_ns = time.monotonic_ns()
         card.sample_end_ns = card.engine_ns + layout.SAMPLE_PERIOD_NS
 

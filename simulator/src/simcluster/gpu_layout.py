@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 9
+LAYOUT_VERSION: Final = 10
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -39,7 +39,7 @@ def _fields(kind: _Kind, names: str) -> list[tuple[str, _Kind]]:
 
 
 class SampleProcess(ctypes.Structure):
-    _fields_ = [("pid", i32), ("percent", u32)]
+    _fields_ = [("pid", i32), ("percent", ctypes.c_uint16), ("slot", ctypes.c_uint16)]
 
 
 class Sample(ctypes.Structure):
@@ -81,7 +81,7 @@ class Card(ctypes.Structure):
         *_fields(u64, "ecc_corrected_aggregate ecc_uncorrected_aggregate"),
         *_fields(u64, "retired_single retired_double remapped_corrected remapped_uncorrected"),
         *_fields(u64, "pcie_replays pcie_tx_bytes pcie_rx_bytes nvlink_tx_kib nvlink_rx_kib"),
-        *_fields(u64, "throttled_power_ns throttled_thermal_ns kernel_ns"),
+        *_fields(u64, "throttled_power_ns throttled_thermal_ns kernel_ns context_ns module_ns"),
         *_fields(u64, "used_bytes engine_ns busy_ns sample_end_ns sample_busy_ns sample_count"),
         ("samples", Sample * SAMPLES),
     ]
@@ -117,6 +117,7 @@ class Process(ctypes.Structure):
         ("live", u32),
         ("pid", i32),
         ("start_time", u64),
+        ("pid_namespace", u64),
         ("contained", u32),
         ("context_count", u32 * CARDS),
         ("checkpoint", u32),
@@ -164,7 +165,7 @@ class State(ctypes.Structure):
         ("driver_version", char * 32),
         ("nvml_version", char * 32),
         *_fields(u64, "created_ns granularity_bytes pool_chunk_bytes"),
-        *_fields(u64, "lock sequence recoveries reaped"),
+        *_fields(u64, "lock sequence recoveries reaped pid_namespace attached exported exports"),
         *_fields(u32, "record_high record_free ghost_high queue_high"),
         ("event_count", u64),
         ("events", Event * EVENTS),
