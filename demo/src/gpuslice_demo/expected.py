@@ -32,7 +32,15 @@ class Expected:
 
     def fits(self, output: str) -> bool:
         search = re.search if self.part else re.fullmatch
-        return search(self._pattern(), self._shape(output), re.MULTILINE) is not None
+        parts = _MARK.split(self._shape(self.text))
+        return (
+            search(
+                "".join(re.escape(one) if n % 2 == 0 else MARKS[one] for n, one in enumerate(parts)),
+                self._shape(output),
+                re.MULTILINE,
+            )
+            is not None
+        )
 
     def difference(self, output: str) -> str:
         """What differs, line by line, for a person to read."""
@@ -44,10 +52,6 @@ class Expected:
         if self.columns:
             lines = [re.sub(r" +", " ", line).strip() for line in lines]
         return re.sub(r"\n\n+", "\n\n", "\n".join(lines)).strip("\n")
-
-    def _pattern(self) -> str:
-        parts = _MARK.split(self._shape(self.text))
-        return "".join(re.escape(one) if n % 2 == 0 else MARKS[one] for n, one in enumerate(parts))
 
 
 def exactly(text: str) -> Expected:

@@ -25,11 +25,26 @@ def product_image() -> dict[str, Image]:
 
 def manifests(places: Places, extender_port: int) -> str:
     """What to apply, with the vendor's names."""
+    # the scheduler's file where `gpuslice doctor` can read it, as the chart has it
     items = [
         _device_plugin(places),
         _extender(places, extender_port),
-        _service(extender_port),
-        _configuration(extender_port),
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "gpushare-schd-extender", "namespace": SYSTEM_NAMESPACE},
+            "spec": {
+                "type": "NodePort",
+                "selector": {"app": "gpushare", "component": "gpushare-schd-extender"},
+                "ports": [{"name": "http", "port": 12345, "targetPort": extender_port, "nodePort": 32766}],
+            },
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "gpuslice-scheduler", "namespace": SYSTEM_NAMESPACE},
+            "data": {"config.yaml": scheduler_configuration(extender_port)},
+        },
     ]
     return yaml.safe_dump_all(items, sort_keys=False)
 
@@ -103,29 +118,6 @@ def _workload(kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]
         "kind": kind,
         "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
         "spec": {"selector": {"matchLabels": labels}, "template": template},
-    }
-
-
-def _service(port: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "gpushare-schd-extender", "namespace": SYSTEM_NAMESPACE},
-        "spec": {
-            "type": "NodePort",
-            "selector": {"app": "gpushare", "component": "gpushare-schd-extender"},
-            "ports": [{"name": "http", "port": 12345, "targetPort": port, "nodePort": 32766}],
-        },
-    }
-
-
-def _configuration(port: int) -> dict[str, Any]:
-    """The scheduler's file where `gpuslice doctor` can read it, as the chart has it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "gpuslice-scheduler", "namespace": SYSTEM_NAMESPACE},
-        "data": {"config.yaml": scheduler_configuration(port)},
     }
 
 

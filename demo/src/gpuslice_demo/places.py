@@ -89,11 +89,6 @@ def find_places(folder: str = "") -> Places:
         programs=Path(sys.executable).parent,
         temporary=not folder,
     )
-    _check(places)
-    return places
-
-
-def _check(places: Places) -> None:
     if len(str(places.folder)) > LONGEST_FOLDER:
         raise DemoError(
             f"--dir {places.folder} has {len(str(places.folder))} characters; unix sockets below it allow "
@@ -106,3 +101,4 @@ def _check(places: Places) -> None:
         raise DemoError(f"{places.programs / 'kubectl'} is not there: install it with `make setup`")
     if not places.examples.is_dir():
         raise DemoError(f"{places.examples} is not there: the demo runs from a checkout")
+    return places

@@ -46,7 +46,12 @@ class Player:
 
     async def play(self, story: Story, world: World) -> None:
         """The steps of the story in the cluster `world`, up to the first that goes wrong."""
-        self._lay_out(world)
+        # the folder at the desk: the examples and what installs the product
+        (self._desk / "install.yaml").write_text(manifests(self._places, world.extender_port))
+        (self._desk / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
+        link = self._desk / "examples"
+        if not link.is_symlink():
+            link.symlink_to(self._places.examples)
         for step in story.steps:
             if not await self._play(story, step, world):
                 return
@@ -55,14 +60,6 @@ class Player:
         self._print()
         self._print(f"━━ {story.title}", style="1")
 
-    def _lay_out(self, world: World) -> None:
-        """The folder at the desk: the examples and what installs the product."""
-        (self._desk / "install.yaml").write_text(manifests(self._places, world.extender_port))
-        (self._desk / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
-        link = self._desk / "examples"
-        if not link.is_symlink():
-            link.symlink_to(self._places.examples)
-
     @property
     def _desk(self) -> Path:
         return self._places.folder / "home"
@@ -70,7 +67,12 @@ class Player:
     async def _play(self, story: Story, step: Step, world: World) -> bool:
         if step.before is not None:
             await step.before(world)
-        self._announce(step)
+        self._print()
+        if step.say:
+            seconds = time.monotonic() - self._began
+            self._print(f"# {step.say}  ({seconds:.0f} s)", style="2")
+        prompt = f"[{step.on_node}]# " if step.on_node else "$ "
+        self._print(prompt + step.command, style="36")
         output = await self._run_until_right(step, world)
         self._print(output.rstrip("\n"))
         if step.expected.fits(output):
@@ -78,36 +80,23 @@ class Player:
             return True
         self._score.wrong.append(f"{story.name}: {step.command}")
         self._print(f"✗ this is not what is documented:\n{step.expected.difference(output)}", style="31")
-        await self._explain()
-        return False
-
-    async def _explain(self) -> None:
-        """What the cluster itself says is wrong."""
+        # what the cluster itself says is wrong
         for command in _QUESTIONS:
             output = await desk.run(command, self._places.environment(), self._desk)
             self._print(f"$ {command}\n{output}", style="2")
+        return False
 
     async def _run_until_right(self, step: Step, world: World) -> str:
         deadline = time.monotonic() + step.within_s
         while True:
-            output = await self._run(step, world)
+            environ = world.node_environment(step.on_node) if step.on_node else self._places.environment()
+            if step.terminal:
+                output = await desk.run_in_terminal(step.command, environ, self._desk, step.typed)
+            else:
+                output = await desk.run(step.command, environ, self._desk)
             if step.expected.fits(output) or not _may_repeat(step) or time.monotonic() > deadline:
                 return output
             await asyncio.sleep(_AGAIN_S)
-
-    async def _run(self, step: Step, world: World) -> str:
-        environ = world.node_environment(step.on_node) if step.on_node else self._places.environment()
-        if step.terminal:
-            return await desk.run_in_terminal(step.command, environ, self._desk, step.typed)
-        return await desk.run(step.command, environ, self._desk)
-
-    def _announce(self, step: Step) -> None:
-        self._print()
-        if step.say:
-            seconds = time.monotonic() - self._began
-            self._print(f"# {step.say}  ({seconds:.0f} s)", style="2")
-        prompt = f"[{step.on_node}]# " if step.on_node else "$ "
-        self._print(prompt + step.command, style="36")
 
     def _print(self, text: str = "", style: str = "") -> None:
         print(f"\033[{style}m{text}\033[0m" if style and self._colour else text, flush=True, file=sys.stdout)

@@ -18,10 +18,6 @@ URL_ANNOTATION = "gpuslice.io/scrape"
 
 def exporter_manifest(places: Places, port: int) -> str:
     """What to apply. The nodes of a story share this machine, so only one of them can have the port."""
-    return yaml.safe_dump(_daemon_set(places, port), sort_keys=False)
-
-
-def _daemon_set(places: Places, port: int) -> dict[str, Any]:
     spec = {
         "hostNetwork": True,
         "hostPID": True,
@@ -43,12 +39,15 @@ def _daemon_set(places: Places, port: int) -> dict[str, Any]:
         "metadata": {"labels": _LABELS, "annotations": {"prometheus.io/port": str(port)}},
         "spec": spec,
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": about,
-        "spec": {"selector": {"matchLabels": _LABELS}, "template": template},
-    }
+    return yaml.safe_dump(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": about,
+            "spec": {"selector": {"matchLabels": _LABELS}, "template": template},
+        },
+        sort_keys=False,
+    )
 
 
 def _container(places: Places, port: int) -> dict[str, Any]:

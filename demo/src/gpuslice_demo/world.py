@@ -65,7 +65,24 @@ class World:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._start()
+            self._failed = asyncio.get_running_loop().create_future()
+            self._client = KubeClient(await self._enter(await self._api_server()))
+            self._run(Controllers(self._client).run(), "controllers")
+            await self._start_scheduler()
+            registry = ImageRegistry(self.places.driver, product_image())
+            for number, plan in enumerate(self._plans):
+                folder = self.places.folder / f"n{number}"
+                settings = self._settings(plan, folder)
+                node = SimulatedNode(plan, settings)
+                self._nodes[plan.name] = node
+                kubelet = Kubelet(settings, self._client, node.runtime, registry)
+                node.task = self._run(kubelet.run(), f"kubelet of {plan.name}")
+                await self._until(kubelet.ready)
+                if plan.exclusive and settings.gpu_state is not None:
+                    with gpu.Machine(settings.gpu_state) as machine:
+                        uuids = [card.uuid for card in machine.cards()]
+                    node.exclusive = ExclusiveCards(settings.plugin_folder, uuids)
+                    await node.exclusive.start()
         except BaseException:
             await self.close()
             raise
@@ -121,15 +138,6 @@ class World:
 
     # -- start -----------------------------------------------------------------------------------
 
-    async def _start(self) -> None:
-        self._failed = asyncio.get_running_loop().create_future()
-        self._client = KubeClient(await self._enter(await self._api_server()))
-        self._run(Controllers(self._client).run(), "controllers")
-        await self._start_scheduler()
-        registry = ImageRegistry(self.places.driver, product_image())
-        for number, plan in enumerate(self._plans):
-            await self._start_node(plan, self.places.folder / f"n{number}", registry)
-
     async def _api_server(self) -> HttpTransport:
         """An API server, with its kubeconfig in its place. The end-to-end tests put a real one here."""
         server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
@@ -146,19 +154,6 @@ class World:
 
     async def _enter(self, context: contextlib.AbstractAsyncContextManager[T]) -> T:
         return await self._stack.enter_async_context(context)
-
-    async def _start_node(self, plan: NodePlan, folder: Path, registry: ImageRegistry) -> None:
-        settings = self._settings(plan, folder)
-        node = SimulatedNode(plan, settings)
-        self._nodes[plan.name] = node
-        kubelet = Kubelet(settings, self._client, node.runtime, registry)
-        node.task = self._run(kubelet.run(), f"kubelet of {plan.name}")
-        await self._until(kubelet.ready)
-        if plan.exclusive and settings.gpu_state is not None:
-            with gpu.Machine(settings.gpu_state) as machine:
-                uuids = [card.uuid for card in machine.cards()]
-            node.exclusive = ExclusiveCards(settings.plugin_folder, uuids)
-            await node.exclusive.start()
 
     def _settings(self, plan: NodePlan, folder: Path) -> KubeletSettings:
         folder.mkdir(parents=True, exist_ok=True)

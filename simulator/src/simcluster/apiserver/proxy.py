@@ -60,23 +60,19 @@ async def proxy_websocket(
             protocols=[kubelet.protocol or protocols[0]], max_msg_size=_MESSAGE_LIMIT_BYTES
         )
         await client.prepare(incoming)
-        await _join(client, kubelet)
+        # until either side closes
+        tasks = [
+            asyncio.create_task(_copy(client, kubelet.send_bytes), name="exec to kubelet"),
+            asyncio.create_task(_copy(kubelet, client.send_bytes), name="exec to client"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await client.close()
     return client
-
-
-async def _join(client: web.WebSocketResponse, kubelet: aiohttp.ClientWebSocketResponse) -> None:
-    """Until either side closes."""
-    tasks = [
-        asyncio.create_task(_copy(client, kubelet.send_bytes), name="exec to kubelet"),
-        asyncio.create_task(_copy(kubelet, client.send_bytes), name="exec to client"),
-    ]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _copy(

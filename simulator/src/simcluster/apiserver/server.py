@@ -65,7 +65,13 @@ class ApiServer:
         await self.stop()
 
     async def _answer(self, incoming: web.Request) -> web.StreamResponse:
-        request = await _read(incoming)
+        request = Request(
+            method=incoming.method,
+            path=incoming.path,
+            query=dict(incoming.query),
+            headers={name.lower(): value for name, value in incoming.headers.items()},
+            body=await incoming.read() if incoming.can_read_body else b"",
+        )
         fault = next((item for item in self.cluster.faults.active if item.matches(request)), None)
         if fault is not None and fault.delay_s:
             await asyncio.sleep(fault.delay_s)
@@ -73,8 +79,14 @@ class ApiServer:
         if response.watch is not None:
             return await stream_watch(incoming, response)
         if response.proxy is not None:
-            return await self._proxy(incoming, response)
-        return _plain(response)
+            assert response.proxy is not None
+            if response.proxy.websocket:
+                return await proxy_websocket(self._client(), incoming, response.proxy.url)
+            return await proxy_stream(self._client(), incoming, response.proxy.url)
+        headers = {"Audit-Id": secrets.token_hex(8), "Cache-Control": "no-cache, private"}
+        return web.Response(
+            status=response.status, body=response.body, headers=headers | dict(response.headers)
+        )
 
     async def _handle(self, request: Request) -> Response:
         """Runs the request's steps, calling webhooks over HTTP in between."""
@@ -90,12 +102,6 @@ class ApiServer:
     def _client(self) -> aiohttp.ClientSession:
         assert self._session is not None, "the server has not been started"
         return self._session
-
-    async def _proxy(self, incoming: web.Request, response: Response) -> web.StreamResponse:
-        assert response.proxy is not None
-        if response.proxy.websocket:
-            return await proxy_websocket(self._client(), incoming, response.proxy.url)
-        return await proxy_stream(self._client(), incoming, response.proxy.url)
 
     async def _proxy_pod(self, incoming: web.Request) -> web.StreamResponse:
         """``pods/<name>:<port>/proxy/<path>``: the simulated nodes' processes all listen on this machine."""
@@ -119,21 +125,6 @@ class ApiServer:
                     status=404, text=f"{unknown}: must be compact, drop-watches, fault or clear-faults"
                 )
         return web.Response(text="ok")
-
-
-async def _read(incoming: web.Request) -> Request:
-    return Request(
-        method=incoming.method,
-        path=incoming.path,
-        query=dict(incoming.query),
-        headers={name.lower(): value for name, value in incoming.headers.items()},
-        body=await incoming.read() if incoming.can_read_body else b"",
-    )
-
-
-def _plain(response: Response) -> web.Response:
-    headers = {"Audit-Id": secrets.token_hex(8), "Cache-Control": "no-cache, private"}
-    return web.Response(status=response.status, body=response.body, headers=headers | dict(response.headers))
 
 
 _KUBECONFIG = """\

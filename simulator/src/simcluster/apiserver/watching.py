@@ -41,17 +41,14 @@ async def _pump(watch: Watch, outgoing: web.StreamResponse, deadline_s: float) -
         if lines := watch.take():
             await outgoing.write(lines)
         elif not watch.ended and left_s > 0:
-            await _wait(watch, ready, min(left_s, _BOOKMARK_EVERY_S))
+            # for something to send; a bookmark when nothing comes for long
+            longest_s = min(left_s, _BOOKMARK_EVERY_S)
+            try:
+                async with asyncio.timeout(longest_s):
+                    await ready.wait()
+            except TimeoutError:
+                if watch.wants_bookmarks and longest_s >= _BOOKMARK_EVERY_S:
+                    watch.bookmark()
             continue
         if watch.ended or left_s <= 0:
             return
-
-
-async def _wait(watch: Watch, ready: asyncio.Event, longest_s: float) -> None:
-    """For something to send; a bookmark when nothing comes for long."""
-    try:
-        async with asyncio.timeout(longest_s):
-            await ready.wait()
-    except TimeoutError:
-        if watch.wants_bookmarks and longest_s >= _BOOKMARK_EVERY_S:
-            watch.bookmark()

@@ -35,7 +35,17 @@ async def ask_webhook(session: aiohttp.ClientSession, cluster: Cluster, call: We
             server_hostname=place.server_name,
             timeout=aiohttp.ClientTimeout(total=call.timeout_s),
         ) as answer:
-            return _read(call, answer.status, await answer.read())
+            status = answer.status
+            body = await answer.read()
+            if status != 200:
+                return WebhookAnswer(
+                    error=f"the server answered {status}: {body[:200].decode(errors='replace')}"
+                )
+            review = msgspec.json.decode(body)
+            response = review.get("response") if isinstance(review, dict) else None
+            if not isinstance(response, dict) or response.get("uid") != call.review["request"]["uid"]:
+                return WebhookAnswer(error="expected response.uid to be the request's uid")
+            return WebhookAnswer(response)
     except (aiohttp.ClientError, TimeoutError, ValueError, ssl.SSLError) as error:
         return WebhookAnswer(error=str(error) or type(error).__name__)
 
@@ -60,13 +70,3 @@ def _tls(config: Object, url: str) -> ssl.SSLContext | bool:
     if not bundle or not url.startswith("https:"):
         return True
     return ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
-
-
-def _read(call: WebhookCall, status: int, body: bytes) -> WebhookAnswer:
-    if status != 200:
-        return WebhookAnswer(error=f"the server answered {status}: {body[:200].decode(errors='replace')}")
-    review = msgspec.json.decode(body)
-    response = review.get("response") if isinstance(review, dict) else None
-    if not isinstance(response, dict) or response.get("uid") != call.review["request"]["uid"]:
-        return WebhookAnswer(error="expected response.uid to be the request's uid")
-    return WebhookAnswer(response)

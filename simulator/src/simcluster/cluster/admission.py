@@ -71,7 +71,16 @@ def admit(cluster: Cluster, review: Review) -> ObjectSteps:
         answer = yield _call(cluster, hook, review)
         response = _allowed(hook, answer)
         if response.get("patch"):
-            review = replace(review, obj=_patched(cluster, review, hook, response))
+            try:
+                operations: Any = msgspec.json.decode(base64.b64decode(response["patch"]))
+                changed = json_patch(_typed(review, review.obj), operations)
+            except (ValueError, msgspec.DecodeError, ApiError) as error:
+                message = (
+                    f'Internal error occurred: admission webhook "{hook["name"]}" sent a bad patch: {error}'
+                )
+                raise ApiError(500, "InternalError", message) from error
+            bare = {key: value for key, value in changed.items() if key not in ("apiVersion", "kind")}
+            review = replace(review, obj=Decoder(cluster.schema).object(review.resource.schema, bare))
     return review.obj
 
 
@@ -169,14 +178,3 @@ def _allowed(hook: Object, answer: WebhookAnswer) -> Object:
     said = f"denied the request: {text}" if text else "denied the request without explanation"
     message = f'admission webhook "{name}" {said}'
     raise ApiError(max(int(status.get("code", 0)), 400), str(status.get("reason", "")), message)
-
-
-def _patched(cluster: Cluster, review: Review, hook: Object, response: Object) -> Object:
-    try:
-        operations: Any = msgspec.json.decode(base64.b64decode(response["patch"]))
-        changed = json_patch(_typed(review, review.obj), operations)
-    except (ValueError, msgspec.DecodeError, ApiError) as error:
-        message = f'Internal error occurred: admission webhook "{hook["name"]}" sent a bad patch: {error}'
-        raise ApiError(500, "InternalError", message) from error
-    bare = {key: value for key, value in changed.items() if key not in ("apiVersion", "kind")}
-    return Decoder(cluster.schema).object(review.resource.schema, bare)

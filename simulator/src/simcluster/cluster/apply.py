@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from simcluster.cluster import managed, writes
-from simcluster.cluster.body import Body, check_type, decode_object, parse_body
+from simcluster.cluster.body import check_type, decode_object, parse_body
 from simcluster.cluster.errors import ApiError, Cause, bad_request, not_found
-from simcluster.cluster.fieldset import Leaves, Path, encode, item_key, leaves, path_text, set_element
+from simcluster.cluster.fieldset import Path, encode, item_key, leaves, path_text, set_element
 from simcluster.cluster.request import Object, Request
 from simcluster.cluster.route import Target
 from simcluster.cluster.schema import Field, Message, Schema
@@ -22,18 +22,6 @@ Conflict = tuple[Object, Path]
 
 def apply(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
     """PATCH with ``application/apply-patch+yaml``; creates what is not there."""
-    body = _config(cluster, target, request)
-    options = writes.options_of(request, target.subresource)
-    current = cluster.store.get(target.resource.store, (target.namespace, target.name))
-    if current is None:
-        entry = yield from _create(cluster, target, body, options)
-        return writes.answer(cluster, target, request, entry, status=201, warnings=body.warnings)
-    merged = _merged(cluster, target, current, body.obj, options)
-    entry = yield from writes.update_object(cluster, target, current, merged, options)
-    return writes.answer(cluster, target, request, entry, status=200, warnings=body.warnings)
-
-
-def _config(cluster: Cluster, target: Target, request: Request) -> Body:
     if not request.query.get("fieldManager"):
         why = "fieldManager: Required value: is required for apply patch"
         raise bad_request(f"PatchOptions.meta.k8s.io is invalid: {why}")
@@ -41,17 +29,21 @@ def _config(cluster: Cluster, target: Target, request: Request) -> Body:
     check_type(target.resource, raw)
     if (raw.get("metadata") or {}).get("managedFields"):
         raise bad_request("metadata.managedFields must be nil")
-    return decode_object(cluster, target.resource, raw, request.query.get("fieldValidation", "Warn"))
-
-
-def _create(cluster: Cluster, target: Target, body: Body, options: writes.WriteOptions) -> writes.EntrySteps:
-    if target.subresource:
-        raise not_found(target.resource.plural, target.resource.group, target.name)
-    obj = body.obj
-    obj["metadata"].setdefault("name", target.name)
-    paths = set(leaves(cluster.schema, target.resource.schema, obj))
-    obj["metadata"]["managedFields"] = [managed.owner_entry(cluster, target.resource, options, paths)]
-    return (yield from writes.create_object(cluster, target, obj, options))
+    body = decode_object(cluster, target.resource, raw, request.query.get("fieldValidation", "Warn"))
+    options = writes.options_of(request, target.subresource)
+    current = cluster.store.get(target.resource.store, (target.namespace, target.name))
+    if current is None:
+        if target.subresource:
+            raise not_found(target.resource.plural, target.resource.group, target.name)
+        obj = body.obj
+        obj["metadata"].setdefault("name", target.name)
+        paths = set(leaves(cluster.schema, target.resource.schema, obj))
+        obj["metadata"]["managedFields"] = [managed.owner_entry(cluster, target.resource, options, paths)]
+        entry = yield from writes.create_object(cluster, target, obj, options)
+        return writes.answer(cluster, target, request, entry, status=201, warnings=body.warnings)
+    merged = _merged(cluster, target, current, body.obj, options)
+    entry = yield from writes.update_object(cluster, target, current, merged, options)
+    return writes.answer(cluster, target, request, entry, status=200, warnings=body.warnings)
 
 
 def _merged(
@@ -63,7 +55,11 @@ def _merged(
     held = leaves(cluster.schema, resource.schema, live)
     entries: list[Object] = live["metadata"].get("managedFields") or []
     others = [entry for entry in entries if not managed.is_applier(entry, options)]
-    if (conflicts := _conflicts(others, wanted, held)) and not options.force:
+    conflicts: list[Conflict] = []
+    for entry in others:
+        shared = managed.fields_of(entry) & wanted.keys()
+        conflicts += [(entry, path) for path in sorted(shared) if held.get(path) != wanted[path]]
+    if conflicts and not options.force:
         raise _conflict_error(conflicts)
     lost = {path for _, path in conflicts}
     others = [left for entry in others if (left := _without(entry, lost))]
@@ -74,23 +70,11 @@ def _merged(
     result = _Merge(cluster.schema).message(message, _removed(cluster.schema, message, live, dropped), config)
     own = managed.owner_entry(cluster, resource, options, set(wanted))
     result["metadata"]["managedFields"] = [own, *others]
-    _keep_preconditions(result, config)
-    return result
-
-
-def _keep_preconditions(result: Object, config: Object) -> None:
-    """A resourceVersion or uid in the configuration is a condition; without one, there is none."""
+    # A resourceVersion or uid in the configuration is a condition; without one, there is none
     for key in ("resourceVersion", "uid"):
         if key in config["metadata"]:
             result["metadata"][key] = config["metadata"][key]
-
-
-def _conflicts(others: list[Object], wanted: Leaves, held: Leaves) -> list[Conflict]:
-    found: list[Conflict] = []
-    for entry in others:
-        shared = managed.fields_of(entry) & wanted.keys()
-        found += [(entry, path) for path in sorted(shared) if held.get(path) != wanted[path]]
-    return found
+    return result
 
 
 def _without(entry: Object, lost: set[Path]) -> Object | None:
@@ -188,17 +172,13 @@ def _removed_inside(schema: Schema, field: Field, value: Any, paths: set[Path]) 
         gone = {path[0].removeprefix("f:") for path in paths}
         return {key: item for key, item in value.items() if key not in gone}
     if field.shape == "list":
-        return _removed_items(schema, field, value, paths)
+        if not field.map_keys:
+            gone = {path[0] for path in paths}
+            return [item for item in value if set_element(item) not in gone]
+        result: list[Any] = []
+        for item in value:
+            rest = {path[1:] for path in paths if path[0] == item_key(field, item)}
+            if () not in rest:
+                result.append(_removed(schema, schema.message(field.type), item, rest) if rest else item)
+        return result
     return _removed(schema, schema.message(field.type), value, paths)
-
-
-def _removed_items(schema: Schema, field: Field, items: list[Any], paths: set[Path]) -> list[Any]:
-    if not field.map_keys:
-        gone = {path[0] for path in paths}
-        return [item for item in items if set_element(item) not in gone]
-    result: list[Any] = []
-    for item in items:
-        rest = {path[1:] for path in paths if path[0] == item_key(field, item)}
-        if () not in rest:
-            result.append(_removed(schema, schema.message(field.type), item, rest) if rest else item)
-    return result

@@ -31,7 +31,19 @@ def bind(cluster: Cluster, target: Target, request: Request) -> Response:
     entry = find(cluster, Target(pods, target.namespace, name))
     _check(entry, name, metadata)
     if "All" not in request.query.get("dryRun", ""):
-        cluster.store.put("pods", _bound(cluster, entry, node, metadata))
+        pod = entry.copy()
+        pod["spec"]["nodeName"] = node
+        pod["status"].pop("nominatedNodeName", None)  # ClearingNominatedNodeNameAfterBinding, on since 1.35
+        for part in ("annotations", "labels"):
+            if metadata.get(part):
+                pod["metadata"][part] = (pod["metadata"].get(part) or {}) | metadata[part]
+        conditions = [c for c in pod["status"].get("conditions") or [] if c["type"] != "PodScheduled"]
+        scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
+        pod["status"]["conditions"] = [
+            *conditions,
+            scheduled | {"lastTransitionTime": format_time(cluster.now_s())},
+        ]
+        cluster.store.put("pods", pod)
     return json_response(_BOUND, 201)
 
 
@@ -55,19 +67,3 @@ def _check(entry: Entry, name: str, metadata: Object) -> None:
         why = f"pod {name} has non-empty .spec.schedulingGates"
     if why:
         raise conflict("pods/binding", "", name, why)
-
-
-def _bound(cluster: Cluster, entry: Entry, node: str, metadata: Object) -> Object:
-    pod = entry.copy()
-    pod["spec"]["nodeName"] = node
-    pod["status"].pop("nominatedNodeName", None)  # ClearingNominatedNodeNameAfterBinding, on since 1.35
-    for part in ("annotations", "labels"):
-        if metadata.get(part):
-            pod["metadata"][part] = (pod["metadata"].get(part) or {}) | metadata[part]
-    conditions = [c for c in pod["status"].get("conditions") or [] if c["type"] != "PodScheduled"]
-    scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
-    pod["status"]["conditions"] = [
-        *conditions,
-        scheduled | {"lastTransitionTime": format_time(cluster.now_s())},
-    ]
-    return pod

@@ -20,8 +20,25 @@ def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
     if resource.namespaced:
         _check_namespace(cluster, resource, obj)
     if resource.store == "pods":
-        _account(obj["spec"])
-        _priority(cluster, obj)
+        spec = obj["spec"]
+        name = spec.setdefault("serviceAccountName", "default")
+        spec["serviceAccount"] = name
+        spec = obj["spec"]
+        class_name = spec.get("priorityClassName") or _default_class(cluster)
+        if class_name in _SYSTEM_PRIORITIES:
+            value, preemption = _SYSTEM_PRIORITIES[class_name], "PreemptLowerPriority"
+        elif class_name:
+            entry = cluster.store.get("priorityclasses.scheduling.k8s.io", ("", class_name))
+            if entry is None:
+                why = f"no PriorityClass with name {class_name} was found"
+                raise forbidden("pods", "", obj["metadata"]["name"], why)
+            value, preemption = entry.obj["value"], entry.obj["preemptionPolicy"]
+        else:
+            value, preemption = 0, "PreemptLowerPriority"
+        if class_name:
+            spec["priorityClassName"] = class_name
+        spec["priority"] = value
+        spec.setdefault("preemptionPolicy", preemption)
         _tolerate(obj["spec"])
     if resource.store == "services":
         _addresses(cluster, obj["spec"])
@@ -39,30 +56,6 @@ def _check_namespace(cluster: Cluster, resource: Resource, obj: Object) -> None:
         raise ApiError(403, "Forbidden", error.message, error.details | {"causes": [cause.to_dict()]})
 
 
-def _account(spec: Object) -> None:
-    name = spec.setdefault("serviceAccountName", "default")
-    spec["serviceAccount"] = name
-
-
-def _priority(cluster: Cluster, pod: Object) -> None:
-    spec = pod["spec"]
-    class_name = spec.get("priorityClassName") or _default_class(cluster)
-    if class_name in _SYSTEM_PRIORITIES:
-        value, preemption = _SYSTEM_PRIORITIES[class_name], "PreemptLowerPriority"
-    elif class_name:
-        entry = cluster.store.get("priorityclasses.scheduling.k8s.io", ("", class_name))
-        if entry is None:
-            why = f"no PriorityClass with name {class_name} was found"
-            raise forbidden("pods", "", pod["metadata"]["name"], why)
-        value, preemption = entry.obj["value"], entry.obj["preemptionPolicy"]
-    else:
-        value, preemption = 0, "PreemptLowerPriority"
-    if class_name:
-        spec["priorityClassName"] = class_name
-    spec["priority"] = value
-    spec.setdefault("preemptionPolicy", preemption)
-
-
 def _default_class(cluster: Cluster) -> str:
     classes = cluster.store.shelf("priorityclasses.scheduling.k8s.io").items.values()
     return next((entry.key[1] for entry in classes if entry.obj.get("globalDefault")), "")
@@ -72,14 +65,13 @@ def _tolerate(spec: Object) -> None:
     """Five minutes on a node that stops answering, as the cluster's default."""
     tolerations = spec.setdefault("tolerations", [])
     for key in _TOLERATED:
-        if not any(_covers(item, key) for item in tolerations):
+        if not any(
+            item.get("key") in (key, None, "") and item.get("effect") in ("NoExecute", None, "")
+            for item in tolerations
+        ):
             tolerations.append(
                 {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
             )
-
-
-def _covers(toleration: Object, key: str) -> bool:
-    return toleration.get("key") in (key, None, "") and toleration.get("effect") in ("NoExecute", None, "")
 
 
 def _addresses(cluster: Cluster, spec: Object) -> None:

@@ -54,7 +54,16 @@ class Cluster:
         self._webhook = webhook
         self._watches: list[Watch] = []
         self._service_count = 0
-        self._create_initial_objects()
+        for name in NAMESPACES:
+            self._create("/api/v1/namespaces", {"metadata": {"name": name}})
+        service: Object = {
+            "metadata": {
+                "name": "kubernetes",
+                "labels": {"component": "apiserver", "provider": "kubernetes"},
+            },
+            "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 6443}]},
+        }
+        self._create("/api/v1/namespaces/default/services", service)
 
     def handle(self, request: Request) -> Response:
         """Answers the request; admission webhooks are asked through the function handed in."""
@@ -62,7 +71,11 @@ class Cluster:
         try:
             call = next(steps)
             while True:
-                call = steps.send(self._ask(call))
+                if self._webhook is None:
+                    ask = WebhookAnswer(error="this API server cannot call webhooks")
+                else:
+                    ask = self._webhook(call)
+                call = steps.send(ask)
         except StopIteration as stop:
             answer: Response = stop.value
             return answer
@@ -81,11 +94,6 @@ class Cluster:
         if response.watch is not None:
             self._watches = [*self.watches(), response.watch]
         return response
-
-    def _ask(self, call: WebhookCall) -> WebhookAnswer:
-        if self._webhook is None:
-            return WebhookAnswer(error="this API server cannot call webhooks")
-        return self._webhook(call)
 
     def send_bookmarks(self) -> None:
         """A bookmark to every watch that wants them."""
@@ -129,18 +137,6 @@ class Cluster:
             return msgspec.json.decode(body)
         except msgspec.DecodeError as error:
             raise bad_request(f"the body of the request is not JSON: {error}") from error
-
-    def _create_initial_objects(self) -> None:
-        for name in NAMESPACES:
-            self._create("/api/v1/namespaces", {"metadata": {"name": name}})
-        service: Object = {
-            "metadata": {
-                "name": "kubernetes",
-                "labels": {"component": "apiserver", "provider": "kubernetes"},
-            },
-            "spec": {"ports": [{"name": "https", "port": 443, "targetPort": 6443}]},
-        }
-        self._create("/api/v1/namespaces/default/services", service)
 
     def _create(self, path: str, obj: Object) -> None:
         headers = {"user-agent": "kube-apiserver"}

@@ -46,21 +46,15 @@ class Decoder:
         if value is None:
             return None
         if field.shape == "list":
-            return self._list(field, value, path) or None
+            if not isinstance(value, list):
+                raise _wrong_type(value, f"[]{field.type}", path)
+            return [self._single(field, item, f"{path}[{index}]") for index, item in enumerate(value)] or None
         if field.shape == "map":
-            return self._map(field, value, path) or None
+            if not isinstance(value, dict):
+                raise _wrong_type(value, f"map[string]{field.type}", path)
+            return {key: self._single(field, item, f"{path}.{key}") for key, item in value.items()} or None
         decoded = self._single(field, value, path)
         return None if field.omits_zero and not decoded else decoded
-
-    def _list(self, field: Field, value: Any, path: str) -> list[Any]:
-        if not isinstance(value, list):
-            raise _wrong_type(value, f"[]{field.type}", path)
-        return [self._single(field, item, f"{path}[{index}]") for index, item in enumerate(value)]
-
-    def _map(self, field: Field, value: Any, path: str) -> Object:
-        if not isinstance(value, dict):
-            raise _wrong_type(value, f"map[string]{field.type}", path)
-        return {key: self._single(field, item, f"{path}.{key}") for key, item in value.items()}
 
     def _single(self, field: Field, value: Any, path: str) -> Any:
         if field.is_message:
@@ -73,7 +67,11 @@ def decode_scalar(type_name: str, value: Any, path: str) -> Any:  # noqa: PLR091
         case "Raw", _:
             return value
         case "Quantity", str() | int() | float() if not isinstance(value, bool):
-            return _quantity(value, path)
+            text = value if isinstance(value, str) else repr(value)
+            try:
+                return canonical_quantity(text.strip())
+            except ValueError as error:
+                raise bad_request(f"{path}: {error}") from error
         case (("str" | "Time" | "MicroTime" | "bytes" | "IntOrString"), str()):
             return value
         case "bool", bool():
@@ -87,14 +85,6 @@ def decode_scalar(type_name: str, value: Any, path: str) -> Any:  # noqa: PLR091
         case (("str" | "Time" | "MicroTime"), None):
             return ""
     raise _wrong_type(value, {"str": "string", "int": "int32"}.get(type_name, type_name), path)
-
-
-def _quantity(value: str | float, path: str) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    try:
-        return canonical_quantity(text.strip())
-    except ValueError as error:
-        raise bad_request(f"{path}: {error}") from error
 
 
 def _join(path: str, name: str) -> str:

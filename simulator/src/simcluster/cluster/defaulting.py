@@ -27,19 +27,15 @@ def _pod(pod: Object) -> None:
     pod_spec_defaults(spec)
     _set(spec, enableServiceLinks=True)
     for container in _containers(spec):
-        _requests_from_limits(container)
+        resources = container["resources"]
+        if limits := resources.get("limits"):
+            resources["requests"] = limits | (resources.get("requests") or {})
     status = pod.setdefault("status", {})
     _set(status, phase="Pending", qosClass=_quality(spec))
 
 
 def _containers(spec: Object) -> list[Object]:
     return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-
-
-def _requests_from_limits(container: Object) -> None:
-    resources = container["resources"]
-    if limits := resources.get("limits"):
-        resources["requests"] = limits | (resources.get("requests") or {})
 
 
 def _quality(spec: Object) -> str:
@@ -72,13 +68,22 @@ def pod_spec_defaults(spec: Object) -> None:
     for container in _containers(spec):
         _container(container, bool(spec.get("hostNetwork")))
     for volume in spec.get("volumes") or []:
-        _volume(volume)
+        if set(volume) <= {"name"}:
+            volume["emptyDir"] = {}
+        for kind in ("secret", "configMap", "projected", "downwardAPI"):
+            if kind in volume:
+                _set(volume[kind], defaultMode=420)
+        if "hostPath" in volume:
+            _set(volume["hostPath"], type="")
 
 
 def _container(container: Object, host_network: bool) -> None:
+    image = container.get("image", "")
+    last = image.rsplit("/", 1)[-1]
+    tag = last.partition(":")[2]
     _set(
         container,
-        imagePullPolicy=_pull_policy(container.get("image", "")),
+        imagePullPolicy="Always" if "@" not in last and tag in ("", "latest") else "IfNotPresent",
         resources={},
         terminationMessagePath="/dev/termination-log",
         terminationMessagePolicy="File",
@@ -96,26 +101,10 @@ def _container(container: Object, host_network: bool) -> None:
             _set(reference, apiVersion="v1")
 
 
-def _pull_policy(image: str) -> str:
-    last = image.rsplit("/", 1)[-1]
-    tag = last.partition(":")[2]
-    return "Always" if "@" not in last and tag in ("", "latest") else "IfNotPresent"
-
-
 def _probe(probe: Object) -> None:
     _set(probe, timeoutSeconds=1, periodSeconds=10, successThreshold=1, failureThreshold=3)
     if "httpGet" in probe:
         _set(probe["httpGet"], path="/", scheme="HTTP")
-
-
-def _volume(volume: Object) -> None:
-    if set(volume) <= {"name"}:
-        volume["emptyDir"] = {}
-    for kind in ("secret", "configMap", "projected", "downwardAPI"):
-        if kind in volume:
-            _set(volume[kind], defaultMode=420)
-    if "hostPath" in volume:
-        _set(volume["hostPath"], type="")
 
 
 def _template(template: Object) -> None:
@@ -229,11 +218,7 @@ def _secret(obj: Object) -> None:
     _set(obj, type="Opaque")
     if texts := obj.pop("stringData", None):
         data = obj.setdefault("data", {})
-        data.update({key: _base64(value) for key, value in texts.items()})
-
-
-def _base64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
+        data.update({key: base64.b64encode(value.encode()).decode() for key, value in texts.items()})
 
 
 def _node(obj: Object) -> None:

@@ -81,19 +81,18 @@ def delete(cluster: Cluster, target: Target, request: Request) -> Response:
     if left is not None or target.resource.store in _ANSWERED_WITH_OBJECT:
         renderer = renderer_for(target.resource, request, cluster.now_s())
         return Response(200, renderer.one(left or entry), {"content-type": renderer.content_type})
-    return json_response(_success(target.resource, entry))
-
-
-def _success(resource: Resource, entry: Entry) -> Object:
+    resource = target.resource
     details = {"name": entry.key[1], "group": resource.group, "kind": resource.plural}
     details["uid"] = entry.obj["metadata"]["uid"]
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Success",
-        "details": {key: value for key, value in details.items() if value},
-    }
+    return json_response(
+        {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Success",
+            "details": {key: value for key, value in details.items() if value},
+        }
+    )
 
 
 def delete_collection(cluster: Cluster, target: Target, request: Request) -> Response:
@@ -110,9 +109,28 @@ def delete_collection(cluster: Cluster, target: Target, request: Request) -> Res
 def delete_entry(cluster: Cluster, resource: Resource, entry: Entry, options: DeleteOptions) -> Entry | None:
     """Removes the object (None), or marks it when somebody has to finish something first (what is left)."""
     _check_preconditions(resource, entry, options.preconditions)
-    grace_s = _grace_s(resource, entry, options)
-    finalizers = _finalizers(entry, options)
-    waits = bool(finalizers) or grace_s > 0 or _has_content(resource, entry)
+    # only pods that may run somewhere are given time
+    if resource.store != "pods":
+        grace_s = 0
+    else:
+        spec, status = entry.obj["spec"], entry.obj.get("status") or {}
+        if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
+            grace_s = 0
+        else:
+            asked = options.grace_period_seconds
+            grace = spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked
+            grace_s = max(int(grace), 1) if grace else 0
+    finalizers = list(entry.obj["metadata"].get("finalizers") or [])
+    if options.propagation_policy is not None or options.orphan_dependents:
+        finalizers = [item for item in finalizers if item not in _FINALIZERS.values()]
+    if options.finalizer:
+        finalizers.append(options.finalizer)
+    # A namespace goes when its controller has emptied it
+    waits = (
+        bool(finalizers)
+        or grace_s > 0
+        or (resource.store == "namespaces" and bool((entry.obj.get("spec") or {}).get("finalizers")))
+    )
     if options.dry_run:
         return entry if waits else None
     if not waits:
@@ -133,32 +151,6 @@ def _check_preconditions(resource: Resource, entry: Entry, wanted: Preconditions
             where = "UID in object meta" if label == "UID" else "ResourceVersion in object meta"
             why = f"Precondition failed: {label} in precondition: {asked}, {where}: {held}"
             raise conflict(resource.plural, resource.group, entry.key[1], why)
-
-
-def _grace_s(resource: Resource, entry: Entry, options: DeleteOptions) -> int:
-    """Only pods that may run somewhere are given time."""
-    if resource.store != "pods":
-        return 0
-    spec, status = entry.obj["spec"], entry.obj.get("status") or {}
-    if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
-        return 0
-    asked = options.grace_period_seconds
-    grace = spec.get("terminationGracePeriodSeconds", 30) if asked is None else asked
-    return max(int(grace), 1) if grace else 0
-
-
-def _finalizers(entry: Entry, options: DeleteOptions) -> list[str]:
-    held = list(entry.obj["metadata"].get("finalizers") or [])
-    if options.propagation_policy is not None or options.orphan_dependents:
-        held = [item for item in held if item not in _FINALIZERS.values()]
-    if options.finalizer:
-        held.append(options.finalizer)
-    return held
-
-
-def _has_content(resource: Resource, entry: Entry) -> bool:
-    """A namespace goes when its controller has emptied it."""
-    return resource.store == "namespaces" and bool((entry.obj.get("spec") or {}).get("finalizers"))
 
 
 def _mark(cluster: Cluster, resource: Resource, entry: Entry, grace_s: int, finalizers: list[str]) -> Entry:

@@ -28,7 +28,13 @@ def evict(cluster: Cluster, target: Target, request: Request) -> Response:
         options.dry_run = ["All"]
     entry = find(cluster, target)
     if _counts(entry):
-        for budget in _budgets(cluster, entry):
+        labels = entry.obj["metadata"].get("labels") or {}
+        budgets = cluster.store.shelf("poddisruptionbudgets.policy").items.values()
+        for budget in [
+            budget.obj
+            for budget in budgets
+            if budget.key[0] == entry.key[0] and selects(budget.obj["spec"].get("selector"), labels)
+        ]:
             _check(cluster, budget)
     delete_entry(cluster, target.resource, entry, options)
     return json_response(_EVICTED, 201)
@@ -38,16 +44,6 @@ def _counts(pod: Entry) -> bool:
     """Pods that are finished, going or not yet placed disrupt nothing."""
     phase = (pod.obj.get("status") or {}).get("phase")
     return phase == "Running" and not pod.obj["metadata"].get("deletionTimestamp")
-
-
-def _budgets(cluster: Cluster, pod: Entry) -> list[Object]:
-    labels = pod.obj["metadata"].get("labels") or {}
-    budgets = cluster.store.shelf("poddisruptionbudgets.policy").items.values()
-    return [
-        budget.obj
-        for budget in budgets
-        if budget.key[0] == pod.key[0] and selects(budget.obj["spec"].get("selector"), labels)
-    ]
 
 
 def _check(cluster: Cluster, budget: Object) -> None:

@@ -59,25 +59,21 @@ def _field(schema: Schema, field: Field, value: Any, path: Path) -> Iterator[tup
         for key, item in value.items():
             yield (*path, f"f:{key}"), item
     elif field.shape == "list":
-        yield from _list(schema, field, value, path)
+        if field.is_set:
+            for item in value:
+                yield (*path, set_element(item)), item
+        elif field.map_keys:
+            message = schema.message(field.type)
+            for item in value:
+                inner = (*path, item_key(field, item))
+                yield inner, _ITEM
+                yield from _message(schema, message, item, inner)
+        else:
+            yield path, value
     elif field.is_message and not schema.message(field.type).atomic:
         yield from _message(schema, schema.message(field.type), value, path)
     else:
         yield path, value
-
-
-def _list(schema: Schema, field: Field, items: list[Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    if field.is_set:
-        for item in items:
-            yield (*path, set_element(item)), item
-    elif field.map_keys:
-        message = schema.message(field.type)
-        for item in items:
-            inner = (*path, item_key(field, item))
-            yield inner, _ITEM
-            yield from _message(schema, message, item, inner)
-    else:
-        yield path, items
 
 
 def item_key(field: Field, item: Object) -> str:

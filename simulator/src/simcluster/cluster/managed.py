@@ -66,7 +66,8 @@ def _updated(  # noqa: PLR0917 - one write seen from all sides
     owned = changed
     for entry in entries:
         fields = decode(entry.get("fieldsV1") or {})
-        if _is_of(entry, mine):
+        identity: tuple[str, ...] = ("manager", "operation", "apiVersion", "subresource")
+        if all(entry.get(key) == mine.get(key) for key in identity):
             owned = owned | (fields - removed)
         elif left := fields - changed - removed:
             kept.append(entry if left == fields else entry | {"fieldsV1": encode(left)})
@@ -89,11 +90,6 @@ def owner_entry(cluster: Cluster, resource: Resource, options: WriteOptions, pat
         "fieldsV1": encode(paths),
     }
     return entry | ({"subresource": options.subresource} if options.subresource else {})
-
-
-def _is_of(entry: Object, other: Object) -> bool:
-    identity: tuple[str, ...] = ("manager", "operation", "apiVersion", "subresource")
-    return all(entry.get(key) == other.get(key) for key in identity)
 
 
 def is_applier(entry: Object, options: WriteOptions) -> bool:

@@ -59,7 +59,16 @@ def document(cluster: Cluster, path: str) -> Response:
 
 
 def _document(schema: Schema, resources: list[Resource]) -> Object:
-    names = _reachable(schema, [resource.schema for resource in resources])
+    roots = [resource.schema for resource in resources]
+    found: dict[str, None] = {}
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = None
+            fields = schema.message(name).fields.values()
+            waiting += [field.type for field in fields if field.is_message]
+    names = list(found)
     kinds = {resource.schema: resource for resource in resources}
     schemas = {public_name(name): _schema(schema.message(name), kinds.get(name)) for name in names}
     paths: Object = {}
@@ -71,18 +80,6 @@ def _document(schema: Schema, resources: list[Resource]) -> Object:
         "paths": paths,
         "components": {"schemas": schemas},
     }
-
-
-def _reachable(schema: Schema, roots: list[str]) -> list[str]:
-    found: dict[str, None] = {}
-    waiting = list(roots)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found[name] = None
-            fields = schema.message(name).fields.values()
-            waiting += [field.type for field in fields if field.is_message]
-    return list(found)
 
 
 def public_name(name: str) -> str:
@@ -113,7 +110,10 @@ def _schema(message: Message, resource: Resource | None) -> Object:
 
 
 def _field(field: Field) -> Object:
-    inner = _reference(field)
+    if field.is_message:
+        inner = {"allOf": [{"$ref": f"#/components/schemas/{public_name(field.type)}"}], "default": {}}
+    else:
+        inner = _SCALARS[field.type]
     if field.shape == "map":
         return {"type": "object", "additionalProperties": inner}
     if field.shape == "one":
@@ -128,12 +128,6 @@ def _field(field: Field) -> Object:
         if field.key:
             result["x-kubernetes-patch-merge-key"] = field.key
     return result
-
-
-def _reference(field: Field) -> Object:
-    if field.is_message:
-        return {"allOf": [{"$ref": f"#/components/schemas/{public_name(field.type)}"}], "default": {}}
-    return _SCALARS[field.type]
 
 
 def _paths(resource: Resource) -> Object:

@@ -28,36 +28,29 @@ def json_patch(target: Any, operations: Any) -> Any:
     holder = {"": copy.deepcopy(target)}
     for operation in operations:
         try:
-            _apply(holder, operation)
+            path = _split(operation["path"])
+            match operation["op"]:
+                case "add":
+                    _add(holder, path, operation["value"])
+                case "remove":
+                    _remove(holder, path)
+                case "replace":
+                    _remove(holder, path)
+                    _add(holder, path, operation["value"])
+                case "move":
+                    _add(holder, path, _remove(holder, _split(operation["from"])))
+                case "copy":
+                    _add(holder, path, copy.deepcopy(_get(holder, _split(operation["from"]))))
+                case "test":
+                    if _get(holder, path) != operation["value"]:
+                        raise ValueError(f"testing value {operation['path']} failed")
+                case unknown:
+                    raise ValueError(f"unexpected kind: {unknown}")
         except (KeyError, IndexError, ValueError, TypeError) as error:
-            raise _failed(operation, str(error)) from error
+            why = str(error)
+            message = f"the server rejected our request due to an error in our request: {operation!r}: {why}"
+            raise ApiError(422, "Invalid", message) from error
     return holder[""]
-
-
-def _failed(operation: Any, why: str) -> ApiError:
-    message = f"the server rejected our request due to an error in our request: {operation!r}: {why}"
-    return ApiError(422, "Invalid", message)
-
-
-def _apply(holder: dict[str, Any], operation: dict[str, Any]) -> None:
-    path = _split(operation["path"])
-    match operation["op"]:
-        case "add":
-            _add(holder, path, operation["value"])
-        case "remove":
-            _remove(holder, path)
-        case "replace":
-            _remove(holder, path)
-            _add(holder, path, operation["value"])
-        case "move":
-            _add(holder, path, _remove(holder, _split(operation["from"])))
-        case "copy":
-            _add(holder, path, copy.deepcopy(_get(holder, _split(operation["from"]))))
-        case "test":
-            if _get(holder, path) != operation["value"]:
-                raise ValueError(f"testing value {operation['path']} failed")
-        case unknown:
-            raise ValueError(f"unexpected kind: {unknown}")
 
 
 def _split(pointer: str) -> list[str]:

@@ -103,7 +103,9 @@ def _message(schema: Schema, message: Message, data: bytes) -> Object:
 
 def _store(schema: Schema, field: Field, value: Wire, result: Object) -> None:
     if field.shape == "map":
-        key, item = _map_entry(schema, field, _bytes(value))
+        data = _bytes(value)
+        parts = dict(_fields(data))
+        key, item = _bytes(parts.get(1, b"")).decode(), _single(schema, field, parts.get(2, b""))
         result.setdefault(field.name, {})[key] = item
     elif field.shape == "list":
         result.setdefault(field.name, []).append(_single(schema, field, value))
@@ -111,11 +113,6 @@ def _store(schema: Schema, field: Field, value: Wire, result: Object) -> None:
         result.update(_single(schema, field, value))
     else:
         result[field.name] = _single(schema, field, value)
-
-
-def _map_entry(schema: Schema, field: Field, data: bytes) -> tuple[str, Any]:
-    parts = dict(_fields(data))
-    return _bytes(parts.get(1, b"")).decode(), _single(schema, field, parts.get(2, b""))
 
 
 def _single(schema: Schema, field: Field, value: Wire) -> Any:

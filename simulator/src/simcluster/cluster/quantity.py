@@ -45,7 +45,8 @@ def canonical_quantity(text: str) -> str:
     if suffix in _BINARY and abs(value) >= 1024:
         return _canonical_binary(value)
     if suffix[:1] in ("e", "E") and suffix not in _DECIMAL:
-        return _canonical_exponent(value)
+        whole, exponent = _reduce(value)
+        return f"{whole}e{exponent}" if exponent else str(whole)
     return _canonical_decimal(value)
 
 
@@ -73,8 +74,3 @@ def _canonical_decimal(value: Decimal) -> str:
     whole, exponent = _reduce(value)
     suffixes = {power: suffix for suffix, power in _DECIMAL.items()}
     return f"{whole}{suffixes[exponent]}"
-
-
-def _canonical_exponent(value: Decimal) -> str:
-    whole, exponent = _reduce(value)
-    return f"{whole}e{exponent}" if exponent else str(whole)

@@ -51,7 +51,9 @@ def list_objects(cluster: Cluster, target: Target, request: Request) -> Response
     page, rest = (entries[:limit], entries[limit:]) if limit else (entries, [])
     metadata: Object = {"resourceVersion": str(version)}
     if rest:
-        metadata["continue"] = _encode_continue(_Continue(version, page[-1].key))
+        metadata["continue"] = base64.urlsafe_b64encode(
+            msgspec.json.encode(_Continue(version, page[-1].key))
+        ).decode()
         metadata["remainingItemCount"] = len(rest)
     renderer = renderer_for(target.resource, request, cluster.now_s())
     return Response(200, renderer.many(page, metadata), {"content-type": renderer.content_type})
@@ -78,7 +80,10 @@ def _list_position(cluster: Cluster, request: Request) -> tuple[int, Key | None]
         raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
     version = parse_version(wanted)
     if version > cluster.store.version:
-        raise _too_large(version, cluster.store.version)
+        current = cluster.store.version
+        message = f"Too large resource version: {version}, current: {current}"
+        cause = Cause("", "ResourceVersionTooLarge", "Too large resource version").to_dict()
+        raise ApiError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
     return (version if match == "Exact" else cluster.store.version), None
 
 
@@ -88,16 +93,6 @@ def parse_version(text: str) -> int:
         return int(text or 0)
     except ValueError as error:
         raise bad_request(f"Invalid value: {text!r}: resourceVersion must be a number") from error
-
-
-def _too_large(version: int, current: int) -> ApiError:
-    message = f"Too large resource version: {version}, current: {current}"
-    cause = Cause("", "ResourceVersionTooLarge", "Too large resource version").to_dict()
-    return ApiError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
-
-
-def _encode_continue(position: _Continue) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()
 
 
 def _decode_continue(token: str) -> _Continue:
@@ -134,8 +129,14 @@ def _begin(
     shelf = target.resource.store
     version = parse_version(request.query.get("resourceVersion", ""))
     initial = request.query.get("sendInitialEvents")
-    if initial is not None:
-        _check_initial(request)
+    if initial is not None and request.query.get("resourceVersionMatch") != "NotOlderThan":
+        cause = Cause(
+            "resourceVersionMatch",
+            "FieldValueForbidden",
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        )
+        message = f"ListOptions.meta.k8s.io is invalid: {cause.field}: Forbidden: {cause.message}"
+        raise ApiError(422, "Invalid", message, {"causes": [cause.to_dict()]})
     if initial in ("true", "1") or (initial is None and version == 0):
         subscription.show(selected(cluster.store.shelf(shelf).items, target.namespace, matches))
         if initial and subscription.wants_bookmarks:
@@ -148,14 +149,3 @@ def _begin(
             subscription.offer(change)
     except ApiError as error:
         subscription.fail(error)
-
-
-def _check_initial(request: Request) -> None:
-    if request.query.get("resourceVersionMatch") != "NotOlderThan":
-        cause = Cause(
-            "resourceVersionMatch",
-            "FieldValueForbidden",
-            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-        )
-        message = f"ListOptions.meta.k8s.io is invalid: {cause.field}: Forbidden: {cause.message}"
-        raise ApiError(422, "Invalid", message, {"causes": [cause.to_dict()]})

@@ -112,43 +112,6 @@ def _core() -> list[Resource]:
     return core.resources
 
 
-def _workloads() -> list[Resource]:
-    apps = _Group("apps", "v1", "apps.v1")
-    apps.add("controllerrevisions", "ControllerRevision")
-    apps.add("daemonsets", "DaemonSet", "ds", sub="status", all_category=True, generation=True)
-    apps.add("deployments", "Deployment", "deploy", sub="scale status", all_category=True, generation=True)
-    apps.add("replicasets", "ReplicaSet", "rs", sub="scale status", all_category=True, generation=True)
-    apps.add("statefulsets", "StatefulSet", "sts", sub="scale status", all_category=True, generation=True)
-    batch = _Group("batch", "v1", "batch.v1")
-    batch.add("cronjobs", "CronJob", "cj", sub="status", all_category=True, generation=True)
-    batch.add("jobs", "Job", sub="status", all_category=True, generation=True)
-    scaling = _Group("autoscaling", "v2", "autoscaling.v2")
-    scaling.add("horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa", sub="status", all_category=True)
-    policy = _Group("policy", "v1", "policy.v1")
-    policy.add("poddisruptionbudgets", "PodDisruptionBudget", "pdb", sub="status", generation=True)
-    return apps.resources + batch.resources + scaling.resources + policy.resources
-
-
-def _access() -> list[Resource]:
-    rbac = _Group("rbac.authorization.k8s.io", "v1", "rbac.v1")
-    rbac.add("clusterrolebindings", "ClusterRoleBinding", cluster=True)
-    rbac.add("clusterroles", "ClusterRole", cluster=True)
-    rbac.add("rolebindings", "RoleBinding")
-    rbac.add("roles", "Role")
-    authorization = _Group("authorization.k8s.io", "v1", "authorization.v1")
-    authorization.add("localsubjectaccessreviews", "LocalSubjectAccessReview", virtual=True)
-    authorization.add("selfsubjectaccessreviews", "SelfSubjectAccessReview", cluster=True, virtual=True)
-    authorization.add("selfsubjectrulesreviews", "SelfSubjectRulesReview", cluster=True, virtual=True)
-    authorization.add("subjectaccessreviews", "SubjectAccessReview", cluster=True, virtual=True)
-    authentication = _Group("authentication.k8s.io", "v1", "authentication.v1")
-    authentication.add("selfsubjectreviews", "SelfSubjectReview", cluster=True, virtual=True)
-    authentication.add("tokenreviews", "TokenReview", cluster=True, virtual=True)
-    admission = _Group("admissionregistration.k8s.io", "v1", "admissionregistration.v1")
-    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-        admission.add(f"{kind.lower()}s", kind, cluster=True, generation=True)
-    return rbac.resources + authorization.resources + authentication.resources + admission.resources
-
-
 def _cluster_wide() -> list[Resource]:
     events = _Group("events.k8s.io", "v1", "events.v1")
     events.add("events", "Event", "ev", store="events", upsert=True)
@@ -158,41 +121,25 @@ def _cluster_wide() -> list[Resource]:
     scheduling.add("priorityclasses", "PriorityClass", "pc", cluster=True, generation=True)
     node = _Group("node.k8s.io", "v1", "node.v1")
     node.add("runtimeclasses", "RuntimeClass", cluster=True)
-    groups = (events, leases, scheduling, node, _networking(), _discovery(), _storage(), _devices())
-    return [resource for group in groups for resource in group.resources]
-
-
-def _networking() -> _Group:
+    discovery = _Group("discovery.k8s.io", "v1", "discovery.v1")
+    discovery.add("endpointslices", "EndpointSlice", generation=True)
     networking = _Group("networking.k8s.io", "v1", "networking.v1")
     networking.add("ingressclasses", "IngressClass", cluster=True, generation=True)
     networking.add("ingresses", "Ingress", "ing", sub="status", generation=True)
     networking.add("networkpolicies", "NetworkPolicy", "netpol", generation=True)
-    return networking
-
-
-def _discovery() -> _Group:
-    discovery = _Group("discovery.k8s.io", "v1", "discovery.v1")
-    discovery.add("endpointslices", "EndpointSlice", generation=True)
-    return discovery
-
-
-def _storage() -> _Group:
+    devices = _Group("resource.k8s.io", "v1", "resource.v1")
+    devices.add("deviceclasses", "DeviceClass", cluster=True, generation=True)
+    devices.add("resourceclaims", "ResourceClaim", sub="status")
+    devices.add("resourceclaimtemplates", "ResourceClaimTemplate")
+    devices.add("resourceslices", "ResourceSlice", cluster=True, generation=True)
     storage = _Group("storage.k8s.io", "v1", "storage.v1")
     storage.add("csidrivers", "CSIDriver", cluster=True)
     storage.add("csinodes", "CSINode", cluster=True)
     storage.add("csistoragecapacities", "CSIStorageCapacity")
     storage.add("storageclasses", "StorageClass", "sc", cluster=True)
     storage.add("volumeattachments", "VolumeAttachment", cluster=True, sub="status")
-    return storage
-
-
-def _devices() -> _Group:
-    devices = _Group("resource.k8s.io", "v1", "resource.v1")
-    devices.add("deviceclasses", "DeviceClass", cluster=True, generation=True)
-    devices.add("resourceclaims", "ResourceClaim", sub="status")
-    devices.add("resourceclaimtemplates", "ResourceClaimTemplate")
-    devices.add("resourceslices", "ResourceSlice", cluster=True, generation=True)
-    return devices
+    groups = (events, leases, scheduling, node, networking, discovery, storage, devices)
+    return [resource for group in groups for resource in group.resources]
 
 
 class Catalog:
@@ -214,4 +161,38 @@ class Catalog:
 
 
 def standard_catalog() -> Catalog:
-    return Catalog(_core() + _workloads() + _access() + _cluster_wide())
+    apps = _Group("apps", "v1", "apps.v1")
+    apps.add("controllerrevisions", "ControllerRevision")
+    apps.add("daemonsets", "DaemonSet", "ds", sub="status", all_category=True, generation=True)
+    apps.add("deployments", "Deployment", "deploy", sub="scale status", all_category=True, generation=True)
+    apps.add("replicasets", "ReplicaSet", "rs", sub="scale status", all_category=True, generation=True)
+    apps.add("statefulsets", "StatefulSet", "sts", sub="scale status", all_category=True, generation=True)
+    batch = _Group("batch", "v1", "batch.v1")
+    batch.add("cronjobs", "CronJob", "cj", sub="status", all_category=True, generation=True)
+    batch.add("jobs", "Job", sub="status", all_category=True, generation=True)
+    scaling = _Group("autoscaling", "v2", "autoscaling.v2")
+    scaling.add("horizontalpodautoscalers", "HorizontalPodAutoscaler", "hpa", sub="status", all_category=True)
+    policy = _Group("policy", "v1", "policy.v1")
+    policy.add("poddisruptionbudgets", "PodDisruptionBudget", "pdb", sub="status", generation=True)
+    rbac = _Group("rbac.authorization.k8s.io", "v1", "rbac.v1")
+    rbac.add("clusterrolebindings", "ClusterRoleBinding", cluster=True)
+    rbac.add("clusterroles", "ClusterRole", cluster=True)
+    rbac.add("rolebindings", "RoleBinding")
+    rbac.add("roles", "Role")
+    authorization = _Group("authorization.k8s.io", "v1", "authorization.v1")
+    authorization.add("localsubjectaccessreviews", "LocalSubjectAccessReview", virtual=True)
+    authorization.add("selfsubjectaccessreviews", "SelfSubjectAccessReview", cluster=True, virtual=True)
+    authorization.add("selfsubjectrulesreviews", "SelfSubjectRulesReview", cluster=True, virtual=True)
+    authorization.add("subjectaccessreviews", "SubjectAccessReview", cluster=True, virtual=True)
+    authentication = _Group("authentication.k8s.io", "v1", "authentication.v1")
+    authentication.add("selfsubjectreviews", "SelfSubjectReview", cluster=True, virtual=True)
+    authentication.add("tokenreviews", "TokenReview", cluster=True, virtual=True)
+    admission = _Group("admissionregistration.k8s.io", "v1", "admissionregistration.v1")
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        admission.add(f"{kind.lower()}s", kind, cluster=True, generation=True)
+    return Catalog(
+        _core()
+        + (apps.resources + batch.resources + scaling.resources + policy.resources)
+        + (rbac.resources + authorization.resources + authentication.resources + admission.resources)
+        + _cluster_wide()
+    )

@@ -24,7 +24,11 @@ def route(cluster: Cluster, request: Request) -> writes.Steps:
     if target.subresource:
         return (yield from subresources.handle(cluster, target, request))
     if target.resource.is_virtual:
-        return _virtual(cluster, target, request)
+        if request.method != "POST":
+            raise method_not_allowed()
+        if target.resource.store == "bindings":
+            return subresources.bind_by_collection(cluster, target, request)
+        return reviews.answer(cluster, target, request)
     if target.name:
         return (yield from _object(cluster, target, request))
     return (yield from _collection(cluster, target, request))
@@ -100,11 +104,3 @@ def _collection(cluster: Cluster, target: Target, request: Request) -> writes.St
         case "DELETE":
             return deletes.delete_collection(cluster, target, request)
     raise method_not_allowed()
-
-
-def _virtual(cluster: Cluster, target: Target, request: Request) -> Response:
-    if request.method != "POST":
-        raise method_not_allowed()
-    if target.resource.store == "bindings":
-        return subresources.bind_by_collection(cluster, target, request)
-    return reviews.answer(cluster, target, request)

@@ -8,7 +8,7 @@ from simcluster.cluster import writes
 from simcluster.cluster.body import parse_body
 from simcluster.cluster.errors import Cause, invalid, method_not_allowed
 from simcluster.cluster.reads import find
-from simcluster.cluster.request import Object, Request, Response, json_response
+from simcluster.cluster.request import Object, Request, json_response
 from simcluster.cluster.route import Target
 from simcluster.cluster.selector import selector_text
 from simcluster.cluster.store import Entry
@@ -62,8 +62,4 @@ def _write(cluster: Cluster, target: Target, request: Request, entry: Entry, sca
     obj["metadata"] |= {key: wanted[key] for key in ("uid", "resourceVersion") if wanted.get(key)}
     options = writes.options_of(request, "scale")
     stored = yield from writes.update_object(cluster, target, entry, obj, options)
-    return _answer(stored)
-
-
-def _answer(entry: Entry) -> Response:
-    return json_response(scale_of(entry))
+    return json_response(scale_of(stored))

@@ -27,17 +27,13 @@ def without_client_status(resource: Resource, obj: Object) -> None:
 def keep_other_parts(resource: Resource, subresource: str, old: Object, new: Object) -> None:
     """Puts back what this write does not reach, in place."""
     if subresource == "status":
-        _keep_all_but_status(old, new)
+        for key in set(old) | set(new):
+            if key not in ("metadata", "status"):
+                _restore(old, new, key)
+        for key in ("ownerReferences", "finalizers"):
+            _restore(old["metadata"], new["metadata"], key)
     elif "status" in resource.subresources:
         _restore(old, new, "status")
-
-
-def _keep_all_but_status(old: Object, new: Object) -> None:
-    for key in set(old) | set(new):
-        if key not in ("metadata", "status"):
-            _restore(old, new, key)
-    for key in ("ownerReferences", "finalizers"):
-        _restore(old["metadata"], new["metadata"], key)
 
 
 def _restore(old: Object, new: Object, key: str) -> None:

@@ -157,12 +157,14 @@ def _field_value(obj: Object, keys: tuple[str, ...]) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
-        return "0" if keys[-1] in ("successful", "replicas") else _absent(keys)
+        return (
+            "0"
+            if keys[-1] in ("successful", "replicas")
+            else "false"
+            if keys[-1] in ("unschedulable", "hostNetwork")
+            else ""
+        )
     return str(value)
-
-
-def _absent(keys: tuple[str, ...]) -> str:
-    return "false" if keys[-1] in ("unschedulable", "hostNetwork") else ""
 
 
 def build_matcher(store: str, query: Mapping[str, str]) -> Matcher | None:

@@ -34,7 +34,17 @@ class StrategicMerge:
         result = _retained(target, patch)
         for key, value in body.items():
             self._member(message.fields.get(key) if message else None, result, key, value)
-        self._lists(message, result, patch)
+        # the directives that stand beside a list: removal from sets of scalars, and the wanted order
+        for key, value in patch.items():
+            if key.startswith(_DELETE):
+                name = key.removeprefix(_DELETE)
+                result[name] = [item for item in result.get(name) or [] if item not in value]
+        for key, value in patch.items():
+            if key.startswith(_ORDER):
+                name = key.removeprefix(_ORDER)
+                field = message.fields.get(name) if message else None
+                if isinstance(result.get(name), list):
+                    result[name] = _ordered(result[name], value, field.key if field else "")
         return result
 
     def _member(self, field: Field | None, result: Object, key: str, value: Any) -> None:
@@ -62,35 +72,19 @@ class StrategicMerge:
             return [item for item in patch if _DIRECTIVE not in item]
         result = list(target)
         for item in patch:
-            self._list_item(field, result, item)
+            if field.key not in item:
+                raise bad_request(f"map: {item} does not contain declared merge key: {field.key}")
+            position = _position(result, field.key, item[field.key])
+            if item.get(_DIRECTIVE) == "delete":
+                if position is not None:
+                    del result[position]
+                continue
+            merged = self._object(self._inner(field), {} if position is None else result[position], item)
+            if position is None:
+                result.append(merged)
+            else:
+                result[position] = merged
         return result
-
-    def _list_item(self, field: Field, result: list[Any], item: Object) -> None:
-        if field.key not in item:
-            raise bad_request(f"map: {item} does not contain declared merge key: {field.key}")
-        position = _position(result, field.key, item[field.key])
-        if item.get(_DIRECTIVE) == "delete":
-            if position is not None:
-                del result[position]
-            return
-        merged = self._object(self._inner(field), {} if position is None else result[position], item)
-        if position is None:
-            result.append(merged)
-        else:
-            result[position] = merged
-
-    def _lists(self, message: Message | None, result: Object, patch: Object) -> None:
-        """The directives that stand beside a list: removal from sets of scalars, and the wanted order."""
-        for key, value in patch.items():
-            if key.startswith(_DELETE):
-                name = key.removeprefix(_DELETE)
-                result[name] = [item for item in result.get(name) or [] if item not in value]
-        for key, value in patch.items():
-            if key.startswith(_ORDER):
-                name = key.removeprefix(_ORDER)
-                field = message.fields.get(name) if message else None
-                if isinstance(result.get(name), list):
-                    result[name] = _ordered(result[name], value, field.key if field else "")
 
 
 def _retained(target: Object, patch: Object) -> Object:

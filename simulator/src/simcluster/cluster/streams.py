@@ -21,7 +21,14 @@ def to_kubelet(cluster: Cluster, target: Target, request: Request) -> Response:
     """Where to fetch the answer; ApiError 400 while the pod runs nowhere or has no such container."""
     pod = find(cluster, target).obj
     container = _container(pod, request.query.get("container", ""))
-    kubelet = _kubelet_url(cluster, pod, container)
+    name, node_name = pod["metadata"]["name"], pod["spec"].get("nodeName")
+    if not node_name:
+        raise bad_request(f"pod {name} does not have a host assigned")
+    node = cluster.store.get("nodes", ("", node_name))
+    if node is None:
+        raise ApiError(404, "NotFound", f'nodes "{node_name}" not found')
+    url = (node.obj["metadata"].get("annotations") or {}).get(KUBELET_URL)
+    kubelet = str(url).rstrip("/") if url else _real_url(node.obj, container)
     verb = "containerLogs" if target.subresource == "log" else "exec"
     path = "/".join(quote(part) for part in (target.namespace, target.name, container))
     return Response(200, proxy=Proxy(f"{kubelet}/{verb}/{path}", websocket=verb == "exec"))
@@ -41,19 +48,6 @@ def _container(pod: Object, wanted: str) -> str:
     if wanted not in names + init:
         raise bad_request(f"container {wanted} is not valid for pod {name}")
     return wanted
-
-
-def _kubelet_url(cluster: Cluster, pod: Object, container: str) -> str:
-    name, node_name = pod["metadata"]["name"], pod["spec"].get("nodeName")
-    if not node_name:
-        raise bad_request(f"pod {name} does not have a host assigned")
-    node = cluster.store.get("nodes", ("", node_name))
-    if node is None:
-        raise ApiError(404, "NotFound", f'nodes "{node_name}" not found')
-    url = (node.obj["metadata"].get("annotations") or {}).get(KUBELET_URL)
-    if url:
-        return str(url).rstrip("/")
-    return _real_url(node.obj, container)
 
 
 def _real_url(node: Object, container: str) -> str:

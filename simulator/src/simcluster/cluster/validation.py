@@ -78,10 +78,6 @@ def _metadata(resource: Resource, metadata: Object) -> Causes:
     for key in metadata.get("annotations") or {}:
         for problem in key_problems(key.lower()):
             yield invalid_value("metadata.annotations", key, problem)
-    yield from _owners(metadata)
-
-
-def _owners(metadata: Object) -> Causes:
     references = metadata.get("ownerReferences") or []
     if sum(bool(item.get("controller")) for item in references) > 1:
         text = "Only one reference can have Controller set to true."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from simcluster.cluster.errors import Cause
 from simcluster.cluster.names import key_problems, label_problems
@@ -80,34 +80,7 @@ def _resources(resources: Object, path: str) -> Iterator[Cause]:
     for part, amounts in (("limits", limits), ("requests", requests)):
         for name, quantity in amounts.items():
             yield from _amount(name, quantity, f"{path}.{part}[{name}]")
-    yield from _pairs(limits, requests, path)
-
-
-def _amount(name: str, quantity: str, path: str) -> Iterator[Cause]:
-    if not _is_known(name):
-        yield invalid_value(path, name, "must be a standard resource type or fully qualified")
-        yield invalid_value(path, name, "must be a standard resource for containers")
-        return
-    for problem in key_problems(name):
-        yield invalid_value(path, name, problem)
-    value = parse_quantity(quantity)
-    if value < 0:
-        yield invalid_value(path, quantity, "must be greater than or equal to 0")
-    if is_extended(name) and value != value.to_integral_value():
-        yield invalid_value(path, quantity, "must be an integer")
-
-
-def _is_known(name: str) -> bool:
-    return name in _STANDARD or name.startswith("hugepages-") or "/" in name
-
-
-def is_extended(name: str) -> bool:
-    """Counted by somebody else than Kubernetes: whole, and never over-committed."""
-    return "/" in name and not name.split("/", maxsplit=1)[0].endswith("kubernetes.io")
-
-
-def _pairs(limits: Mapping[str, str], requests: Mapping[str, str], path: str) -> Iterator[Cause]:
-    """A request may not pass its limit, and must be its limit where nothing may be over-committed."""
+    # A request may not pass its limit, and must be its limit where nothing may be over-committed
     for name, quantity in requests.items():
         exact = is_extended(name) or name.startswith("hugepages-")
         limit = limits.get(name)
@@ -121,6 +94,25 @@ def _pairs(limits: Mapping[str, str], requests: Mapping[str, str], path: str) ->
         elif asked > allowed:
             text = f"must be less than or equal to {name} limit of {limit}"
             yield invalid_value(f"{path}.requests", quantity, text)
+
+
+def _amount(name: str, quantity: str, path: str) -> Iterator[Cause]:
+    if not (name in _STANDARD or name.startswith("hugepages-") or "/" in name):
+        yield invalid_value(path, name, "must be a standard resource type or fully qualified")
+        yield invalid_value(path, name, "must be a standard resource for containers")
+        return
+    for problem in key_problems(name):
+        yield invalid_value(path, name, problem)
+    value = parse_quantity(quantity)
+    if value < 0:
+        yield invalid_value(path, quantity, "must be greater than or equal to 0")
+    if is_extended(name) and value != value.to_integral_value():
+        yield invalid_value(path, quantity, "must be an integer")
+
+
+def is_extended(name: str) -> bool:
+    """Counted by somebody else than Kubernetes: whole, and never over-committed."""
+    return "/" in name and not name.split("/", maxsplit=1)[0].endswith("kubernetes.io")
 
 
 def _volumes(spec: Object, path: str) -> Iterator[Cause]:

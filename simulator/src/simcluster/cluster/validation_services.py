@@ -18,10 +18,6 @@ def check_service(service: Object) -> Iterator[Cause]:
     ports = spec.get("ports") or []
     if not ports and spec["type"] != "ExternalName" and spec.get("clusterIP") != "None":
         yield required("spec.ports")
-    yield from _ports(ports)
-
-
-def _ports(ports: list[Object]) -> Iterator[Cause]:
     seen: set[tuple[object, object]] = set()
     for index, port in enumerate(ports):
         where = f"spec.ports[{index}]"

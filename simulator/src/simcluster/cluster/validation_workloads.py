@@ -24,7 +24,15 @@ _STATEFUL_SET_MAY_CHANGE = (
 def _check_workload(obj: Object) -> Iterator[Cause]:
     spec = obj["spec"]
     yield from _not_negative(spec, "replicas", "minReadySeconds", "revisionHistoryLimit")
-    yield from _selector(spec)
+    selector = spec.get("selector")
+    labels = (spec["template"].get("metadata") or {}).get("labels") or {}
+    if selector is None:
+        yield required("spec.selector")
+    elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
+        yield invalid_value("spec.selector", selector, "empty selector is invalid for deployment")
+    elif not selects(selector, labels):
+        text = "`selector` does not match template `labels`"
+        yield invalid_value("spec.template.metadata.labels", labels, text)
     yield from check_spec(spec["template"]["spec"], "spec.template.spec")
     policy = spec["template"]["spec"].get("restartPolicy")
     if policy != "Always":
@@ -35,18 +43,6 @@ def _not_negative(spec: Object, *fields: str) -> Iterator[Cause]:
     for field in fields:
         if spec.get(field, 0) < 0:
             yield invalid_value(f"spec.{field}", spec[field], "must be greater than or equal to 0")
-
-
-def _selector(spec: Object) -> Iterator[Cause]:
-    selector = spec.get("selector")
-    labels = (spec["template"].get("metadata") or {}).get("labels") or {}
-    if selector is None:
-        yield required("spec.selector")
-    elif not selector.get("matchLabels") and not selector.get("matchExpressions"):
-        yield invalid_value("spec.selector", selector, "empty selector is invalid for deployment")
-    elif not selects(selector, labels):
-        text = "`selector` does not match template `labels`"
-        yield invalid_value("spec.template.metadata.labels", labels, text)
 
 
 def _check_stateful_set(obj: Object) -> Iterator[Cause]:

@@ -75,7 +75,9 @@ class Watch:
             self._push("MODIFIED" if before else "ADDED", self._render(change.after))
         elif before and change.before is not None:
             self._push("DELETED", self._render(with_version(change.before.obj, change.version)))
-        self._drop_if_behind()
+        # A client that reads too slowly loses its watch, not our memory; it resumes where it was
+        if len(self._lines) > _MOST_WAITING:
+            self.end()
 
     def show(self, entries: list[Entry]) -> None:
         """The state before the first change."""
@@ -96,11 +98,6 @@ class Watch:
 
     def _selects(self, entry: Entry) -> bool:
         return self._matches is None or self._matches(entry.obj)
-
-    def _drop_if_behind(self) -> None:
-        """A client that reads too slowly loses its watch, not our memory; it resumes where it was."""
-        if len(self._lines) > _MOST_WAITING:
-            self.end()
 
     def _push(self, kind: str, rendered: bytes) -> None:
         self._lines.append(b'{"type":"%s","object":%s}\n' % (kind.encode(), rendered))

@@ -110,7 +110,12 @@ def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteO
 def update(cluster: Cluster, target: Target, request: Request) -> Steps:
     """PUT of an object or of its status."""
     body = read_object(cluster, target.resource, request)
-    _check_name(target, body.obj)
+    obj = body.obj
+    given = obj["metadata"].get("name", "")
+    if given and given != target.name:
+        raise bad_request(
+            f"the name of the object ({given}) does not match the name on the URL ({target.name})"
+        )
     current = cluster.store.get(target.resource.store, (target.namespace, target.name))
     options = options_of(request, target.subresource)
     if current is None and target.resource.create_on_update and not target.subresource:
@@ -118,14 +123,6 @@ def update(cluster: Cluster, target: Target, request: Request) -> Steps:
         return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
     entry = yield from update_object(cluster, target, find(cluster, target), body.obj, options)
     return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
-
-
-def _check_name(target: Target, obj: Object) -> None:
-    given = obj["metadata"].get("name", "")
-    if given and given != target.name:
-        raise bad_request(
-            f"the name of the object ({given}) does not match the name on the URL ({target.name})"
-        )
 
 
 def update_object(
@@ -145,27 +142,17 @@ def update_object(
     if cluster.store.get(resource.store, current.key) is not current:
         raise conflict(resource.plural, resource.group, current.key[1], MODIFIED)
     managed.record(cluster, resource, old, obj, options)
-    return _settle(cluster, resource, current, obj, options)
-
-
-def _settle(
-    cluster: Cluster, resource: Resource, current: Entry, obj: Object, options: WriteOptions
-) -> Entry:
     if managed.same(current.obj, obj):
         return current
     if options.dry_run:
         return with_version(obj, current.version)
     entry = cluster.store.put(resource.store, obj)
-    if _is_finished(obj):
-        return cluster.store.remove(resource.store, entry.key)
-    return entry
-
-
-def _is_finished(obj: Object) -> bool:
-    """Deletion was waiting for finalizers only, and the last one has gone."""
+    # deletion was waiting for finalizers only, and the last one has gone
     meta = obj["metadata"]
     waits = meta.get("finalizers") or (obj.get("spec") or {}).get("finalizers")
-    return bool(meta.get("deletionTimestamp")) and not waits and not meta.get("deletionGracePeriodSeconds")
+    if bool(meta.get("deletionTimestamp")) and not waits and not meta.get("deletionGracePeriodSeconds"):
+        return cluster.store.remove(resource.store, entry.key)
+    return entry
 
 
 Change = Callable[[Entry], Object]

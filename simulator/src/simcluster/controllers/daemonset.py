@@ -82,15 +82,12 @@ def _pod(daemon_set: Object, node: str) -> dict[str, Any]:
     reference = controller_reference(daemon_set, "apps/v1", "DaemonSet")
     pod = new_pod(template, reference, labels, generateName=f"{metadata['name']}-")
     pod["spec"] = _with_tolerations(pod["spec"])
-    _pin(pod["spec"], node)
-    return pod
-
-
-def _pin(spec: dict[str, Any], node: str) -> None:
-    """Node affinity to the one node, in the place of the template's own terms, which that node has met."""
+    # node affinity to the one node, in the place of the template's own terms, which that node has met
+    spec = pod["spec"]
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": [term]}
+    return pod
 
 
 def _with_tolerations(spec: Object) -> dict[str, Any]:
@@ -115,7 +112,9 @@ def _roll(
     strategy = daemon_set["spec"].get("updateStrategy") or {}
     if strategy.get("type") != "RollingUpdate":
         return []
-    allowed = _amount((strategy.get("rollingUpdate") or {}).get("maxUnavailable", 1), len(eligible))
+    allowed = (strategy.get("rollingUpdate") or {}).get("maxUnavailable", 1)
+    if isinstance(allowed, str):  # "25%"
+        allowed = max(math.ceil(int(allowed.rstrip("%")) * len(eligible) / 100), 1)
     held = [pods[0] for node, pods in by_node.items() if node in eligible and pods]
     min_ready_s = daemon_set["spec"].get("minReadySeconds", 0)
     away = len(eligible) - sum(is_available(pod, min_ready_s, now_s) and not is_going(pod) for pod in held)
@@ -124,12 +123,6 @@ def _roll(
     available = [pod for pod in old if pod not in unavailable]
     chosen = [*unavailable, *available[: max(allowed - away, 0)]]
     return [step for pod in chosen for step in _delete(pod)]
-
-
-def _amount(value: int | str, total: int) -> int:
-    if isinstance(value, int):
-        return value
-    return max(math.ceil(int(value.rstrip("%")) * total / 100), 1)
 
 
 def _status(

@@ -36,7 +36,9 @@ class _Look:
         self.name: str = deployment["metadata"]["name"]
         self.now_s = now_s
         self.sets = [item for item in replica_sets if not is_going(item)]
-        self.new = next((s for s in self.sets if _template(s) == _plain(self.spec["template"])), None)
+        self.new = next(
+            (s for s in self.sets if _plain(s["spec"]["template"]) == _plain(self.spec["template"])), None
+        )
         self.old = [item for item in self.sets if item is not self.new]
         self.wanted: int = self.spec.get("replicas", 1)
 
@@ -45,27 +47,36 @@ class _Look:
             if self.spec.get("paused"):
                 return []
             return self._create(live_pods)
-        revised = self._revise(self.new)
-        if self.spec.get("paused"):
-            return revised + self._scale_one_active()
-        recreate = (self.spec.get("strategy") or {}).get("type") == "Recreate"
-        moved = self._recreate(live_pods) if recreate else self._roll()
-        return revised + moved + self._clean_up()
-
-    # -- revisions ------------------------------------------------------------------------------------
-
-    def _revise(self, new: Object) -> list[Action]:
-        """The template in use has the highest revision, also after going back to an older one."""
+        # the template in use has the highest revision, also after going back to an older one
+        new = self.new
         highest = max((_revision(item) for item in self.old), default=0)
         number = max(_revision(new), highest + 1) if _revision(new) <= highest else _revision(new)
-        actions: list[Action] = []
+        revised: list[Action] = []
         if number != _revision(new):
             change = {"metadata": {"annotations": {REVISION: str(number)}}}
-            actions.append(patch("ReplicaSet", new, change))
+            revised.append(patch("ReplicaSet", new, change))
         if _revision(self.deployment) != number:
             change = {"metadata": {"annotations": {REVISION: str(number)}}}
-            actions.append(patch("Deployment", self.deployment, change))
-        return actions
+            revised.append(patch("Deployment", self.deployment, change))
+        if self.spec.get("paused"):
+            assert self.new is not None
+            return revised + (
+                []
+                if any(s["spec"].get("replicas", 0) for s in self.old)
+                else self._scale(self.new, self.wanted)
+            )
+        recreate = (self.spec.get("strategy") or {}).get("type") == "Recreate"
+        moved = self._recreate(live_pods) if recreate else self._roll()
+        limit = self.spec.get("revisionHistoryLimit", 10)
+        idle = [
+            item
+            for item in self.old
+            if not item["spec"].get("replicas", 0) and not (item.get("status") or {}).get("replicas", 0)
+        ]
+        surplus = sorted(idle, key=_revision)[: max(len(idle) - limit, 0)]
+        return revised + moved + [delete("ReplicaSet", item) for item in surplus]
+
+    # -- revisions ------------------------------------------------------------------------------------
 
     def _create(self, live_pods: int) -> list[Action]:
         recreate = (self.spec.get("strategy") or {}).get("type") == "Recreate"
@@ -74,19 +85,13 @@ class _Look:
         if recreate and live_pods:
             return []
         replicas = self.wanted if recreate or not self.old else self._room()
-        body = self._new_set(replicas)
-        namespace = self.deployment["metadata"]["namespace"]
-        told = [self._tell_scale(body["metadata"]["name"], 0, replicas)] if replicas else []
-        return [Create("ReplicaSet", body, namespace), *told]
-
-    def _new_set(self, replicas: int) -> dict[str, Any]:
         template = self.spec["template"]
         digest = template_hash(template, (self.deployment.get("status") or {}).get("collisionCount", 0))
         labels = {**((template.get("metadata") or {}).get("labels") or {}), HASH_LABEL: digest}
         number = max((_revision(item) for item in self.old), default=0) + 1
         selector = self.spec["selector"]
         match_labels = {**(selector.get("matchLabels") or {}), HASH_LABEL: digest}
-        return {
+        body = {
             "metadata": {
                 "name": f"{self.name}-{digest}",
                 "labels": labels,
@@ -100,6 +105,9 @@ class _Look:
                 "template": {**template, "metadata": {**(template.get("metadata") or {}), "labels": labels}},
             },
         }
+        namespace = self.deployment["metadata"]["namespace"]
+        told = [self._tell_scale(body["metadata"]["name"], 0, replicas)] if replicas else []
+        return [Create("ReplicaSet", body, namespace), *told]
 
     # -- scaling --------------------------------------------------------------------------------------
 
@@ -125,10 +133,7 @@ class _Look:
         room = self.wanted if held > self.wanted else self._room()
         if room != held:
             return self._scale(self.new, room)
-        return self._scale_down_old()
-
-    def _scale_down_old(self) -> list[Action]:
-        """Unhealthy old pods first, then as many as availability allows."""
+        # unhealthy old pods first, then as many as availability allows
         assert self.new is not None
         old = [item for item in self.old if item["spec"].get("replicas", 0)]
         if not old:
@@ -157,12 +162,6 @@ class _Look:
             return down
         return [] if live_pods else self._scale(self.new, self.wanted)
 
-    def _scale_one_active(self) -> list[Action]:
-        assert self.new is not None
-        return (
-            [] if any(s["spec"].get("replicas", 0) for s in self.old) else self._scale(self.new, self.wanted)
-        )
-
     def _scale(self, item: Object, replicas: int) -> list[Action]:
         held = item["spec"].get("replicas", 0)
         if held == replicas:
@@ -173,16 +172,6 @@ class _Look:
     def _tell_scale(self, name: str, held: int, replicas: int) -> Tell:
         direction = "up" if replicas > held else "down"
         return Tell("ScalingReplicaSet", f"Scaled {direction} replica set {name} from {held} to {replicas}")
-
-    def _clean_up(self) -> list[Action]:
-        limit = self.spec.get("revisionHistoryLimit", 10)
-        idle = [
-            item
-            for item in self.old
-            if not item["spec"].get("replicas", 0) and not (item.get("status") or {}).get("replicas", 0)
-        ]
-        surplus = sorted(idle, key=_revision)[: max(len(idle) - limit, 0)]
-        return [delete("ReplicaSet", item) for item in surplus]
 
     # -- status ---------------------------------------------------------------------------------------
 
@@ -265,10 +254,6 @@ def _plain(template: Object) -> Object:
     metadata = dict(template.get("metadata") or {})
     labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != HASH_LABEL}
     return {**template, "metadata": {**metadata, "labels": labels}}
-
-
-def _template(replica_set: Object) -> Object:
-    return _plain(replica_set["spec"]["template"])
 
 
 def _revision(obj: Object) -> int:

@@ -69,7 +69,14 @@ def collect(graph: Graph, uid: str, gone: Iterable[str]) -> list[Action]:
     if is_going(node.obj) and FOREGROUND in node.finalizers:
         return _finish_foreground(graph, node)
     if is_going(node.obj) and ORPHAN in node.finalizers:
-        return _finish_orphan(graph, node)
+        # dependents are cut loose, then the owner goes
+        children = graph.dependents(node.uid)
+        if not children:
+            return [_without_finalizer(node, ORPHAN)]
+        return [
+            _patch(child, {"ownerReferences": [r for r in child.owners if r["uid"] != node.uid]})
+            for child in children
+        ]
     return _without_owners(graph, node, set(gone))
 
 
@@ -105,17 +112,6 @@ def _finish_foreground(graph: Graph, node: Node) -> list[Action]:
         _delete(child, "Foreground" if graph.dependents(child.uid) else "Background")
         for child in children
         if not is_going(child.obj)
-    ]
-
-
-def _finish_orphan(graph: Graph, node: Node) -> list[Action]:
-    """Dependents are cut loose, then the owner goes."""
-    children = graph.dependents(node.uid)
-    if not children:
-        return [_without_finalizer(node, ORPHAN)]
-    return [
-        _patch(child, {"ownerReferences": [r for r in child.owners if r["uid"] != node.uid]})
-        for child in children
     ]
 
 

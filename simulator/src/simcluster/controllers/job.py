@@ -20,26 +20,22 @@ def reconcile(job: Object, pods: Sequence[Object], now_s: float) -> list[Action]
     if is_going(job):
         return []
     if is_over(job):
-        return _expire(job, now_s)
+        # deletes a finished job ``ttlSecondsAfterFinished`` after its end
+        lifetime_s = job["spec"].get("ttlSecondsAfterFinished")
+        if lifetime_s is None:
+            return []
+        ended = condition(job, "Complete") or condition(job, "Failed")
+        left_s = parse_time(ended["lastTransitionTime"]) + lifetime_s - now_s
+        if left_s > 0:
+            return [Again(left_s)]
+        metadata = job["metadata"]
+        return [Delete("Job", metadata["namespace"], metadata["name"], metadata["uid"], "Foreground")]
     look = _Look(job, pods, now_s)
     return look.steps()
 
 
 def is_over(job: Object) -> bool:
     return any(condition(job, kind).get("status") == "True" for kind in ("Complete", "Failed"))
-
-
-def _expire(job: Object, now_s: float) -> list[Action]:
-    """Deletes a finished job ``ttlSecondsAfterFinished`` after its end."""
-    lifetime_s = job["spec"].get("ttlSecondsAfterFinished")
-    if lifetime_s is None:
-        return []
-    ended = condition(job, "Complete") or condition(job, "Failed")
-    left_s = parse_time(ended["lastTransitionTime"]) + lifetime_s - now_s
-    if left_s > 0:
-        return [Again(left_s)]
-    metadata = job["metadata"]
-    return [Delete("Job", metadata["namespace"], metadata["name"], metadata["uid"], "Foreground")]
 
 
 class _Look:
@@ -63,17 +59,42 @@ class _Look:
 
     def _done_indexes(self) -> set[int]:
         finished = (_index(pod) for pod in self.pods if phase(pod) == "Succeeded")
-        return {number for number in finished if number is not None} | _numbers(
-            self.status.get("completedIndexes", "")
-        )
+        # ``0-2,5`` as a set
+        text = self.status.get("completedIndexes", "")
+        found: set[int] = set()
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+        return {number for number in finished if number is not None} | found
 
     def steps(self) -> list[Action]:
         if why := self._failure():
             return [*self._delete(self.active), *self._end("Failed", *why)]
         if self._is_complete():
             return [*self._delete(self.active), *self._end("Complete", "CompletionsReached", _REACHED)]
-        actions = self._balance()
-        return [*actions, *self._write_status({}), *self._deadline()]
+        if self.spec.get("suspend"):
+            wanted = 0
+        else:
+            parallelism, completions = self.spec.get("parallelism", 1), self.spec.get("completions")
+            if completions is None:
+                wanted = len(self.active) if self.succeeded else int(parallelism)
+            else:
+                wanted = int(min(parallelism, completions - self.succeeded))
+        missing = wanted - len(self.active)
+        if missing < 0:
+            actions = self._delete(sorted(self.active, key=deletion_rank)[:-missing])
+        elif self._backs_off():
+            actions = [Again(self._backs_off())]
+        else:
+            actions = [
+                Create("Pod", self._pod(n), self.job["metadata"]["namespace"]) for n in self._indexes(missing)
+            ]
+        limit_s, started = self.spec.get("activeDeadlineSeconds"), self.status.get("startTime")
+        if limit_s is None or not started:
+            deadline = []
+        else:
+            deadline = [Again(max(parse_time(started) + limit_s - self.now_s, 0) + 0.1)]
+        return [*actions, *self._write_status({}), *deadline]
 
     def _failure(self) -> tuple[str, str] | None:
         limit_s = self.spec.get("activeDeadlineSeconds")
@@ -84,36 +105,12 @@ class _Look:
             return "DeadlineExceeded", "Job was active longer than specified deadline"
         return None
 
-    def _deadline(self) -> list[Action]:
-        limit_s, started = self.spec.get("activeDeadlineSeconds"), self.status.get("startTime")
-        if limit_s is None or not started:
-            return []
-        return [Again(max(parse_time(started) + limit_s - self.now_s, 0) + 0.1)]
-
     def _is_complete(self) -> bool:
         """Without completions, one success says that the work is done; the others may finish theirs."""
         completions = self.spec.get("completions")
         if completions is None:
             return self.succeeded > 0 and not self.active
         return bool(self.succeeded >= completions)
-
-    def _wanted(self) -> int:
-        if self.spec.get("suspend"):
-            return 0
-        parallelism, completions = self.spec.get("parallelism", 1), self.spec.get("completions")
-        if completions is None:
-            return len(self.active) if self.succeeded else int(parallelism)
-        return int(min(parallelism, completions - self.succeeded))
-
-    def _balance(self) -> list[Action]:
-        missing = self._wanted() - len(self.active)
-        if missing < 0:
-            return self._delete(sorted(self.active, key=deletion_rank)[:-missing])
-        if self._backs_off():
-            return [Again(self._backs_off())]
-        return [
-            Create("Pod", self._pod(n), self.job["metadata"]["namespace"]) for n in self._indexes(missing)
-        ]
 
     def _backs_off(self) -> float:
         """After failures new pods wait: 10 s, doubled each time, at most 10 minutes."""
@@ -179,7 +176,20 @@ class _Look:
         if not self.status.get("startTime") and not self.spec.get("suspend"):
             status["startTime"] = format_time(self.now_s)
         if self.indexed:
-            status["completedIndexes"] = _ranges(self.done) or None
+            # A set as ``0-2,5``
+            numbers = self.done
+            parts: list[list[int]] = []
+            for number in sorted(numbers):
+                if parts and number == parts[-1][-1] + 1:
+                    parts[-1].append(number)
+                else:
+                    parts.append([number])
+            status["completedIndexes"] = (
+                ",".join(
+                    f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(map(str, part)) for part in parts
+                )
+                or None
+            )
         return patch_status("Job", self.job, {**status, **more})
 
 
@@ -195,23 +205,3 @@ def _ended_s(pod: Object) -> float:
     states = [c.get("state") or {} for c in (pod.get("status") or {}).get("containerStatuses") or []]
     times = [t for state in states if (t := (state.get("terminated") or {}).get("finishedAt"))]
     return max((parse_time(t) for t in times), default=parse_time(pod["metadata"]["creationTimestamp"]))
-
-
-def _numbers(text: str) -> set[int]:
-    """``0-2,5`` as a set."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
-
-
-def _ranges(numbers: set[int]) -> str:
-    """A set as ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 2 else ",".join(map(str, part)) for part in parts)

@@ -16,7 +16,9 @@ def reconcile(namespace: Object, held: Sequence[Node]) -> list[Action]:
     """``held`` is everything in the namespace."""
     name = namespace["metadata"]["name"]
     if not is_going(namespace):
-        return _default_account(name, held)
+        if any(node.kind == "ServiceAccount" and node.obj["metadata"]["name"] == "default" for node in held):
+            return []
+        return [Create("ServiceAccount", {"metadata": {"name": "default"}}, name)]
     return [
         Delete(node.kind, name, node.obj["metadata"]["name"], node.uid)
         for node in held
@@ -28,9 +30,3 @@ def is_empty(namespace: Object, held: Sequence[Node]) -> bool:
     """Whether a namespace that goes may be finalized."""
     waits = (namespace.get("spec") or {}).get("finalizers")
     return is_going(namespace) and bool(waits) and not held
-
-
-def _default_account(name: str, held: Sequence[Node]) -> list[Action]:
-    if any(node.kind == "ServiceAccount" and node.obj["metadata"]["name"] == "default" for node in held):
-        return []
-    return [Create("ServiceAccount", {"metadata": {"name": "default"}}, name)]

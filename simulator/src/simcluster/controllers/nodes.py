@@ -24,10 +24,28 @@ def reconcile(
     """``grace_s``: how long a kubelet that has ever reported may be silent; ``pods``: those on the node."""
     if is_going(node):
         return []
-    heard_s = _last_heard_s(node, lease)
+    # the newest heartbeat of status or lease; None for a node no kubelet has reported for
+    texts = [
+        condition(node, "Ready").get("lastHeartbeatTime"),
+        ((lease or {}).get("spec") or {}).get("renewTime"),
+    ]
+    heard_s = max((parse_time(text) for text in texts if text), default=None)
     silent = heard_s is not None and now_s - heard_s > grace_s
     if silent and condition(node, "Ready").get("status") != "Unknown":
-        return [*_unknown(node, now_s), Again(0.0)]
+        now = format_time(now_s)
+        words = {
+            "status": "Unknown",
+            "reason": "NodeStatusUnknown",
+            "message": "Kubelet stopped posting node status.",
+            "lastTransitionTime": now,
+        }
+        conditions = [{**item, **words} for item in (node.get("status") or {}).get("conditions") or []]
+        name = node["metadata"]["name"]
+        return [
+            patch("Node", node, {"status": {"conditions": conditions}}, status=True),
+            Tell("NodeNotReady", f"Node {name} status is now: NodeNotReady"),
+            Again(0.0),
+        ]
     actions = _taint(node, now_s) + _evict(node, pods, now_s)
     return actions if heard_s is None or silent else [*actions, Again(heard_s + grace_s - now_s + 0.1)]
 
@@ -36,31 +54,6 @@ def leave_lost_node(pods: Sequence[Object]) -> list[Action]:
     """Pods of a node that is gone: no kubelet will ever finish them."""
     metadatas = [pod["metadata"] for pod in pods]
     return [Delete("Pod", m["namespace"], m["name"], m["uid"], grace_s=0) for m in metadatas]
-
-
-def _last_heard_s(node: Object, lease: Object | None) -> float | None:
-    """The newest heartbeat of status or lease; None for a node no kubelet has reported for."""
-    texts = [
-        condition(node, "Ready").get("lastHeartbeatTime"),
-        ((lease or {}).get("spec") or {}).get("renewTime"),
-    ]
-    return max((parse_time(text) for text in texts if text), default=None)
-
-
-def _unknown(node: Object, now_s: float) -> list[Action]:
-    now = format_time(now_s)
-    words = {
-        "status": "Unknown",
-        "reason": "NodeStatusUnknown",
-        "message": "Kubelet stopped posting node status.",
-        "lastTransitionTime": now,
-    }
-    conditions = [{**item, **words} for item in (node.get("status") or {}).get("conditions") or []]
-    name = node["metadata"]["name"]
-    return [
-        patch("Node", node, {"status": {"conditions": conditions}}, status=True),
-        Tell("NodeNotReady", f"Node {name} status is now: NodeNotReady"),
-    ]
 
 
 def _taint(node: Object, now_s: float) -> list[Action]:

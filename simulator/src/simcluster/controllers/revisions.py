@@ -24,24 +24,21 @@ def record(owner: Object, kind: str, label: str, held: Sequence[Object], in_use:
     newest = max((item.get("revision", 0) for item in held), default=0)
     known = next((item for item in held if item["metadata"]["name"] == name), None)
     if known is None:
-        return [_create(owner, kind, label, newest + 1)]
+        number = newest + 1
+        template = owner["spec"]["template"]
+        labels = {**((template.get("metadata") or {}).get("labels") or {}), LABEL: label}
+        metadata = {
+            "name": revision_name(owner),
+            "labels": labels,
+            "ownerReferences": [controller_reference(owner, "apps/v1", kind)],
+        }
+        data = {"spec": {"template": {**template, "$patch": "replace"}}}
+        body = {"metadata": metadata, "revision": number, "data": data}
+        return [Create("ControllerRevision", body, owner["metadata"]["namespace"])]
     actions: list[Action] = []
     if known["revision"] != newest:
         actions.append(patch("ControllerRevision", known, {"revision": newest + 1}))
     return actions + _surplus(owner, held, in_use | {name})
-
-
-def _create(owner: Object, kind: str, label: str, number: int) -> Create:
-    template = owner["spec"]["template"]
-    labels = {**((template.get("metadata") or {}).get("labels") or {}), LABEL: label}
-    metadata = {
-        "name": revision_name(owner),
-        "labels": labels,
-        "ownerReferences": [controller_reference(owner, "apps/v1", kind)],
-    }
-    data = {"spec": {"template": {**template, "$patch": "replace"}}}
-    body = {"metadata": metadata, "revision": number, "data": data}
-    return Create("ControllerRevision", body, owner["metadata"]["namespace"])
 
 
 def _surplus(owner: Object, held: Sequence[Object], in_use: set[str]) -> list[Action]:

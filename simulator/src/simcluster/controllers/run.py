@@ -90,10 +90,25 @@ class Controllers:
         if kind in self._reconcilers and not gone:
             self._queue.add((kind, uid))
         if kind == "Namespace" or self._is_in_ending_namespace(obj):
-            self._touch_namespace(kind, obj)
+            namespace = (
+                obj if kind == "Namespace" else self._cache.get("Namespace", "", obj["metadata"]["namespace"])
+            )
+            if namespace is not None:
+                self._queue.add(("Namespace", namespace["metadata"]["uid"]))
         if owner := controller_uid(obj):
             self._touch_owner(obj, owner)
-        self._touch_neighbours(kind, obj, gone)
+        # A node matters to every DaemonSet, a pod to its services and to a node that drives it away
+        name = obj["metadata"]["name"]
+        if kind == "Node" and gone:
+            self._queue.add_after((_LOST_NODE, name), self._settings.node_grace_s)
+        if kind == "Node" and self._looks_different(obj, gone):
+            for uid in self._cache.of("DaemonSet"):
+                self._queue.add(("DaemonSet", uid))
+        elif kind == "Pod":
+            for uid, service in self._cache.of("Service").items():
+                if services.selects_pod(service, obj):
+                    self._queue.add(("Service", uid))
+            self._touch_tainted_node(obj["spec"].get("nodeName", ""))
 
     def _touch_graph(self, kind: str, obj: Object, gone: bool) -> None:
         if kind == "Lease":
@@ -118,18 +133,6 @@ class Controllers:
         if reference["kind"] == "ReplicaSet" and (owner := self._cache.of("ReplicaSet").get(uid)):
             self._queue.add(("Deployment", controller_uid(owner)))
 
-    def _touch_neighbours(self, kind: str, obj: Object, gone: bool) -> None:
-        """A node matters to every DaemonSet, a pod to its services and to a node that drives it away."""
-        name = obj["metadata"]["name"]
-        if kind == "Node" and gone:
-            self._queue.add_after((_LOST_NODE, name), self._settings.node_grace_s)
-        if kind == "Node" and self._looks_different(obj, gone):
-            for uid in self._cache.of("DaemonSet"):
-                self._queue.add(("DaemonSet", uid))
-        elif kind == "Pod":
-            self._touch_services(obj)
-            self._touch_tainted_node(obj["spec"].get("nodeName", ""))
-
     def _looks_different(self, node: Object, gone: bool) -> bool:
         """Whether what decides about placement changed: not so for the many reports of a kubelet."""
         uid, spec = node["metadata"]["uid"], node.get("spec") or {}
@@ -138,11 +141,6 @@ class Controllers:
         if gone:
             del self._faces[uid]
         return face != before
-
-    def _touch_services(self, pod: Object) -> None:
-        for uid, service in self._cache.of("Service").items():
-            if services.selects_pod(service, pod):
-                self._queue.add(("Service", uid))
 
     def _touch_tainted_node(self, name: str) -> None:
         node = self._cache.get("Node", "", name)
@@ -153,13 +151,6 @@ class Controllers:
         name = obj["metadata"].get("namespace")
         namespace = self._cache.get("Namespace", "", name) if name else None
         return namespace is not None and bool(namespace["metadata"].get("deletionTimestamp"))
-
-    def _touch_namespace(self, kind: str, obj: Object) -> None:
-        namespace = (
-            obj if kind == "Namespace" else self._cache.get("Namespace", "", obj["metadata"]["namespace"])
-        )
-        if namespace is not None:
-            self._queue.add(("Namespace", namespace["metadata"]["uid"]))
 
     # -- deciding -------------------------------------------------------------------------------------
 
@@ -185,10 +176,17 @@ class Controllers:
     async def _look(self, key: Key) -> None:
         kind, uid = key
         if kind == _GARBAGE:
-            await self._executor.carry_out(key, None, await self._collect(uid))
+            # owners the cache does not know are asked for, since it may lag behind
+            node = self._graph.nodes.get(uid)
+            gone = [item["uid"] for item in node.owners if await self._is_gone(node, item)] if node else []
+            await self._executor.carry_out(key, None, garbage.collect(self._graph, uid, gone))
             return
         if kind == _LOST_NODE:
-            await self._executor.carry_out(key, None, self._lost_node(uid))
+            await self._executor.carry_out(
+                key,
+                None,
+                [] if self._cache.get("Node", "", uid) else nodes.leave_lost_node(self._pods_on(uid)),
+            )
             return
         obj = self._cache.of(kind).get(uid)
         if obj is None:
@@ -197,7 +195,17 @@ class Controllers:
             self._queue.add_after(key, wait_s)
             return
         if kind == "Namespace":
-            await self._namespace(key, obj)
+            name = obj["metadata"]["name"]
+            held = [
+                garbage.Node(kind, item)
+                for kind in collected_kinds()
+                for item in self._cache.of(kind).values()
+                if item["metadata"].get("namespace") == name
+            ]
+            await self._executor.carry_out(key, obj, namespaces.reconcile(obj, held))
+            if namespaces.is_empty(obj, held):
+                document = {**obj, "spec": {"finalizers": []}}
+                await self._client.replace(self._kinds["Namespace"], document, subresource="finalize")
         else:
             await self._executor.carry_out(key, obj, self._reconcilers[kind](obj))
 
@@ -228,9 +236,6 @@ class Controllers:
         pods = self._pods_on(name) if (obj.get("spec") or {}).get("taints") else []
         return nodes.reconcile(obj, lease, pods, self._now_s(), self._settings.node_grace_s)
 
-    def _lost_node(self, name: str) -> list[Action]:
-        return [] if self._cache.get("Node", "", name) else nodes.leave_lost_node(self._pods_on(name))
-
     def _pods_on(self, node: str) -> list[Object]:
         return [pod for pod in self._cache.of("Pod").values() if pod["spec"].get("nodeName") == node]
 
@@ -240,25 +245,6 @@ class Controllers:
         endpoints = self._cache.get("Endpoints", metadata["namespace"], metadata["name"])
         slices = self._cache.owned("EndpointSlice", metadata["uid"])
         return services.reconcile(obj, pods, endpoints, slices)
-
-    async def _namespace(self, key: Key, obj: Object) -> None:
-        name = obj["metadata"]["name"]
-        held = [
-            garbage.Node(kind, item)
-            for kind in collected_kinds()
-            for item in self._cache.of(kind).values()
-            if item["metadata"].get("namespace") == name
-        ]
-        await self._executor.carry_out(key, obj, namespaces.reconcile(obj, held))
-        if namespaces.is_empty(obj, held):
-            document = {**obj, "spec": {"finalizers": []}}
-            await self._client.replace(self._kinds["Namespace"], document, subresource="finalize")
-
-    async def _collect(self, uid: str) -> list[Action]:
-        """Owners the cache does not know are asked for, since it may lag behind."""
-        node = self._graph.nodes.get(uid)
-        gone = [item["uid"] for item in node.owners if await self._is_gone(node, item)] if node else []
-        return garbage.collect(self._graph, uid, gone)
 
     async def _is_gone(self, node: garbage.Node, reference: Object) -> bool:
         if reference["uid"] in self._graph.nodes:

@@ -79,21 +79,19 @@ def _endpoint(pod: Object) -> dict[str, Any]:
 def _ports(service: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:
     ports: list[dict[str, Any]] = []
     for port in service["spec"].get("ports") or []:
-        number = _target_port(port, pods)
+        # A number as it is; a name as the first pod's containers resolve it
+        target = port.get("targetPort", port["port"])
+        number: int | None
+        if isinstance(target, int):
+            number = target
+        else:
+            containers = [container for pod in pods[:1] for container in pod["spec"]["containers"]]
+            named = [item for container in containers for item in container.get("ports") or []]
+            number = next((int(item["containerPort"]) for item in named if item.get("name") == target), None)
         name = {"name": port["name"]} if port.get("name") else {}
         if number:
             ports.append({**name, "port": number, "protocol": port.get("protocol", "TCP")})
     return ports
-
-
-def _target_port(port: Object, pods: Sequence[Object]) -> int | None:
-    """A number as it is; a name as the first pod's containers resolve it."""
-    target = port.get("targetPort", port["port"])
-    if isinstance(target, int):
-        return target
-    containers = [container for pod in pods[:1] for container in pod["spec"]["containers"]]
-    named = [item for container in containers for item in container.get("ports") or []]
-    return next((int(item["containerPort"]) for item in named if item.get("name") == target), None)
 
 
 def _create(kind: str, service: Object, name: str, body: Object) -> Create:

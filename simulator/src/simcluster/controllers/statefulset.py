@@ -36,19 +36,17 @@ def reconcile(
     known = {item["metadata"]["name"]: item for item in revisions}
     update = revision_name(stateful_set)
     in_use = {labels_of(pod).get(LABEL, "") for pod in pods}
-    held = _Held(stateful_set, pods, _revisions(stateful_set, update, known), now_s)
+    templates = {name: template_of(item) for name, item in known.items()}
+    templates[update] = stateful_set["spec"]["template"]
+    current = (stateful_set.get("status") or {}).get("currentRevision") or update
+    held = _Held(
+        stateful_set, pods, Revisions(current if current in templates else update, update, templates), now_s
+    )
     return [
         *record(stateful_set, _KIND, update, revisions, in_use | {held.revisions.current}),
         *held.steps(),
         *patch_status("StatefulSet", stateful_set, held.status()),
     ]
-
-
-def _revisions(stateful_set: Object, update: str, known: Mapping[str, Object]) -> Revisions:
-    templates = {name: template_of(item) for name, item in known.items()}
-    templates[update] = stateful_set["spec"]["template"]
-    current = (stateful_set.get("status") or {}).get("currentRevision") or update
-    return Revisions(current if current in templates else update, update, templates)
 
 
 class _Held:
@@ -72,7 +70,19 @@ class _Held:
 
     def steps(self) -> list[Action]:
         """Fill up, then scale down, then update; in order each step waits for the one before."""
-        actions = self._fill()
+        actions: list[Action] = []
+        for number in self.wanted:
+            pod = self.by_ordinal.get(number)
+            if pod is None:
+                actions += self._create(number)
+            elif is_finished(pod) and not is_going(pod):
+                actions += [self._tell_delete(pod, "RecreatingFailedPod"), delete("Pod", pod)]
+            if self.in_order and not (
+                self._is_healthy(pod)
+                and pod is not None
+                and is_available(pod, self.spec.get("minReadySeconds", 0), self.now_s)
+            ):
+                break
         if actions and self.in_order:
             return actions
         down = self._scale_down()
@@ -86,22 +96,6 @@ class _Held:
 
     def _is_healthy(self, pod: Object | None) -> bool:
         return pod is not None and phase(pod) == "Running" and is_ready(pod) and not is_going(pod)
-
-    def _fill(self) -> list[Action]:
-        actions: list[Action] = []
-        for number in self.wanted:
-            pod = self.by_ordinal.get(number)
-            if pod is None:
-                actions += self._create(number)
-            elif is_finished(pod) and not is_going(pod):
-                actions += [self._tell_delete(pod, "RecreatingFailedPod"), delete("Pod", pod)]
-            if self.in_order and not self._is_available(pod):
-                break
-        return actions
-
-    def _is_available(self, pod: Object | None) -> bool:
-        min_ready_s = self.spec.get("minReadySeconds", 0)
-        return self._is_healthy(pod) and pod is not None and is_available(pod, min_ready_s, self.now_s)
 
     def _tell_delete(self, pod: Object, reason: str) -> Tell:
         name, own = pod["metadata"]["name"], self.set["metadata"]["name"]
@@ -154,16 +148,6 @@ class _Held:
         revision = self.revisions.current if number < partition else self.revisions.update
         claims = self._claims(name)
         actions: list[Action] = [Create("PersistentVolumeClaim", claim, namespace) for claim in claims]
-        actions.append(Create("Pod", self._pod(name, number, revision, claims), namespace))
-        return [*actions, Tell("SuccessfulCreate", f"create Pod {name} in StatefulSet {own} successful")]
-
-    def _claims(self, pod_name: str) -> list[dict[str, Any]]:
-        claims: list[dict[str, Any]] = copy.deepcopy(self.spec.get("volumeClaimTemplates") or [])
-        for claim in claims:
-            claim["metadata"] = {**claim["metadata"], "name": f"{claim['metadata']['name']}-{pod_name}"}
-        return claims
-
-    def _pod(self, name: str, number: int, revision: str, claims: Sequence[Object]) -> dict[str, Any]:
         labels = {
             "statefulset.kubernetes.io/pod-name": name,
             "apps.kubernetes.io/pod-index": str(number),
@@ -180,12 +164,21 @@ class _Held:
                 "persistentVolumeClaim": {"claimName": claim_name},
             }
             spec["volumes"] = [v for v in spec.get("volumes") or [] if v["name"] != volume["name"]] + [volume]
-        return pod
+        actions.append(Create("Pod", pod, namespace))
+        return [*actions, Tell("SuccessfulCreate", f"create Pod {name} in StatefulSet {own} successful")]
+
+    def _claims(self, pod_name: str) -> list[dict[str, Any]]:
+        claims: list[dict[str, Any]] = copy.deepcopy(self.spec.get("volumeClaimTemplates") or [])
+        for claim in claims:
+            claim["metadata"] = {**claim["metadata"], "name": f"{claim['metadata']['name']}-{pod_name}"}
+        return claims
 
     def status(self) -> dict[str, Any]:
         live = [pod for number, pod in self.by_ordinal.items() if not is_finished(pod)]
         min_ready_s = self.spec.get("minReadySeconds", 0)
-        current, update = self._counts(live)
+        # pods of the current and of the update revision
+        held = [self._revision(pod) for pod in live if not is_going(pod)]
+        current, update = held.count(self.revisions.current), held.count(self.revisions.update)
         finished = update == len(live) == len(self.wanted) and all(self._is_healthy(pod) for pod in live)
         return {
             "observedGeneration": self.set["metadata"]["generation"],
@@ -198,8 +191,3 @@ class _Held:
             "updateRevision": self.revisions.update,
             "collisionCount": 0,
         }
-
-    def _counts(self, live: Sequence[Object]) -> tuple[int, int]:
-        """Pods of the current and of the update revision."""
-        held = [self._revision(pod) for pod in live if not is_going(pod)]
-        return held.count(self.revisions.current), held.count(self.revisions.update)

@@ -32,7 +32,17 @@ class Checkpoint:
 
 def encode(assignments: Iterable[DeviceAssignment], registered: Mapping[str, Iterable[str]]) -> bytes:
     data = {
-        "PodDeviceEntries": [_entry(one) for one in assignments] or None,
+        "PodDeviceEntries": [
+            {
+                "PodUID": one.pod_uid,
+                "ContainerName": one.container,
+                "ResourceName": one.resource,
+                "DeviceIDs": {NO_NUMA_NODE: sorted(one.ids)},
+                "AllocResp": base64.b64encode(one.response).decode(),
+            }
+            for one in assignments
+        ]
+        or None,
         "RegisteredDevices": {name: sorted(ids) for name, ids in sorted(registered.items())},
     }
     return json.dumps({"Data": data, "Checksum": checksum(data)}, separators=(",", ":")).encode()
@@ -46,7 +56,16 @@ def decode(raw: bytes) -> Checkpoint:
         actual = checksum(data)
         if actual != expected:
             raise CorruptCheckpointError(f"checksum is {expected}, must be {actual}")
-        assignments = tuple(_assignment(entry) for entry in data["PodDeviceEntries"] or ())
+        assignments = tuple(
+            DeviceAssignment(
+                pod_uid=entry["PodUID"],
+                container=entry["ContainerName"],
+                resource=entry["ResourceName"],
+                ids=frozenset(identifier for ids in entry["DeviceIDs"].values() for identifier in ids),
+                response=base64.b64decode(entry["AllocResp"], validate=True),
+            )
+            for entry in data["PodDeviceEntries"] or ()
+        )
         registered = {name: tuple(ids or ()) for name, ids in (data["RegisteredDevices"] or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"{type(error).__name__}: {error}") from error
@@ -77,7 +96,13 @@ def remove_sockets(folder: Path) -> None:
 
 
 def checksum(data: Mapping[str, Any]) -> int:
-    return fnv1a_32(_go_text(data).encode())
+    # the data as Go's spew prints it with types and field names, which is what kubelet hashes
+    entries = data["PodDeviceEntries"]
+    return fnv1a_32(
+        "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
+        f"{'<nil>' if entries is None else _go_list(_go_entry(one) for one in entries)}"
+        f" RegisteredDevices:(map[string][]string){_go_map(data['RegisteredDevices'])}}}".encode()
+    )
 
 
 def fnv1a_32(raw: bytes) -> int:
@@ -85,36 +110,6 @@ def fnv1a_32(raw: bytes) -> int:
     for byte in raw:
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
     return value
-
-
-def _entry(one: DeviceAssignment) -> dict[str, Any]:
-    return {
-        "PodUID": one.pod_uid,
-        "ContainerName": one.container,
-        "ResourceName": one.resource,
-        "DeviceIDs": {NO_NUMA_NODE: sorted(one.ids)},
-        "AllocResp": base64.b64encode(one.response).decode(),
-    }
-
-
-def _assignment(entry: Mapping[str, Any]) -> DeviceAssignment:
-    return DeviceAssignment(
-        pod_uid=entry["PodUID"],
-        container=entry["ContainerName"],
-        resource=entry["ResourceName"],
-        ids=frozenset(identifier for ids in entry["DeviceIDs"].values() for identifier in ids),
-        response=base64.b64decode(entry["AllocResp"], validate=True),
-    )
-
-
-def _go_text(data: Mapping[str, Any]) -> str:
-    """The data as Go's spew prints it with types and field names, which is what kubelet hashes."""
-    entries = data["PodDeviceEntries"]
-    return (
-        "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
-        f"{'<nil>' if entries is None else _go_list(_go_entry(one) for one in entries)}"
-        f" RegisteredDevices:(map[string][]string){_go_map(data['RegisteredDevices'])}}}"
-    )
 
 
 def _go_entry(entry: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from simcluster.kubelet.environment import ConfigError
 from simcluster.kubelet.node_services import NodeServices, device_options
 from simcluster.kubelet.prober import Prober
 from simcluster.kubelet.records import ContainerRecord, RunningState, TerminatedState, WaitingState
-from simcluster.kubelet.runtime import Container, ContainerSpec, StartError
+from simcluster.kubelet.runtime import Container, StartError
 from simcluster.kubelet.specification import PodFacts, specify
 from simcluster.workload.images import Image, PullError
 
@@ -48,12 +48,25 @@ class ContainerLife:
 
     async def run(self) -> None:
         """Returns when it ended and is not to be started again. Cancelled, the process lives on."""
-        container = self._adopt()
+        # A container that an earlier kubelet started
+        container = self._node.runtime.find(self._facts.uid, self.record.name)
+        if container is not None:
+            self._attempt = self.record.restart_count = container.spec.attempt
         while True:
             if container is None:
                 container = await self._start()
             if container is not None:
-                await self._watch(container)
+                self.record.container_id = f"sim://{container.id}"
+                prober = self._prober(container)
+                self._set(RunningState(container.started_at))
+                self.running.set()
+                probing = asyncio.create_task(prober.run(), name=f"probes of {self.record.name}")
+                try:
+                    await container.exited.wait()
+                finally:
+                    probing.cancel()
+                    await asyncio.gather(probing, return_exceptions=True)
+                self._ended(container)
             if not self._starts_again():
                 return
             await self._back_off()
@@ -65,13 +78,6 @@ class ContainerLife:
         if container is not None and not container.running and isinstance(self.record.state, RunningState):
             self._ended(container)
 
-    def _adopt(self) -> Container | None:
-        """A container that an earlier kubelet started."""
-        container = self._node.runtime.find(self._facts.uid, self.record.name)
-        if container is not None:
-            self._attempt = self.record.restart_count = container.spec.attempt
-        return container
-
     # -- starting --------------------------------------------------------------------------------
 
     async def _start(self) -> Container | None:
@@ -79,15 +85,24 @@ class ContainerLife:
         image = await self._pull()
         while True:
             try:
-                spec = await self._prepare(image)
+                # everything that can fail before the process exists. Raises what `_start` waits for.
+                facts, node = self._facts, self._node
+                # preStartContainer for each resource, after a second Allocate where nothing is known any more
+                name, book = self.record.name, self._node.book
+                if not book.assignments_of(self._facts.uid, name):
+                    await self._facts.allocate(name)
+                for one in book.assignments_of(self._facts.uid, name):
+                    await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
+                options = device_options(node.book.assignments_of(facts.uid, self.record.name))
+                read = await references.fetch(node.client, facts.pod)
+                spec = specify(
+                    node.settings, facts, self._spec, image, options=options, read=read, attempt=self._attempt
+                )
                 break
             except (ConfigError, PluginError, AdmissionError) as error:
                 self._set(WaitingState("CreateContainerConfigError", str(error)))
                 await self._tell("Failed", f"Error: {error}", True)
                 await self._pause(RETRY_S)
-        return await self._launch(spec)
-
-    async def _launch(self, spec: ContainerSpec) -> Container | None:
         await self._tell("Created", "Container created")
         self.record.restart_count = self._attempt
         try:
@@ -110,65 +125,34 @@ class ContainerLife:
             try:
                 image = self._node.registry.pull(reference)
             except PullError as error:
-                await self._pull_failed(reference, error)
+                self._set(WaitingState("ErrImagePull", str(error)))
+                await self._tell("Failed", f'Failed to pull image "{reference}": {error}', True)
+                await self._tell("Failed", "Error: ErrImagePull", True)
+                self._image_failures.after_failure()
+                await self._pause(1.0)
+                words = f'Back-off pulling image "{reference}"'
+                self._set(WaitingState("ImagePullBackOff", f"{words}: ErrImagePull: {error}"))
+                await self._tell("BackOff", words)
+                await self._tell("Failed", "Error: ImagePullBackOff", True)
+                await self._pause(self._image_failures.delay_s)
                 continue
-            await self._tell("Pulled", self._pulled_words(reference, began))
+            if self._is_present(reference):
+                pulled_words = (
+                    f'Container image "{reference}" already present on machine and can be accessed by the pod'
+                )
+            else:
+                self._node.pulled.add(reference)
+                took = f"{max(1, int((time.monotonic() - began) * 1000))}ms"
+                pulled_words = (
+                    f'Successfully pulled image "{reference}" in {took} ({took} including waiting).'
+                )
+            await self._tell("Pulled", pulled_words)
             return image
 
     def _is_present(self, reference: str) -> bool:
         return reference in self._node.pulled and self._spec.get("imagePullPolicy") != "Always"
 
-    def _pulled_words(self, reference: str, began: float) -> str:
-        if self._is_present(reference):
-            return f'Container image "{reference}" already present on machine and can be accessed by the pod'
-        self._node.pulled.add(reference)
-        took = f"{max(1, int((time.monotonic() - began) * 1000))}ms"
-        return f'Successfully pulled image "{reference}" in {took} ({took} including waiting).'
-
-    async def _pull_failed(self, reference: str, error: PullError) -> None:
-        self._set(WaitingState("ErrImagePull", str(error)))
-        await self._tell("Failed", f'Failed to pull image "{reference}": {error}', True)
-        await self._tell("Failed", "Error: ErrImagePull", True)
-        self._image_failures.after_failure()
-        await self._pause(1.0)
-        words = f'Back-off pulling image "{reference}"'
-        self._set(WaitingState("ImagePullBackOff", f"{words}: ErrImagePull: {error}"))
-        await self._tell("BackOff", words)
-        await self._tell("Failed", "Error: ImagePullBackOff", True)
-        await self._pause(self._image_failures.delay_s)
-
-    async def _prepare(self, image: Image) -> ContainerSpec:
-        """Everything that can fail before the process exists. Raises what `_start` waits for."""
-        facts, node = self._facts, self._node
-        await self._devices_ready()
-        options = device_options(node.book.assignments_of(facts.uid, self.record.name))
-        read = await references.fetch(node.client, facts.pod)
-        return specify(
-            node.settings, facts, self._spec, image, options=options, read=read, attempt=self._attempt
-        )
-
-    async def _devices_ready(self) -> None:
-        """PreStartContainer for each resource, after a second Allocate where nothing is known any more."""
-        name, book = self.record.name, self._node.book
-        if not book.assignments_of(self._facts.uid, name):
-            await self._facts.allocate(name)
-        for one in book.assignments_of(self._facts.uid, name):
-            await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
-
     # -- ending ----------------------------------------------------------------------------------
-
-    async def _watch(self, container: Container) -> None:
-        self.record.container_id = f"sim://{container.id}"
-        prober = self._prober(container)
-        self._set(RunningState(container.started_at))
-        self.running.set()
-        probing = asyncio.create_task(prober.run(), name=f"probes of {self.record.name}")
-        try:
-            await container.exited.wait()
-        finally:
-            probing.cancel()
-            await asyncio.gather(probing, return_exceptions=True)
-        self._ended(container)
 
     def _prober(self, container: Container) -> Prober:
         settings, pod = self._node.settings, self._facts.pod

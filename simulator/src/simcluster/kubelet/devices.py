@@ -240,8 +240,10 @@ class DeviceAssignments:
         container that a restarted kubelet found running before its pod sources are ready.
         Raises AdmissionError.
         """
-        reusable = self._reusable(pod_uid)
-        resources = [name for name in container.limits if self._is_device_resource(name)]
+        if self._reuse[0] != pod_uid:
+            self._reuse = (pod_uid, {})
+        reusable = self._reuse[1]
+        resources = [name for name in container.limits if name in self._known or name in self.allocated]
         self.rng.shuffle(resources)  # Go's map order
         if resources:
             self.forget_except(active_uids)
@@ -252,25 +254,12 @@ class DeviceAssignments:
                 continue
             mine = reusable.setdefault(resource, set())
             yield from self._allocate_resource(pod_uid, container, resource, mine)
-        self._settle_reusable(pod_uid, container, reusable)
-
-    def _reusable(self, pod_uid: str) -> dict[str, set[str]]:
-        if self._reuse[0] != pod_uid:
-            self._reuse = (pod_uid, {})
-        return self._reuse[1]
-
-    def _settle_reusable(
-        self, pod_uid: str, container: ContainerDemand, reusable: dict[str, set[str]]
-    ) -> None:
-        """An init container's devices may be taken again; those of a sidecar or app container may not."""
+        # an init container's devices may be taken again; those of a sidecar or app container may not
         for one in self.assignments_of(pod_uid, container.name):
             if container.kind is ContainerKind.INIT:
                 reusable.setdefault(one.resource, set()).update(one.ids)
             else:
                 reusable.setdefault(one.resource, set()).difference_update(one.ids)
-
-    def _is_device_resource(self, resource: str) -> bool:
-        return resource in self._known or resource in self.allocated
 
     def _allocate_resource(
         self, pod_uid: str, container: ContainerDemand, resource: str, reusable: set[str]

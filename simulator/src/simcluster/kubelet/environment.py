@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from simcluster.scheduler.amounts import Object, amounts_of
@@ -37,7 +37,12 @@ def environment(
     fields = _fields(pod, host_ip, pod_ip)
     own: dict[str, str] = {}
     for source in container.get("envFrom") or ():
-        own.update(_from_source(source, read))
+        kind = "configmap" if "configMapRef" in source else "secret"
+        reference = source["configMapRef" if kind == "configmap" else "secretRef"]
+        data = read(kind, reference["name"])
+        if data is None and not reference.get("optional"):
+            raise ConfigError(f'{kind} "{reference["name"]}" not found')
+        own.update([(source.get("prefix", "") + key, value) for key, value in (data or {}).items()])
     for variable in container.get("env") or ():
         value = _value(variable, container, fields, read)
         if value is not None:
@@ -67,7 +72,15 @@ def _value(
     if "resourceFieldRef" in source:
         return _resource(source["resourceFieldRef"], container)
     kind = "configmap" if "configMapKeyRef" in source else "secret"
-    return _key(source["configMapKeyRef" if kind == "configmap" else "secretKeyRef"], kind, read)
+    reference = source["configMapKeyRef" if kind == "configmap" else "secretKeyRef"]
+    data = read(kind, reference["name"])
+    if data is not None and reference["key"] in data:
+        return data[reference["key"]]
+    if reference.get("optional"):
+        return None
+    if data is None:
+        raise ConfigError(f'{kind} "{reference["name"]}" not found')
+    raise ConfigError(f"couldn't find key {reference['key']} in {kind.capitalize()} {reference['name']}")
 
 
 def field(path: str, fields: Mapping[str, str]) -> str:
@@ -109,26 +122,6 @@ def _resource(reference: Mapping[str, Any], container: Object) -> str:
     amount = amounts_of((container.get("resources") or {}).get(kind)).get(name, 0)
     divisor = amounts_of({name: reference.get("divisor") or "1"})[name] or 1
     return str(-(-amount // divisor))
-
-
-def _key(reference: Mapping[str, Any], kind: str, read: ReadData) -> str | None:
-    data = read(kind, reference["name"])
-    if data is not None and reference["key"] in data:
-        return data[reference["key"]]
-    if reference.get("optional"):
-        return None
-    if data is None:
-        raise ConfigError(f'{kind} "{reference["name"]}" not found')
-    raise ConfigError(f"couldn't find key {reference['key']} in {kind.capitalize()} {reference['name']}")
-
-
-def _from_source(source: Mapping[str, Any], read: ReadData) -> Iterable[tuple[str, str]]:
-    kind = "configmap" if "configMapRef" in source else "secret"
-    reference = source["configMapRef" if kind == "configmap" else "secretRef"]
-    data = read(kind, reference["name"])
-    if data is None and not reference.get("optional"):
-        raise ConfigError(f'{kind} "{reference["name"]}" not found')
-    return [(source.get("prefix", "") + key, value) for key, value in (data or {}).items()]
 
 
 def decode_secret(document: Object) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
@@ -59,13 +59,11 @@ class ExclusiveCards(DevicePluginService):
         return dp.PreferredAllocationResponse()
 
     async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
-        answers = [_answer(one.devices_ids) for one in request.container_requests]
+        answers = [
+            dp.ContainerAllocateResponse(envs={ENV_VISIBLE: ",".join(sorted(one.devices_ids))})
+            for one in request.container_requests
+        ]
         return dp.AllocateResponse(container_responses=answers)
 
     async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
         return dp.PreStartContainerResponse()
-
-
-def _answer(uuids: Sequence[str]) -> dp.ContainerAllocateResponse:
-    environ: Mapping[str, str] = {ENV_VISIBLE: ",".join(sorted(uuids))}
-    return dp.ContainerAllocateResponse(envs=environ)

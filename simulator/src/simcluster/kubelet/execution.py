@@ -39,7 +39,22 @@ async def serve(request: web.Request, container: Container, wanted: ExecRequest)
     try:
         session = await (_start_terminal if wanted.terminal else _start_plain)(container, wanted)
     except StartError as error:
-        await _send(socket, ERROR, _refusal(str(error)))
+        # it could not even be started, which is kubelet's trouble and not an exit status
+        message = str(error)
+        words = f"Internal error occurred: error executing command in container: {message}"
+        await _send(
+            socket,
+            ERROR,
+            json.dumps(
+                {
+                    "metadata": {},
+                    "status": "Failure",
+                    "reason": "InternalError",
+                    "message": words,
+                    "code": 500,
+                }
+            ).encode(),
+        )
         await socket.close()
         return socket
     await session.attend(socket)
@@ -63,9 +78,20 @@ class Session:
             if ended.done():
                 await asyncio.wait(outputs, timeout=_DRAIN_S)
                 with contextlib.suppress(ConnectionError):
-                    await _send(socket, ERROR, _outcome(ended.result()))
+                    status = ended.result()
+                    if status == 0:
+                        outcome = json.dumps({"metadata": {}, "status": "Success"}).encode()
+                    else:
+                        code = status if status > 0 else 128 - status
+                        outcome = _failure(
+                            f"command terminated with non-zero exit code: exit status {code}", code
+                        )
+                    await _send(socket, ERROR, outcome)
         finally:
-            self._kill()
+            # what was started by exec ends with its client
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
             for task in (inputs, ended, *outputs):
                 task.cancel()
             await asyncio.gather(inputs, ended, *outputs, return_exceptions=True)
@@ -89,29 +115,20 @@ class Session:
                 continue
             channel, data = message.data[0], message.data[1:]
             if channel == STDIN:
-                await self._write(data)
+                with contextlib.suppress(ConnectionError, OSError):
+                    if self._terminal is not None:
+                        os.write(self._terminal, data)
+                    elif self._process.stdin is not None:
+                        self._process.stdin.write(data)
+                        await self._process.stdin.drain()
             elif channel == RESIZE and self._terminal is not None:
-                _resize(self._terminal, data)
-            elif channel == CLOSE and data[:1] == bytes([STDIN]):
-                self._close_input()
-
-    async def _write(self, data: bytes) -> None:
-        with contextlib.suppress(ConnectionError, OSError):
-            if self._terminal is not None:
-                os.write(self._terminal, data)
-            elif self._process.stdin is not None:
-                self._process.stdin.write(data)
-                await self._process.stdin.drain()
-
-    def _close_input(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    def _kill(self) -> None:
-        """What was started by exec ends with its client."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                terminal = self._terminal
+                with contextlib.suppress(ValueError, KeyError, OSError):
+                    size = json.loads(data)
+                    packed = struct.pack("HHHH", size["Height"], size["Width"], 0, 0)
+                    fcntl.ioctl(terminal, termios.TIOCSWINSZ, packed)
+            elif channel == CLOSE and data[:1] == bytes([STDIN]) and self._process.stdin is not None:
+                self._process.stdin.close()
 
 
 async def _start_plain(container: Container, wanted: ExecRequest) -> Session:
@@ -157,30 +174,8 @@ async def _copy_terminal(terminal: int, socket: web.WebSocketResponse) -> None:
         loop.remove_reader(terminal)
 
 
-def _resize(terminal: int, data: bytes) -> None:
-    with contextlib.suppress(ValueError, KeyError, OSError):
-        size = json.loads(data)
-        packed = struct.pack("HHHH", size["Height"], size["Width"], 0, 0)
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, packed)
-
-
 async def _send(socket: web.WebSocketResponse, channel: int, data: bytes) -> None:
     await socket.send_bytes(bytes([channel]) + data)
-
-
-def _outcome(status: int) -> bytes:
-    if status == 0:
-        return json.dumps({"metadata": {}, "status": "Success"}).encode()
-    code = status if status > 0 else 128 - status
-    return _failure(f"command terminated with non-zero exit code: exit status {code}", code)
-
-
-def _refusal(message: str) -> bytes:
-    """It could not even be started, which is kubelet's trouble and not an exit status."""
-    words = f"Internal error occurred: error executing command in container: {message}"
-    return json.dumps(
-        {"metadata": {}, "status": "Failure", "reason": "InternalError", "message": words, "code": 500}
-    ).encode()
 
 
 def _failure(message: str, code: int) -> bytes:

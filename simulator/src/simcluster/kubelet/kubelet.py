@@ -111,7 +111,11 @@ class Kubelet:
 
     def _recover(self) -> None:
         """Clean the plugin folder and take over the checkpoint, where there is one that can be read."""
-        self._lay_out()
+        self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
+        own = self.settings.host_root / "var" / "lib" / "kubelet"
+        own.parent.mkdir(parents=True, exist_ok=True)
+        if not own.is_symlink():
+            own.symlink_to(self.settings.root)
         checkpoint.remove_sockets(self.settings.plugin_folder)
         try:
             saved = checkpoint.read(self.settings.plugin_folder)
@@ -120,13 +124,6 @@ class Kubelet:
             return
         if saved is not None:
             self.book.restore(saved.assignments, saved.registered, time.monotonic())
-
-    def _lay_out(self) -> None:
-        self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
-        own = self.settings.host_root / "var" / "lib" / "kubelet"
-        own.parent.mkdir(parents=True, exist_ok=True)
-        if not own.is_symlink():
-            own.symlink_to(self.settings.root)
 
     # -- the node --------------------------------------------------------------------------------
 
@@ -176,20 +173,17 @@ class Kubelet:
                 waiting.append(self._admissions.get_nowait())
             waiting.sort(key=lambda one: one[0]["metadata"].get("creationTimestamp") or "")
             for pod, sources_ready in waiting:
-                await self._take(pod, sources_ready=sources_ready)
-
-    async def _take(self, pod: _Pod, *, sources_ready: bool) -> None:
-        current = self._pods.objects.get((pod["metadata"]["namespace"], pod["metadata"]["name"]))
-        if current is None or current["metadata"]["uid"] != pod["metadata"]["uid"]:
-            return  # deleted while it waited
-        if _is_over(current) or current["metadata"].get("deletionTimestamp"):
-            await self._put_away(current)
-            return
-        rejection = await self._admission.admit(current, sources_ready=sources_ready)
-        if rejection is not None:
-            await self._reject(current, rejection)
-            return
-        self._start(current)
+                current = self._pods.objects.get((pod["metadata"]["namespace"], pod["metadata"]["name"]))
+                if current is None or current["metadata"]["uid"] != pod["metadata"]["uid"]:
+                    continue  # deleted while it waited
+                if _is_over(current) or current["metadata"].get("deletionTimestamp"):
+                    await self._put_away(current)
+                    continue
+                rejection = await self._admission.admit(current, sources_ready=sources_ready)
+                if rejection is not None:
+                    await self._reject(current, rejection)
+                    continue
+                self._start(current)
 
     async def _put_away(self, pod: _Pod) -> None:
         """A pod that is over, or that is being deleted before it started here."""

@@ -62,7 +62,17 @@ async def read(path: Path, query: LogQuery, alive: Callable[[], bool]) -> AsyncI
     """The log's lines as asked for; with `follow` until the container is gone (`alive` turns false)."""
     shown = _Shown(query)
     with path.open("rb") as file:
-        yield shown.cut(_selected(file.readlines(), query))
+        entries = file.readlines()
+        oldest = query.since_time
+        if query.since_s is not None:
+            oldest = (datetime.now(UTC) - timedelta(seconds=query.since_s)).strftime(
+                "%Y-%m-%dT%H:%M:%S.%f000Z"
+            )
+        if oldest:
+            entries = [one for one in entries if one.partition(b" ")[0].decode() >= oldest]
+        if query.tail_lines is not None:
+            entries = entries[len(entries) - query.tail_lines :] if query.tail_lines else []
+        yield shown.cut(entries)
         while query.follow and not shown.full:
             running = alive()
             yield shown.cut(file.readlines())
@@ -97,14 +107,3 @@ def _text(entry: bytes, timestamps: bool) -> bytes:
     tag, _, text = rest.partition(b" ")
     shown = text if tag == b"F" else text.removesuffix(b"\n")
     return moment + b" " + shown if timestamps else shown
-
-
-def _selected(entries: list[bytes], query: LogQuery) -> list[bytes]:
-    oldest = query.since_time
-    if query.since_s is not None:
-        oldest = (datetime.now(UTC) - timedelta(seconds=query.since_s)).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
-    if oldest:
-        entries = [one for one in entries if one.partition(b" ")[0].decode() >= oldest]
-    if query.tail_lines is not None:
-        entries = entries[len(entries) - query.tail_lines :] if query.tail_lines else []
-    return entries

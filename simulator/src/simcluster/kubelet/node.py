@@ -49,7 +49,15 @@ class NodeStatus:
         node, also those that others put there. Its own socket is usually there first, so it seldom does.
         """
         try:
-            await self._client.create(NODES.as_dict(), self._new_node())
+            await self._client.create(
+                NODES.as_dict(),
+                {
+                    "metadata": {"name": self._settings.name, **self._metadata()},
+                    "spec": {"taints": [dict(one) for one in self._settings.taints]}
+                    if self._settings.taints
+                    else {},
+                },
+            )
         except AlreadyExistsError:
             await self._adopt(reset_extended=reset_extended)
         await self.report()
@@ -81,16 +89,30 @@ class NodeStatus:
         capacity |= {name: str(count) for name, count in devices.capacity.items()}
         capacity |= dict.fromkeys(devices.removed, "0")
         allocatable = capacity | {name: str(count) for name, count in devices.allocatable.items()}
+        known = {one["type"]: one for one in old.get("conditions") or ()}
+        fresh = {kind: ("False", *words) for kind, words in _HEALTHY.items()}
+        fresh["Ready"] = ("True", "KubeletReady", "kubelet is posting ready status")
         return {
             "capacity": capacity,
             "allocatable": allocatable,
-            "conditions": self._conditions(old),
+            "conditions": [self._condition(kind, *words, known.get(kind)) for kind, words in fresh.items()],
             "addresses": [
                 {"type": "InternalIP", "address": self._settings.internal_ip},
                 {"type": "Hostname", "address": self._settings.name},
             ],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": int(self._url.rpartition(":")[2])}},
-            "nodeInfo": self._node_info(),
+            "nodeInfo": {
+                "architecture": "amd64",
+                "bootID": "sim",
+                "containerRuntimeVersion": "sim://1.0",
+                "kernelVersion": "6.1.0",
+                "kubeProxyVersion": "",
+                "kubeletVersion": self._settings.version,
+                "machineID": self._settings.name,
+                "operatingSystem": "linux",
+                "osImage": "gpuslice simulation",
+                "systemUUID": self._settings.name,
+            },
         }
 
     async def _adopt(self, *, reset_extended: bool) -> None:
@@ -106,12 +128,6 @@ class NodeStatus:
                 NODES.as_dict(), self._settings.name, {"capacity": zeroes, "allocatable": zeroes}
             )
 
-    def _new_node(self) -> dict[str, Any]:
-        return {
-            "metadata": {"name": self._settings.name, **self._metadata()},
-            "spec": {"taints": [dict(one) for one in self._settings.taints]} if self._settings.taints else {},
-        }
-
     def _metadata(self) -> dict[str, Any]:
         own = {
             "kubernetes.io/hostname": self._settings.name,
@@ -119,12 +135,6 @@ class NodeStatus:
             "kubernetes.io/arch": "amd64",
         }
         return {"labels": {**own, **self._settings.labels}, "annotations": {URL_ANNOTATION: self._url}}
-
-    def _conditions(self, old: Mapping[str, Any]) -> list[dict[str, Any]]:
-        known = {one["type"]: one for one in old.get("conditions") or ()}
-        fresh = {kind: ("False", *words) for kind, words in _HEALTHY.items()}
-        fresh["Ready"] = ("True", "KubeletReady", "kubelet is posting ready status")
-        return [self._condition(kind, *words, known.get(kind)) for kind, words in fresh.items()]
 
     def _condition(
         self, kind: str, value: str, reason: str, message: str, old: Mapping[str, Any] | None
@@ -140,20 +150,6 @@ class NodeStatus:
             "message": message,
             "lastHeartbeatTime": now,
             "lastTransitionTime": since,
-        }
-
-    def _node_info(self) -> dict[str, str]:
-        return {
-            "architecture": "amd64",
-            "bootID": "sim",
-            "containerRuntimeVersion": "sim://1.0",
-            "kernelVersion": "6.1.0",
-            "kubeProxyVersion": "",
-            "kubeletVersion": self._settings.version,
-            "machineID": self._settings.name,
-            "operatingSystem": "linux",
-            "osImage": "gpuslice simulation",
-            "systemUUID": self._settings.name,
         }
 
 

@@ -66,11 +66,7 @@ def device_options(assignments: list[DeviceAssignment]) -> DeviceOptions:
         for name, value in answer.envs.items():
             environ.setdefault(name, value)
         for mount in answer.mounts:
-            mounts.setdefault(mount.container_path, _mount(mount))
+            mounts.setdefault(mount.container_path, Mount(mount.container_path, Path(mount.host_path)))
         for name, value in answer.annotations.items():
             annotations.setdefault(name, value)
     return DeviceOptions(environ, tuple(mounts.values()), annotations)
-
-
-def _mount(message: dp.Mount) -> Mount:
-    return Mount(message.container_path, Path(message.host_path))

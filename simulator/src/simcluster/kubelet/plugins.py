@@ -76,7 +76,14 @@ class PluginEndpoints(RegistrationService):
     # -- registration ----------------------------------------------------------------------------
 
     async def register(self, request: dp.RegisterRequest) -> dp.Empty:
-        _check(request)
+        if request.version != API_VERSION:
+            raise GRPCError(
+                Status.UNKNOWN,
+                f'requested API version "{request.version}" is not supported by kubelet. '
+                f'Supported versions are ["{API_VERSION}"]',
+            )
+        if not _EXTENDED.match(request.resource_name) or "kubernetes.io/" in request.resource_name:
+            raise GRPCError(Status.UNKNOWN, f'the ResourceName "{request.resource_name}" is invalid')
         channel = Channel(path=str(self._folder / request.endpoint))
         client = DevicePluginClient(channel)
         try:
@@ -89,10 +96,8 @@ class PluginEndpoints(RegistrationService):
         except asyncio.CancelledError:  # the plugin hung up
             channel.close()
             raise
-        self._connect(request.resource_name, channel, client, _options(answer))
-        return dp.Empty()
-
-    def _connect(self, resource: str, channel: Channel, client: DevicePluginClient, options: Options) -> None:
+        resource = request.resource_name
+        options = Options(answer.pre_start_required, answer.get_preferred_allocation_available)
         old = self._channels.pop(resource, None)
         self._clients[resource], self._channels[resource] = client, channel
         generation = self._book.register(resource, options)
@@ -101,6 +106,7 @@ class PluginEndpoints(RegistrationService):
         task = asyncio.create_task(self._follow(resource, generation, client), name=f"devices of {resource}")
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
+        return dp.Empty()
 
     async def _follow(self, resource: str, generation: int, client: DevicePluginClient) -> None:
         try:
@@ -173,21 +179,6 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, asyncio.TimeoutError):
         return "rpc error: code = DeadlineExceeded desc = context deadline exceeded"
     return f"rpc error: code = Unavailable desc = connection error: {error}"
-
-
-def _check(request: dp.RegisterRequest) -> None:
-    if request.version != API_VERSION:
-        raise GRPCError(
-            Status.UNKNOWN,
-            f'requested API version "{request.version}" is not supported by kubelet. '
-            f'Supported versions are ["{API_VERSION}"]',
-        )
-    if not _EXTENDED.match(request.resource_name) or "kubernetes.io/" in request.resource_name:
-        raise GRPCError(Status.UNKNOWN, f'the ResourceName "{request.resource_name}" is invalid')
-
-
-def _options(answer: dp.DevicePluginOptions) -> Options:
-    return Options(answer.pre_start_required, answer.get_preferred_allocation_available)
 
 
 def _device(message: dp.Device) -> Device:

@@ -50,7 +50,15 @@ class Probe:
             writer.close()
             return ""
         if "exec" in self.action:
-            return await _execute(container, tuple(self.action["exec"]["command"]))
+            command = tuple(self.action["exec"]["command"])
+            process = await spawn(container.spec, command)
+            try:
+                output, _ = await process.communicate()
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+            return "" if process.returncode == 0 else output.decode(errors="replace").strip() or "exit status"
         return ""
 
     async def _http(self, action: Mapping[str, Any]) -> str:
@@ -103,14 +111,3 @@ async def verdicts(probe: Probe, container: Container) -> AsyncIterator[Verdict]
         if row >= (probe.failures if reason else probe.successes):
             yield Verdict(not reason, reason)
         await asyncio.sleep(probe.period_s)
-
-
-async def _execute(container: Container, command: tuple[str, ...]) -> str:
-    process = await spawn(container.spec, command)
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    return "" if process.returncode == 0 else output.decode(errors="replace").strip() or "exit status"

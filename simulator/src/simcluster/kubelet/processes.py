@@ -60,18 +60,15 @@ class ProcessTable:
         if container is not None and pid in self._shown:
             self._forget(pid)
         if pid not in self._shown:
-            self._show(pid, container)
-
-    def _show(self, pid: int, container: Container | None) -> None:
-        place = self._folder / str(pid)
-        with contextlib.suppress(FileExistsError):
-            if container is None:
-                place.symlink_to(f"/proc/{pid}")
-            else:
-                place.mkdir()
-                (place / "stat").symlink_to(f"/proc/{pid}/stat")
-                (place / "cgroup").write_text(f"0::{cgroup_path(container)}\n")
-        self._shown[pid] = container.id if container is not None else ""
+            place = self._folder / str(pid)
+            with contextlib.suppress(FileExistsError):
+                if container is None:
+                    place.symlink_to(f"/proc/{pid}")
+                else:
+                    place.mkdir()
+                    (place / "stat").symlink_to(f"/proc/{pid}/stat")
+                    (place / "cgroup").write_text(f"0::{cgroup_path(container)}\n")
+            self._shown[pid] = container.id if container is not None else ""
 
     def _forget(self, pid: int) -> None:
         place = self._folder / str(pid)

@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,6 +159,14 @@ async def spawn(
     program = _program(argv, environ["PATH"], spec.rootfs)
     folder = spec.rootfs.inside(spec.working_dir or "/")
     try:
+        # runs in the child before exec: die with us, and take the terminal
+        prctl = ctypes.CDLL(None).prctl
+
+        def prepare() -> None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if terminal:
+                os.close(os.open(os.ttyname(0), os.O_RDWR))  # opening it makes it the controlling one
+
         return await asyncio.create_subprocess_exec(
             program,
             *(spec.rootfs.translate(one) for one in argv[1:]),
@@ -168,7 +176,7 @@ async def spawn(
             stdout=stdout,
             stderr=stdout,
             start_new_session=True,
-            preexec_fn=_preparation(terminal),
+            preexec_fn=prepare,
         )
     except OSError as error:
         raise StartError(_words(argv[0], "permission denied"), NOT_EXECUTABLE_EXIT) from error
@@ -198,15 +206,3 @@ def _words(program: str, why: str) -> str:
         "runc create failed: unable to start container process: error during container init: "
         f"{where} {shown}: {why}"
     )
-
-
-def _preparation(terminal: bool) -> Callable[[], None]:
-    """Runs in the child before exec: die with us, and take the terminal."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if terminal:
-            os.close(os.open(os.ttyname(0), os.O_RDWR))  # opening it makes it the controlling one
-
-    return prepare

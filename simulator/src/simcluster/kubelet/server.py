@@ -43,7 +43,23 @@ class KubeletServer:
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         worker, record = self._container(request)
-        attempt = _attempt(record, request.query.get("previous") == "true", worker)
+        # which attempt's log is meant; a container that never started has none
+        previous = request.query.get("previous") == "true"
+        pod = worker.pod["metadata"]["name"]
+        waiting = isinstance(record.state, WaitingState)
+        if previous:
+            last = record.restart_count if waiting and record.last else record.restart_count - 1
+            if last < 0 or record.last is None:
+                raise _bad_request(f'previous terminated container "{record.name}" in pod "{pod}" not found')
+            attempt = last
+        else:
+            if waiting and record.last is None:
+                assert isinstance(record.state, WaitingState)
+                why = record.state.reason
+                if why in ("ErrImagePull", "ImagePullBackOff"):
+                    why = "trying and failing to pull image"
+                raise _bad_request(f'container "{record.name}" in pod "{pod}" is waiting to start: {why}')
+            attempt = record.restart_count
         path = self._folder / worker.uid / record.name / f"{attempt}.log"
         if not path.exists():
             raise _bad_request(f"unable to retrieve container logs for {record.container_id or record.name}")
@@ -82,24 +98,6 @@ class KubeletServer:
         if record is None:
             raise _not_found(f"container {name} not found in pod {pod}_{namespace}")
         return worker, record
-
-
-def _attempt(record: ContainerRecord, previous: bool, worker: PodWorker) -> int:
-    """Which attempt's log is meant; a container that never started has none."""
-    pod = worker.pod["metadata"]["name"]
-    waiting = isinstance(record.state, WaitingState)
-    if previous:
-        last = record.restart_count if waiting and record.last else record.restart_count - 1
-        if last < 0 or record.last is None:
-            raise _bad_request(f'previous terminated container "{record.name}" in pod "{pod}" not found')
-        return last
-    if waiting and record.last is None:
-        assert isinstance(record.state, WaitingState)
-        why = record.state.reason
-        if why in ("ErrImagePull", "ImagePullBackOff"):
-            why = "trying and failing to pull image"
-        raise _bad_request(f'container "{record.name}" in pod "{pod}" is waiting to start: {why}')
-    return record.restart_count
 
 
 def _query(query: Mapping[str, str]) -> logs.LogQuery:

@@ -92,14 +92,12 @@ def _programs(settings: KubeletSettings, image: Image, own: Mapping[str, str]) -
 def _node_environment(settings: KubeletSettings, pod: Object, own: Mapping[str, str]) -> dict[str, str]:
     if settings.gpu_state is None or not _sees_cards(own):
         return dict(settings.environ)
-    return {**settings.environ, "GPUSLICE_SIM_STATE": str(settings.gpu_state), **_host_pid(settings, pod)}
-
-
-def _host_pid(settings: KubeletSettings, pod: Object) -> dict[str, str]:
-    """A pod with hostPID sees the node's processes: the driver lists them, /proc has their cgroups."""
+    # A pod with hostPID sees the node's processes: the driver lists them, /proc has their cgroups
     if not pod["spec"].get("hostPID"):
-        return {}
-    return {"GPUSLICE_SIM_HOST_PID": "1", "GPUSLICE_PROC": str(settings.proc)}
+        host_pid = {}
+    else:
+        host_pid = {"GPUSLICE_SIM_HOST_PID": "1", "GPUSLICE_PROC": str(settings.proc)}
+    return {**settings.environ, "GPUSLICE_SIM_STATE": str(settings.gpu_state), **host_pid}
 
 
 def _sees_cards(environ: Mapping[str, str]) -> bool:

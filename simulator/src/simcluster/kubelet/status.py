@@ -18,12 +18,24 @@ def phase_of(pod: Object, records: Sequence[ContainerRecord]) -> str:
     policy = pod["spec"].get("restartPolicy", "Always")
     init = [one for one in records if one.kind is not ContainerKind.APP]
     apps = [one for one in records if one.kind is ContainerKind.APP]
-    if _init_failed(init) and policy == "Never":
+    if (
+        any(
+            isinstance(one.state, TerminatedState) and one.state.exit_code != 0
+            for one in init
+            if one.kind is ContainerKind.INIT
+        )
+        and policy == "Never"
+    ):
         return "Failed"
     ended = [_ended(one) for one in apps]
     if any(isinstance(one.state, WaitingState) and one.last is None for one in apps):
         return "Pending"
-    if any(one is None for one in ended) or not apps or _sidecar_runs(init):
+    # A pod is not over before its sidecars are
+    if (
+        any(one is None for one in ended)
+        or not apps
+        or any(one.kind is ContainerKind.SIDECAR and isinstance(one.state, RunningState) for one in init)
+    ):
         return "Running"
     if policy == "Always" or any(isinstance(one.state, WaitingState) for one in apps):
         return "Running"
@@ -45,23 +57,12 @@ def _ended(record: ContainerRecord) -> TerminatedState | None:
     return record.state if isinstance(record.state, TerminatedState) else record.last
 
 
-def _sidecar_runs(init: Iterable[ContainerRecord]) -> bool:
-    """A pod is not over before its sidecars are."""
-    return any(one.kind is ContainerKind.SIDECAR and isinstance(one.state, RunningState) for one in init)
-
-
-def _init_failed(init: Iterable[ContainerRecord]) -> bool:
-    return any(
-        isinstance(one.state, TerminatedState) and one.state.exit_code != 0
-        for one in init
-        if one.kind is ContainerKind.INIT
-    )
-
-
 def conditions(phase: str, records: Sequence[ContainerRecord], old: Conditions, now: str) -> list[Any]:
     """The four conditions kubelet owns, then those of others as they were."""
     fresh = {
-        "PodReadyToStartContainers": _flag(phase not in ("Succeeded", "Failed")),
+        "PodReadyToStartContainers": {
+            "status": "True" if (phase not in ("Succeeded", "Failed")) else "False"
+        },
         "Initialized": _initialized(phase, records),
         "Ready": _ready(phase, records),
         "ContainersReady": _ready(phase, records),
@@ -73,10 +74,6 @@ def conditions(phase: str, records: Sequence[ContainerRecord], old: Conditions, 
 def _dated(kind: str, fresh: dict[str, Any], old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
     since = old["lastTransitionTime"] if old and old.get("status") == fresh["status"] else None
     return {"type": kind, **fresh, "lastProbeTime": None, "lastTransitionTime": since or now}
-
-
-def _flag(yes: bool) -> dict[str, Any]:
-    return {"status": "True" if yes else "False"}
 
 
 def _initialized(phase: str, records: Iterable[ContainerRecord]) -> dict[str, Any]:

@@ -32,18 +32,15 @@ def mounts_of(container: Object, volumes: Mapping[str, Path]) -> list[Mount]:
 
 def _prepare(pod: Object, volume: Mapping[str, Any], folder: Path, host_root: Path, read: ReadData) -> Path:
     if "hostPath" in volume:
-        return _host_path(host_root / str(volume["hostPath"]["path"]).lstrip("/"))
+        path = host_root / str(volume["hostPath"]["path"]).lstrip("/")
+        if not path.exists():
+            path.mkdir(parents=True)
+        return path
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in _contents(pod, volume, read).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
-
-
-def _host_path(path: Path) -> Path:
-    if not path.exists():
-        path.mkdir(parents=True)
-    return path
 
 
 def _contents(pod: Object, volume: Mapping[str, Any], read: ReadData) -> dict[str, str]:
@@ -53,7 +50,13 @@ def _contents(pod: Object, volume: Mapping[str, Any], read: ReadData) -> dict[st
     if "secret" in volume:
         return _data("secret", volume["secret"].get("secretName", ""), volume["secret"], read)
     if "downwardAPI" in volume:
-        return _downward(pod, volume["downwardAPI"])
+        source = volume["downwardAPI"]
+        fields = downward_fields(pod)
+        return {
+            one["path"]: field(one["fieldRef"]["fieldPath"], fields)
+            for one in source.get("items") or ()
+            if "fieldRef" in one
+        }
     if "projected" in volume:
         parts = (_contents(pod, one, read) for one in volume["projected"].get("sources") or ())
         return {name: text for part in parts for name, text in part.items()}
@@ -70,12 +73,3 @@ def _data(kind: str, name: str, source: Mapping[str, Any], read: ReadData) -> di
     if not items:
         return dict(data)
     return {one["path"]: data[one["key"]] for one in items if one["key"] in data}
-
-
-def _downward(pod: Object, source: Mapping[str, Any]) -> dict[str, str]:
-    fields = downward_fields(pod)
-    return {
-        one["path"]: field(one["fieldRef"]["fieldPath"], fields)
-        for one in source.get("items") or ()
-        if "fieldRef" in one
-    }

@@ -86,10 +86,24 @@ class PodWorker:
                 self._changed.set()
                 await deleted
             await _cancel(running)
-            await self._terminate()
+            # app containers first, sidecars after them, each with the pod's grace
+            for kinds in ({ContainerKind.APP, ContainerKind.INIT}, {ContainerKind.SIDECAR}):
+                names = [one.name for one in self._records if one.kind in kinds]
+                metadata = self.pod["metadata"]
+                grace = metadata.get("deletionGracePeriodSeconds")
+                if grace is None:
+                    grace = self.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
+                await self._stop(names, float(grace))
+            self._terminated = True
+            self._changed.set()
         finally:
             await _cancel(running, deleted, reporting)
-        await self._finish()
+        # last status, then take the pod off the API server, then off the disk
+        with contextlib.suppress(KubeError):
+            await self._write_status()
+        await remove(self._node.client, self.pod)
+        self._node.runtime.forget(self.uid)
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     # -- running ---------------------------------------------------------------------------------
 
@@ -110,7 +124,11 @@ class PodWorker:
                 await life.run()
                 if not life.record.ready:
                     return
-            self._expect_apps()
+            for record in self._records:
+                if record.kind is ContainerKind.APP and isinstance(record.state, WaitingState):
+                    record.state = WaitingState(
+                        "PodInitializing" if len(self._lives) > 1 else "ContainerCreating"
+                    )
             async with asyncio.TaskGroup() as apps:
                 for life in self._lives:
                     if life.record.kind is ContainerKind.APP:
@@ -137,29 +155,7 @@ class PodWorker:
     async def _allocate_again(self, container: str) -> None:
         await self._allocate(self.pod, container)
 
-    def _expect_apps(self) -> None:
-        for record in self._records:
-            if record.kind is ContainerKind.APP and isinstance(record.state, WaitingState):
-                record.state = WaitingState(
-                    "PodInitializing" if len(self._lives) > 1 else "ContainerCreating"
-                )
-
     # -- the end ---------------------------------------------------------------------------------
-
-    async def _terminate(self) -> None:
-        """App containers first, sidecars after them, each with the pod's grace."""
-        for kinds in ({ContainerKind.APP, ContainerKind.INIT}, {ContainerKind.SIDECAR}):
-            names = [one.name for one in self._records if one.kind in kinds]
-            await self._stop(names, self._grace_s())
-        self._terminated = True
-        self._changed.set()
-
-    def _grace_s(self) -> float:
-        metadata = self.pod["metadata"]
-        grace = metadata.get("deletionGracePeriodSeconds")
-        if grace is None:
-            grace = self.pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)
-        return float(grace)
 
     async def _stop(self, names: Iterable[str], grace_s: float = DEFAULT_GRACE_S) -> None:
         wanted = set(names)
@@ -172,14 +168,6 @@ class PodWorker:
         await asyncio.gather(*(self._node.runtime.stop(one, grace_s) for one in running))
         for life in self._lives:
             life.settle()
-
-    async def _finish(self) -> None:
-        """Last status, then take the pod off the API server, then off the disk."""
-        with contextlib.suppress(KubeError):
-            await self._write_status()
-        await remove(self._node.client, self.pod)
-        self._node.runtime.forget(self.uid)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     # -- status ----------------------------------------------------------------------------------
 

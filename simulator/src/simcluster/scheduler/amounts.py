@@ -13,12 +13,12 @@ Object = Mapping[str, Any]
 
 def amounts_of(quantities: Mapping[str, Any] | None) -> Amounts:
     """A resource list of the API as numbers, fractions rounded up as Kubernetes does."""
-    return {name: _whole(name, str(value)) for name, value in (quantities or {}).items()}
-
-
-def _whole(name: str, quantity: str) -> int:
-    value = parse_quantity(quantity) * (1000 if name == "cpu" else 1)
-    return int(value.to_integral_value("ROUND_CEILING"))
+    return {
+        name: int(
+            (parse_quantity(str(value)) * (1000 if name == "cpu" else 1)).to_integral_value("ROUND_CEILING")
+        )
+        for name, value in (quantities or {}).items()
+    }
 
 
 def pod_requests(pod: Object) -> Amounts:

@@ -63,39 +63,6 @@ def parse(document: Any) -> Configuration:
         raise ConfigurationError(f"apiVersion is {document.get('apiVersion')}, must be {API_VERSION}")
     profiles = document.get("profiles") or [{}]
     extenders = tuple(_extender(one) for one in document.get("extenders") or ())
-    _validate(extenders)
-    return Configuration(
-        scheduler_names=tuple(one.get("schedulerName", DEFAULT_SCHEDULER) for one in profiles),
-        extenders=extenders,
-        percentage_of_nodes=document.get("percentageOfNodesToScore") or 0,
-        initial_backoff_s=float(document.get("podInitialBackoffSeconds") or 1),
-        max_backoff_s=float(document.get("podMaxBackoffSeconds") or 10),
-    )
-
-
-def _extender(entry: dict[str, Any]) -> ExtenderConfig:
-    managed = entry.get("managedResources") or ()
-    return ExtenderConfig(
-        url_prefix=entry["urlPrefix"].rstrip("/"),
-        filter_verb=entry.get("filterVerb", ""),
-        prioritize_verb=entry.get("prioritizeVerb", ""),
-        bind_verb=entry.get("bindVerb", ""),
-        weight=entry.get("weight", 0),
-        timeout_s=_seconds(entry.get("httpTimeout")),
-        node_cache_capable=bool(entry.get("nodeCacheCapable")),
-        ignorable=bool(entry.get("ignorable")),
-        managed=frozenset(one["name"] for one in managed),
-        ignored_by_scheduler=frozenset(one["name"] for one in managed if one.get("ignoredByScheduler")),
-    )
-
-
-def _seconds(duration: str | None) -> float:
-    """A Go duration; zero or nothing means the default of five seconds."""
-    parts = _DURATION.findall(duration or "")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts) or DEFAULT_TIMEOUT_S
-
-
-def _validate(extenders: tuple[ExtenderConfig, ...]) -> None:
     if sum(bool(one.bind_verb) for one in extenders) > 1:
         raise ConfigurationError("extenders: only one extender can implement bind")
     for one in extenders:
@@ -107,3 +74,29 @@ def _validate(extenders: tuple[ExtenderConfig, ...]) -> None:
     repeated = sorted(name for name, count in names.items() if count > 1)
     if repeated:
         raise ConfigurationError(f"extenders: duplicate extender managed resource name {repeated[0]}")
+    return Configuration(
+        scheduler_names=tuple(one.get("schedulerName", DEFAULT_SCHEDULER) for one in profiles),
+        extenders=extenders,
+        percentage_of_nodes=document.get("percentageOfNodesToScore") or 0,
+        initial_backoff_s=float(document.get("podInitialBackoffSeconds") or 1),
+        max_backoff_s=float(document.get("podMaxBackoffSeconds") or 10),
+    )
+
+
+def _extender(entry: dict[str, Any]) -> ExtenderConfig:
+    managed = entry.get("managedResources") or ()
+    # A Go duration; zero or nothing means the default of five seconds
+    duration = entry.get("httpTimeout")
+    parts = _DURATION.findall(duration or "")
+    return ExtenderConfig(
+        url_prefix=entry["urlPrefix"].rstrip("/"),
+        filter_verb=entry.get("filterVerb", ""),
+        prioritize_verb=entry.get("prioritizeVerb", ""),
+        bind_verb=entry.get("bindVerb", ""),
+        weight=entry.get("weight", 0),
+        timeout_s=sum(float(number) * _SECONDS[unit] for number, unit in parts) or DEFAULT_TIMEOUT_S,
+        node_cache_capable=bool(entry.get("nodeCacheCapable")),
+        ignorable=bool(entry.get("ignorable")),
+        managed=frozenset(one["name"] for one in managed),
+        ignored_by_scheduler=frozenset(one["name"] for one in managed if one.get("ignoredByScheduler")),
+    )

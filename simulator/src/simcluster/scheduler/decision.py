@@ -50,7 +50,15 @@ class Decider:
             raise FitError(fit_error(len(self.cache), failures), by_extender=by_extender)
         if len(feasible) == 1:
             return feasible[0].name
-        return self._best(await self._score(pod, feasible))
+        # in-tree and extenders' scores added up; an extender that fails here simply has no say
+        by_node = scores.scores(pod, feasible)
+        interested = [one for one in self.extenders if one.is_interested(pod)]
+        answers = await asyncio.gather(*(self._prioritize(one, pod, feasible) for one in interested))
+        for answer in answers:
+            for name in by_node.keys() & answer.keys():
+                by_node[name] += answer[name]
+        highest = max(by_node.values())
+        return self.rng.choice(sorted(name for name, score in by_node.items() if score == highest))
 
     async def _nominated(self, pod: Object) -> str | None:
         """The pod's nominated node if all filters let it pass: it is tried first, alone and unscored."""
@@ -113,16 +121,6 @@ class Decider:
             feasible = [node for node in feasible if node.name in kept]
         return feasible
 
-    async def _score(self, pod: Object, feasible: list[NodeInfo]) -> dict[str, int]:
-        """In-tree and extenders' scores added up; an extender that fails here simply has no say."""
-        result = scores.scores(pod, feasible)
-        interested = [one for one in self.extenders if one.is_interested(pod)]
-        answers = await asyncio.gather(*(self._prioritize(one, pod, feasible) for one in interested))
-        for answer in answers:
-            for name in result.keys() & answer.keys():
-                result[name] += answer[name]
-        return result
-
     async def _prioritize(
         self, extender: HttpExtender, pod: Object, feasible: list[NodeInfo]
     ) -> dict[str, int]:
@@ -130,10 +128,6 @@ class Decider:
             return await extender.prioritize(pod, feasible)
         except ExtenderError:
             return {}
-
-    def _best(self, by_node: dict[str, int]) -> str:
-        highest = max(by_node.values())
-        return self.rng.choice(sorted(name for name, score in by_node.items() if score == highest))
 
 
 def nodes_to_find(nodes: int, percentage: int = 0) -> int:

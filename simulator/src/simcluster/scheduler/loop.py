@@ -86,7 +86,9 @@ class Scheduler:
         if pod is None:
             return
         if change.kind is ChangeKind.DELETED:
-            self._forget_pod(pod)
+            self._queue.remove(pod["metadata"]["uid"])
+            self._cache.remove_pod(pod["metadata"]["uid"])
+            self._wake()
         elif pod["spec"].get("nodeName"):
             self._queue.remove(pod["metadata"]["uid"])
             self._cache.set_pod(pod)
@@ -97,11 +99,6 @@ class Scheduler:
             self._stirred.set()
         else:
             self._queue.remove(pod["metadata"]["uid"])
-
-    def _forget_pod(self, pod: Object) -> None:
-        self._queue.remove(pod["metadata"]["uid"])
-        self._cache.remove_pod(pod["metadata"]["uid"])
-        self._wake()
 
     def _is_ours(self, pod: Object) -> bool:
         spec, metadata = pod["spec"], pod["metadata"]
@@ -120,33 +117,27 @@ class Scheduler:
         while True:
             waiting = self._queue.pop(self._clock())
             if waiting is None:
-                await self._pause()
+                due = self._queue.next_due(self._clock())
+                wait_s = None if due is None else max(0.001, due - self._clock())
+                self._stirred.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):  # wait_for of 3.11 may lose a cancellation
+                        await self._stirred.wait()
                 continue
             if self._cache.is_assumed(waiting.uid):
                 self._queue.done(waiting.uid)
                 continue
-            await self._try(waiting, decider, extenders)
-
-    async def _pause(self) -> None:
-        due = self._queue.next_due(self._clock())
-        wait_s = None if due is None else max(0.001, due - self._clock())
-        self._stirred.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):  # wait_for of 3.11 may lose a cancellation
-                await self._stirred.wait()
-
-    async def _try(self, waiting: Waiting, decider: Decider, extenders: list[HttpExtender]) -> None:
-        try:
-            node = await decider.choose(waiting.pod)
-        except FitError as error:
-            waiting.any_event = error.by_extender
-            await self._failed(waiting, str(error), unschedulable=True)
-        except ExtenderError as error:
-            await self._failed(waiting, str(error), unschedulable=False)
-        else:
-            self._cache.assume(waiting.pod, node)
-            name = f"bind {waiting.uid}"
-            self._bindings.create_task(self._bind(waiting, node, extenders), name=name)
+            try:
+                node = await decider.choose(waiting.pod)
+            except FitError as error:
+                waiting.any_event = error.by_extender
+                await self._failed(waiting, str(error), unschedulable=True)
+            except ExtenderError as error:
+                await self._failed(waiting, str(error), unschedulable=False)
+            else:
+                self._cache.assume(waiting.pod, node)
+                name = f"bind {waiting.uid}"
+                self._bindings.create_task(self._bind(waiting, node, extenders), name=name)
 
     async def _bind(self, waiting: Waiting, node: str, extenders: list[HttpExtender]) -> None:
         pod = waiting.pod
@@ -187,7 +178,12 @@ class Scheduler:
         status = pod.get("status", {})
         known = {one["type"]: one for one in status.get("conditions") or ()}
         old = known.get("PodScheduled", {})
-        over = {"nominatedNodeName": None} if self._is_in_vain(pod) else {}
+        # whether the pod's nomination led nowhere, and nobody is leaving for it
+        over = (
+            {"nominatedNodeName": None}
+            if bool(pod.get("status", {}).get("nominatedNodeName")) and not self._cache.leaves_for(pod)
+            else {}
+        )
         if not over and (old.get("status"), old.get("reason"), old.get("message")) == (
             "False",
             reason,
@@ -199,7 +195,8 @@ class Scheduler:
             "status": "False",
             "reason": reason,
             "message": message,
-            "lastTransitionTime": old.get("lastTransitionTime") or _now(),
+            "lastTransitionTime": old.get("lastTransitionTime")
+            or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
         others = [one for one in known.values() if one["type"] != "PodScheduled"]
         metadata = pod["metadata"]
@@ -215,10 +212,6 @@ class Scheduler:
             pass  # deleted meanwhile
         except KubeError as error:
             _log.warning("condition not written", extra={"pod": metadata["name"], "error": str(error)})
-
-    def _is_in_vain(self, pod: Object) -> bool:
-        """Whether the pod's nomination led nowhere, and nobody is leaving for it."""
-        return bool(pod.get("status", {}).get("nominatedNodeName")) and not self._cache.leaves_for(pod)
 
     async def _event(self, pod: Object, kind: str, reason: str, message: str) -> None:
         metadata = pod["metadata"]
@@ -241,7 +234,3 @@ def _node_digest(node: Object) -> tuple[Any, ...]:
         node.get("spec"),
         node.get("status", {}).get("allocatable"),
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

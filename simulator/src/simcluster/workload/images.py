@@ -35,7 +35,24 @@ class ImageRegistry:
     """Finds images by reference. `native` is the folder with the compiled sample programs."""
 
     def __init__(self, native: Path, extra: Mapping[str, Image] | None = None) -> None:
-        self._images = {**_plain_images(), **_seed_images(native), **(extra or {})}
+        # images without a GPU that manifests commonly name; each sleeps unless a command is given
+        idle = Image(("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"))
+        shell = Image(command=("sh",))
+        names = {"nginx": idle, "pause": idle, "httpd": idle, "redis": idle}
+        shells = ("busybox", "alpine", "debian", "ubuntu", "centos", "bash")
+        python = Image(command=("python3",), programs=python_program())
+        cuda_malloc = {"/usr/local/bin/cuda_malloc": native / "cuda_malloc"}
+        self._images = {
+            **names,
+            **dict.fromkeys(shells, shell),
+            "python": python,
+            f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "3G"), programs=cuda_malloc),
+            f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "6G"), programs=cuda_malloc),
+            f"{SEEDS}/tensorflow-gpu-mem:10.0-runtime-centos7": _python_image("tensorflow_gpu_mem.py"),
+            "cheyang/gpu-player:v2": _python_image("gpu_player.py", "run_gpu_player.sh"),
+            "tensorflow/tensorflow:1.4.1-gpu-py3": _python_image("notebook.py"),
+            **(extra or {}),
+        }
 
     def pull(self, reference: str) -> Image:
         """The image for a reference: exact, then without its tag. Raises PullError."""
@@ -57,17 +74,6 @@ def strip_tag(reference: str) -> str:
     return f"{head}{separator}{last.partition(':')[0]}"
 
 
-def _seed_images(native: Path) -> dict[str, Image]:
-    cuda_malloc = {"/usr/local/bin/cuda_malloc": native / "cuda_malloc"}
-    return {
-        f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "3G"), programs=cuda_malloc),
-        f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "6G"), programs=cuda_malloc),
-        f"{SEEDS}/tensorflow-gpu-mem:10.0-runtime-centos7": _python_image("tensorflow_gpu_mem.py"),
-        "cheyang/gpu-player:v2": _python_image("gpu_player.py", "run_gpu_player.sh"),
-        "tensorflow/tensorflow:1.4.1-gpu-py3": _python_image("notebook.py"),
-    }
-
-
 def _python_image(main: str, script: str = "") -> Image:
     """A Python program at /app/main.py, started by `script` where there is one."""
     paths = {"/app/main.py": _program(main), "/app/cuda.py": _program("cuda.py"), **python_program()}
@@ -82,13 +88,3 @@ def python_program() -> dict[str, Path]:
 
 def _program(name: str) -> Path:
     return Path(str(files("simcluster.workload") / "programs" / name))
-
-
-def _plain_images() -> dict[str, Image]:
-    """Images without a GPU that manifests commonly name; each sleeps unless a command is given."""
-    idle = Image(("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"))
-    shell = Image(command=("sh",))
-    names = {"nginx": idle, "pause": idle, "httpd": idle, "redis": idle}
-    shells = ("busybox", "alpine", "debian", "ubuntu", "centos", "bash")
-    python = Image(command=("python3",), programs=python_program())
-    return {**names, **dict.fromkeys(shells, shell), "python": python}

@@ -76,34 +76,30 @@ def _parse(package: str, text: str) -> dict[str, Message]:
     for line in text.splitlines():
         words = line.split()
         if line.startswith(" "):
-            parsed = _parse_field(package, words)
+            name, number, type_name, *attributes = words
+            options = dict(word.partition("=")[::2] for word in attributes)
+            shape = {"[": "list", "{": "map"}.get(type_name[0], "one")
+            inner = type_name.strip("[]{}")
+            full = inner if inner in SCALARS or "." in inner else f"{package}.{inner}"
+            parsed = Field(
+                name=name.removeprefix("*"),
+                number=int(number),
+                type=full,
+                is_message=full not in SCALARS,
+                shape=shape,
+                inline=name.startswith("*"),
+                patch=tuple(options["patch"].split(",")) if "patch" in options else (),
+                key=options.get("key", ""),
+                map_keys=tuple(options["map"].split(",")) if "map" in options else (),
+                is_set="set" in options,
+                atomic="atomic" in options,
+                omits_zero="omit" in options,
+            )
             current.numbered[parsed.number] = parsed
         else:
             current = Message(f"{package}.{words[0]}", atomic="atomic" in words)
             messages[current.name] = current
     return messages
-
-
-def _parse_field(package: str, words: list[str]) -> Field:
-    name, number, type_name, *attributes = words
-    options = dict(word.partition("=")[::2] for word in attributes)
-    shape = {"[": "list", "{": "map"}.get(type_name[0], "one")
-    inner = type_name.strip("[]{}")
-    full = inner if inner in SCALARS or "." in inner else f"{package}.{inner}"
-    return Field(
-        name=name.removeprefix("*"),
-        number=int(number),
-        type=full,
-        is_message=full not in SCALARS,
-        shape=shape,
-        inline=name.startswith("*"),
-        patch=tuple(options["patch"].split(",")) if "patch" in options else (),
-        key=options.get("key", ""),
-        map_keys=tuple(options["map"].split(",")) if "map" in options else (),
-        is_set="set" in options,
-        atomic="atomic" in options,
-        omits_zero="omit" in options,
-    )
 
 
 def _flatten(message: Message, messages: dict[str, Message]) -> None:

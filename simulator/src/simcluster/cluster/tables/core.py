@@ -14,10 +14,18 @@ _ROLE_LABEL = "node-role.kubernetes.io/"
 
 def _node_row(node: Object, now_s: float) -> list[Any]:
     info = (node.get("status") or {}).get("nodeInfo") or {}
+    labels = node["metadata"].get("labels") or {}
+    roles = {key.removeprefix(_ROLE_LABEL) for key in labels if key.startswith(_ROLE_LABEL)}
+    roles |= {labels["kubernetes.io/role"]} if labels.get("kubernetes.io/role") else set()
+    conditions = (node.get("status") or {}).get("conditions") or []
+    ready = next((item["status"] for item in conditions if item["type"] == "Ready"), None)
+    words = ["Unknown" if ready is None else "Ready" if ready == "True" else "NotReady"]
+    if (node.get("spec") or {}).get("unschedulable"):
+        words.append("SchedulingDisabled")
     return [
         name(node),
-        _node_status(node),
-        _node_roles(node),
+        ",".join(words),
+        ",".join(sorted(role for role in roles if role)) or "<none>",
         age(created(node), now_s),
         info.get("kubeletVersion", ""),
         _address(node, "InternalIP"),
@@ -26,22 +34,6 @@ def _node_row(node: Object, now_s: float) -> list[Any]:
         info.get("kernelVersion") or "<unknown>",
         info.get("containerRuntimeVersion") or "<unknown>",
     ]
-
-
-def _node_status(node: Object) -> str:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    ready = next((item["status"] for item in conditions if item["type"] == "Ready"), None)
-    words = ["Unknown" if ready is None else "Ready" if ready == "True" else "NotReady"]
-    if (node.get("spec") or {}).get("unschedulable"):
-        words.append("SchedulingDisabled")
-    return ",".join(words)
-
-
-def _node_roles(node: Object) -> str:
-    labels = node["metadata"].get("labels") or {}
-    roles = {key.removeprefix(_ROLE_LABEL) for key in labels if key.startswith(_ROLE_LABEL)}
-    roles |= {labels["kubernetes.io/role"]} if labels.get("kubernetes.io/role") else set()
-    return ",".join(sorted(role for role in roles if role)) or "<none>"
 
 
 def _address(node: Object, kind: str) -> str:

@@ -29,16 +29,22 @@ class _Tally:
 def pod_row(pod: Object, now_s: float) -> list[Any]:
     spec, status = pod["spec"], pod.get("status") or {}
     tally = _tally(pod)
+    if tally.restarts and tally.last_restart_s:
+        restarts = f"{tally.restarts} ({human_duration(now_s - tally.last_restart_s)} ago)"
+    else:
+        restarts = str(tally.restarts)
+    gates = spec.get("readinessGates") or []
+    held = [g for g in gates if _condition(status, g["conditionType"]).get("status") == "True"]
     return [
         name(pod),
         f"{tally.ready}/{_container_count(spec)}",
         _terminating(pod, tally.reason),
-        _restarts(tally, now_s),
+        restarts,
         age(created(pod), now_s),
         status.get("podIP") or "<none>",
         spec.get("nodeName") or "<none>",
         status.get("nominatedNodeName") or "<none>",
-        _readiness_gates(spec, status),
+        f"{len(held)}/{len(gates)}" if gates else "<none>",
     ]
 
 
@@ -54,7 +60,19 @@ def _tally(pod: Object) -> _Tally:
         tally.reason = "SchedulingGated"
     initializing = _count_init(pod, tally)
     if not initializing or _condition(status, "Initialized").get("status") == "True":
-        _count_main(status, tally)
+        has_running = False
+        for container in reversed(status.get("containerStatuses") or []):
+            tally.count_restart(container)
+            state = container.get("state") or {}
+            if reason := (state.get("waiting") or {}).get("reason"):
+                tally.reason = reason
+            elif "terminated" in state:
+                tally.reason = _terminated_reason(state["terminated"])
+            elif container.get("ready") and "running" in state:
+                has_running = True
+                tally.ready += 1
+        if tally.reason == "Completed" and has_running:
+            tally.reason = "Running" if _condition(status, "Ready").get("status") == "True" else "NotReady"
     return tally
 
 
@@ -70,18 +88,17 @@ def _count_init(pod: Object, tally: _Tally) -> bool:
         if specs.get(status["name"], {}).get("restartPolicy") == "Always" and status.get("started"):
             tally.ready += bool(status.get("ready"))
             continue
-        tally.reason = _init_reason(state, position, len(specs))
+        count = len(specs)
+        waiting = (state.get("waiting") or {}).get("reason")
+        if "terminated" in state:
+            init_reason = f"Init:{_terminated_reason(state['terminated'])}"
+        elif waiting and waiting != "PodInitializing":
+            init_reason = f"Init:{waiting}"
+        else:
+            init_reason = f"Init:{position}/{count}"
+        tally.reason = init_reason
         return True
     return False
-
-
-def _init_reason(state: Object, position: int, count: int) -> str:
-    waiting = (state.get("waiting") or {}).get("reason")
-    if "terminated" in state:
-        return f"Init:{_terminated_reason(state['terminated'])}"
-    if waiting and waiting != "PodInitializing":
-        return f"Init:{waiting}"
-    return f"Init:{position}/{count}"
 
 
 def _terminated_reason(terminated: Object) -> str:
@@ -92,22 +109,6 @@ def _terminated_reason(terminated: Object) -> str:
     return f"ExitCode:{terminated.get('exitCode', 0)}"
 
 
-def _count_main(status: Object, tally: _Tally) -> None:
-    has_running = False
-    for container in reversed(status.get("containerStatuses") or []):
-        tally.count_restart(container)
-        state = container.get("state") or {}
-        if reason := (state.get("waiting") or {}).get("reason"):
-            tally.reason = reason
-        elif "terminated" in state:
-            tally.reason = _terminated_reason(state["terminated"])
-        elif container.get("ready") and "running" in state:
-            has_running = True
-            tally.ready += 1
-    if tally.reason == "Completed" and has_running:
-        tally.reason = "Running" if _condition(status, "Ready").get("status") == "True" else "NotReady"
-
-
 def _terminating(pod: Object, reason: str) -> str:
     status = pod.get("status") or {}
     if not pod["metadata"].get("deletionTimestamp"):
@@ -115,18 +116,6 @@ def _terminating(pod: Object, reason: str) -> str:
     if status.get("reason") == "NodeLost":
         return "Unknown"
     return reason if status.get("phase") in ("Succeeded", "Failed") else "Terminating"
-
-
-def _restarts(tally: _Tally, now_s: float) -> str:
-    if tally.restarts and tally.last_restart_s:
-        return f"{tally.restarts} ({human_duration(now_s - tally.last_restart_s)} ago)"
-    return str(tally.restarts)
-
-
-def _readiness_gates(spec: Object, status: Object) -> str:
-    gates = spec.get("readinessGates") or []
-    held = [g for g in gates if _condition(status, g["conditionType"]).get("status") == "True"]
-    return f"{len(held)}/{len(gates)}" if gates else "<none>"
 
 
 def _condition(status: Object, kind: str) -> Object:

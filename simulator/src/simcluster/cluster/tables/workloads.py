@@ -79,11 +79,25 @@ def _daemon_set_row(obj: Object, now_s: float) -> list[Any]:
 
 
 def _job_row(obj: Object, now_s: float) -> list[Any]:
+    # ``1/3`` of the completions asked for, or ``3/1 of 3`` when only the parallelism is set
+    (succeeded,) = _status(obj, "succeeded")
+    completions, parallelism = obj["spec"].get("completions"), obj["spec"].get("parallelism") or 0
+    if completions is not None:
+        job_completions = f"{succeeded}/{completions}"
+    else:
+        job_completions = f"{succeeded}/1 of {parallelism}" if parallelism > 1 else f"{succeeded}/1"
+    status = obj.get("status") or {}
+    if not status.get("startTime"):
+        job_duration = ""
+    else:
+        finished = status.get("completionTime")
+        end_s = parse_time(finished) if finished else now_s
+        job_duration = human_duration(end_s - parse_time(status["startTime"]))
     return [
         name(obj),
         _job_status(obj),
-        _job_completions(obj),
-        _job_duration(obj, now_s),
+        job_completions,
+        job_duration,
         age(created(obj), now_s),
         *_template(obj),
         selector_text(obj["spec"].get("selector")),
@@ -101,24 +115,6 @@ def _job_status(job: Object) -> str:
         if kind in held:
             return kind
     return "Running"
-
-
-def _job_completions(job: Object) -> str:
-    """``1/3`` of the completions asked for, or ``3/1 of 3`` when only the parallelism is set."""
-    (succeeded,) = _status(job, "succeeded")
-    completions, parallelism = job["spec"].get("completions"), job["spec"].get("parallelism") or 0
-    if completions is not None:
-        return f"{succeeded}/{completions}"
-    return f"{succeeded}/1 of {parallelism}" if parallelism > 1 else f"{succeeded}/1"
-
-
-def _job_duration(job: Object, now_s: float) -> str:
-    status = job.get("status") or {}
-    if not status.get("startTime"):
-        return ""
-    finished = status.get("completionTime")
-    end_s = parse_time(finished) if finished else now_s
-    return human_duration(end_s - parse_time(status["startTime"]))
 
 
 def _cron_job_row(obj: Object, now_s: float) -> list[Any]:
