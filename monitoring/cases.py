@@ -165,7 +165,8 @@ def rule_tests() -> dict[str, Any]:
         tests += [_test(alert.name, fires, 1), _test(alert.name, quiet, 0)]
     tests += [_test(*case) for case in FURTHER]
     tests.append(_balance())
-    return {"rule_files": ["gpuslice.rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    # each test evaluates all rules: every minute, as Prometheus would, takes 37 s in place of 9
+    return {"rule_files": ["gpuslice.rules.yaml"], "evaluation_interval": "5m", "tests": tests}
 
 
 def _test(name: str, series: Series, firing: int) -> dict[str, Any]:
