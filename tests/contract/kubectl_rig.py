@@ -15,6 +15,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver import ApiServer
 from simcluster.cluster.cluster import Cluster
+from tests import HANG_S
 
 KUBECTL = Path(sys.executable).parent / "kubectl"
 
@@ -55,7 +56,7 @@ class Rig:
     async def run(self, *words: str, text: str = "") -> Outcome:
         """kubectl to its end; `text` is its standard input."""
         process = await self.start(*words)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             out, err = await process.communicate(text.encode())
         assert process.returncode is not None
         return Outcome(process.returncode, out.decode(), err.decode())

@@ -76,22 +76,22 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
 
 async def test_a_stateful_set_rolls_out_scales_and_is_replaced_by_name(rig: Rig) -> None:
     await rig.ok("apply", "-f", "-", text=_SET)
-    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=20s")
+    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=120s")
     assert [row[:3] for row in rows(await rig.ok("get", "pods", "-l", "app=app-3g-v1"))] == [
         ["app-3g-v1-0", "0/1", "Running"],
         ["app-3g-v1-1", "0/1", "Running"],
     ]
     before = await _uid(rig, "app-3g-v1-0")
     await rig.ok("delete", "pod", "app-3g-v1-0")
-    await rig.ok("wait", "pod", "app-3g-v1-0", "--for=create", "--timeout=20s")
-    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=20s")
+    await rig.ok("wait", "pod", "app-3g-v1-0", "--for=create", "--timeout=120s")
+    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=120s")
     assert await _uid(rig, "app-3g-v1-0") != before
     await rig.ok("scale", "sts", "app-3g-v1", "--replicas=1")
-    await rig.ok("wait", "pod", "app-3g-v1-1", "--for=delete", "--timeout=20s")
+    await rig.ok("wait", "pod", "app-3g-v1-1", "--for=delete", "--timeout=120s")
     await rig.ok("rollout", "restart", "sts/app-3g-v1")
-    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=20s")
+    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=120s")
     await rig.ok("rollout", "undo", "sts/app-3g-v1")
-    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=20s")
+    await rig.ok("rollout", "status", "sts/app-3g-v1", "--timeout=120s")
     history = await rig.ok("rollout", "history", "sts/app-3g-v1")
     assert [line.split()[0] for line in history.splitlines()[2:] if line] == ["2", "3"]
     await rig.ok("delete", "sts", "app-3g-v1", "--cascade=foreground")
@@ -100,11 +100,11 @@ async def test_a_stateful_set_rolls_out_scales_and_is_replaced_by_name(rig: Rig)
 
 async def test_a_deployment_rolls_forward_and_back(rig: Rig) -> None:
     await rig.ok("create", "deployment", "web", "--image=x:1", "--replicas=3")
-    await rig.ok("rollout", "status", "deploy/web", "--timeout=20s")
+    await rig.ok("rollout", "status", "deploy/web", "--timeout=120s")
     await rig.ok("set", "image", "deploy/web", "x=x:2")
-    await rig.ok("rollout", "status", "deploy/web", "--timeout=20s")
+    await rig.ok("rollout", "status", "deploy/web", "--timeout=120s")
     await rig.ok("rollout", "undo", "deploy/web")
-    await rig.ok("rollout", "status", "deploy/web", "--timeout=20s")
+    await rig.ok("rollout", "status", "deploy/web", "--timeout=120s")
     assert await rig.ok("get", "deploy", "web", "-o", "jsonpath={..image}") == "x:1"
     assert rows(await rig.ok("get", "deploy", "web"))[0][:4] == ["web", "3/3", "3", "3"]
     history = await rig.ok("rollout", "history", "deploy/web")
@@ -125,17 +125,17 @@ spec:
     spec: {nodeSelector: {cgpu: "true"}, containers: [{name: c, image: x:1}]}
 """
     await rig.ok("apply", "-f", "-", text=text)
-    await rig.ok("rollout", "status", "ds/plugin", "--timeout=20s")
+    await rig.ok("rollout", "status", "ds/plugin", "--timeout=120s")
     assert rows(await rig.ok("get", "ds"))[0][:7] == ["plugin", "1", "1", "1", "1", "1", "cgpu=true"]
     await rig.ok("set", "image", "ds/plugin", "c=x:2")
-    await rig.ok("rollout", "status", "ds/plugin", "--timeout=20s")
+    await rig.ok("rollout", "status", "ds/plugin", "--timeout=120s")
     await rig.ok("rollout", "undo", "ds/plugin")
-    await rig.ok("rollout", "status", "ds/plugin", "--timeout=20s")
+    await rig.ok("rollout", "status", "ds/plugin", "--timeout=120s")
     assert await rig.ok("get", "pods", "-l", "name=plugin", "-o", "jsonpath={..image}") == "x:1"
     await rig.ok("label", "node", "cn-hangzhou.192.168.2.167", "--overwrite", "cgpu=false")
-    await rig.ok("wait", "pod", "-l", "name=plugin", "--for=delete", "--timeout=20s")
+    await rig.ok("wait", "pod", "-l", "name=plugin", "--for=delete", "--timeout=120s")
     await rig.ok("label", "node", "cn-hangzhou.192.168.2.167", "--overwrite", "cgpu=true")
-    await rig.ok("wait", "ds/plugin", "--for=jsonpath={.status.numberReady}=1", "--timeout=20s")
+    await rig.ok("wait", "ds/plugin", "--for=jsonpath={.status.numberReady}=1", "--timeout=120s")
 
 
 async def test_a_job_with_parallelism_alone_completes_as_the_vendor_shows_it(rig: Rig) -> None:
@@ -148,7 +148,7 @@ spec:
   template: {spec: {restartPolicy: Never, containers: [{name: c, image: done}]}}
 """
     await rig.ok("apply", "-f", "-", text=text)
-    await rig.ok("wait", "job/gpushare-installer", "--for=condition=Complete", "--timeout=20s")
+    await rig.ok("wait", "job/gpushare-installer", "--for=condition=Complete", "--timeout=120s")
     row = rows(await rig.ok("get", "job"))[0]
     assert " ".join(row[:5]) == "gpushare-installer Complete 3/1 of 3"
 
@@ -156,12 +156,12 @@ spec:
 async def test_a_service_lists_the_addresses_of_its_ready_pods(rig: Rig) -> None:
     await rig.ok("create", "deployment", "back", "--image=x:1", "--port=80")
     await rig.ok("expose", "deployment", "back", "--port=8080", "--target-port=80")
-    await rig.ok("rollout", "status", "deploy/back", "--timeout=20s")
+    await rig.ok("rollout", "status", "deploy/back", "--timeout=120s")
     name = await rig.ok("get", "pods", "-l", "app=back", "-o", "jsonpath={.items[0].metadata.name}")
     status = '{"status":{"podIP":"10.0.0.7"}}'
     await rig.ok("patch", "pod", name, "--subresource=status", "--type=merge", "-p", status)
     filled = "--for=jsonpath={.subsets[0].addresses[0].ip}=10.0.0.7"
-    await rig.ok("wait", "endpoints/back", filled, "--timeout=20s")
+    await rig.ok("wait", "endpoints/back", filled, "--timeout=120s")
     assert "10.0.0.7:80" in await rig.ok("describe", "service", "back")
 
 
@@ -171,12 +171,12 @@ async def test_pods_of_a_node_that_is_gone_go_too(rig: Rig) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranded"}, "spec": spec}
     await rig.ok("create", "-f", "-", text=json.dumps(pod))
     await rig.ok("delete", "node", "brief")
-    await rig.ok("wait", "pod", "stranded", "--for=delete", "--timeout=20s")
+    await rig.ok("wait", "pod", "stranded", "--for=delete", "--timeout=120s")
 
 
 async def test_a_deployment_deleted_with_orphans_leaves_its_pods(rig: Rig) -> None:
     await rig.ok("create", "deployment", "parent", "--image=x:1")
-    await rig.ok("rollout", "status", "deploy/parent", "--timeout=20s")
+    await rig.ok("rollout", "status", "deploy/parent", "--timeout=120s")
     await rig.ok("delete", "deploy", "parent", "--cascade=orphan")
     owners = "jsonpath={.items[*].metadata.ownerReferences[*].kind}"
     assert await rig.ok("get", "rs", "-l", "app=parent", "-o", owners) == ""
@@ -187,8 +187,8 @@ async def test_a_deployment_deleted_with_orphans_leaves_its_pods(rig: Rig) -> No
 async def test_a_namespace_goes_with_all_it_holds(rig: Rig) -> None:
     await rig.ok("create", "namespace", "temporary")
     await rig.ok("-n", "temporary", "create", "deployment", "d", "--image=x:1")
-    await rig.ok("-n", "temporary", "rollout", "status", "deploy/d", "--timeout=20s")
-    await rig.ok("delete", "namespace", "temporary", "--timeout=20s")
+    await rig.ok("-n", "temporary", "rollout", "status", "deploy/d", "--timeout=120s")
+    await rig.ok("delete", "namespace", "temporary", "--timeout=120s")
     assert await rig.ok("get", "pods,deploy,sa", "-n", "temporary", "-o", "name") == ""
 
 
@@ -197,7 +197,7 @@ async def test_dropped_watches_and_forgotten_history_lose_nothing(rig: Rig) -> N
     await rig.ok("create", "deployment", "late", "--image=x:1")
     rig.cluster.compact()
     rig.cluster.drop_watches()
-    await rig.ok("rollout", "status", "deploy/late", "--timeout=20s")
+    await rig.ok("rollout", "status", "deploy/late", "--timeout=120s")
 
 
 async def _uid(rig: Rig, name: str) -> str:

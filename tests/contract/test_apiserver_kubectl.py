@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from tests import HANG_S
 from tests.contract.kubectl_rig import Rig, kubectl_rig, rows
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -181,7 +182,7 @@ async def test_watching_prints_changes_as_they_come(rig: Rig) -> None:
     process = await rig.start("get", "pods", "-w", "-l", "app=seen")
     assert process.stdout is not None
     await rig.ok("run", "seen", "--image=x:1", "--labels=app=seen")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_S):
         header, first = [await process.stdout.readline() for _ in range(2)]
         await rig.ok("delete", "pod", "seen")
         last = await process.stdout.readline()
@@ -193,11 +194,11 @@ async def test_watching_prints_changes_as_they_come(rig: Rig) -> None:
 
 async def test_wait_sees_conditions_and_deletion(rig: Rig) -> None:
     await rig.ok("run", "awaited", "--image=x:1")
-    waiting = asyncio.create_task(rig.ok("wait", "pod/awaited", "--for=condition=Ready", "--timeout=20s"))
+    waiting = asyncio.create_task(rig.ok("wait", "pod/awaited", "--for=condition=Ready", "--timeout=120s"))
     status = '{"status":{"conditions":[{"type":"Ready","status":"True"}]}}'
     await rig.ok("patch", "pod", "awaited", "--subresource=status", "--type=merge", "-p", status)
     assert "condition met" in await waiting
-    gone = asyncio.create_task(rig.ok("wait", "pod/awaited", "--for=delete", "--timeout=20s"))
+    gone = asyncio.create_task(rig.ok("wait", "pod/awaited", "--for=delete", "--timeout=120s"))
     await rig.ok("delete", "pod", "awaited")
     await gone
 

@@ -22,6 +22,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.faults import Fault
+from tests import HANG_S
 from tests.golden.clusters import (
     T4_NODE,
     V100_NODE,
@@ -64,7 +65,7 @@ class Shell:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, err = await asyncio.wait_for(process.communicate(), 30)
+        out, err = await asyncio.wait_for(process.communicate(), HANG_S)
         assert process.returncode is not None
         return Response(process.returncode, out.decode(), err.decode())
 

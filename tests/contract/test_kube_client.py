@@ -27,6 +27,7 @@ from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.faults import Fault
+from tests import HANG_S
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ async def test_a_lease_is_held_by_one_and_handed_over(client: KubeClient) -> Non
     await asyncio.gather(first, second, return_exceptions=True)
 
 
-async def until(condition: Any, timeout_s: float = 5) -> None:
+async def until(condition: Any, timeout_s: float = HANG_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is awaited happens in the server
             await asyncio.sleep(0.01)
@@ -222,7 +223,7 @@ class Following:
 
     async def __aenter__(self) -> Following:
         self._task = asyncio.create_task(self.reflector.run())
-        await asyncio.wait_for(self.reflector.synced.wait(), 5)
+        await asyncio.wait_for(self.reflector.synced.wait(), HANG_S)
         return self
 
     async def __aexit__(self, *_: object) -> None:

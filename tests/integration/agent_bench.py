@@ -39,13 +39,16 @@ from simcluster.kubelet.node import device_limits
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.podresources import PodResources
 from simcluster.kubelet.worker import containers_of
+from tests import HANG_S
 from tests.builders import api_container, api_pod
 
 NODE = "n1"
 Pod = dict[str, Any]
 
 
-async def eventually(met: Callable[[], Any | Awaitable[Any]], what: str = "", timeout_s: float = 10) -> Any:
+async def eventually(
+    met: Callable[[], Any | Awaitable[Any]], what: str = "", timeout_s: float = HANG_S
+) -> Any:
     """Wait until `met` answers something true, and answer that."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     while True:

@@ -21,6 +21,7 @@ from gpuslice.adapters.gpu.source import DriverCard, Inventory
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.sim_node import NATIVE, Node, simulated_node
 
 LIBRARY = NATIVE.parent / "lib" / "libgpuslice.so"
@@ -94,7 +95,7 @@ class RunningExporter:
             assert answer.status == 200
             return Page(await answer.text())
 
-    async def page_when(self, met: Callable[[Page], Any], timeout_s: float = 15) -> Page:
+    async def page_when(self, met: Callable[[Page], Any], timeout_s: float = HANG_S) -> Page:
         """The first page of which `met` is true."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -130,7 +131,7 @@ async def running_exporter(state: Path, *arguments: str, **settings: str) -> Asy
     serving: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     reading = asyncio.create_task(_read_log(process, log, serving))
     try:
-        port = await asyncio.wait_for(serving, 20)
+        port = await asyncio.wait_for(serving, HANG_S)
         yield RunningExporter(process, port, log)
     finally:
         with contextlib.suppress(ProcessLookupError):

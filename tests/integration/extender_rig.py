@@ -20,6 +20,7 @@ from gpuslice.core.contract import ANN_INDEX, SYSTEM_NAMESPACE, UNHEALTHY_CONFIG
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request
+from tests import HANG_S
 from tests.builders import api_node, api_pod
 
 PREFIX = "/gpushare-scheduler"
@@ -180,7 +181,7 @@ class Rig:
         )
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> None:
     """Wait for something that another task brings about."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own

@@ -17,6 +17,7 @@ import pytest
 from gpuslice.adapters.region.limits import CardLimit, write_limits
 from gpuslice.adapters.region.reader import CardUsage, prepare_region, read_region
 from simcluster import gpu
+from tests import HANG_S
 
 MIB: Final = 1 << 20
 BUILD: Final = Path(
@@ -177,7 +178,7 @@ class Container:
             env=self.environ(**environment),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_S,
             check=False,
         )
 

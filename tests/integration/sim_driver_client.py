@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import pytest
 
 from simcluster import gpu
+from tests import HANG_S
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = ROOT / "native" / os.environ.get("NATIVE_BUILD", "build") / "sim"
@@ -42,7 +43,7 @@ def run(
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 
@@ -181,7 +182,12 @@ def python(code: str, *, state: Path, visible: str | None = None, **env: str) ->
     """Runs Python code against the driver and returns what it printed."""
     variables = gpu.environment(state, require_driver(), visible) | {"PYTHONPATH": str(ROOT / "src")} | env
     done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -30,6 +30,7 @@ from simcluster.kubelet.kubelet import Kubelet
 from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.workload.images import ImageRegistry
+from tests import HANG_S
 
 MEM = "aliyun.com/gpu-mem"
 ENDPOINT = "test.sock"
@@ -116,7 +117,7 @@ class Node:
     async def start(self) -> None:
         self.kubelet = Kubelet(self.settings, self.client, self.runtime, self.registry)
         self._task = asyncio.create_task(self.kubelet.run())
-        await asyncio.wait_for(self.kubelet.ready.wait(), 10)
+        await asyncio.wait_for(self.kubelet.ready.wait(), HANG_S)
 
     async def crash(self) -> None:
         assert self._task is not None
@@ -135,14 +136,14 @@ class Node:
         return await self.client.get(NODES.as_dict(), self.settings.name)
 
     async def wait_pod(
-        self, name: str, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 15
+        self, name: str, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = HANG_S
     ) -> dict[str, Any]:
         """The pod once it is as wanted; on time-out the error shows how it is."""
         found: dict[str, Any] = await self._wait(lambda: self.pod(name), wanted, timeout_s)
         return found
 
     async def wait_node(
-        self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 15
+        self, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = HANG_S
     ) -> dict[str, Any]:
         found: dict[str, Any] = await self._wait(self.node, wanted, timeout_s)
         return found
@@ -165,7 +166,7 @@ class Node:
             if one["involvedObject"]["name"] == name
         ]
 
-    async def wait_gone(self, name: str, timeout_s: float = 15) -> None:
+    async def wait_gone(self, name: str, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:

@@ -15,6 +15,7 @@ import pytest
 from gpuslice.adapters.kube.resources import NODES, PODS
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
+from tests import HANG_S
 from tests.integration.agent_bench import NODE, Bench, container, eventually, uuid
 
 V100 = 16130
@@ -91,7 +92,8 @@ async def test_after_a_restart_of_kubelet_the_plugin_is_registered_again_and_pod
         await node.kubelet.admit(pod)
         await node.kubelet.restart()
         assert node.kubelet.healthy() == 0
-        await eventually(lambda: node.kubelet.healthy() == 30, "registered again", timeout_s=2)
+        # its socket is seen to be another one; that its stream has ended counts after five seconds only
+        await eventually(lambda: node.kubelet.healthy() == 30, "registered again", timeout_s=4.5)
         assert node.kubelet.cards(pod) == {uuid(1)}
         await node.kubelet.start_container(pod)
         assert (await node.annotations("p"))["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
@@ -326,10 +328,10 @@ async def test_a_full_disk_refuses_pods_with_a_sentence_and_leaves_no_half_limit
 
 async def test_an_agent_that_ends_while_kubelet_asks_leaves_nothing_half_done(tmp_path: Path) -> None:
     """SIGTERM while Allocate waits for its pod: the call fails, and the next agent starts from the truth."""
-    async with Bench(tmp_path, TWO, settings={"match_wait_s": 5.0}).running() as node:
+    async with Bench(tmp_path, TWO, settings={"match_wait_s": 2.0 * HANG_S}).running() as node:
         asked = asyncio.create_task(node.kubelet.admit(await node.place("early", 6, known=False)))
         await asyncio.sleep(0.2)  # it waits for somebody who places the pod
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(HANG_S):
             await node.stop_agent()
         with pytest.raises(AdmissionError):
             await asked

@@ -174,8 +174,8 @@ async def test_pods_that_hold_parts_go_on_until_they_end_and_nobody_new_gets_any
         await node.client.delete(PODS, "new", "default", grace_s=0)
         await node.client.patch_status(PODS.as_dict(), "p", {"phase": "Succeeded"}, "default")
         await eventually(lambda: not node.agent.server.registered, "the agent leaves")
-        assert node.kubelet.healthy() == 0
-        assert "not shared" in node.agent.not_ready()
+        await eventually(lambda: node.kubelet.healthy() == 0, "kubelet noticed")
+        await eventually(lambda: "not shared" in node.agent.not_ready(), "it says why")
 
 
 async def test_an_agent_without_new_pods_serves_those_who_hold_parts_and_then_nobody(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.source import GpuUnavailableError
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.agent_bench import NODE, Bench, eventually
 from tests.integration.sim_driver_client import require_driver
 
@@ -36,7 +37,7 @@ class Started:
     machine: gpu.Machine
 
     async def ended(self) -> int:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(HANG_S):
             return await self.process.wait()
 
     async def port(self) -> int:
@@ -82,7 +83,7 @@ def _flags(node: Bench) -> list[str]:
 async def test_the_process_serves_kubelet_from_nvml_and_ends_cleanly(tmp_path: Path) -> None:
     async with started(tmp_path, "V100-SXM2-16GB", "T4") as agent:
         node = agent.bench
-        await eventually(lambda: node.kubelet.healthy() == 15 + 14, "registered", timeout_s=20)
+        await eventually(lambda: node.kubelet.healthy() == 15 + 14, "registered")
         cards = json.loads(
             await eventually(lambda: _annotation(node, "gpuslice.io/gpus"), "cards on the node object")
         )
@@ -119,7 +120,7 @@ async def test_the_process_serves_kubelet_from_nvml_and_ends_cleanly(tmp_path: P
 async def test_a_killed_process_is_replaced_and_its_socket_taken_over(tmp_path: Path) -> None:
     async with started(tmp_path, "V100-SXM2-16GB") as agent:
         node = agent.bench
-        await eventually(lambda: node.kubelet.healthy() == 15, "registered", timeout_s=20)
+        await eventually(lambda: node.kubelet.healthy() == 15, "registered")
         agent.process.kill()
         await agent.ended()
         await eventually(lambda: node.kubelet.healthy() == 0, "kubelet noticed")

@@ -21,6 +21,7 @@ from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.turn import Turn, serving_in_turn
 from gpuslice.apps.settings import SettingsError
 from gpuslice_demo.ports import free_port
+from tests import HANG_S
 from tests.integration.agent_bench import NODE, Bench, eventually
 
 SMALLER_MIB = 15079
@@ -131,7 +132,7 @@ async def test_the_turn_is_given_up_only_when_kubelet_is_served_no_more(tmp_path
         assert not first.done()
         assert not following.mine.is_set()
     await asyncio.wait({first})
-    await asyncio.wait_for(following.mine.wait(), 5)
+    await asyncio.wait_for(following.mine.wait(), HANG_S)
     second.cancel()
     await asyncio.wait({second})
 

@@ -16,6 +16,7 @@ import pytest
 from gpuslice_demo import guard
 from gpuslice_demo.expected import columns, containing, exactly
 from gpuslice_demo.stories import STORIES
+from tests import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).parent / "gpuslice"
@@ -55,7 +56,7 @@ def mark_of(folder: Path) -> bytes:
 @pytest.mark.parametrize("story", list(STORIES))
 def test_a_story_comes_out_as_documented(story: str, folder: Path) -> None:
     process = start(folder, "--story", story)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, output
     steps = len(STORIES[story].steps)
     assert f"{steps} of {steps} outputs are as documented" in output
@@ -77,7 +78,7 @@ def test_a_kept_cluster_can_be_used_and_ends_with_ctrl_c(folder: Path) -> None:
     )
     assert listed.stdout.split() == ["node/cn-shanghai.192.168.7.157", "node/cn-shanghai.192.168.7.158"]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert guard.marked(mark_of(folder)) == []
 
@@ -88,8 +89,8 @@ def test_a_killed_demo_leaves_nothing_running(folder: Path) -> None:
     wait_for(process, "export PATH=")
     assert len(guard.marked(mark_of(folder))) > 3
     process.kill()
-    process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
+    process.communicate(timeout=HANG_S)
+    deadline = time.monotonic() + HANG_S
     while guard.marked(mark_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert guard.marked(mark_of(folder)) == []
@@ -98,7 +99,7 @@ def test_a_killed_demo_leaves_nothing_running(folder: Path) -> None:
 @needs_build
 def test_a_folder_too_deep_for_sockets_is_refused_with_a_sentence(folder: Path) -> None:
     process = start(folder / ("x" * 60))
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "unix sockets below it allow 60" in output
 

@@ -19,6 +19,7 @@ from monitoring.scaling import adapter_values, scaled_object
 
 from gpuslice_demo.ports import free_port
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.exporter_rig import RunningExporter, gpu_node, have_native, running_exporter
 from tests.integration.test_exporter_story import app, running
 from tests.tools import find
@@ -67,7 +68,7 @@ async def query(session: aiohttp.ClientSession, url: str, expression: str) -> li
 
 
 async def wait_for(session: aiohttp.ClientSession, url: str, expression: str) -> list[Any]:
-    deadline = asyncio.get_running_loop().time() + 30
+    deadline = asyncio.get_running_loop().time() + HANG_S
     while True:
         with contextlib.suppress(aiohttp.ClientError):
             if found := await query(session, url, expression):

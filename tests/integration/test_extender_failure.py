@@ -11,6 +11,7 @@ from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.faults import Fault
+from tests import HANG_S
 from tests.builders import api_pod, make_placement
 from tests.integration.extender_rig import Refused, Rig, cluster, rig, running_extender, until
 
@@ -220,7 +221,7 @@ async def test_an_outcome_that_cannot_be_learned_keeps_the_cards_until_it_can() 
         assert allocation is not None
         assert await free(extender) == 11
         extender.api.cluster.faults.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while "ask again" in (
                 answer := await extender.bind(pod)
             ):  # joins the call that is still settling

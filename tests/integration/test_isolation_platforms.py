@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.isolation_rig import (
     BUILD,
     MIB,
@@ -116,7 +117,7 @@ def test_the_same_file_holds_programs_of_musl(tmp_path: Path, musl: Path) -> Non
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=60,
+                timeout=HANG_S,
             )
             answers = done.stdout.splitlines()
             assert answers[:6] == ["ok", "ok", "ok", OUT_OF_MEMORY, "ok", f"ok {1024 * MIB}"], way
@@ -182,6 +183,6 @@ def emulated(box: Container, emulator: str, build: Path, way: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     return done.stdout.splitlines()

@@ -24,6 +24,7 @@ from gpuslice.adapters.region.limits import CardLimit
 from gpuslice.apps.cli.run import Wish, given_budget, own_member, user_name
 from simcluster import gpu
 from simcluster.gpu_creation import CardSpec
+from tests import HANG_S
 from tests.integration.isolation_rig import BUILD, MIB, SIM, V100
 
 STATIC = BUILD / "tests/hostile_static"
@@ -52,7 +53,7 @@ class Workstation:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=HANG_S,
         )
 
     def budgets(self) -> list[dict[str, Any]]:
@@ -64,7 +65,7 @@ class Workstation:
         command = self.command("run", "--library", str(BUILD / "lib/libgpuslice.so"), *arguments)
         together = self.environment | environment
         return subprocess.run(
-            command, env=together, input="", capture_output=True, text=True, check=False, timeout=60
+            command, env=together, input="", capture_output=True, text=True, check=False, timeout=HANG_S
         )
 
     @contextmanager
@@ -159,7 +160,7 @@ def test_a_budget_ends_with_its_last_program(tmp_path: Path) -> None:
     desk = Workstation(tmp_path)
     with desk.running("--mem", "4"):
         assert len(desk.budgets()) == 1
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG_S
     while desk.budgets() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert desk.budgets() == []

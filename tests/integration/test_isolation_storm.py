@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import HANG_S
 from tests.integration.isolation_rig import MIB, OUT_OF_MEMORY, Container, Worker, container
 
 LIMIT_MIB = 1200
 PROCESSES = 4
 STEPS = 150
 KINDS = ("plain", "pitch", "managed", "async", "pool", "physical", "mapped", "array", "array3d", "mipmap")
-PATIENCE_S = 10.0
 
 
 class Player:
@@ -57,7 +57,7 @@ class Player:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """A killed process is gone for us when the kernel has taken it down, which takes its time."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + HANG_S
     while not condition():
         if time.monotonic() > deadline:
             return False

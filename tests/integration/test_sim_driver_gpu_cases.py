@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests import HANG_S
 from tests.integration.isolation_rig import BUILD
 
 RUN = Path(__file__).resolve().parents[1] / "gpu" / "run.py"
@@ -88,6 +89,8 @@ def test_a_case_that_fails_leaves_an_account_and_the_others_go_on(tmp_path: Path
 def test_without_a_card_it_says_what_was_looked_for(tmp_path: Path) -> None:
     command = [sys.executable, str(RUN), "--page", str(tmp_path / "page.md")]
     environment = {**os.environ, "GPUSLICE_NATIVE_BUILD": str(BUILD)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_S
+    )
     assert done.returncode == 2
     assert "test-gpu cannot begin: no card here: libnvidia-ml.so.1 is neither" in done.stderr

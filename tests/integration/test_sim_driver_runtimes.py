@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import HANG_S
 from tests.integration.isolation_rig import MIB, Container, container
 
 RUNTIMES = [path for path in os.environ.get("GPUSLICE_CUDA_RUNTIMES", "").split(os.pathsep) if path]
@@ -96,6 +97,10 @@ def test_without_a_driver_a_runtime_finds_no_card(tmp_path: Path) -> None:
     if not RUNTIMES:
         pytest.skip("GPUSLICE_CUDA_RUNTIMES names no libcudart.so of CUDA 9 to 11.1")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, RUNTIMES[0]], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", PROGRAM, RUNTIMES[0]],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=HANG_S,
     )
     assert json.loads(done.stdout)["cudaGetDeviceCount"] == 35

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simcluster import gpu
+from tests import HANG_S
 
 from .sim_driver_client import BUILD, MIB, require_driver, run
 
@@ -233,7 +234,7 @@ def test_the_image_holds_its_memory_until_it_is_told_to_go(
         while machine.used_bytes() != 3193 * MIB:
             assert program.poll() is None
         program.send_signal(signal.SIGTERM)
-        assert program.wait(timeout=10) == 0
+        assert program.wait(timeout=HANG_S) == 0
         assert machine.used_bytes() == 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.sim_node import NATIVE, Node, make_pod, simulated_node, state_of
 
 KUBECTL = Path(sys.executable).parent / "kubectl"
@@ -31,18 +32,22 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         yield one
 
 
+def kubectl_environment(node: Node) -> dict[str, str]:
+    folder = node.settings.root.parent
+    return {"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder), "PATH": os.environ["PATH"]}
+
+
 async def kubectl(node: Node, *arguments: str, stdin: bytes = b"") -> tuple[int, str]:
     """Exit status and everything that was printed."""
-    environ = {"KUBECONFIG": str(node.settings.root.parent / "kubeconfig"), "HOME": "/nonexistent"}
     process = await asyncio.create_subprocess_exec(
         KUBECTL,
         *arguments,
-        env={**environ, "PATH": os.environ["PATH"]},
+        env=kubectl_environment(node),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await asyncio.wait_for(process.communicate(stdin), 30)
+    output, _ = await asyncio.wait_for(process.communicate(stdin), HANG_S)
     assert process.returncode is not None
     return process.returncode, output.decode()
 
@@ -105,14 +110,13 @@ async def test_exec_carries_streams_and_the_exit_status(node: Node) -> None:
 async def test_exec_gives_a_terminal(node: Node) -> None:
     await node.create(make_pod("one"))
     await node.wait_pod("one", lambda it: state_of(it) == "running")
-    environ = {"KUBECONFIG": str(node.settings.root.parent / "kubeconfig"), "HOME": "/nonexistent"}
     process = await asyncio.create_subprocess_exec(
         "script", "-qec", f"{KUBECTL} exec -it one -- sh", "/dev/null",
-        env={**environ, "PATH": os.environ["PATH"], "TERM": "dumb"},
+        env={**kubectl_environment(node), "TERM": "dumb"},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(b"tty; echo sum $((40 + 2)); exit\n"), 30)
+    output, _ = await asyncio.wait_for(process.communicate(b"tty; echo sum $((40 + 2)); exit\n"), HANG_S)
     assert b"/dev/pts/" in output
     assert b"sum 42" in output
 

@@ -17,6 +17,7 @@ from simcluster.kubelet.backoff import BackOff, shown
 from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.kubelet.node import NodeStatus
 from simcluster.kubelet.runtime import Runtime
+from tests import HANG_S
 from tests.integration.sim_node import MEM, Node, Plugin, make_pod, restarts_of, simulated_node, state_of
 
 
@@ -172,7 +173,7 @@ async def test_a_deleted_pod_is_asked_to_end_then_killed_then_gone(node: Node) -
     await node.wait_pod("one", lambda it: state_of(it) == "running")
     container = node.runtime.of_pod((await node.pod("one"))["metadata"]["uid"])[0]
     await node.client.delete(PODS, "one", "default")
-    await asyncio.wait_for(container.exited.wait(), 10)
+    await asyncio.wait_for(container.exited.wait(), HANG_S)
     assert container.exit_code == 137
     await node.wait_gone("one")
 

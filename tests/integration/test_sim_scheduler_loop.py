@@ -19,6 +19,7 @@ from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.scheduler.configuration import Configuration, ExtenderConfig
 from simcluster.scheduler.loop import Scheduler
+from tests import HANG_S
 
 MEM = "aliyun.com/gpu-mem"
 
@@ -71,7 +72,7 @@ class World:
         await self.client.create(PODS.as_dict(), document, "default")
 
     async def until(self, name: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while True:
                 pod = await self.client.get(PODS.as_dict(), name, "default")
                 if wanted(pod):
@@ -93,7 +94,7 @@ class World:
 
     async def settled(self, *, bound: int, refused: int) -> list[str]:
         """The names of the bound pods, once so many are bound and so many were refused."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while True:
                 pods = (await self.client.list(PODS.as_dict(), "default")).items or []
                 placed = [pod["metadata"]["name"] for pod in pods if pod["spec"].get("nodeName")]
@@ -104,7 +105,7 @@ class World:
                 await asyncio.sleep(0.02)
 
     async def events(self, name: str) -> list[tuple[str, str]]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while True:
                 items = (await self.client.list(EVENTS.as_dict(), "default")).items or []
                 found = [(e["reason"], e["message"]) for e in items if e["involvedObject"]["name"] == name]

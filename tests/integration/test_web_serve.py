@@ -25,6 +25,7 @@ from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, 
 from gpuslice.adapters.web.logs import JsonFormatter
 from gpuslice.adapters.web.messages import Request, Response, text_answer
 from gpuslice.adapters.web.serve import Listen, serving, work_until
+from tests import HANG_S
 
 
 def app_of(*routes: Route, not_ready: Callable[[], str] = lambda: "") -> App:
@@ -168,7 +169,7 @@ async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path)
         await asyncio.sleep(0.05)
         assert await served_serial(port, authority) == first
         second = write_certificate(tmp_path, authority)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while await served_serial(port, authority) != second:
                 pass
 
@@ -250,7 +251,7 @@ def test_what_is_for_known_clients_is_for_no_others(
             with pytest.raises(aiohttp.ClientError):
                 await asked(port, of_others, "POST", "/act")
             of_others.cert_pem.write_to_path(str(tmp_path / "clients.pem"), append=True)  # the CA is renewed
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 while not await accepted(port, of_others):
                     pass
             assert await asked(port, of_clients, "POST", "/act") == 200

@@ -28,6 +28,7 @@ from gpuslice.apps.webhook.settings import WebhookSettings
 from gpuslice.core.contract import GPU_COUNT
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
+from tests import HANG_S
 from tests.builders import api_container, api_pod
 
 GROUP = "admissionregistration.k8s.io/v1"
@@ -205,7 +206,7 @@ async def test_a_renewed_certificate_is_shown_while_old_connections_go_on(certif
         before = await _Line.open(port, trust)
         assert await before.get("/healthz") == 200
         certificates.renew("127.0.0.1", "localhost")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while True:
                 after = await _Line.open(port, trust)
                 await after.get("/healthz")
@@ -229,7 +230,7 @@ async def test_a_half_written_certificate_changes_nothing(certificates: Certific
             assert line.serial == first.serial
             line.close()
         certificates.renew()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while (line := await _Line.open(port, trust)).serial == first.serial:
                 line.close()
         line.close()

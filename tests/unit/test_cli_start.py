@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from gpuslice import __version__
 from gpuslice.apps.cli.main import COMMANDS, Entry, command, load
+from tests import HANG_S
 
 PROGRAM = "from gpuslice.apps.cli.main import main; main({arguments!r})"
 TELL_MODULES = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
@@ -166,7 +167,7 @@ def test_an_interrupt_ends_it_without_words(tmp_path: Path) -> None:
         with connection:
             connection.recv(1)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=30)
+            _, told = process.communicate(timeout=HANG_S)
     assert (process.returncode, told.strip()) == (130, "")
 
 

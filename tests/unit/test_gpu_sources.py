@@ -13,6 +13,7 @@ import pytest
 from gpuslice.adapters.gpu.recorded import RecordedSource, record
 from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
+from tests import HANG_S
 
 CARDS = (DriverCard(2, "GPU-b", 15079, "Tesla T4"), DriverCard(0, "GPU-a", 16130, "Tesla V100-SXM2-16GB"))
 
@@ -64,7 +65,7 @@ async def test_a_call_that_hangs_is_given_up_and_the_next_ones_are_refused_at_on
             await worker.call(lambda: 1, 5)
     assert threading.active_count() == threads
     go.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while True:
             with contextlib.suppress(GpuUnavailableError):
                 assert await worker.call(lambda: 7, 1) == 7

@@ -17,6 +17,7 @@ from gpuslice.adapters.kube.http import Response
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.resources import LEASES
 from gpuslice.adapters.kube.transport import Transport
+from tests import HANG_S
 from tests.unit.kube_wire import NO_STRINGS, ScriptedTransport, VirtualTime, answer, failure
 
 
@@ -173,7 +174,7 @@ async def test_an_answer_that_never_comes_is_given_up(time: VirtualTime) -> None
     settings = LeaseSettings("name", "kube-system", "one", 0.03, 0.02, 0.01)
     silent: Transport = Silent(OneLease())
     elector = LeaseElector(KubeClient(silent), settings, clock=time.clock)
-    await asyncio.wait_for(elector._attempt(), 5)
+    await asyncio.wait_for(elector._attempt(), HANG_S)
     assert not elector.leading
 
 

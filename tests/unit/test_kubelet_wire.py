@@ -26,6 +26,7 @@ from gpuslice.adapters.kubelet.rpc import (
     unix_channel,
 )
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of
+from tests import HANG_S
 
 MEM = "aliyun.com/gpu-mem"
 
@@ -102,7 +103,7 @@ class Kubelet(RegistrationService):
             (self.folder / "kubelet.sock").unlink(missing_ok=True)
 
     async def registered(self, times: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             async with self._news:
                 await self._news.wait_for(lambda: len(self.requests) >= times)
 
@@ -230,7 +231,7 @@ async def test_a_client_that_comes_while_a_server_ends_keeps_nobody_waiting(fold
         client.connect(str(folder / "plugin.sock"))
         await server.accepted.wait()
         server.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             await server.wait_closed()
 
 
