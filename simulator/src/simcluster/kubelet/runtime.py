@@ -94,7 +94,7 @@ class Runtime:
         log = LogWriter(spec.log)
         try:
             process = await spawn(spec, spec.argv, stdout=asyncio.subprocess.PIPE)
-        except StartError:
+        except BaseException:  # a kubelet that is killed meanwhile, too
             log.close()
             raise
         container = Container(spec, uuid.uuid4().hex * 2, datetime.now(UTC), process)
