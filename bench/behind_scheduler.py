@@ -29,7 +29,7 @@ from bench.traces import find_pods
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import DEFAULT_POLICY, Fleet, FleetNode, Shape, fitting_rows, make_policy
 from gpuslice.core.policy.fleet import Rows
-from gpuslice.core.policy.replay import (
+from gpuslice.core.simulation.replay import (
     FULL_DEMAND,
     Cluster,
     churn,
@@ -38,7 +38,7 @@ from gpuslice.core.policy.replay import (
     filling_arrivals,
     shuffled_nodes,
 )
-from gpuslice.core.policy.trace import fleet_of
+from gpuslice.core.simulation.trace import fleet_of
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from bench.placement import DATA_VARIABLE, DEFAULT_DATA, seeds_of
 from bench.workloads import Bent, Workload, made
 
 from gpuslice.core.policy import DEFAULT_POLICY, make_policy
-from gpuslice.core.policy.replay import (
+from gpuslice.core.simulation.replay import (
     FULL_DEMAND,
     Cluster,
     churn,
@@ -36,7 +36,7 @@ from gpuslice.core.policy.replay import (
     filling_arrivals,
     shuffled_nodes,
 )
-from gpuslice.core.policy.trace import fleet_of
+from gpuslice.core.simulation.trace import fleet_of
 
 OTHERS = ("fgd", "bestfit")
 SEED = 7  # of the workloads themselves

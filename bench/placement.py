@@ -31,7 +31,7 @@ from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.policy import POLICIES, Fgd, Policy, make_policy
 from gpuslice.core.policy.fleet import Fleet, FleetNode
-from gpuslice.core.policy.replay import (
+from gpuslice.core.simulation.replay import (
     FULL_DEMAND,
     Cluster,
     Progress,
@@ -41,7 +41,7 @@ from gpuslice.core.policy.replay import (
     filling_arrivals,
     shuffled_nodes,
 )
-from gpuslice.core.policy.trace import Trace, fleet_of
+from gpuslice.core.simulation.trace import Trace, fleet_of
 
 DATA_VARIABLE = "GPUSLICE_TRACE_DATA"
 DEFAULT_DATA = "data/openb"

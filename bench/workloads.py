@@ -14,7 +14,7 @@ from bench.traces import find_pods
 
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import FleetNode, Shape
-from gpuslice.core.policy.trace import CARD_MILLI
+from gpuslice.core.simulation.trace import CARD_MILLI
 
 PODS = 6_000  # of a made workload, from which arrivals are drawn
 CORES, MEMORY_MIB = 12_000, 64 << 10  # of a node for each of its cards

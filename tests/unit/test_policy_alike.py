@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.core.policy import Fleet, Shape
-from gpuslice.core.policy.alike import Alike
+from gpuslice.core.policy.node_classes import NodeClasses
 from tests.unit.fleets import make_fleet, make_fleet_node
 
 SIZES = st.sampled_from([(4,), (4, 4), (8, 8), (4, 4, 4)])
@@ -41,7 +41,7 @@ def test_every_node_is_with_all_those_in_its_state(
     changes: list[tuple[str, Any, Any]], data: st.DataObject
 ) -> None:
     fleet = make_fleet((4, 4), (8, 8))
-    alike = Alike(fleet)
+    alike = NodeClasses(fleet)
     for kind, number, how in [*changes, ("look", None, None)]:
         if kind != "look":
             change(fleet, kind, number, how)
@@ -56,7 +56,7 @@ def test_every_node_is_with_all_those_in_its_state(
 
 def test_states_of_the_past_are_forgotten() -> None:
     fleet = make_fleet(*[(1000,)] * 16)
-    alike = Alike(fleet)
+    alike = NodeClasses(fleet)
     for _ in range(900):
         fleet.take(3, (0,), Shape(1))
         first, like = alike.distinct(np.arange(16))

@@ -21,7 +21,7 @@ from gpuslice.core.policy import (
     make_policy,
 )
 from gpuslice.core.policy.fgd import typical_pods
-from gpuslice.core.policy.mix import LearnedMix, prior
+from gpuslice.core.policy.learned_workload import LearnedWorkload, prior
 from gpuslice.core.policy.opportunity import SlotPrice
 from tests.unit.fleets import make_fleet, make_fleet_node, place
 
@@ -241,7 +241,7 @@ def test_the_slot_price_rises_with_turnover_and_never_past_its_bound() -> None:
 
 
 def test_the_mix_is_the_prior_at_first_and_what_arrived_later() -> None:
-    fleet, mix = make_fleet((10,) * 8), LearnedMix()
+    fleet, mix = make_fleet((10,) * 8), LearnedWorkload()
     assert mix.due
     first = mix.renew(fleet)
     assert sum(first.values()) == 30
@@ -253,7 +253,7 @@ def test_the_mix_is_the_prior_at_first_and_what_arrived_later() -> None:
 
 
 def test_old_arrivals_fade_and_the_prior_with_them() -> None:
-    fleet, mix = make_fleet((10,)), LearnedMix()
+    fleet, mix = make_fleet((10,)), LearnedWorkload()
     for _ in range(20_000):
         mix.arrived(Shape(4))
     for _ in range(20_000):

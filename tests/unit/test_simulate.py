@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpuslice.apps.cli.chart import Chart, Line, round_step, round_up, svg
 from gpuslice.apps.cli.main import command
 from gpuslice.core.policy import FleetNode, Shape
-from gpuslice.core.policy.capacity import cards_needed, explain, mixed, place_all
+from gpuslice.core.simulation.capacity import cards_needed, explain, mixed, place_all
 from tests.unit.fleets import make_fleet, make_fleet_node
 
 DATA = Path(__file__).parents[1] / "fixtures" / "traces"

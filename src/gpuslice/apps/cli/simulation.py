@@ -21,7 +21,7 @@ from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, UNLIMITED, FleetNode, Shape
-from gpuslice.core.policy.capacity import (
+from gpuslice.core.simulation.capacity import (
     Needed,
     Outcome,
     cards_needed,
@@ -30,8 +30,8 @@ from gpuslice.core.policy.capacity import (
     outcome_of,
     place_all,
 )
-from gpuslice.core.policy.replay import filling_arrivals
-from gpuslice.core.policy.trace import MOST_CARDS as MOST_CARDS_OF_A_NODE
+from gpuslice.core.simulation.replay import filling_arrivals
+from gpuslice.core.simulation.trace import MOST_CARDS as MOST_CARDS_OF_A_NODE
 
 _ADDED = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})(?:x([1-9]\d{0,6}))?(?::(.+))?")
 MOST_CARDS = 1_000_000  # more than the largest clusters have; beyond it a typing error would run for hours

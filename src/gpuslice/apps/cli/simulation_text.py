@@ -17,7 +17,7 @@ from typing import Any
 from gpuslice.apps.cli.simulation import Result, Simulation
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.policy import Shape
-from gpuslice.core.policy.capacity import Needed, Outcome, Unplaced
+from gpuslice.core.simulation.capacity import Needed, Outcome, Unplaced
 from gpuslice.core.words import counted
 
 MOST_LINES = 10  # of what does not fit, in a table

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.policy.fleet import FleetNode
-from gpuslice.core.policy.trace import Trace, read_nodes, read_pods
+from gpuslice.core.simulation.trace import Trace, read_nodes, read_pods
 
 
 class UnreadableTraceError(GpusliceError):

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
-from gpuslice.core.policy.mix import LearnedMix
+from gpuslice.core.policy.learned_workload import LearnedWorkload
 from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
 
 POPULARITY = 0.95  # of all pods, that the typical ones stand for
@@ -78,7 +78,7 @@ class Fgd(Policy):
         """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned."""
         super().__init__(fleet)
         self._known = counts
-        self._mix = LearnedMix()
+        self._mix = LearnedWorkload()
         self._cache = RankCache(fleet, _Gradient(fleet, typical_pods({}, fleet)))
         self._cards_version = -1
 

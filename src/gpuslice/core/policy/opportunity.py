@@ -14,13 +14,21 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.core.policy.alike import Alike
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import host_value
-from gpuslice.core.policy.mix import LearnedMix
+from gpuslice.core.policy.learned_workload import LearnedWorkload
+from gpuslice.core.policy.node_classes import NodeClasses
+from gpuslice.core.policy.node_value import (
+    DemandModel,
+    NodeValue,
+    PackedValues,
+    States,
+    demand_model_of,
+    demand_of,
+    layout_of,
+)
 from gpuslice.core.policy.packing import fullest_card
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
-from gpuslice.core.policy.worth import Market, States, Stock, Worth, demand_of, layout_of, market_of
 
 STEP = 0.02  # cards; costs closer than this are equal
 TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
@@ -109,16 +117,16 @@ class OpportunityCost(Policy):
         self.slot_price = SlotPrice()
         self._renew_when_asked = renew_when_asked
         self._known = counts
-        self._mix = LearnedMix()
-        self._alike = Alike(fleet)
-        self._stock: Stock = {}
-        self._market: Market | None = None
+        self._workload = LearnedWorkload()
+        self._classes = NodeClasses(fleet)
+        self._stock: PackedValues = {}
+        self._demand_model: DemandModel | None = None
         self._cache: RankCache | None = None
         self._renewal: Iterator[None] | None = None
         self._slot_price_rose = False
 
     def arrived(self, shape: Shape) -> None:
-        self._mix.arrived(shape)
+        self._workload.arrived(shape)
         self.slot_price.arrived()
 
     def placed(self, shape: Shape) -> None:
@@ -128,11 +136,11 @@ class OpportunityCost(Policy):
         self.slot_price.departed()
 
     def refused(self, shape: Shape) -> None:
-        if shape.cards > 1 and self._market is not None and self._scattered(shape):
-            self._slot_price_rose |= self.slot_price.refused(self._market.slot_demand)
+        if shape.cards > 1 and self._demand_model is not None and self._scattered(shape):
+            self._slot_price_rose |= self.slot_price.refused(self._demand_model.slot_demand)
 
     def cache(self) -> RankCache:
-        if self._cache is None or self._market is None or self._cards_changed(self._market):
+        if self._cache is None or self._demand_model is None or self._cards_changed(self._demand_model):
             self._cache, self._renewal = self._renewed(), None
         elif self._renew_when_asked and self._due:
             self._cache = self._renewed()
@@ -143,7 +151,7 @@ class OpportunityCost(Policy):
             if self._cache is None or not self._due:
                 return False
             self._renewal = self._renew_beside(self._cache.shapes())
-        elif self._market is None or self._cards_changed(self._market):
+        elif self._demand_model is None or self._cards_changed(self._demand_model):
             self._renewal = None  # begun for other cards, and rows; the next request begins anew
             return False
         if next(self._renewal, self) is self:
@@ -151,7 +159,7 @@ class OpportunityCost(Policy):
         return True
 
     def _renew_beside(self, shapes: list[Shape]) -> Iterator[None]:
-        """Take up a new mix and rank all shapes under it, then let the new ranks take over."""
+        """Take up a new workload and rank all shapes under it, then let the new ranks take over."""
         renewed = self._renewed()
         yield
         for shape in shapes:
@@ -160,30 +168,30 @@ class OpportunityCost(Policy):
 
     @property
     def _due(self) -> bool:
-        return self._slot_price_rose or self._mix.due
+        return self._slot_price_rose or self._workload.due
 
-    def _cards_changed(self, market: Market) -> bool:
-        return market.layout.version != self.fleet.cards_version
+    def _cards_changed(self, model: DemandModel) -> bool:
+        return model.layout.version != self.fleet.cards_version
 
     def _renewed(self) -> RankCache:
-        """No ranks yet, under the mix and the slot price as they are now."""
-        market = self._market
-        if market is None or self._mix.due or self._cards_changed(market):
-            market = self._market = self._new_market(market)
-            self.slot_price.renew(market.slot_demand)
+        """No ranks yet, under the workload and the slot price as they are now."""
+        model = self._demand_model
+        if model is None or self._workload.due or self._cards_changed(model):
+            model = self._demand_model = self._new_demand_model(model)
+            self.slot_price.renew(model.slot_demand)
         self._slot_price_rose = False
-        worth = market.worth(self.slot_price.factor(market.slot_demand))
-        return RankCache(self.fleet, Pricing(self.fleet, worth, self._alike))
+        worth = model.worth(self.slot_price.factor(model.slot_demand))
+        return RankCache(self.fleet, Pricing(self.fleet, worth, self._classes))
 
-    def _new_market(self, before: Market | None) -> Market:
-        learned = self._mix.renew(self.fleet)
+    def _new_demand_model(self, before: DemandModel | None) -> DemandModel:
+        learned = self._workload.renew(self.fleet)
         known = self._known
-        demand = demand_of(learned, self._mix.seen_part) if known is None else demand_of(known)
+        demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
         same_cards = before is not None and not self._cards_changed(before)
         layout = before.layout if before and same_cards else layout_of(self.fleet)
         turnover = self.slot_price.turnover
         host = host_value(self.fleet, layout.mean_units, learned if known is None else known, turnover)
-        return replace(market_of(layout, demand, self._stock, turnover), host=host)
+        return replace(demand_model_of(layout, demand, self._stock, turnover), host=host)
 
     def _scattered(self, shape: Shape) -> bool:
         """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""
@@ -196,12 +204,12 @@ class OpportunityCost(Policy):
 
 
 class Pricing:
-    """Costs of placements under one mix and slot price."""
+    """Costs of placements under one workload and slot price."""
 
-    def __init__(self, fleet: Fleet, worth: Worth, alike: Alike) -> None:
+    def __init__(self, fleet: Fleet, worth: NodeValue, classes: NodeClasses) -> None:
         self.fleet = fleet
         self.worth = worth
-        self._alike = alike
+        self._classes = classes
         self._before = np.zeros(fleet.rows)  # U of each row, and the fleet's clock when it was looked at
         self._before_at = np.full(fleet.rows, -1)
 
@@ -214,7 +222,7 @@ class Pricing:
         """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
         if len(rows) < MANY_ROWS:
             return self._cost(shape, rows)
-        first, like = self._alike.distinct(rows)
+        first, like = self._classes.distinct(rows)
         cost, slot = self._cost(shape, first)
         return cost[like], slot[like]
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gpuslice.core.policy.fleet import AnyInts, Flags, Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.fleet import AnyInts, Flags, Fleet, Ints, Rows, Shape
 from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
 
 FULL_SCORE = 100
@@ -92,8 +92,8 @@ class BestFit(NodePolicy):
         left = self.fleet.left[rows]
         card_units = (left.sum(axis=1) - shape.total_units) / self._largest_card_units
         cpu = (self.fleet.cpu_left[rows] - shape.cpu_milli) / self._largest_cpu
-        score = _whole((1.0 - 0.5 * np.where(np.isfinite(cpu), cpu, 0.0) - 0.5 * card_units) * FULL_SCORE)
-        return keys_of(-score, rows), fullest_card(left, card_fits(self.fleet, shape, rows))
+        score = (1.0 - 0.5 * np.where(np.isfinite(cpu), cpu, 0.0) - 0.5 * card_units) * FULL_SCORE
+        return keys_of(-score.astype(np.int64), rows), fullest_card(left, card_fits(self.fleet, shape, rows))
 
     def cache(self) -> RankCache:
         if self._largest_version != self.fleet.cards_version:
@@ -112,7 +112,3 @@ def fullest_card(left: AnyInts, fits: Flags) -> Ints:
     """The card with least left among those that fit; the lowest index among equals."""
     fullest: Ints = np.where(fits, left, LARGEST).argmin(axis=1)
     return fullest
-
-
-def _whole(score: Floats) -> Ints:
-    return score.astype(np.int64)

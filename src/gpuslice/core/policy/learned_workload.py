@@ -1,4 +1,4 @@
-"""The workload's mix, learned from the pods that arrive, and a prior for the time before.
+"""The workload, learned from the pods that arrive, and a prior for the time before.
 
 The prior is 30 pods, fading with them as old arrivals do: of 100, 45 want one whole card, 45 a share of
 10 … 90 % (five of each), four 2, three 4 and three 8 cards. Each asks for 0.7 × what the cluster has of
@@ -22,7 +22,7 @@ HALF_LIFE_ARRIVALS = 20_000
 RENEW_FIRST, RENEW_PART, RENEW_LAST = 50, 0.1, 500
 
 
-class LearnedMix:
+class LearnedWorkload:
     """Counts of the shapes that arrived, refused ones too, halved every 20,000 arrivals."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class LearnedMix:
 
     @property
     def seen_part(self) -> float:
-        """How much of the mix was seen; the rest is the prior."""
+        """How much of the workload was seen; the rest is the prior."""
         seen = sum(self._counts.values())
         return seen / (seen + self._prior_pods)
 
@@ -47,7 +47,8 @@ class LearnedMix:
         self._counts[shape] = self._counts.get(shape, 0.0) + 1.0
         self._seen += 1
         if self._seen % HALF_LIFE_ARRIVALS == 0:
-            self._fade()
+            self._prior_pods /= 2
+            self._counts = {each: count / 2 for each, count in self._counts.items() if count >= 0.25}
 
     def renew(self, fleet: Fleet) -> dict[Shape, float]:
         """The counts with the prior for this fleet in them; the next renewal is due some arrivals later."""
@@ -57,16 +58,12 @@ class LearnedMix:
             counts[shape] += part * self._prior_pods
         return dict(counts)
 
-    def _fade(self) -> None:
-        self._prior_pods /= 2
-        self._counts = {shape: count / 2 for shape, count in self._counts.items() if count >= 0.25}
-
 
 def prior(fleet: Fleet) -> dict[Shape, float]:
     """The expected pods before any was seen, as parts of 1; for each size of card as many as there are."""
     parts: dict[Shape, float] = defaultdict(float)
     sizes, numbers = np.unique(fleet.size[fleet.size > 0], return_counts=True)
-    cpu, memory = _use_host(fleet.cpu_milli, fleet), _use_host(fleet.memory_mib, fleet)
+    cpu, memory = _prior_request(fleet.cpu_milli, fleet), _prior_request(fleet.memory_mib, fleet)
     for size, number in zip(sizes.tolist(), numbers.tolist(), strict=True):
         part = number / int(numbers.sum()) / 100.0
         for cards, count in PRIOR_CARDS.items():
@@ -78,7 +75,7 @@ def prior(fleet: Fleet) -> dict[Shape, float]:
     return dict(parts)
 
 
-def _use_host(amount: Floats, fleet: Fleet) -> float:
+def _prior_request(amount: Floats, fleet: Fleet) -> float:
     """What a pod of one card asks of a resource; 0 where the nodes' amounts are not known."""
     known = fleet.cards > 0
     total = float(amount[known].sum())

@@ -1,4 +1,4 @@
-"""Prices of cutting stock against a solver from elsewhere, and what follows from them."""
+"""Prices of cutting stock against the program they are the dual of, and what follows from them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from gpuslice.core.policy.cutting_stock import CuttingStock, best_pattern, value_of_space
 from gpuslice.core.policy.fleet import Floats, Shape
-from gpuslice.core.policy.prices import CuttingStock, best_pattern, worth_of_space
-from gpuslice.core.policy.trace import fleet_of
-from gpuslice.core.policy.worth import card_values, demand_of, layout_of
+from gpuslice.core.policy.node_value import card_values, demand_of, layout_of
+from gpuslice.core.simulation.trace import fleet_of
 from tests.unit.fleets import make_fleet_node
 
 demands = st.dictionaries(st.integers(1, 100), st.floats(0.001, 1000), min_size=1, max_size=25)
 
 
-def reference_optimum(length: int, sizes: list[int], demand: list[float]) -> float:
-    """The same linear program by HiGHS, patterns made one after another."""
+def fewest_cards(length: int, sizes: list[int], demand: list[float]) -> float:
+    """The program of which the prices are the dual: as few cards as possible for all pieces."""
     patterns: list[Floats] = [np.eye(len(sizes))[i] * (length // size) for i, size in enumerate(sizes)]
     while True:
         solved = linprog(
-            -np.array(demand), A_ub=np.array(patterns), b_ub=np.ones(len(patterns)), method="highs"
+            np.ones(len(patterns)), A_ub=-np.array(patterns).T, b_ub=-np.array(demand), method="highs-ds"
         )
-        value, pattern = best_pattern(length, np.array(sizes), solved.x)
+        value, found = best_pattern(length, np.array(sizes), -solved.ineqlin.marginals)
         if value <= 1 + 1e-9:
-            return float(-solved.fun)
-        patterns.append(pattern)
+            return float(solved.fun)
+        patterns.append(np.array([float(found.get(column, 0)) for column in range(len(sizes))]))
 
 
 @settings(max_examples=40, deadline=None)
 @given(demands)
-def test_prices_are_optimal_as_an_independent_solver_finds(demand: dict[int, float]) -> None:
+def test_all_pieces_cost_as_many_cards_as_they_need_at_least(demand: dict[int, float]) -> None:
     sizes = sorted(demand)
     total = sum(demand.values())
     parts = [demand[size] / total for size in sizes]
     prices = CuttingStock(100).prices(demand)
     ours = sum(part * prices[size] for part, size in zip(parts, sizes, strict=True))
-    assert ours == pytest.approx(reference_optimum(100, sizes, parts), rel=1e-5)
+    assert ours == pytest.approx(fewest_cards(100, sizes, parts), rel=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -46,7 +46,7 @@ def test_prices_are_optimal_as_an_independent_solver_finds(demand: dict[int, flo
 def test_no_pattern_is_worth_more_than_a_card(demand: dict[int, float]) -> None:
     prices = CuttingStock(100).prices(demand)
     assert min(prices.values()) >= 0
-    assert worth_of_space(100, prices)[100] <= 1 + 1e-6
+    assert value_of_space(100, prices)[100] <= 1 + 1e-6
 
 
 @settings(max_examples=30, deadline=None)

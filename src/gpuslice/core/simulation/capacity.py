@@ -15,7 +15,7 @@ import numpy as np
 from gpuslice.core.policy import make_policy
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
 from gpuslice.core.policy.ranking import card_fits, fitting_rows
-from gpuslice.core.policy.replay import Cluster, Filling, Progress, fill
+from gpuslice.core.simulation.replay import Cluster, Filling, Progress, fill
 from gpuslice.core.words import counted
 
 MOST_TIMES = 32  # the nodes given; a workload that needs more is a mistake in its description
@@ -202,16 +202,12 @@ def _placeable(nodes: Sequence[FleetNode], pods: Sequence[Shape]) -> list[Shape]
 
 def explain(fleet: Fleet, shape: Shape, pods: int = 1) -> Unplaced:
     """Why no node of `fleet` holds `shape` now: what is missing, and the most there is."""
-    rows = _allowed_rows(fleet, shape)
+    rows, allowed = np.flatnonzero(fleet.cards > 0), fleet.allowed(shape.models)
+    if allowed is not None:
+        rows = rows[allowed[fleet.model[rows]]]
     never = _never(fleet, shape, rows)
     reason = never or _no_cards(fleet, shape, rows) or _no_host_resources(fleet, shape, rows)
     return Unplaced(shape, pods, reason, bool(never))
-
-
-def _allowed_rows(fleet: Fleet, shape: Shape) -> Rows:
-    rows = np.flatnonzero(fleet.cards > 0)
-    allowed = fleet.allowed(shape.models)
-    return rows if allowed is None else rows[allowed[fleet.model[rows]]]
 
 
 def _never(fleet: Fleet, shape: Shape, rows: Rows) -> str:

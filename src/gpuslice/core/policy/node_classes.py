@@ -13,7 +13,7 @@ from gpuslice.core.policy.fleet import Fleet, Ints, Rows
 MOST_STATES = 2  # for each row: there are at most as many as rows, the others are of the past
 
 
-class Alike:
+class NodeClasses:
     """The state of each row of a fleet as a number, renewed where the fleet changed since."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -41,28 +41,19 @@ class Alike:
 
     def _renew(self) -> None:
         fleet = self._fleet
-        if self._outgrown():
+        width = fleet.left.shape[1]
+        if (len(self._number), self._width) != (fleet.rows, width) or self.states > MOST_STATES * fleet.rows:
             self._numbers, self._number, self._clock = {}, np.zeros(fleet.rows, dtype=np.int64), -1
-            self._width = fleet.left.shape[1]
+            self._width = width
         if self._clock == fleet.clock:
             return
         changed = fleet.changed_since(self._clock)
         self._clock = fleet.clock
-        states, numbers = self._states(changed), self._numbers
-        self._number[changed] = [numbers.setdefault(state, len(numbers)) for state in states]
-
-    def _outgrown(self) -> bool:
-        fleet = self._fleet
-        if len(self._number) != fleet.rows or self._width != fleet.left.shape[1]:
-            return True
-        return len(self._numbers) > MOST_STATES * fleet.rows
-
-    def _states(self, rows: Rows) -> list[bytes]:
-        fleet = self._fleet
         by_card = (fleet.left, fleet.compute_left, fleet.size)
         by_node = (fleet.model, fleet.cpu_left, fleet.memory_left)
-        parts = [part.take(rows, axis=0).view(np.uint8) for part in by_card]
-        parts += [part.take(rows)[:, None].view(np.uint8) for part in by_node]
+        parts = [part.take(changed, axis=0).view(np.uint8) for part in by_card]
+        parts += [part.take(changed)[:, None].view(np.uint8) for part in by_node]
         table = np.concatenate(parts, axis=1)
-        raw, width = table.tobytes(), table.shape[1]
-        return [raw[start : start + width] for start in range(0, len(raw), width)]
+        raw, bytes_each, numbers = table.tobytes(), table.shape[1], self._numbers
+        states = [raw[start : start + bytes_each] for start in range(0, len(raw), bytes_each)]
+        self._number[changed] = [numbers.setdefault(state, len(numbers)) for state in states]

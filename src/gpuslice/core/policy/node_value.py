@@ -1,11 +1,12 @@
-"""What a node is worth: the GPU that can still be sold on it, given the mix of pods to expect.
+"""What a node is worth: the GPU that can still be sold on it, given the workload of pods to expect.
 
     U(node) = Σ_j w_j · room_j
 
-over the shapes j of the mix, all amounts in cards (of mean size). `room_j` is what shape j finds: at most
-what its free cards are worth (V, where a part of a card counts by its price), at most what CPU and memory
-still feed, and in whole slots where it wants several cards. `w_j` is its part of the demand, more where
-few cards may serve it. Where feed runs out before the cards do, `feed` says what a node is worth instead.
+over the shapes j of the workload, all amounts in cards (of mean size). `room_j` is what shape j finds: at
+most what its free cards are worth (V, where a part of a card counts by its price), at most what CPU and
+memory still serve, and in whole slots where it asks for several cards. `w_j` is its part of the demand, more
+where few cards may serve it. Where CPU or memory runs out before the cards do, `host_value` says what a node
+is worth instead.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.core.policy.cutting_stock import CuttingStock, value_of_space
 from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import HostValue
-from gpuslice.core.policy.prices import CuttingStock, worth_of_space
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
-NEWS_PART = 0.2  # of what a new mix says about packing; the rest stays, as do the pods packed so far
+NEWS_PART = 0.2  # of what a new workload says about packing; the rest stays, as do the pods packed so far
 NEAR_SLOT = 0.6  # what a slot still to be freed is worth, for each card that keeps it from being one
 WHOLE_VALUE, WHOLE_FREE = 0.95, 0.05  # room for one whole card: by value and by wholly free cards
 FINEST_PARTS = 200  # cards of more units are looked at in hundredths
@@ -84,7 +85,8 @@ def layout_of(fleet: Fleet) -> Layout:
     sizes, numbers = np.unique(fleet.size[present], return_counts=True)
     mean = float((sizes * numbers).sum() / numbers.sum()) if len(sizes) else 1.0
     classes = _classes(sizes, numbers)
-    nearest = _nearest(classes, fleet.size)
+    known = np.array([card.size for card in classes])
+    nearest = np.searchsorted((known[1:] + known[:-1]) / 2, fleet.size, side="left").astype(np.int64)
     kinds, kind = _kinds(fleet, classes, nearest, mean)
     parts = np.array([card.parts for card in classes])[nearest]
     return Layout(
@@ -110,12 +112,6 @@ def _classes(sizes: npt.NDArray[np.int32], numbers: Ints) -> tuple[CardClass, ..
         classes.append(CardClass(size, parts, start))
         start += parts + 1
     return tuple(classes)
-
-
-def _nearest(classes: tuple[CardClass, ...], size: npt.NDArray[np.int32]) -> Ints:
-    known = np.array([card.size for card in classes])
-    edges = (known[1:] + known[:-1]) / 2
-    return np.searchsorted(edges, size, side="left").astype(np.int64)
 
 
 def _kinds(
@@ -173,26 +169,26 @@ class States:
         )
 
 
-class Worth:
-    """Values of free parts of cards and of nodes under one mix; never changes."""
+class NodeValue:
+    """Values of free parts of cards and of nodes under one workload; never changes."""
 
-    def __init__(self, market: Market, slots: Columns) -> None:
-        self.layout = market.layout
-        self.values = market.values
-        self._parts = parts = market.parts
+    def __init__(self, model: DemandModel, slots: Columns) -> None:
+        self.layout = model.layout
+        self.values = model.values
+        self._parts = parts = model.parts
         self._slots = slots
-        self._turnover = market.turnover
-        self._use_host = market.host
-        self._alike = bool((parts.by_value == parts.by_value[:1]).all())
+        self._turnover = model.turnover
+        self._host_value = model.host
+        self._one_kind = bool((parts.by_value == parts.by_value[:1]).all())
         self._per_cpu = np.concatenate([parts.cards_per_cpu, slots.cards_per_cpu])
         self._per_memory = np.concatenate([parts.cards_per_memory, slots.cards_per_memory])
         self._weight = np.concatenate([parts.weight, slots.weight], axis=1)
 
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
-        if self._use_host is not None:
+        if self._host_value is not None:
             value, _, _, cpu_milli, memory_mib = states.amounts
-            return self._use_host.of(value, cpu_milli, memory_mib)
+            return self._host_value.of(value, cpu_milli, memory_mib)
         if len(states.rows) <= BLOCK_ROWS:
             return self._of_block(states)
         starts = range(0, len(states.rows), BLOCK_ROWS)
@@ -202,26 +198,16 @@ class Worth:
         """Room for each shape, the shares and single cards first and then those of several, by its weight."""
         value, whole, whole_cards, cpu_milli, memory_mib = states.amounts
         kind, parts = self.layout.kind.take(states.rows), len(self._parts)
-        room = self._host_usage(cpu_milli, memory_mib)
-        np.minimum(room[:, :parts], self._on_cards(value, whole, kind), out=room[:, :parts])
+        room: Floats = cpu_milli[:, None] * self._per_cpu  # cards that free CPU and memory serve
+        np.minimum(room, memory_mib[:, None] * self._per_memory, out=room)
+        np.maximum(room, 0.0, out=room)  # what others use of a node may be more than we know of
+        pick = slice(0, 1) if self._one_kind else kind
+        on_cards: Floats = value[:, None] * self._parts.by_value[pick]
+        on_cards += whole[:, None] * self._parts.by_free[pick]
+        np.minimum(room[:, :parts], on_cards, out=room[:, :parts])
         room[:, parts:] = self._in_slots(states.rows, whole_cards, room[:, parts:])
         worth: Floats = np.einsum("ij,ij->i", room, self._weight.take(kind, axis=0))
         return worth
-
-    def _host_usage(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
-        """Cards that free CPU and memory feed, [line, shape]."""
-        by_cpu: Floats = cpu_milli[:, None] * self._per_cpu
-        np.minimum(by_cpu, memory_mib[:, None] * self._per_memory, out=by_cpu)
-        np.maximum(by_cpu, 0.0, out=by_cpu)  # what others eat of a node may be more than we know of
-        return by_cpu
-
-    def _on_cards(self, value: Floats, whole: Floats, kind: Ints) -> Floats:
-        """What free cards have for each share and single card."""
-        columns = self._parts
-        pick = slice(0, 1) if self._alike else kind
-        room: Floats = value[:, None] * columns.by_value[pick]
-        room += whole[:, None] * columns.by_free[pick]
-        return room
 
     def _in_slots(self, rows: Rows, whole_cards: Floats, hosted: Floats) -> Floats:
         """Whole slots for each shape of several cards, with the chances of such as come free next."""
@@ -229,16 +215,11 @@ class Worth:
         slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, hosted / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
         if self._turnover:
-            slots += self._turnover * self._near_slots(rows, whole_cards)
+            free = whole_cards[:, None]  # a slot not yet free counts less for each card it still lacks
+            asked = (np.floor(free / columns.cards) + 1.0) * columns.cards
+            possible = asked <= self.layout.cards[rows][:, None]
+            slots += self._turnover * (NEAR_SLOT ** (asked - free) * possible)
         return slots * columns.gpu
-
-    def _near_slots(self, rows: Rows, whole_cards: Floats) -> Floats:
-        """Chances that the next slot comes free while others fill up: less for each card it still lacks."""
-        columns, free = self._slots, whole_cards[:, None]
-        wanted = (np.floor(free / columns.cards) + 1.0) * columns.cards
-        possible = wanted <= self.layout.cards[rows][:, None]
-        near: Floats = NEAR_SLOT ** (wanted - free) * possible
-        return near
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +239,8 @@ def demand_of(counts: Mapping[Shape, float], seen: float = 1.0) -> Demand:
     wanted = {shape: count for shape, count in counts.items() if shape.cards and count > 0}
     total = sum(count * shape.total_units for shape, count in wanted.items())
     parts = sorted(
-        ((shape, count * shape.total_units / total) for shape, count in wanted.items()), key=_by_part
+        ((shape, count * shape.total_units / total) for shape, count in wanted.items()),
+        key=lambda pair: (-pair[1], pair[0].units, pair[0].cards, pair[0].cpu_milli, pair[0].memory_mib),
     )
     covered, kept = 0.0, []
     for shape, part in parts:
@@ -269,15 +251,10 @@ def demand_of(counts: Mapping[Shape, float], seen: float = 1.0) -> Demand:
     return Demand(wanted, tuple(kept), seen)
 
 
-def _by_part(item: tuple[Shape, float]) -> tuple[float, int, int, int, int]:
-    shape, part = item
-    return (-part, shape.units, shape.cards, shape.cpu_milli, shape.memory_mib)
+class PackedValue:
+    """What free parts of one class of cards are worth when packed well, under a workload that keeps changing.
 
-
-class PackedWorth:
-    """What free parts of one class of cards are worth when packed well, under a mix that keeps changing.
-
-    Prices jump from one corner of a linear program to another when the mix changes a little; pods packed
+    Prices jump from one corner of a linear program to another when the workload changes a little; pods packed
     by the old prices stay. So new prices are taken up bit by bit, at first as far as pods were seen. Before
     that every part is worth what it is of a card: of the prior's optimal prices those that favour no size.
     """
@@ -287,9 +264,9 @@ class PackedWorth:
         self._worth: Floats | None = None
 
     def renew(self, pieces: Floats, seen: float) -> Floats:
-        """Worth of 0 … parts, as part of a card; `pieces[size]` are asked for, a part of them `seen`."""
+        """NodeValue of 0 … parts, as part of a card; `pieces[size]` are asked for, a part of them `seen`."""
         prices = self._cutter.prices({int(size): float(pieces[size]) for size in np.flatnonzero(pieces)})
-        worth = np.minimum(1.0, worth_of_space(self._cutter.length, prices))
+        worth = np.minimum(1.0, value_of_space(self._cutter.length, prices))
         before, news = self._worth, NEWS_PART
         if before is None:
             before, news = np.arange(len(pieces)) / (len(pieces) - 1), seen
@@ -297,19 +274,19 @@ class PackedWorth:
         return self._worth
 
 
-Stock = dict[int, PackedWorth]
+PackedValues = dict[int, PackedValue]
 
 
-def card_values(layout: Layout, demand: Demand, stock: Stock) -> Floats:
+def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
     """The table of what free parts of cards are worth, in mean cards, one stretch for each class."""
     tables = []
     for card in layout.classes:
-        packed = stock.setdefault(card.size, PackedWorth(card.parts))
+        packed = stock.setdefault(card.size, PackedValue(card.parts))
         tables.append(_values(card, demand, packed) * (card.size / layout.mean_units))
     return np.concatenate(tables)
 
 
-def _values(card: CardClass, demand: Demand, packed: PackedWorth) -> Floats:
+def _values(card: CardClass, demand: Demand, packed: PackedValue) -> Floats:
     """v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of it."""
     share = {shape: count for shape, count in demand.counts.items() if 0 < shape.units < card.size}
     pieces = np.zeros(card.parts + 1)
@@ -327,7 +304,7 @@ def _values(card: CardClass, demand: Demand, packed: PackedWorth) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class DemandModel:
     """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
 
     `turnover`: departures for each pod placed, 0 while a cluster fills up, 1 where as many go as come.
@@ -342,12 +319,12 @@ class Market:
     turnover: float
     host: HostValue | None = None
 
-    def worth(self, slot_price: float) -> Worth:
+    def worth(self, slot_price: float) -> NodeValue:
         """Price the slots: W / S times their demand, at most `slot_price` in all."""
-        return Worth(self, replace(self.slots, weight=self.slots.weight * slot_price))
+        return NodeValue(self, replace(self.slots, weight=self.slots.weight * slot_price))
 
 
-def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> Market:
+def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnover: float) -> DemandModel:
     """Weigh the kept shapes for each kind of node.
 
     A shape that may use few cards weighs as much more there: where each model is asked for as often as there
@@ -357,7 +334,10 @@ def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> 
     weight = np.zeros((len(layout.kinds), len(shapes)))
     whole = np.zeros_like(weight, dtype=np.bool_)
     for column, (shape, part) in enumerate(demand.kept):
-        usable = [_may_use(shape, card, model) for card, model, _ in layout.kinds]
+        usable = [
+            shape.units <= card.size and (not shape.models or model in shape.models)
+            for card, model, _ in layout.kinds
+        ]
         cards = sum(kind[2] for kind, may in zip(layout.kinds, usable, strict=True) if may)
         everything = sum(kind[2] for kind in layout.kinds)
         if cards > 0:
@@ -367,11 +347,8 @@ def market_of(layout: Layout, demand: Demand, stock: Stock, turnover: float) -> 
     values = card_values(layout, demand, stock)
     parts = _columns(shapes, weight * ~(whole & several), whole, layout.mean_units)
     slots = _columns(shapes, weight * (whole & several), whole, layout.mean_units)
-    return Market(layout, values, parts, slots, float(slots.weight.max(axis=0, initial=0.0).sum()), turnover)
-
-
-def _may_use(shape: Shape, card: CardClass, model: str) -> bool:
-    return shape.units <= card.size and (not shape.models or model in shape.models)
+    slot_demand = float(slots.weight.max(axis=0, initial=0.0).sum())
+    return DemandModel(layout, values, parts, slots, slot_demand, turnover)
 
 
 def _columns(shapes: list[Shape], weight: Floats, whole: npt.NDArray[np.bool_], mean_units: float) -> Columns:

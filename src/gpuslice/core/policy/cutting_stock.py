@@ -1,0 +1,109 @@
+"""What a free part of a card is worth: the prices of cutting stock, by column generation.
+
+    max Σ d_i·π_i   such that   Σ a_ip·π_i ≤ 1 for every pattern p ,  π ≥ 0   (d_i pieces of size i asked for)
+
+This is the dual of the program that cuts all pieces from as few cards as possible: π_i is the part of a card
+that a piece of size i costs when all are cut as well as they can be (Gilmore and Gomory 1961). HiGHS solves
+it for the patterns that are known, an unbounded knapsack finds the one that these prices break, and so on
+until none does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import highspy
+import numpy as np
+
+from gpuslice.core.policy.fleet import Floats, Ints
+
+OPTIMAL = 1e-7  # a pattern worth no more than 1 + this does not improve the solution
+SHIFT = 1e-6  # of the demands, so that of equal optima the one that favours large pieces is found each time
+MOST_PATTERNS_PER_SIZE = 200
+
+
+@dataclass(slots=True)
+class CuttingStock:
+    """Prices of the pieces a card is cut into; keeps good patterns from one call for the next.
+
+    `length`: how many parts a card has; piece sizes and free space are whole numbers of parts.
+    """
+
+    length: int
+    _patterns: dict[tuple[tuple[int, int], ...], None] = field(default_factory=dict)
+
+    def prices(self, demand: dict[int, float]) -> dict[int, float]:
+        """Size → price as part of a card, for the sizes that are asked for (1 … length)."""
+        asked = {size: pieces for size, pieces in sorted(demand.items()) if pieces > 0}
+        if not asked:
+            return {}
+        sizes, total = list(asked), sum(asked.values())
+        program = highspy.Highs()
+        program.silent()
+        for column, pieces in enumerate(asked.values()):
+            program.addVar(0.0, highspy.kHighsInf)
+            program.changeColCost(column, -pieces / total * (1.0 + SHIFT * column))  # it minimizes
+        for column, size in enumerate(sizes):
+            _add_pattern(program, {column: self.length // size})
+        column_of = {size: column for column, size in enumerate(sizes)}
+        for pattern in self._patterns:  # one without some of its pieces is a pattern, too
+            known = {column_of[size]: pieces for size, pieces in pattern if size in column_of}
+            if known:
+                _add_pattern(program, known)
+        prices = np.zeros(len(sizes))
+        for _ in range(MOST_PATTERNS_PER_SIZE * len(sizes)):
+            program.run()
+            prices = np.maximum(np.array(program.getSolution().col_value), 0.0)
+            value, found = best_pattern(self.length, np.array(sizes), prices)
+            if value <= 1.0 + OPTIMAL:
+                break
+            _add_pattern(program, found)
+            self._patterns[tuple((sizes[column], pieces) for column, pieces in found.items())] = None
+        return dict(zip(sizes, prices.tolist(), strict=True))
+
+
+def _add_pattern(program: highspy.Highs, pieces: dict[int, int]) -> None:
+    """What one card is cut into, by column, may cost no more than the card."""
+    columns = np.array(list(pieces), dtype=np.int32)
+    program.addRow(
+        -highspy.kHighsInf, 1.0, len(columns), columns, np.array(list(pieces.values()), dtype=float)
+    )
+
+
+def best_pattern(length: int, sizes: Ints, values: Floats) -> tuple[float, dict[int, int]]:
+    """The most valuable pieces that fit `length`: their value, and how many of each size by its position."""
+    best, last = _knapsack(length, sizes, values)
+    pattern: dict[int, int] = {}
+    space = length
+    while space > 0:
+        piece = last[space]
+        if piece < 0:
+            space -= 1
+        else:
+            pattern[piece] = pattern.get(piece, 0) + 1
+            space -= int(sizes[piece])
+    return float(best[length]), dict(sorted(pattern.items()))
+
+
+def value_of_space(length: int, prices: dict[int, float]) -> Floats:
+    """What each space 0 … length is worth when it is filled with the dearest pieces."""
+    sizes = np.array(sorted(prices), dtype=np.int64)
+    values = np.array([prices[int(size)] for size in sizes], dtype=np.float64)
+    return _knapsack(length, sizes, values)[0]
+
+
+def _knapsack(length: int, sizes: Ints, values: Floats) -> tuple[Floats, list[int]]:
+    """Best value for each space, and the piece to cut from it, -1 for none."""
+    best = np.zeros(length + 1)
+    last = [-1] * (length + 1)
+    fitting = np.searchsorted(sizes, np.arange(length + 1), side="right")
+    for space in range(1, length + 1):
+        best[space] = best[space - 1]
+        count = fitting[space]
+        if count:
+            options = best[space - sizes[:count]] + values[:count]
+            piece = int(options.argmax())
+            if options[piece] > best[space]:
+                best[space] = options[piece]
+                last[space] = piece
+    return best, last

@@ -1,0 +1,1 @@
+"""What would happen: traces of pods played against a cluster and a policy, and how much room is left."""
