@@ -70,7 +70,8 @@ def connect(
     `interactive`: a credential plugin may ask questions. ConfigError says what is wrong and where.
     """
     paths = kubeconfig_paths(environ, kubeconfig)
-    if not kubeconfig and not any(path.exists() for path in paths) and _in_pod(environ, service_account):
+    in_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and Path(service_account, "token").exists()
+    if not kubeconfig and not any(path.exists() for path in paths) and in_pod:
         found = in_cluster(environ, service_account)
     else:
         merged = merge(paths)
@@ -103,10 +104,6 @@ def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Con
     )
 
 
-def _in_pod(environ: Mapping[str, str], folder: str) -> bool:
-    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and Path(folder, "token").exists()
-
-
 def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
     name = wanted or merged.current_context
     context = merged.contexts.get(name)
@@ -125,24 +122,28 @@ def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
             f'kubeconfig {merged.source}: context "{name}" names user "{context.user}", which is missing'
         )
     user, user_folder = merged.users.get(context.user, (User(), Path()))
-    tls = _tls(cluster, cluster_folder)
+    tls = Tls(
+        authority=_data_or_file(
+            cluster.certificate_authority_data,
+            cluster.certificate_authority,
+            cluster_folder,
+            "certificate-authority",
+        ),
+        server_name=cluster.tls_server_name,
+        insecure=cluster.insecure_skip_tls_verify,
+    )
+    if not cluster.server:
+        raise ConfigError(f'cluster "{context.cluster}" has no server')
+    server = cluster.server if "://" in cluster.server else f"http://{cluster.server}"
     return Connection(
-        server=_server(cluster, context.cluster),
+        server=_checked_url(server, f'cluster "{context.cluster}": server').rstrip("/"),
         namespace=context.namespace or "default",
         tls=tls,
         credentials=_credentials(user, user_folder, cluster, tls, interactive),
-        proxy_url=_proxy(cluster),
+        proxy_url=_checked_url(cluster.proxy_url, "proxy-url") if cluster.proxy_url else "",
         headers=_impersonation(user),
         source=merged.source,
     )
-
-
-def _server(cluster: Cluster, name: str) -> str:
-    server = cluster.server
-    if not server:
-        raise ConfigError(f'cluster "{name}" has no server')
-    server = server if "://" in server else f"http://{server}"
-    return _checked_url(server, f'cluster "{name}": server').rstrip("/")
 
 
 def _checked_url(url: str, what: str) -> str:
@@ -155,16 +156,6 @@ def _checked_url(url: str, what: str) -> str:
     if not good or any(letter.isspace() or not letter.isprintable() for letter in url):
         raise ConfigError(f'{what} is "{url}", must be an http or https URL')
     return url
-
-
-def _tls(cluster: Cluster, folder: Path) -> Tls:
-    return Tls(
-        authority=_data_or_file(
-            cluster.certificate_authority_data, cluster.certificate_authority, folder, "certificate-authority"
-        ),
-        server_name=cluster.tls_server_name,
-        insecure=cluster.insecure_skip_tls_verify,
-    )
 
 
 def _credentials(user: User, folder: Path, cluster: Cluster, tls: Tls, interactive: bool) -> Credentials:
@@ -251,10 +242,6 @@ def _read(path: Path, what: str) -> str:
 # -- proxies -----------------------------------------------------------------------------------------
 
 _PLACE = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([^:]*)")  # host:port
-
-
-def _proxy(cluster: Cluster) -> str:
-    return _checked_url(cluster.proxy_url, "proxy-url") if cluster.proxy_url else ""
 
 
 def proxy_for(server: str, environ: Mapping[str, str]) -> str:

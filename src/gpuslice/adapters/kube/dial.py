@@ -9,7 +9,7 @@ from typing import cast
 from urllib.parse import SplitResult, urlsplit
 
 from gpuslice.adapters.kube.http import proxy_authorization
-from gpuslice.adapters.kube.line import Line
+from gpuslice.adapters.kube.http_connection import HttpConnection
 
 _LONGEST_HEAD_BYTES = 16 << 10
 _PORTS = {"http": 80, "https": 443}
@@ -41,14 +41,14 @@ class Route:
         return headers
 
 
-async def dial(route: Route, context: ssl.SSLContext | None) -> Line:
+async def dial(route: Route, context: ssl.SSLContext | None) -> HttpConnection:
     """A new line; OSError when there is none to be had, TLS trouble included. `context` for https servers."""
     if route.tunnelled:
         assert context is not None
         return await _through_tunnel(route, context)
     first = urlsplit(route.proxy_url or route.server)
     _, line = await asyncio.get_running_loop().create_connection(
-        Line,
+        HttpConnection,
         first.hostname or "",
         _port(first),
         ssl=_context_for(first, context),
@@ -57,7 +57,7 @@ async def dial(route: Route, context: ssl.SSLContext | None) -> Line:
     return line
 
 
-async def _through_tunnel(route: Route, context: ssl.SSLContext) -> Line:
+async def _through_tunnel(route: Route, context: ssl.SSLContext) -> HttpConnection:
     """Ask the proxy for a tunnel and speak TLS with the server inside it."""
     loop = asyncio.get_running_loop()
     proxy, server = urlsplit(route.proxy_url), urlsplit(route.server)
@@ -71,7 +71,7 @@ async def _through_tunnel(route: Route, context: ssl.SSLContext) -> Line:
         lines = [f"CONNECT {where} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         await opening.opened
-        line = Line()
+        line = HttpConnection()
         inner = await loop.start_tls(transport, line, context, server_hostname=_name(route))
     except BaseException:
         transport.abort()

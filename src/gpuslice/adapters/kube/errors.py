@@ -144,7 +144,14 @@ def error_of_status(
     code = code or status.code
     message = _sentence(status, code, what)
     if code == 429 or code >= 500:
-        return _unavailable(status, code, headers, message)
+        from_details: Any = status.details.retry_after_seconds if status.details is not None else 0
+        retry_after = (headers or {}).get("retry-after", "")
+        return UnavailableError(
+            message,
+            status,
+            outcome_unknown=code != 429,
+            retry_after_s=float(retry_after) if retry_after.isdecimal() else float(from_details),
+        )
     kind = _BY_REASON.get(status.reason) or _BY_CODE.get(code, InvalidError)
     return kind(message, status)
 
@@ -163,16 +170,3 @@ def _reason_phrase(code: int) -> str:
         return HTTPStatus(code).phrase
     except ValueError:
         return "no explanation"
-
-
-def _unavailable(
-    status: Status, code: int, headers: Mapping[str, str] | None, message: str
-) -> UnavailableError:
-    from_details: Any = status.details.retry_after_seconds if status.details is not None else 0
-    retry_after = (headers or {}).get("retry-after", "")
-    return UnavailableError(
-        message,
-        status,
-        outcome_unknown=code != 429,
-        retry_after_s=float(retry_after) if retry_after.isdecimal() else float(from_details),
-    )

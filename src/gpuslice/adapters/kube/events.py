@@ -6,6 +6,7 @@ much is cut off: a pod that fails in a loop must not fill etcd.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -86,29 +87,19 @@ class EventRecorder:
     ) -> None:
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
         sent = self._sent.get(key)
-        if sent is not None and await self._repeat(sent, now):
-            self._sent.move_to_end(key)
-            return
-        event = self._event(about, reason, message, kind, now)
-        await self._client.create(EVENTS, event)
-        self._sent[key] = _Sent(event.metadata.name, event.metadata.namespace, 1, now)
-        _trim(self._sent, self._quota.remembered)
-
-    async def _repeat(self, sent: _Sent, now: str) -> bool:
-        """Count the event once more; False when the server has forgotten it (they live an hour)."""
-        sent.count += 1
-        patch = {"count": sent.count, "lastTimestamp": now}
-        try:
-            await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
-        except NotFoundError:
-            return False
-        return True
-
-    def _event(self, about: ObjectReference, reason: str, message: str, kind: str, now: str) -> Event:
-        namespace = about.namespace or "default"  # where events of nodes live
+        if sent is not None:
+            sent.count += 1
+            patch = {"count": sent.count, "lastTimestamp": now}
+            with contextlib.suppress(NotFoundError):  # the server forgets events after an hour
+                await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
+                self._sent.move_to_end(key)
+                return
         suffix = f"{int(self._now().timestamp() * 1e9):x}"
-        return Event(
-            metadata=Metadata(name=f"{about.name}.{suffix}", namespace=namespace),
+        event = Event(
+            metadata=Metadata(
+                name=f"{about.name}.{suffix}",
+                namespace=about.namespace or "default",  # where events of nodes live
+            ),
             involved_object=about,
             reason=reason,
             message=message[:1024],
@@ -118,6 +109,9 @@ class EventRecorder:
             first_timestamp=now,
             last_timestamp=now,
         )
+        await self._client.create(EVENTS, event)
+        self._sent[key] = _Sent(event.metadata.name, event.metadata.namespace, 1, now)
+        _trim(self._sent, self._quota.remembered)
 
     def _allowed(self, about: ObjectReference) -> bool:
         key = f"{about.kind}/{about.namespace}/{about.name}/{about.uid}"

@@ -123,17 +123,15 @@ class LeaseElector:
         except NotFoundError:
             return await self._create()
         self._observe(lease.spec)
-        if lease.spec.holder_identity not in ("", None, self._settings.identity) and not self._expired():
+        duration_s = lease.spec.lease_duration_seconds or self._settings.duration_s
+        expired = self._clock() - self._seen_at >= duration_s
+        if lease.spec.holder_identity not in ("", None, self._settings.identity) and not expired:
             return False
         return await self._take(lease)
 
     def _observe(self, spec: LeaseSpec) -> None:
         if spec != self._seen:
             self._seen, self._seen_at = spec, self._clock()
-
-    def _expired(self) -> bool:
-        duration_s = (self._seen.lease_duration_seconds if self._seen else None) or self._settings.duration_s
-        return self._clock() - self._seen_at >= duration_s
 
     async def _create(self) -> bool:
         metadata = Metadata(name=self._settings.name, namespace=self._settings.namespace)
@@ -147,6 +145,7 @@ class LeaseElector:
         return True
 
     async def _take(self, lease: Lease) -> bool:
+        """Write our name on the lease as it was read; False when somebody wrote it meanwhile."""
         taken = msgspec.structs.replace(lease, spec=self._spec(lease.spec))
         try:
             written = await self._client.replace(LEASES, taken)

@@ -77,7 +77,8 @@ class SyncTransport:
         except (OSError, http.client.HTTPException) as error:
             refused = isinstance(error, (ConnectionRefusedError, socket.gaierror, ssl.SSLError))
             self.close()
-            message = f"{request}: {self._connection.server}: {_words(error)}"
+            words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            message = f"{request}: {self._connection.server}: {words}"
             raise UnavailableError(message, outcome_unknown=not refused) from error
 
     def _exchange(self, request: Request, secret: Secret) -> Response:
@@ -89,15 +90,14 @@ class SyncTransport:
             **(proxy_authorization(self._connection.proxy_url) if self._through_proxy else {}),
             **request.headers,
         }
-        line.request(request.method, self._target(request), request.body or None, headers)
+        server = urlsplit(self._connection.server)
+        target = server.path + request.path + (f"?{urlencode(request.query)}" if request.query else "")
+        if self._through_proxy:
+            target = f"{server.scheme}://{server.netloc}{target}"
+        line.request(request.method, target, request.body or None, headers)
         answer = line.getresponse()
         lower = {name.lower(): value for name, value in answer.getheaders()}
         return Response(answer.status, lower, answer.read())
-
-    def _target(self, request: Request) -> str:
-        server = urlsplit(self._connection.server)
-        target = server.path + request.path + (f"?{urlencode(request.query)}" if request.query else "")
-        return f"{server.scheme}://{server.netloc}{target}" if self._through_proxy else target
 
     @property
     def _through_proxy(self) -> bool:
@@ -117,7 +117,7 @@ class SyncTransport:
             raise ConfigError(f'the proxy is "https://{place}", must be an http URL')
         first = proxy if proxy.hostname else server
         if server.scheme == "http":
-            return _plain(first, self._timeout_s)
+            return http.client.HTTPConnection(first.hostname or "", first.port or 80, timeout=self._timeout_s)
         tls = self._connection.tls
         context = tls_context(tls, secret)
         line = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
@@ -125,10 +125,6 @@ class SyncTransport:
             login = proxy_authorization(self._connection.proxy_url)
             line.set_tunnel(server.hostname or "", server.port or 443, login)
         return line
-
-
-def _plain(url: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(url.hostname or "", url.port or 80, timeout=timeout_s)
 
 
 class _NamedServer(http.client.HTTPSConnection):
@@ -143,10 +139,6 @@ class _NamedServer(http.client.HTTPSConnection):
     def connect(self) -> None:
         http.client.HTTPConnection.connect(self)
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name)
-
-
-def _words(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 class SyncClient:

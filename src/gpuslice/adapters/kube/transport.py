@@ -20,7 +20,7 @@ from gpuslice.adapters.kube.credentials import Secret, authorization, tls_contex
 from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
 from gpuslice.adapters.kube.http import BUSY_TRIES, NO_STRINGS, Request, Response
-from gpuslice.adapters.kube.line import BrokenLineError, Line
+from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
 _FOREVER_S = 1e9
@@ -65,8 +65,8 @@ class HttpTransport:
         self._timeout_s = timeout_s
         self._route = Route(connection.server, connection.proxy_url, connection.tls.server_name)
         self._free = asyncio.Semaphore(connections)
-        self._lines: set[Line] = set()
-        self._idle: list[Line] = []  # the last one used is used next
+        self._lines: set[HttpConnection] = set()
+        self._idle: list[HttpConnection] = []  # the last one used is used next
         self._tls: tuple[Secret, ssl.SSLContext] | None = None
         self._same: tuple[Secret, str] | None = None  # the headers that all requests of a secret carry
 
@@ -125,7 +125,7 @@ class HttpTransport:
                 end.cancel()
                 self._put_back(line)
 
-    async def _started(self, request: Request) -> Line:
+    async def _started(self, request: Request) -> HttpConnection:
         """A line on which the answer to `request` has begun, with a 2xx."""
         sent = _Sent()
         line = None
@@ -153,7 +153,7 @@ class HttpTransport:
             async with self._free:
                 try:
                     return await self._exchange(request, sent)
-                except BrokenLineError as error:
+                except BrokenConnectionError as error:
                     if not (sent.reused and error.untouched and request.method == "GET"):
                         raise
                 # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
@@ -171,7 +171,7 @@ class HttpTransport:
             end.cancel()
             self._put_back(line)
 
-    async def _send(self, request: Request, sent: _Sent) -> Line:
+    async def _send(self, request: Request, sent: _Sent) -> HttpConnection:
         secret = await self._secret()
         head = self._head(request, secret)
         line = await self._line(secret)
@@ -195,7 +195,7 @@ class HttpTransport:
 
     # -- lines -----------------------------------------------------------------------------------------------
 
-    async def _line(self, secret: Secret) -> Line:
+    async def _line(self, secret: Secret) -> HttpConnection:
         """An idle line, else a new one."""
         context = self._context(secret)
         now = asyncio.get_running_loop().time()
@@ -209,13 +209,13 @@ class HttpTransport:
         self._lines.add(line)
         return line
 
-    def _put_back(self, line: Line) -> None:
+    def _put_back(self, line: HttpConnection) -> None:
         if line.usable and line in self._lines:
             self._idle.append(line)
         else:
             self._discard(line)
 
-    def _discard(self, line: Line) -> None:
+    def _discard(self, line: HttpConnection) -> None:
         line.abandon()
         self._lines.discard(line)
 
@@ -281,7 +281,7 @@ def _header_lines(headers: Mapping[str, str]) -> str:
     return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
-FAILURES = (TimeoutError, BrokenLineError, OSError)
+FAILURES = (TimeoutError, BrokenConnectionError, OSError)
 """Every way in which a connection can fail."""
 
 
@@ -290,19 +290,19 @@ def _as_unavailable(error: BaseException, request: Request, sent: _Sent) -> Unav
     if isinstance(error, TimeoutError):
         what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
         return UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun)
-    if isinstance(error, BrokenLineError):
+    if isinstance(error, BrokenConnectionError):
         return UnavailableError(f"{request}: {error}")
     return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
 
 
-async def _part(line: Line, request: Request) -> bytes:
+async def _part(line: HttpConnection, request: Request) -> bytes:
     try:
         return await line.part()
     except FAILURES as error:
         raise _as_unavailable(error, request, _Sent(begun=True)) from error
 
 
-async def _lines(line: Line, request: Request) -> AsyncGenerator[bytes]:
+async def _lines(line: HttpConnection, request: Request) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
     while part := await _part(line, request):

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import GoneError, KubeError, UnavailableError
-from gpuslice.adapters.kube.requests import PAGE, WatchEvent
+from gpuslice.adapters.kube.requests import PAGE
 from gpuslice.adapters.kube.resources import Resource
 
 T = TypeVar("T")
@@ -112,7 +112,10 @@ class Reflector(Generic[T]):
     # -- list -----------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        listing = await self._fetch()
+        try:
+            listing: Any = await self._client.list(self._resource, page=self._pace.page, **self._scope)
+        except GoneError:  # a slow reader in a busy cluster: pages expire, one whole answer cannot
+            listing = await self._client.list(self._resource, page=0, **self._scope)
         found = {_key(item): item for item in listing.items or []}
         for key in [key for key in self.objects if key not in found]:
             self._delete(key, self.objects[key])
@@ -123,12 +126,6 @@ class Reflector(Generic[T]):
         if not self.synced.is_set():
             self.synced.set()
             self._handle(Change(ChangeKind.SYNCED))
-
-    async def _fetch(self) -> Any:
-        try:
-            return await self._client.list(self._resource, page=self._pace.page, **self._scope)
-        except GoneError:  # a slow reader in a busy cluster: pages expire, one whole answer cannot
-            return await self._client.list(self._resource, page=0, **self._scope)
 
     # -- watch ----------------------------------------------------------------------------------------
 
@@ -141,7 +138,11 @@ class Reflector(Generic[T]):
         try:
             async with contextlib.aclosing(lines) as open_lines:
                 async for event in open_lines:
-                    self._take(event)
+                    if event.type in ("ADDED", "MODIFIED"):
+                        self._put(event.object)
+                    elif event.type == "DELETED":
+                        self._delete(_key(event.object), event.object)
+                    self._version = _metadata(event.object)[2] or self._version  # all that a BOOKMARK has
                     worked = True
         finally:
             worked = worked or self._clock() - began >= WORKED_S
@@ -149,14 +150,6 @@ class Reflector(Generic[T]):
                 self._failures = self._refusals = 0
         if not worked:
             raise UnavailableError(f"watch of {self._resource.plural} was closed immediately, without events")
-
-    def _take(self, event: WatchEvent[T]) -> None:
-        match event.type:
-            case "ADDED" | "MODIFIED":
-                self._put(event.object)
-            case "DELETED":
-                self._delete(_key(event.object), event.object)
-        self._version = _metadata(event.object)[2] or self._version  # a BOOKMARK has nothing else
 
     # -- changes --------------------------------------------------------------------------------------
 

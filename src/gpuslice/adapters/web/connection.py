@@ -80,7 +80,7 @@ class Clients:
             connection.end_when_idle()
         try:
             # before Python 3.11.3 `timeout` does not raise TimeoutError in a task that has been cancelled
-            await asyncio.wait_for(self._all_gone(), timeout_s)
+            await asyncio.wait_for(self.all_gone(), timeout_s)
         except TimeoutError:
             for task in self.answering:
                 task.cancel()
@@ -88,7 +88,8 @@ class Clients:
                 connection.abort()
             await asyncio.gather(*self.answering, return_exceptions=True)
 
-    async def _all_gone(self) -> None:
+    async def all_gone(self) -> None:
+        """Until the last client has left and the last response is made."""
         while self.connections or self.answering:
             self.changed.clear()
             await self.changed.wait()
@@ -199,8 +200,11 @@ class Connection(asyncio.BufferedProtocol):
         before, self._body_bytes = self._body_bytes, self._body_bytes + len(part)
         if self._body_bytes > self._clients.body_limit_bytes:
             self._refuse_body()
-        elif before >> _STEP_BITS != self._body_bytes >> _STEP_BITS:
-            self._refuse_crowd()
+        elif (
+            before >> _STEP_BITS != self._body_bytes >> _STEP_BITS
+            and self._clients.held_bytes() > self._clients.body_limit_bytes
+        ):  # each alone may send that much, all at once may not: it would be more memory than there is
+            self._refuse(503, "others send large requests just now; try again")
         if self._refusal is None:
             self._body.append(part)
 
@@ -286,11 +290,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse_body(self) -> None:
         self._refuse(413, f"the request's body has more than {self._clients.body_limit_bytes} bytes")
-
-    def _refuse_crowd(self) -> None:
-        """Each alone may send that much, all at once may not: it would be more memory than there is."""
-        if self._clients.held_bytes() > self._clients.body_limit_bytes:
-            self._refuse(503, "others send large requests just now; try again")
 
     def _linger(self) -> None:
         """Closing at once on a client that still sends would reset the connection before it has read why."""

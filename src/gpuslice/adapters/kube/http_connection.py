@@ -17,7 +17,7 @@ from gpuslice.adapters.kube.http import Response
 HIGH_WATER_BYTES = 4 << 20  # of a stream, that nobody has taken yet
 
 
-class BrokenLineError(Exception):
+class BrokenConnectionError(Exception):
     """The connection ended or spoke nonsense. `untouched`: before the first byte of an answer."""
 
     def __init__(self, message: str, untouched: bool) -> None:
@@ -25,7 +25,7 @@ class BrokenLineError(Exception):
         self.untouched = untouched
 
 
-class Line(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection. `fresh` until its first exchange."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Line(asyncio.Protocol):
         """Begin an exchange."""
         self._begin()
         if self._transport is None:
-            raise BrokenLineError(self._broken or "the connection is closed", untouched=True)
+            raise BrokenConnectionError(self._broken or "the connection is closed", untouched=True)
         if body:
             self._transport.writelines((head, body))
         else:
@@ -200,11 +200,11 @@ class Line(asyncio.Protocol):
             self._news.set_result(None)
 
     async def _wait(self) -> None:
-        """Until something is new; BrokenLineError when nothing new can come, TimeoutError when late."""
+        """Until something is new; BrokenConnectionError when nothing new can come, TimeoutError when late."""
         if self._late:
             raise TimeoutError
         if self._broken and not self._complete:
-            raise BrokenLineError(self._broken, untouched=not self._touched)
+            raise BrokenConnectionError(self._broken, untouched=not self._touched)
         self._news = self._loop.create_future()
         try:
             await self._news
