@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from struct import Struct
 from typing import Any
 
@@ -92,7 +92,11 @@ class GpmReader:
             self._first = False
             return {}
         if fields != self._fields:
-            self._fields, self._request = list(fields), _request_for(fields)
+            self._fields, self._request = list(fields), pynvml.c_nvmlGpmMetricsGet_t()
+            self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+            self._request.numMetrics = len(fields)
+            for place, field in enumerate(fields):
+                self._request.metrics[place].metricId = _GPM[field][0]
         return self._between()
 
     def close(self) -> None:
@@ -119,12 +123,3 @@ class GpmReader:
             for field, (_, verdict, value) in told.items()
             if verdict == pynvml.NVML_SUCCESS and not math.isnan(value)
         }
-
-
-def _request_for(fields: Sequence[int]) -> Any:
-    request = pynvml.c_nvmlGpmMetricsGet_t()
-    request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-    request.numMetrics = len(fields)
-    for place, field in enumerate(fields):
-        request.metrics[place].metricId = _GPM[field][0]
-    return request

@@ -45,26 +45,21 @@ class LinkRates:
     def read(self, wanted: list[int], now_s: float) -> tuple[dict[int, float], list[int]]:
         """MB/s since the last time by field; and the fields that this card has no counters for."""
         sources = sorted({source for number in wanted for source in RATES[number]})
-        counted = self._count(sources)
-        found: dict[int, float] = {}
-        for number in wanted:
-            rates = [self._rate(source, counted, now_s) for source in RATES[number]]
-            known = [rate for rate in rates if rate is not None]
-            if len(known) == len(rates):
-                found[number] = sum(known)
-        self._before = {source: (value, now_s) for source, value in counted.items()}
-        return found, [n for n in wanted if not counted.keys() >= set(RATES[n])]
-
-    def _count(self, sources: list[Source]) -> dict[Source, float]:
         ids = [
             (getattr(pynvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}"), link)
             for direction, link in sources
         ]
         answers = zip(sources, self._values.read(ids), strict=True)
-        return {source: value for source, (verdict, value) in answers if verdict == pynvml.NVML_SUCCESS}
-
-    def _rate(self, source: Source, counted: Mapping[Source, float], now_s: float) -> float | None:
-        before = self._before.get(source)
-        if source not in counted or before is None or now_s <= before[1] or counted[source] < before[0]:
-            return None
-        return (counted[source] - before[0]) * _KIB / (now_s - before[1]) / _MEGA
+        counted = {source: value for source, (verdict, value) in answers if verdict == pynvml.NVML_SUCCESS}
+        rates: dict[Source, float] = {}
+        for source, value in counted.items():
+            before_kib, before_s = self._before.get(source, (value, now_s))
+            if now_s > before_s and value >= before_kib:
+                rates[source] = (value - before_kib) * _KIB / (now_s - before_s) / _MEGA
+        found = {
+            number: sum(rates[source] for source in RATES[number])
+            for number in wanted
+            if rates.keys() >= set(RATES[number])
+        }
+        self._before = {source: (value, now_s) for source, value in counted.items()}
+        return found, [n for n in wanted if not counted.keys() >= set(RATES[n])]

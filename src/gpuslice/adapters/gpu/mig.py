@@ -60,8 +60,12 @@ class MigReader:
     def read(self, counters: list[int], now_s: float) -> tuple[MigSample, ...]:
         """Every MIG device. `counters`: the DCGM profiling fields that are wanted. Raises NVMLError."""
         if now_s >= self._look_due_s:
-            self._look()
             self._look_due_s = now_s + LOOK_EVERY_S
+            devices = _devices(self._card)
+            self.enabled = devices is not None
+            if [each.uuid for each in devices or []] != [each.uuid for each in self._devices]:
+                self._forget_counters()
+            self._devices = devices or []
         if not self._devices:
             return ()
         counted = self._count(sorted({*counters, *BUSY_FIELDS} - gpm.RECENT_FIELDS))
@@ -72,14 +76,6 @@ class MigReader:
         for reader in self._counters.values():
             reader.close()
         self._counters = {}
-
-    def _look(self) -> None:
-        devices = _devices(self._card)
-        self.enabled = devices is not None
-        found = devices or []
-        if [each.uuid for each in found] != [each.uuid for each in self._devices]:
-            self._forget_counters()
-        self._devices = found
 
     def _sample(self, device: _Device, counted: Mapping[int, Reading]) -> MigSample:
         memory = memory_info(device.handle)
@@ -98,8 +94,10 @@ class MigReader:
         if not counters or self.refused:
             return {}
         try:
-            if not self._counters:
-                self._open()
+            if not self._counters and not gpm.supported(self._card):
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            for instance in sorted({device.gpu_instance for device in self._devices} - self._counters.keys()):
+                self._counters[instance] = gpm.GpmReader(self._card, instance)
             found = {instance: reader.read(counters) for instance, reader in self._counters.items()}
         except (pynvml.NVMLError, AttributeError) as error:
             self._forget_counters()
@@ -111,12 +109,6 @@ class MigReader:
             field: f"hardware counters: {why}" for field, why in told.items() if field not in given
         }
         return found
-
-    def _open(self) -> None:
-        if not gpm.supported(self._card):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        for instance in sorted({device.gpu_instance for device in self._devices}):
-            self._counters[instance] = gpm.GpmReader(self._card, instance)
 
     def _forget_counters(self) -> None:
         self.close()

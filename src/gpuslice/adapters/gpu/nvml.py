@@ -86,7 +86,9 @@ class _Driver:
         self._uuids: dict[int, str] = {}  # by handle: an event of a dead card can still be attributed
 
     def inventory(self) -> Inventory:
-        self._initialise()
+        if not self._initialised:
+            open_nvml(self._library)
+            self._initialised = True
         try:
             count = pynvml.nvmlDeviceGetCount()
             version = text(pynvml.nvmlSystemGetDriverVersion())
@@ -123,12 +125,6 @@ class _Driver:
         if self._initialised:
             self._initialised = False
             pynvml.nvmlShutdown()
-
-    def _initialise(self) -> None:
-        if self._initialised:
-            return
-        open_nvml(self._library)
-        self._initialised = True
 
     def _read(self, position: int) -> DriverCard | LostCard:
         try:

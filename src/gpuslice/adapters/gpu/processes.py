@@ -124,7 +124,8 @@ class ProcessReader:
         ahead = {(pid, time_us) for pid, time_us, *_ in samples if time_us > wall_us}
         for pid, time_us, *percents in sorted(samples, key=lambda sample: sample[1]):
             if percents[0] <= _MOST_PERCENT and (pid, time_us) not in self._ahead:
-                self._held[pid] = (now_s + HOLD_S, _busy(percents))
+                sm, memory, encoder, decoder = (min(percent, _MOST_PERCENT) / 100 for percent in percents)
+                self._held[pid] = (now_s + HOLD_S, (sm, memory, encoder, decoder))
             self._seen_us = max(self._seen_us, min(time_us, wall_us))
         self._ahead = ahead
         return True
@@ -164,7 +165,9 @@ class _Array:
             self._function = pynvml._nvmlGetFunctionPointer(self._name)
         while True:
             self._count.value = self._room
-            result = self._function(card, *self._arguments(), *more)
+            count = ctypes.byref(self._count)  # lists want the count first, samples the array
+            room = (self._buffer, count) if self._item is _SAMPLE else (count, self._buffer)
+            result = self._function(card, *room, *more)
             if result == pynvml.NVML_SUCCESS:
                 used = self._item.size * min(self._count.value, self._room)
                 return list(self._item.iter_unpack(memoryview(self._buffer)[:used]))
@@ -172,22 +175,9 @@ class _Array:
                 return []
             if result != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 raise pynvml.NVMLError(result)
-            self._grow()
-
-    def _arguments(self) -> tuple[Any, Any]:
-        """Lists want the count first, samples the array."""
-        count = ctypes.byref(self._count)
-        return (self._buffer, count) if self._item is _SAMPLE else (count, self._buffer)
-
-    def _grow(self) -> None:
-        """Room for what the driver named and for who starts before the next question."""
-        self._room = max(self._count.value, self._room) * 2
-        self._buffer = ctypes.create_string_buffer(self._item.size * self._room)
-
-
-def _busy(percents: list[int]) -> _Busy:
-    sm, memory, encoder, decoder = (min(percent, _MOST_PERCENT) / 100 for percent in percents)
-    return sm, memory, encoder, decoder
+            # room for what the driver named and for who starts before the next question
+            self._room = max(self._count.value, self._room) * 2
+            self._buffer = ctypes.create_string_buffer(self._item.size * self._room)
 
 
 def _busy_of(reading: ProcessReading) -> tuple[float | None, ...]:

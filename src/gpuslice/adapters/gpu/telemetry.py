@@ -34,7 +34,7 @@ from gpuslice.adapters.gpu.readings import (
     text,
 )
 from gpuslice.adapters.gpu.source import GpuUnavailableError
-from gpuslice.adapters.gpu.values import FieldId, FieldValues, field_id
+from gpuslice.adapters.gpu.values import FieldValues, field_id
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
 
@@ -143,7 +143,10 @@ class NvmlTelemetry:
     def _sample(self, wanted: Mapping[int, str]) -> NodeSample:
         began = self._clock()
         try:
-            count, version = self._count(), text(pynvml.nvmlSystemGetDriverVersion())
+            if not self._initialised:
+                open_nvml(self._library)
+                self._initialised = True
+            count, version = int(pynvml.nvmlDeviceGetCount()), text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
             self._forget()
             raise GpuUnavailableError(f"NVML: {error}") from error
@@ -151,7 +154,9 @@ class NvmlTelemetry:
         of_cards = {number: name for number, name in wanted.items() if number != PEERS}
         for position in range(count):
             try:
-                cards.append(self._card(position).sample(of_cards, began))
+                if position not in self._cards:
+                    self._cards[position] = _Card(position)
+                cards.append(self._cards[position].sample(of_cards, began))
             except pynvml.NVMLError as error:
                 self._drop(position)
                 lost.append((position, str(error)))
@@ -171,17 +176,6 @@ class NvmlTelemetry:
             }
             self._peers = found
         return self._peers
-
-    def _count(self) -> int:
-        if not self._initialised:
-            open_nvml(self._library)
-            self._initialised = True
-        return int(pynvml.nvmlDeviceGetCount())
-
-    def _card(self, position: int) -> _Card:
-        if position not in self._cards:
-            self._cards[position] = _Card(position)
-        return self._cards[position]
 
     def _drop(self, position: int) -> None:
         if (card := self._cards.pop(position, None)) is not None:
@@ -240,8 +234,15 @@ class _Card:
         mig = self._mig.read([n for n in wanted if n in gpm.PROFILING_FIELDS], now_s)
         self._refuse_on_mig(asked, now_s)
         if not self._mig.enabled:  # counters are an instance's then
-            fields |= self._by_counters([n for n in asked if n in gpm.PROFILING_FIELDS], now_s)
-        fields |= self._link_rates([n for n in asked if n in RATES], now_s)
+            counters = [n for n in asked if n in gpm.PROFILING_FIELDS]
+            first = [number for number in counters if number not in gpm.RECENT_FIELDS]
+            recent = [number for number in counters if number in gpm.RECENT_FIELDS]
+            fields |= self._counters_of("first", first, now_s) | self._counters_of("recent", recent, now_s)
+        if links := [n for n in asked if n in RATES]:
+            rates, without = self._links.read(links, now_s)
+            fields |= rates
+            for number in without:
+                self._refuse(number, "no NVLink throughput counters", now_s)
         self._note_unknown(asked, fields, wanted, now_s)
         return CardSample(
             position=self._position,
@@ -251,7 +252,7 @@ class _Card:
             pci_bus_id=self._bus,
             total_bytes=int(memory.total),
             used_bytes=int(memory.used),
-            reserved_bytes=_reserved(memory),
+            reserved_bytes=optional(lambda: int(memory.reserved), None),
             fields=fields,
             processes=processes,
             unsupported={number: reason for number, (reason, _) in self._unsupported.items()},
@@ -334,7 +335,10 @@ class _Card:
     ) -> dict[int, Reading]:
         """All field values in one call; each item has its own verdict."""
         known = {n: _FIELD_VALUES.get(n, (names[n], 1.0)) for n in numbers}
-        ids = [(n, _field_id(name), factor) for n, (name, factor) in known.items()]
+        ids = [
+            (n, field_id(name, ALL_LINKS if name in _OVER_ALL_LINKS else 0), factor)
+            for n, (name, factor) in known.items()
+        ]
         askable = [(n, identifier, factor) for n, identifier, factor in ids if identifier is not None]
         if not askable:
             return {}
@@ -346,11 +350,6 @@ class _Card:
             else:
                 self._refuse(n, str(pynvml.NVMLError(verdict)), now_s)
         return found
-
-    def _by_counters(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
-        recent = [number for number in numbers if number in gpm.RECENT_FIELDS]
-        first = [number for number in numbers if number not in gpm.RECENT_FIELDS]
-        return self._counters_of("first", first, now_s) | self._counters_of("recent", recent, now_s)
 
     def _counters_of(self, kind: str, numbers: list[int], now_s: float) -> dict[int, Reading]:
         if not numbers:
@@ -381,14 +380,6 @@ class _Card:
         self._close_counters(*self._gpm)
         self._mig.close()
 
-    def _link_rates(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
-        if not numbers:
-            return {}
-        found, without = self._links.read(numbers, now_s)
-        for number in without:
-            self._refuse(number, "no NVLink throughput counters", now_s)
-        return dict(found)
-
     def _note_unknown(
         self, asked: list[int], found: Mapping[int, Reading], names: Mapping[int, str], now_s: float
     ) -> None:
@@ -398,12 +389,3 @@ class _Card:
             ways = ways or bool(getattr(pynvml, names[number] or "-", None))
             if number not in found and not ways:
                 self._refuse(number, "NVML does not give this field", now_s)
-
-
-def _field_id(name: str) -> FieldId | None:
-    return field_id(name, ALL_LINKS if name in _OVER_ALL_LINKS else 0)
-
-
-def _reserved(memory: Any) -> int | None:
-    reserved = getattr(memory, "reserved", None)
-    return None if reserved is None else int(reserved)
