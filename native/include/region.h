@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define GPUSLICE_REGION_MAGIC UINT64_C(0x4c53555047000000) /* "GPUSL" in the high bytes, the version in the low */
-#define GPUSLICE_REGION_VERSION UINT64_C(1)
+#define GPUSLICE_REGION_VERSION UINT64_C(2)
 #define GPUSLICE_CARDS 16u
 #define GPUSLICE_SLOTS 1024u
 #define GPUSLICE_UUID_BYTES 96u
@@ -66,7 +66,8 @@ struct gpuslice_slot {
     _Atomic uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
     _Atomic uint64_t pid;           /* in that namespace */
     _Atomic uint64_t host_pid;      /* as NVML names it, where it had to be found out; 0 unknown */
-    uint64_t padding[2];
+    _Atomic uint64_t locked;        /* 1: while the process is there, its byte of this file is locked (src/accounts/slots.c) */
+    _Atomic uint64_t unlocked_ns;   /* monotonic time since when that was not so; 0: it is */
     struct gpuslice_usage usage[GPUSLICE_CARDS];
 };
 

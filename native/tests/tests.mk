@@ -40,12 +40,12 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share system/os system/elf system/table accounts/accounts accounts/attach \
+$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share system/os system/open_file_locks system/elf system/table accounts/accounts accounts/attach \
   accounts/slots)) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 
-STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/slots system/table system/os system/elf))
+STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/slots system/table system/os system/open_file_locks system/elf))
 tests: $(TEST_BUILD)/stress
 $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)

@@ -599,24 +599,25 @@ static void *churn(void *argument)
     PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", self->context);
     for (int i = 0; i < self->rounds; i++) {
         CUdeviceptr address = 0;
-        int result = CALL(cuMemAlloc_v2, &address, self->bytes);
+        bool async = is(self->kind, "async");
+        int result = async ? CALL(cuMemAllocAsync, &address, self->bytes, NULL) : CALL(cuMemAlloc_v2, &address, self->bytes);
         self->granted += result == 0;
         self->refused += result == 2;
         self->odd += result != 0 && result != 2;
-        if (!result && CALL(cuMemFree_v2, address))
+        if (!result && (async ? CALL(cuMemFreeAsync, address, NULL) : CALL(cuMemFree_v2, address)))
             self->odd++;
     }
     return NULL;
 }
 
-static void run_threads(int count, int rounds, size_t bytes)
+static void run_threads(int count, int rounds, size_t bytes, const char *kind)
 {
     struct thread threads[64] = {0};
     CUcontext context;
     int granted = 0, refused = 0, odd = 0;
     PLAIN(int (*)(CUcontext *), "cuCtxGetCurrent", &context);
     for (int i = 0; i < count; i++) {
-        threads[i] = (struct thread){.context = context, .rounds = rounds, .bytes = bytes};
+        threads[i] = (struct thread){.context = context, .kind = kind, .rounds = rounds, .bytes = bytes};
         pthread_create(&threads[i].thread, NULL, churn, &threads[i]);
     }
     for (int i = 0; i < count; i++) {
@@ -961,6 +962,49 @@ static int trim_default(void)
     return result ? result : CALL(cuMemPoolTrimTo, pool, 0);
 }
 
+/* The card whose context is current from now on; -1 for none. */
+static int make_current(int ordinal)
+{
+    CUcontext context = NULL;
+    int result = ordinal < 0 ? 0 : CALL(cuDevicePrimaryCtxRetain, &context, ordinal);
+    return result ? result : PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
+}
+
+/* As the current context of the device that green contexts lie on; -1 back to the primary one. */
+static int enter_green(int id)
+{
+    CUcontext context = NULL;
+    int result = PLAIN(int (*)(CUcontext *, CUgreenCtx), "cuCtxFromGreenCtx", &context, held[id].pointer);
+    return result ? result : PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
+}
+
+static int make_array_of(int id, unsigned width, unsigned height, unsigned depth, unsigned flags)
+{
+    CUDA_ARRAY3D_DESCRIPTOR shape = {width, height, depth, .Format = 1, .NumChannels = 1, .Flags = flags};
+    strcpy(held[id].kind, "array");
+    return CALL(cuArray3DCreate_v2, (CUarray *)&held[id].pointer, &shape);
+}
+
+static void obey_all(void);
+
+static void *obey_on(void *context)
+{
+    PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
+    puts("ok");
+    obey_all();
+    exit(0);
+}
+
+/* The first thread ends, another goes on: the process is shown as a zombie from then on. */
+static void leave_first_thread(void)
+{
+    pthread_t thread;
+    CUcontext context = NULL;
+    PLAIN(int (*)(CUcontext *), "cuCtxGetCurrent", &context);
+    pthread_create(&thread, NULL, obey_on, context);
+    pthread_exit(NULL);
+}
+
 static void obey(char *line)
 {
     char word[32] = "", kind[160] = "";
@@ -1033,8 +1077,18 @@ static void obey(char *line)
         answer(CALL(cuMulticastUnbind, held[id].value, current_device(), more, bytes));
     else if (is(word, "close") && sscanf(line, "%*s %d", &id) == 1)
         answer(CALL(cuIpcCloseMemHandle, held[id].value));
-    else if (is(word, "threads") && sscanf(line, "%*s %d %llu %llu", &id, &more, &bytes) == 3)
-        run_threads(id, (int)more, bytes);
+    else if (is(word, "current") && sscanf(line, "%*s %d", &id) == 1)
+        answer(make_current(id));
+    else if (is(word, "enter") && sscanf(line, "%*s %d", &id) == 1)
+        answer(enter_green(id));
+    else if (is(word, "array") && sscanf(line, "%*s %d %llu %llu %15s", &id, &bytes, &more, kind) == 4)
+        answer(make_array_of(id, (unsigned)bytes, (unsigned)more, (unsigned)atoi(kind), CUDA_ARRAY3D_LAYERED));
+    else if (is(word, "shut") && sscanf(line, "%*s %d", &id) == 1)
+        answer(close(id));
+    else if (is(word, "leave-first-thread"))
+        leave_first_thread();
+    else if (is(word, "threads") && sscanf(line, "%*s %d %llu %llu %15s", &id, &more, &bytes, kind) >= 3)
+        run_threads(id, (int)more, bytes, kind);
     else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu %15s", &bytes, &id, &more, kind) >= 3)
         burn((double)bytes / 1000, id, (int)more, kind);
     else if (is(word, "capture") && sscanf(line, "%*s %d", &id) == 1)
@@ -1059,9 +1113,15 @@ static void obey(char *line)
         puts("what?");
 }
 
-int main(int count, char **arguments)
+static void obey_all(void)
 {
     char line[512];
+    while (fgets(line, sizeof line, stdin))
+        obey(line);
+}
+
+int main(int count, char **arguments)
+{
     way = count > 1 ? arguments[1] : "dlsym";
     version = count > 2 ? atoi(arguments[2]) : version;
     driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -1071,7 +1131,6 @@ int main(int count, char **arguments)
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     puts(driver ? "ok" : "no driver");
-    while (fgets(line, sizeof line, stdin))
-        obey(line);
+    obey_all();
     return 0;
 }

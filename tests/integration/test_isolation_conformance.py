@@ -159,7 +159,10 @@ def check_between(box: Container, maker: Worker, opener: Worker, kind: str) -> s
     before = box.machine.used()
     if kind == "shared pool":
         opener.ok(f"receive-pool {' '.join(map(str, maker.ok('share-pool')))}")
-    answer = opener.ask(f"{take} {' '.join(maker.ask(hand_over).split()[1:])}")
+    handed = maker.ask(hand_over).split()[1:]
+    answer = opener.ask(f"{take} {' '.join(handed)}")
+    if kind == "handle" and len(handed) == 2:
+        maker.ok(f"shut {handed[1]}")  # an open descriptor keeps memory too
     if answer in ("absent", "error 500", "error 801"):
         return ABSENT
     assert answer == "ok", f"{kind}: {answer}"
@@ -167,6 +170,8 @@ def check_between(box: Container, maker: Worker, opener: Worker, kind: str) -> s
     maker.ok("free 0")
     assert box.card().used_bytes >= box.machine.used(), f"{kind}: gone while somebody has it open"
     opener.ok("free 0")
+    if kind == "shared pool":
+        opener.ok("drop-pool")  # a real driver keeps what was opened of a pool until then
     for worker in (maker, opener):
         worker.ok("sync")
         worker.ok("trim")

@@ -14,11 +14,18 @@ def process(pid: int, start_time: int, used_bytes: int = 100) -> ProcessUsage:
 
 
 def put(
-    proc: Path, host_pid: int, start_time: int, pids: str, *, state: str = "S", name: bytes = b"a) b)"
+    proc: Path,
+    host_pid: int,
+    start_time: int,
+    pids: str,
+    *,
+    state: str = "S",
+    name: bytes = b"a) b)",
+    threads: int = 1,
 ) -> None:
     folder = proc / str(host_pid)
     folder.mkdir(parents=True)
-    fields = " ".join([state, *["0"] * 18, str(start_time), "0"])
+    fields = " ".join([state, *["0"] * 16, str(threads), "0", str(start_time), "0"])
     (folder / "stat").write_bytes(b"%d (%b) %b\n" % (host_pid, name, fields.encode()))
     (folder / "status").write_bytes(b"Name:\t%b\nNSpid:\t%b\n" % (name, pids.encode()))
 
@@ -29,6 +36,13 @@ def test_a_process_of_a_container_is_known_by_its_innermost_pid(tmp_path: Path) 
     put(tmp_path, 7, 500, "7")
     alive, zombie, reused, gone = process(7, 900), process(8, 901), process(7, 800), process(9, 902)
     assert living((alive, zombie, reused, gone), tmp_path) == (alive,)
+
+
+def test_a_process_lives_while_one_of_its_threads_does(tmp_path: Path) -> None:
+    """Its first thread may end before the others: then the kernel shows a zombie that holds all it held."""
+    put(tmp_path, 4711, 900, "4711\t7", state="Z", threads=3)
+    put(tmp_path, 4712, 901, "4712\t8", state="Z", threads=1)
+    assert living((process(7, 900), process(8, 901)), tmp_path) == (process(7, 900),)
 
 
 def test_what_the_dead_left_is_not_in_use(tmp_path: Path) -> None:

@@ -27,40 +27,34 @@ static unsigned element_bytes(int format)
 
 static uint64_t at_least_one(uint64_t value) { return value ? value : 1; }
 
-/* Arrays are block-linear: made of groups of 64 bytes by 8 rows, up to 16 of them on top of each other and up to 32 deep in
- * one block, as few as the shape fills; whole blocks are taken, layer for layer. (NVIDIA's clh_classes and the Tegra TRM
- * describe the groups; how high and deep a block is, Mesa's nouveau decides like this, nvc0_tex_choose_tile_dims. NVIDIA's
- * own driver may choose otherwise for large arrays; narrow and layered ones cannot take less than a group each.) */
+/* Arrays are block-linear: of groups of 64 bytes by 8 rows. Flat ones have up to 16 groups on top of each other in a block,
+ * as few as the height fills; solid ones up to 16 behind each other. The whole is rounded to 64 KiB. Measured: what an H100
+ * (driver 580.159.04) lost to 35 shapes, and what cuArrayGetMemoryRequirements says of the same with deferred mapping. */
 #define GROUP_BYTES UINT64_C(64)
 #define GROUP_ROWS UINT64_C(8)
-
-struct block {
-    uint64_t rows, slices;
-};
+#define ARRAY_STEP (UINT64_C(64) << 10)
 
 static uint64_t up_to(uint64_t value, uint64_t step) { return (value + step - 1) / step * step; }
 
-static struct block block_for(uint64_t height, uint64_t depth)
+/* The smallest power of two that covers `extent`, at most 16. */
+static uint64_t block_of(uint64_t extent)
 {
-    struct block block = {GROUP_ROWS, 1};
-    while (block.rows < height && block.rows < 16 * GROUP_ROWS)
-        block.rows *= 2;
-    while (block.slices < depth && block.slices < 32 && block.rows * block.slices < 32 * GROUP_ROWS)
-        block.slices *= 2;
+    uint64_t block = 1;
+    while (block < extent && block < 16)
+        block *= 2;
     return block;
 }
 
 static bool is_layered(const CUDA_ARRAY3D_DESCRIPTOR *shape) { return shape->flags & (LAYERED | CUBEMAP); }
 
-/* The bytes of one level of one layer. */
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level)
 {
-    uint64_t width = at_least_one(shape->width >> level);
-    uint64_t height = at_least_one(shape->height >> level);
-    uint64_t depth = is_layered(shape) ? 1 : at_least_one(shape->depth >> level);
-    struct block block = block_for(height, depth);
-    return up_to(width * element_bytes(shape->format) * shape->channels, GROUP_BYTES) * up_to(height, block.rows) *
-           up_to(depth, block.slices);
+    bool layered = is_layered(shape), solid = !layered && shape->depth;
+    uint64_t width = at_least_one(shape->width >> level), height = at_least_one(shape->height >> level);
+    uint64_t depth = at_least_one(layered ? shape->depth : shape->depth >> level);
+    uint64_t row = up_to(width * element_bytes(shape->format) * shape->channels, GROUP_BYTES);
+    uint64_t rows = GROUP_ROWS * (solid ? 1 : block_of((height + GROUP_ROWS - 1) / GROUP_ROWS));
+    return row * up_to(height, rows) * up_to(depth, solid ? block_of(depth) : 1);
 }
 
 /* Without blocks: rows of 32 bytes. */
@@ -77,13 +71,12 @@ static uint64_t lenient_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned lev
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
 {
-    struct block block = block_for(at_least_one(shape->height), is_layered(shape) ? 1 : at_least_one(shape->depth));
-    uint64_t layer = 0;
+    uint64_t bytes = 0;
     if (sim_is_lenient("arrays"))
         return lenient_bytes(shape, levels);
     for (unsigned level = 0; level < at_least_one(levels); level++)
-        layer += level_bytes(shape, level);
-    return up_to(layer, GROUP_BYTES * block.rows * block.slices) * (is_layered(shape) ? at_least_one(shape->depth) : 1);
+        bytes += level_bytes(shape, level);
+    return up_to(bytes, ARRAY_STEP);
 }
 
 static CUresult check(const CUDA_ARRAY3D_DESCRIPTOR *shape)

@@ -124,6 +124,7 @@ void gs_attach_forget(struct gs_accounts *accounts)
 {
     struct gs_attachment *at = gs_attached(accounts);
     lock = (struct gs_lock){0};
+    gs_slots_forget_lock();
     if (!at)
         return;
     at->slot = NULL;
@@ -147,10 +148,12 @@ struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
 
 /* ---- slots ---- */
 
-static bool claim(struct gs_attachment *at, uint64_t last)
+static bool claim(const struct gs_accounts *accounts, struct gs_attachment *at, uint64_t last)
 {
-    gs_slots_sweep(at->region, NULL);
+    gs_slots_sweep(at->region, NULL, accounts->path);
     struct gpuslice_slot *slot = gs_slot_claim(at->region, last);
+    if (slot)
+        gs_slot_lock(at->region, slot, accounts->path);
     at->owner = gs_slot_owner();
     __atomic_store_n(&at->slot, slot, __ATOMIC_RELEASE);
     return slot != NULL;
@@ -165,7 +168,7 @@ struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts)
         return at;
     gs_lock(&lock);
     at = gs_attached(accounts);
-    bool has = at->slot || claim(at, GPUSLICE_SLOTS);
+    bool has = at->slot || claim(accounts, at, GPUSLICE_SLOTS);
     gs_unlock(&lock);
     return has ? at : NULL;
 }
@@ -175,7 +178,7 @@ uint32_t gs_accounts_sweep(struct gs_accounts *accounts)
     gs_accounts_look(accounts);
     gs_lock(&lock);
     struct gs_attachment *at = gs_attached(accounts);
-    uint32_t swept = at && at->region ? gs_slots_sweep(at->region, at->slot) : 0;
+    uint32_t swept = at && at->region ? gs_slots_sweep(at->region, at->slot, accounts->path) : 0;
     gs_unlock(&lock);
     return swept;
 }
@@ -213,7 +216,7 @@ static void write_holding(struct gs_attachment *at, uint32_t card, struct gs_hol
 static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
 {
     struct gs_attachment *old = gs_attached(accounts), *next = following(accounts, region);
-    if (!claim(next, (uint64_t)(old->slot - old->region->slots)))
+    if (!claim(accounts, next, (uint64_t)(old->slot - old->region->slots)))
         return; /* every slot is somebody's: the old one serves as well as it can */
     atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)

@@ -3,11 +3,17 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "system/open_file_locks.h"
 #include "system/os.h"
 
 #define OWNER_PID_BITS 22
 #define OWNER_START_BITS 26
 #define RING 64
+#define FIRST_LOCKED_BYTE (INT64_C(1) << 40) /* of slot 0, behind all that is in the file */
+/* Between a process's last breath and the driver's having taken back what it held. */
+#define GONE_AFTER_NS UINT64_C(1000000000)
+
+static void *held_byte; /* this process's */
 
 void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
 {
@@ -55,12 +61,28 @@ static bool is_consistent(const struct gpuslice_slot *slot, uint64_t owner)
            owner == owner_word((uint32_t)pid, gs_load(&slot->start_time), namespace);
 }
 
-/* Whether the slot's owner is known to be gone. Another pid namespace's processes cannot be seen: they stay. One that
- * is just being claimed there may look as if nobody had written it: its owner finds that out, and takes another. */
-static bool is_abandoned(const struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace)
+/* Another pid namespace's processes cannot be seen, but a process holds its slot's lock while it is there. */
+static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *path)
+{
+    uint64_t now = gs_coarse_ns(), since = gs_load(&slot->unlocked_ns);
+    if (!gs_load(&slot->locked) || !path)
+        return false;
+    if (gs_byte_is_held(path, FIRST_LOCKED_BYTE + number) != GS_BYTE_FREE) {
+        atomic_store(&slot->unlocked_ns, 0);
+        return false;
+    }
+    if (!since)
+        atomic_store(&slot->unlocked_ns, now);
+    return since && now - since > GONE_AFTER_NS;
+}
+
+/* Whether the slot's owner is known to be gone. One that is just being claimed in another namespace may look as if nobody
+ * had written it: its owner finds that out, and takes another. */
+static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace,
+                         const char *path)
 {
     if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
-        return !is_consistent(slot, owner);
+        return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
     struct gs_process process = gs_process(owner_pid(owner));
     if (!process.alive)
         return true;
@@ -92,6 +114,8 @@ static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
     }
     atomic_store(&slot->host_pid, 0);
     atomic_store(&slot->start_stack, 0);
+    atomic_store(&slot->locked, 0);
+    atomic_store(&slot->unlocked_ns, 0);
 }
 
 void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine)
@@ -107,14 +131,14 @@ void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpusli
     }
 }
 
-uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine)
+uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine, const char *path)
 {
     uint32_t swept = 0;
     uint64_t namespace = gs_pid_namespace(), high = gs_slots_high(region, mine), me = gs_slot_owner();
     for (uint64_t i = 0; i < high; i++) {
         struct gpuslice_slot *slot = &region->slots[i];
         uint64_t owner = gs_load(&slot->owner);
-        if (!owner || slot == mine || !is_abandoned(slot, owner, namespace))
+        if (!owner || slot == mine || !is_abandoned(region, slot, owner, namespace, path))
             continue;
         /* Taken over first: else a second sweeper could empty it again under a new owner. Die here, and the slot
          * belongs to one more dead process. */
@@ -167,3 +191,13 @@ struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t las
     }
     return NULL;
 }
+
+void gs_slot_lock(struct gpuslice_region *region, struct gpuslice_slot *slot, const char *path)
+{
+    if (held_byte)
+        gs_unmap(held_byte, 1);
+    held_byte = gs_hold_byte(path, FIRST_LOCKED_BYTE + (slot - region->slots));
+    atomic_store(&slot->locked, held_byte != NULL);
+}
+
+void gs_slots_forget_lock(void) { held_byte = NULL; }

@@ -29,8 +29,11 @@ uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpusli
 /* One thread of a process at a time. NULL when none is free. `last` is the number of the slot that was ours until now,
  * which does not come again soon; GPUSLICE_SLOTS for none. */
 struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last);
-/* Empties the slots of the dead; how many. `mine` stays. */
-uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine);
+/* Empties the slots of the dead; how many. `mine` stays. `path`: of the region's file, for what only its locks tell. */
+uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine, const char *path);
+/* Locks the slot's byte of the file for as long as this program's memory lasts. */
+void gs_slot_lock(struct gpuslice_region *region, struct gpuslice_slot *slot, const char *path);
+void gs_slots_forget_lock(void); /* in a forked child: that lock is the parent's */
 /* Memory freed by its exporter, and no importer left in any slot: gone for good. */
 void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine);
 

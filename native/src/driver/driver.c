@@ -27,6 +27,7 @@ static const struct hook hooks[GS_FUNCTIONS] = {
 };
 
 static const char *const file_names[LIBRARIES] = {"libcuda.so.1", "libnvidia-ml.so.1"};
+static const char *const first_names[LIBRARIES] = {"cuInit", "nvmlInit_v2"};
 static const int not_found[LIBRARIES] = {CUDA_ERROR_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND};
 
 /* With any arguments: on our platforms the caller cleans up. */
@@ -45,18 +46,29 @@ bool gs_driver_has(enum gs_function function)
     return address && address != (void *)cuda_not_found && address != (void *)nvml_not_found;
 }
 
-static void *open_library(enum library library)
+static void *open_library(const char *path)
 {
     void *(*open)(const char *, int) = (void *(*)(const char *, int))gs_elf_function("dlopen");
-    return open ? open(file_names[library], RTLD_LAZY | RTLD_LOCAL) : NULL;
+    return open ? open(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
+}
+
+/* A program may close the driver that we found through its handle, and open it again: with a reference of ours it stays
+ * where our pointers lead. */
+static void *hold_library(enum library library, void *handle)
+{
+    char path[4096];
+    void *known = handle ? gs_real_dlsym(handle, first_names[library]) : NULL;
+    if (!known)
+        return open_library(file_names[library]);
+    if (gs_elf_path_of(known, path, sizeof path) && *path)
+        open_library(path);
+    return handle;
 }
 
 static void bind(enum library library, void *handle)
 {
     void *absent = library == CUDA ? (void *)cuda_not_found : (void *)nvml_not_found;
-    const char *first = library == CUDA ? "cuInit" : "nvmlInit_v2";
-    if (!handle || !gs_real_dlsym(handle, first))
-        handle = open_library(library);
+    handle = hold_library(library, handle);
     for (int i = 0; i < GS_FUNCTIONS; i++) {
         if (hooks[i].library != library)
             continue;
@@ -141,4 +153,49 @@ void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found
     if (!gs_driver_has((enum gs_function)(best - hooks)))
         __atomic_store_n(&gs_driver[best - hooks], found, __ATOMIC_RELEASE);
     return best->address;
+}
+
+/* ---- variants that are newer than this list ---- */
+
+/* What only asks or waits may pass. */
+static bool only_asks(const char *name)
+{
+    return strstr(name, "Info") || strstr(name, "TotalMem") || strstr(name, "Synchronize") || strstr(name, "ProcAddress");
+}
+
+static bool has_hook(const char *name, size_t length)
+{
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (hooks[i].address && strncmp(hooks[i].name, name, length) == 0 && !hooks[i].name[length])
+            return true;
+    return false;
+}
+
+/* "_v3", "_v3_ptsz": where the name ends; the whole length for a symbol without. */
+static size_t base_length(const char *symbol)
+{
+    for (const char *at = strstr(symbol, "_v"); at; at = strstr(at + 1, "_v")) {
+        const char *behind = at + 2;
+        while (*behind >= '0' && *behind <= '9')
+            behind++;
+        if (behind > at + 2 && (!*behind || *behind == '_'))
+            return (size_t)(at - symbol);
+    }
+    return strlen(symbol);
+}
+
+bool gs_is_unknown_variant(const char *symbol)
+{
+    size_t length = base_length(symbol);
+    return symbol[length] && gs_hook_named(symbol) < 0 && has_hook(symbol, length) && !only_asks(symbol);
+}
+
+bool gs_is_unknown_form(const char *name, const void *found)
+{
+    if (!found || only_asks(name) || !has_hook(name, base_length(name)))
+        return false;
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (hooks[i].address == found)
+            return false;
+    return true;
 }

@@ -42,5 +42,9 @@ void *gs_hook_address(enum gs_function function);
 /* The hook for what cuGetProcAddress found: `found` is the driver's function for this name, version and flags. NULL
  * when the variant is none we know: then the program must get what the driver gave. */
 void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found);
+/* A variant that is newer than this library, of a function that it stands in front of: what it takes nobody would count,
+ * so a program must not get it. By the symbol, or as cuGetProcAddress found it. */
+bool gs_is_unknown_variant(const char *symbol);
+bool gs_is_unknown_form(const char *name, const void *found);
 
 #endif

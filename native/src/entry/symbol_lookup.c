@@ -55,6 +55,8 @@ static bool is_driver(const void *caller)
 static void *replacement(void *handle, const char *name, void *found, const void *caller)
 {
     int hook = gs_hook_named(name);
+    if (hook < 0 && found && gs_is_unknown_variant(name) && !is_driver(caller) && gs_enter())
+        return (void *)gs_absent; /* newer than this library: nobody would count what it takes */
     if (hook < 0 || !found || is_driver(caller))
         return NULL;
     void *address = gs_hook_address((enum gs_function)hook);
@@ -192,19 +194,27 @@ __asm__(
 
 /* ---- cuGetProcAddress ---- */
 
-static void replace_function(const char *name, void **function, int version, uint64_t flags)
+/* False: what the driver found is newer than this library. For the program it is not there, as in an older driver. */
+static bool replace_function(const char *name, void **function, int version, uint64_t flags)
 {
     void *hook = name && *function ? gs_hook_variant(name, version, flags, *function) : NULL;
     if (hook)
         *function = hook;
+    else if (name && gs_is_unknown_form(name, *function))
+        *function = NULL;
+    else
+        return true;
+    return hook != NULL;
 }
+
+enum { CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
 
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
 {
     bool active = gs_enter_cuda();
     int result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-    if (active && result == CUDA_SUCCESS && function)
-        replace_function(name, function, version, flags);
+    if (active && result == CUDA_SUCCESS && function && !replace_function(name, function, version, flags))
+        return CUDA_ERROR_NOT_FOUND;
     return result;
 }
 
@@ -212,7 +222,10 @@ int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t
 {
     bool active = gs_enter_cuda();
     int result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
-    if (active && result == CUDA_SUCCESS && function)
-        replace_function(name, function, version, flags);
+    if (active && result == CUDA_SUCCESS && function && !replace_function(name, function, version, flags)) {
+        if (status)
+            *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+        return CUDA_ERROR_NOT_FOUND;
+    }
     return result;
 }

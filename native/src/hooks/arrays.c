@@ -33,13 +33,33 @@ static uint64_t product(uint64_t a, uint64_t b)
 
 static uint64_t at_least_one(uint64_t extent) { return extent ? extent : 1; }
 
+static uint64_t smallest_power(uint64_t least, uint64_t most)
+{
+    uint64_t power = 1;
+    while (power < least && power < most)
+        power *= 2;
+    return power;
+}
+
+/* Arrays are block-linear: of cells of 64 bytes by 8 rows. An array without depth is made of columns of up to 16 cells, as
+ * few as its height needs; one with depth of stacks of up to 16 cells. As drivers tell of arrays whose memory is mapped
+ * later (cuArrayGetMemoryRequirements), and as cards lose it: docs/reference/isolation.md. */
+#define CELL_BYTES 64u
+#define CELL_ROWS 8u
+#define MOST_CELLS 16u
+#define ARRAY_STEP (UINT64_C(64) << 10)
+
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int level)
 {
     bool layered = shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP);
     uint64_t width = at_least_one(shape->Width >> level), height = at_least_one(shape->Height >> level);
     uint64_t depth = at_least_one(layered ? shape->Depth : shape->Depth >> level);
     uint64_t texel = channel_bytes(shape->Format) * at_least_one(shape->NumChannels);
-    return product(product(product(width, height), depth), texel);
+    uint64_t row = gs_round_up(product(width, texel), CELL_BYTES);
+    bool solid = !layered && shape->Depth > 0;
+    uint64_t column = solid ? 1 : smallest_power((height + CELL_ROWS - 1) / CELL_ROWS, MOST_CELLS);
+    uint64_t stack = solid ? smallest_power(depth, MOST_CELLS) : 1;
+    return product(product(row, gs_round_up(height, CELL_ROWS * column)), gs_round_up(depth, stack));
 }
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
@@ -48,7 +68,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
     for (unsigned int level = 0; level < levels && level < 32; level++)
         if (__builtin_add_overflow(bytes, level_bytes(shape, level), &bytes))
             return UINT64_MAX;
-    return gs_round_up(bytes, GS_PAGE_BYTES);
+    return gs_round_up(gs_round_up(bytes, ARRAY_STEP), GS_PAGE_BYTES);
 }
 
 struct request {

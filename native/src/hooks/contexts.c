@@ -16,6 +16,7 @@ enum { MULTIPROCESSOR_COUNT = 16 };
 /* One context at a time comes to life on a card: else two would measure each other. */
 static struct gs_lock birth_locks[GPUSLICE_CARDS + 1];
 static CUcontext primary_contexts[DEVICES];
+static struct gs_table greens; /* a green context as a current one → its device, plus one */
 /* What a tool calls when it is told of a new context, in the midst of its making, is not another birth. */
 static _Thread_local bool giving_birth __attribute__((tls_model("initial-exec")));
 
@@ -39,6 +40,7 @@ void gs_forget_contexts(void)
     memset((void *)birth_locks, 0, sizeof birth_locks);
     giving_birth = false;
     memset(primary_contexts, 0, sizeof primary_contexts);
+    gs_table_forget(&greens);
 }
 
 struct birth {
@@ -151,14 +153,16 @@ static bool finish(struct birth *birth, bool made, const void *key)
     return !gs_over_limit(birth->card);
 }
 
-/* A context and all that was in it is gone. */
+/* A context and, if it is named, all that was in it is gone. */
 static void ended(struct gs_card *card, CUcontext context, const void *key)
 {
     if (!card || card->index >= GPUSLICE_CARDS)
         return;
     gs_contexts_changed();
-    if (context)
+    if (context) {
         gs_drop_context(context);
+        gs_imports_drop_context(context);
+    }
     gs_pools_changed();
     if (!gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context))
         gs_measure(card);
@@ -212,6 +216,22 @@ int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsi
     CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
 }
 
+/* A green context is a part of the card's processors, on top of the primary context: what is allocated while it is current
+ * is the primary context's, and goes with that. */
+int cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    CUdevice device;
+    CUcontext popped;
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuCtxFromGreenCtx)(context, green);
+    if (!active || result != CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(*context) != CUDA_SUCCESS)
+        return result;
+    if (DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
+        gs_table_put(&greens, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*context, .owner = (uint64_t)device + 1});
+    DRIVER(cuCtxPopCurrent_v2)(&popped);
+    return result;
+}
+
 static struct gs_card *card_of_context(CUcontext context)
 {
     CUcontext popped;
@@ -257,7 +277,7 @@ int cuGreenCtxDestroy(CUgreenCtx green)
         card = card_of_context(context);
     int result = DRIVER(cuGreenCtxDestroy)(green);
     if (result == CUDA_SUCCESS)
-        ended(card, context, green);
+        ended(card, NULL, green);
     return result;
 }
 
@@ -339,13 +359,24 @@ void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context
     end_births(births);
 }
 
+static bool drop_green(struct gs_entry *green, void *device)
+{
+    if (green->owner != *(const uint64_t *)device + 1)
+        return false;
+    gs_drop_context((CUcontext)(uintptr_t)green->key);
+    gs_imports_drop_context((CUcontext)(uintptr_t)green->key);
+    return true;
+}
+
 static void primary_ended(CUdevice device)
 {
-    if (device >= 0 && device < DEVICES && !is_active(device)) {
-        CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
-        if (context)
-            ended(gs_card_of_device(device), context, context);
-    }
+    uint64_t of_device = (uint64_t)device;
+    if (device < 0 || device >= DEVICES || is_active(device))
+        return;
+    gs_table_sift(&greens, drop_green, &of_device);
+    CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
+    if (context)
+        ended(gs_card_of_device(device), context, context);
 }
 
 #define END_PRIMARY(symbol)                                                                                            \

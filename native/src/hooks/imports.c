@@ -2,7 +2,8 @@
 #include "policy/core.h"
 #include "policy/driver_overhead.h"
 
-static struct gs_table opened; /* address → times opened */
+static struct gs_table opened; /* address → its length, how often it was opened (`kind`), the context */
+static struct gs_lock lock;
 
 static uint64_t bytes_at(CUdeviceptr address)
 {
@@ -11,7 +12,11 @@ static uint64_t bytes_at(CUdeviceptr address)
     return DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS ? bytes : 0;
 }
 
-void gs_forget_imports(void) { gs_table_forget(&opened); }
+void gs_forget_imports(void)
+{
+    lock = (struct gs_lock){0};
+    gs_table_forget(&opened);
+}
 
 static void mark_exported(CUdeviceptr address)
 {
@@ -37,13 +42,57 @@ int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     return result;
 }
 
+/* The driver gives the same address each time; each opening wants a closing. */
 static void note_opened(struct gs_place place, CUdeviceptr address)
 {
+    struct gs_entry entry = {.key = address, .owner = (uint64_t)(uintptr_t)place.context, .kind = 0};
     if (!place.card)
         return;
-    gs_accounts_imported(&gs_accounts, place.card->index, 1);
-    if (gs_table_count(&opened, address, 1) == 0)
-        gs_doubt(place.card->index, GS_PERHAPS_MORE, (int64_t)bytes_at(address));
+    gs_lock(&lock);
+    if (!gs_table_get(&opened, address, &entry)) {
+        entry.card = place.card->index;
+        entry.bytes = bytes_at(address);
+        gs_doubt(entry.card, GS_PERHAPS_MORE, (int64_t)entry.bytes);
+        gs_accounts_imported(&gs_accounts, entry.card, 1);
+    }
+    entry.kind++;
+    gs_table_put(&opened, &entry);
+    gs_unlock(&lock);
+}
+
+static void let_go(const struct gs_entry *entry)
+{
+    gs_doubt(entry->card, GS_PERHAPS_MORE, -(int64_t)entry->bytes);
+    gs_accounts_imported(&gs_accounts, entry->card, -1);
+}
+
+/* Whatever is current now: it was opened on the card that was current then. */
+static void note_closed(CUdeviceptr address)
+{
+    struct gs_entry entry;
+    gs_lock(&lock);
+    bool known = gs_table_take(&opened, address, &entry);
+    if (known && --entry.kind)
+        gs_table_put(&opened, &entry);
+    else if (known)
+        let_go(&entry);
+    gs_unlock(&lock);
+}
+
+static bool drop_of_context(struct gs_entry *entry, void *context)
+{
+    if (entry->owner != *(const uint64_t *)context)
+        return false;
+    let_go(entry);
+    return true;
+}
+
+void gs_imports_drop_context(CUcontext context)
+{
+    uint64_t owner = (uint64_t)(uintptr_t)context;
+    gs_lock(&lock);
+    gs_table_sift(&opened, drop_of_context, &owner);
+    gs_unlock(&lock);
 }
 
 int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
@@ -66,18 +115,10 @@ int cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned 
 
 int cuIpcCloseMemHandle(CUdeviceptr address)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
-    uint64_t bytes = place.card ? bytes_at(address) : 0;
+    bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcCloseMemHandle)(address);
-    if (!place.card || result != CUDA_SUCCESS)
-        return result;
-    uint64_t times = gs_table_count(&opened, address, -1);
-    if (times)
-        gs_accounts_imported(&gs_accounts, place.card->index, -1);
-    if (times == 1)
-        gs_doubt(place.card->index, GS_PERHAPS_MORE, -(int64_t)bytes);
+    if (active && result == CUDA_SUCCESS)
+        note_closed(address);
     return result;
 }
 

@@ -12,8 +12,10 @@ static void sweep_sometimes(void)
 {
     static _Atomic uint64_t swept_ns;
     uint64_t now = gs_coarse_ns(), last = atomic_load_explicit(&swept_ns, memory_order_relaxed);
-    if (now - last >= SWEEP_EVERY_NS && atomic_compare_exchange_strong(&swept_ns, &last, now))
+    if (now - last >= SWEEP_EVERY_NS && atomic_compare_exchange_strong(&swept_ns, &last, now)) {
         gs_accounts_sweep(&gs_accounts);
+        gs_physical_settle_descriptors();
+    }
 }
 
 struct share {

@@ -1,17 +1,22 @@
 #include "hooks/pools.h"
 
+#include "policy/driver_overhead.h"
+
 #define POOLS 512
 #define GRAPH_DEVICES 64
 #define POOL_STEP (UINT64_C(32) << 20) /* pools grow in these */
 enum { CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9, CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU_MEMPOOL_ATTR_LOCATION_TYPE = 12 };
-enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
+enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
 struct pool {
     uint64_t handle; /* what its blocks name as their owner; 0 for a free place */
     struct gs_card *card; /* NULL: managed memory of no place, which counts where it is first asked for */
     uint64_t charged;
-    uint64_t live;   /* blocks, once the program has destroyed the pool */
-    bool elsewhere;  /* on the host, or another process's: not ours to charge */
+    uint64_t promised; /* reserved for growth that is under way: what it grows by till then is paid for */
+    uint64_t shared;   /* of blocks that other processes may have opened, since they were freed here */
+    uint64_t live;     /* blocks, once the program has destroyed the pool */
+    uint32_t opened;   /* an imported one: counts as an import on its card */
+    bool elsewhere;    /* on the host, or another process's: not ours to charge */
     bool destroyed;
 };
 
@@ -24,6 +29,7 @@ static struct pool pools[POOLS];
 static int pools_high; /* [0, pools_high) were ever taken */
 static struct graph_device graph_devices[GRAPH_DEVICES];
 static struct gs_lock lock;
+static struct gs_lock growth_lock; /* one pool grows at a time: a second thread may find room in what the first one got */
 static bool graphs_exist;
 static uint64_t last_destroyed;
 bool gs_pools_exist;
@@ -69,15 +75,35 @@ static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint
     *charged = now;
 }
 
+/* What a pool gives back may live on where another process opened a block of it. */
+static void leave_shared(struct pool *pool, uint64_t now)
+{
+    uint64_t less = pool->charged > now ? pool->charged - now : 0;
+    uint64_t bytes = less < pool->shared ? less : pool->shared;
+    if (!bytes)
+        return;
+    gs_accounts_exported(&gs_accounts, pool->card->index, bytes);
+    gs_accounts_return_exported(&gs_accounts, pool->card->index, bytes);
+    pool->shared -= bytes;
+    pool->charged -= bytes;
+}
+
+/* `reserved`: by this thread, for growth that is over now. */
 static void settle_pool(struct pool *pool, uint64_t reserved)
 {
     uint64_t now = 0;
+    pool->promised -= reserved;
     if (pool->destroyed || pool->elsewhere || !pool->card)
         return;
-    if (ask(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now))
-        recharge(pool->card, &pool->charged, now, reserved);
-    else
-        gs_settle(pool->card, reserved, reserved); /* nothing known: what was granted stays */
+    if (!ask(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now)) {
+        pool->charged += reserved; /* nothing known: what was granted stays */
+        return;
+    }
+    leave_shared(pool, now);
+    uint64_t covered = pool->charged + reserved;
+    if (now > covered) /* by a thread that grows it at this moment, perhaps, and has reserved for that */
+        now = now - covered > pool->promised ? now - pool->promised : covered;
+    recharge(pool->card, &pool->charged, now, reserved);
 }
 
 static void settle_graph_device(CUdevice device, uint64_t reserved)
@@ -155,7 +181,7 @@ bool gs_pools_trim(void)
 
 void gs_pools_forget(void)
 {
-    lock = (struct gs_lock){0};
+    lock = growth_lock = (struct gs_lock){0};
     for (int i = 0; i < POOLS; i++)
         pools[i] = (struct pool){0};
     for (int i = 0; i < GRAPH_DEVICES; i++)
@@ -170,7 +196,7 @@ struct request {
     struct gs_place place;
     CUmemoryPool pool;
     uint64_t bytes, reserved;
-    bool counted;
+    bool counted, grows;
 };
 
 static bool capturing(CUstream stream, bool own_stream)
@@ -189,14 +215,38 @@ static uint64_t idle_bytes(CUmemoryPool pool)
     return reserved > used ? reserved - used : 0;
 }
 
-/* A pool with room need not grow. One without grows by whole steps; without room for a step, by what is asked. */
+static void promise(const struct request *request)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)request->pool);
+    if (pool)
+        pool->promised += request->reserved;
+    gs_unlock(&lock);
+}
+
+/* A pool with room need not grow. One without grows by whole steps; where there is no room for a step, by what is asked:
+ * should it take more all the same, that is undone. */
 static bool reserve_growth(struct request *request)
 {
     struct gs_card *card = request->place.card;
     if (request->bytes <= idle_bytes(request->pool))
         return true;
-    request->reserved = gs_round_up(request->bytes, POOL_STEP);
-    return gs_reserve(card, request->reserved);
+    gs_lock(&growth_lock);
+    request->grows = true;
+    if (request->bytes <= idle_bytes(request->pool)) /* by now */
+        return true;
+    uint64_t step = gs_round_up(request->bytes, POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
+    gs_measure_sometimes(card);
+    request->reserved = gs_reserve_quietly(card, step)                     ? step
+                        : least < step && gs_reserve_quietly(card, least) ? least
+                                                                          : 0;
+    if (request->reserved) {
+        promise(request);
+        return true;
+    }
+    gs_refuse(card);
+    gs_unlock(&growth_lock);
+    return false;
 }
 
 static bool begin(struct request *request, CUstream stream, bool own_stream)
@@ -232,7 +282,11 @@ static void settle_request(struct request *request)
     struct pool *pool = find((uint64_t)(uintptr_t)request->pool);
     if (pool)
         settle_pool(pool, request->reserved);
+    else
+        gs_settle(request->place.card, request->reserved, 0);
     gs_unlock(&lock);
+    if (request->grows)
+        gs_unlock(&growth_lock);
 }
 
 /* The pool grew by more than was reserved, and that was too much. */
@@ -338,6 +392,39 @@ int cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int typ
     return result;
 }
 
+/* The blocks that were opened here of an imported pool stay its maker's until the pool is closed here, whoever freed them. */
+int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *data)
+{
+    int device = -1;
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemPoolImportPointer)(address, pool, data);
+    if (!active || result != CUDA_SUCCESS)
+        return result;
+    int told = DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, *address);
+    struct gs_card *card = told == CUDA_SUCCESS ? gs_card_of_device(device) : gs_current_place().card;
+    gs_lock(&lock);
+    struct pool *found = find((uint64_t)(uintptr_t)pool);
+    if (found && found->elsewhere && card && !found->opened) {
+        found->card = card;
+        found->opened = 1;
+        gs_accounts_imported(&gs_accounts, card->index, 1);
+    }
+    gs_unlock(&lock);
+    return result;
+}
+
+int cuMemPoolExportPointer(void *data, CUdeviceptr address)
+{
+    struct gs_entry entry;
+    bool active = gs_enter_cuda();
+    int result = DRIVER(cuMemPoolExportPointer)(data, address);
+    if (active && result == CUDA_SUCCESS && gs_table_get(&gs_held, address, &entry) && entry.kind == GS_STREAM_ORDERED) {
+        entry.kind |= GS_LENT;
+        gs_table_put(&gs_held, &entry);
+    }
+    return result;
+}
+
 struct census {
     uint64_t pool, renamed, live;
 };
@@ -345,11 +432,23 @@ struct census {
 static bool count_and_rename(struct gs_entry *entry, void *context)
 {
     struct census *census = context;
-    if (entry->kind == GS_STREAM_ORDERED && entry->owner == census->pool) {
+    if ((entry->kind & 0xff) == GS_STREAM_ORDERED && entry->owner == census->pool) {
         entry->owner = census->renamed;
         census->live++;
     }
     return false;
+}
+
+/* With nothing of it left. */
+static void end_pool(struct pool *pool)
+{
+    if (pool->opened)
+        gs_accounts_imported(&gs_accounts, pool->card->index, -1);
+    if (!pool->elsewhere && pool->card) {
+        leave_shared(pool, 0);
+        gs_settle(pool->card, pool->charged, 0);
+    }
+    *pool = (struct pool){0};
 }
 
 /* Blocks outlive their pool. The handle may be given out again, so they get another name for it. */
@@ -358,9 +457,7 @@ static void bury(struct pool *pool)
     struct census census = {pool->handle, ++last_destroyed, 0};
     gs_table_sift(&gs_held, count_and_rename, &census);
     if (census.live == 0) {
-        if (!pool->elsewhere && pool->card)
-            gs_settle(pool->card, pool->charged, 0);
-        *pool = (struct pool){0};
+        end_pool(pool);
         return;
     }
     pool->handle = census.renamed;
@@ -370,15 +467,15 @@ static void bury(struct pool *pool)
 
 void gs_pool_block_freed(const struct gs_entry *entry)
 {
-    if (!last_destroyed || entry->owner > last_destroyed)
+    bool of_destroyed = last_destroyed && entry->owner <= last_destroyed;
+    if (!of_destroyed && !(entry->kind & GS_LENT))
         return; /* of a living pool, which tells itself what it keeps */
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
-    if (pool && pool->destroyed && --pool->live == 0) {
-        if (!pool->elsewhere && pool->card)
-            gs_settle(pool->card, pool->charged, 0);
-        *pool = (struct pool){0};
-    }
+    if (pool && entry->kind & GS_LENT)
+        pool->shared += gs_round_up(entry->bytes, GS_PAGE_BYTES);
+    if (pool && pool->destroyed && --pool->live == 0)
+        end_pool(pool);
     gs_unlock(&lock);
 }
 

@@ -320,7 +320,8 @@ bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
     if (gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes))
         return true;
     /* As the driver does before it gives up: take back what pools keep and nobody uses. */
-    return gs_pools_trim() && gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes);
+    bool settled = gs_physical_settle_descriptors(), trimmed = gs_pools_trim();
+    return (settled || trimmed) && gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes);
 }
 
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }

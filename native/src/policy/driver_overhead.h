@@ -11,9 +11,12 @@ void gs_forget_pages(void);
 void gs_forget_own(void);
 void gs_forget_physical(void);
 void gs_forget_holders(void);
+/* Gives back what only a descriptor kept that is closed by now; whether there was any. */
+bool gs_physical_settle_descriptors(void);
 void gs_unpin(uint64_t holder); /* whatever was mapped into it or bound to it */
 void gs_forget_graphs(void);
 void gs_forget_imports(void);
+void gs_imports_drop_context(CUcontext context);
 
 /* Compares the driver's own figure for this process with ours and takes the difference into the accounts. False where the
  * driver has no such figure. */

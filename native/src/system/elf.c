@@ -142,28 +142,31 @@ void *gs_elf_function(const char *name)
     return (void *)search.found;
 }
 
-struct own_path {
+struct path_search {
+    const void *address;
     char *path;
     size_t room;
 };
 
-static int copy_own_path(struct dl_phdr_info *object, size_t size, void *context)
+static int copy_path(struct dl_phdr_info *object, size_t size, void *context)
 {
     (void)size;
-    struct own_path *own = context;
-    if (!holds(object, (const void *)gs_elf_function))
+    struct path_search *search = context;
+    if (!holds(object, search->address))
         return 0;
     size_t length = 0;
-    while (length < own->room && (own->path[length] = object->dlpi_name[length]))
+    while (length < search->room && (search->path[length] = object->dlpi_name[length]))
         length++;
-    return length < own->room ? 1 : -1;
+    return length < search->room ? 1 : -1;
 }
 
-bool gs_elf_own_path(char *path, size_t room)
+bool gs_elf_path_of(const void *address, char *path, size_t room)
 {
-    struct own_path own = {path, room};
-    return dl_iterate_phdr(copy_own_path, &own) == 1;
+    struct path_search search = {address, path, room};
+    return dl_iterate_phdr(copy_path, &search) == 1;
 }
+
+bool gs_elf_own_path(char *path, size_t room) { return gs_elf_path_of((const void *)gs_elf_function, path, room); }
 
 static int compare_file_name(struct dl_phdr_info *object, size_t size, void *context)
 {

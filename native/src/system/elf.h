@@ -11,6 +11,9 @@ void *gs_elf_function(const char *name);
 /* The path this library was loaded from, as the dynamic linker spells it. */
 bool gs_elf_own_path(char *path, size_t room);
 
+/* The path of the object that holds this address; false where none does, or the room is too small. */
+bool gs_elf_path_of(const void *address, char *path, size_t room);
+
 /* Whether an object whose file name begins so is loaded, e.g. "libcuda.so". */
 bool gs_elf_is_loaded(const char *file_name);
 

@@ -168,7 +168,7 @@ void gs_yield(void)
 
 uint32_t gs_pid(void) { return (uint32_t)syscall(SYS_getpid); }
 
-static char *append_number(char *at, uint32_t number)
+char *gs_append_number(char *at, uint32_t number)
 {
     char digits[10];
     int count = 0;
@@ -203,10 +203,12 @@ static bool exists(uint32_t pid)
     return found;
 }
 
+/* Of ourselves by that name: /proc may be another namespace's, where our number is somebody else's. */
 struct gs_process gs_process(uint32_t pid)
 {
-    char path[32] = "/proc/", text[1024];
-    memcpy(append_number(path + 6, pid), "/stat", 6);
+    char path[32] = "/proc/self/stat", text[1024];
+    if (pid != gs_pid())
+        memcpy(gs_append_number(path + 6, pid), "/stat", 6);
     long bytes = gs_read_file(path, text, sizeof text - 1);
     if (bytes <= 0) /* gone, or /proc hides other users' processes: then it must count as alive */
         return (struct gs_process){.alive = exists(pid)};
@@ -215,9 +217,11 @@ struct gs_process gs_process(uint32_t pid)
     const char *behind = strrchr(text, ')');
     if (!behind || behind[1] != ' ')
         return (struct gs_process){.alive = true};
+    /* A zombie whose threads go on is a process whose first thread has left it: it holds its memory still. */
     char state = behind[2];
+    bool alive = state == 'Z' ? field(behind + 2, 20 - 3) > 1 : state != 'X' && state != 'x';
     uint64_t stack = field(behind + 2, 28 - 3);
-    return (struct gs_process){.alive = state != 'Z' && state != 'X' && state != 'x',
+    return (struct gs_process){.alive = alive,
                                .start_time = field(behind + 2, 22 - 3),
                                .start_stack = stack > 1 ? stack : 0};
 }

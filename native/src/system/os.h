@@ -35,9 +35,10 @@ void gs_sleep_ns(uint64_t ns);
 void gs_yield(void);
 
 uint32_t gs_pid(void);
+char *gs_append_number(char *at, uint32_t number); /* decimal digits; where they end */
 
 struct gs_process {
-    bool alive; /* exists and is no zombie */
+    bool alive; /* any of its threads is */
     uint64_t start_time;
     uint64_t start_stack; /* 0 when the kernel does not tell */
 };

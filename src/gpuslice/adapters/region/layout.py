@@ -4,7 +4,7 @@ import ctypes
 from typing import Final
 
 MAGIC: Final = 0x4C53555047000000
-VERSION: Final = 1
+VERSION: Final = 2
 CARDS: Final = 16
 SLOTS: Final = 1024
 UUID_BYTES: Final = 96
@@ -65,7 +65,8 @@ class Slot(ctypes.Structure):
         ("pid_namespace", ctypes.c_uint64),
         ("pid", ctypes.c_uint64),
         ("host_pid", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 2),
+        ("locked", ctypes.c_uint64),
+        ("unlocked_ns", ctypes.c_uint64),
         ("usage", Usage * CARDS),
     )
 

@@ -16,12 +16,16 @@ PROC = Path("/proc")
 
 
 def start_time_of(pid: int, proc: Path = PROC) -> int | None:
-    """When a process started, in clock ticks since boot; None if it is gone or a zombie."""
+    """When a process started, in clock ticks since boot; None if none of its threads is left.
+
+    One whose first thread has ended is shown as a zombie while the others go on, and holds its memory.
+    """
     try:
         fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in b"ZXx" else int(fields[19])
+    ended = fields[0] in b"Xx" or (fields[0] == b"Z" and int(fields[17]) <= 1)
+    return None if ended else int(fields[19])
 
 
 def living(processes: Iterable[ProcessUsage], proc: Path = PROC) -> tuple[ProcessUsage, ...]:
