@@ -161,7 +161,6 @@ class Container:
             "LD_LIBRARY_PATH": str(SIM),
             "LD_PRELOAD": f"{SANITIZER}{self.root / 'usr/lib/gpuslice/libgpuslice.so'}",
             "ASAN_OPTIONS": "detect_leaks=0",
-            "GPUSLICE_SIM_LENIENT": "exports,arrays",  # which the library does not count yet
             "GPUSLICE_TEST_PLUG": str(BUILD / "tests/plug.so"),
             **self.environment,
             **more,
