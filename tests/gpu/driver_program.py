@@ -5,6 +5,7 @@ Also runs on the simulated driver, so that what plays with it cannot rot where t
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -64,11 +65,23 @@ class Works:
             "empty kernels": lambda: self.card.launch(self.small, 1, 1, (self.sink,)),
             "cuMemGetInfo": self.card.memory,
             "one word to the card and back": self._word,
+            "cuMemAlloc and cuMemFree": self._plain,
+            "cuMemAllocAsync and cuMemFreeAsync": self._stream_ordered,
         }
+        self.driver = ctypes.CDLL("libcuda.so.1")
+        self.place = ctypes.c_ulonglong()
 
     def _word(self) -> None:
         self.card.fill(self.sink, 8)
         self.card.read_u64(self.sink)
+
+    def _plain(self) -> None:
+        self.driver.cuMemAlloc_v2(ctypes.byref(self.place), ctypes.c_size_t(8 * MIB))
+        self.driver.cuMemFree_v2(self.place)
+
+    def _stream_ordered(self) -> None:
+        self.driver.cuMemAllocAsync(ctypes.byref(self.place), ctypes.c_size_t(8 * MIB), None)
+        self.driver.cuMemFreeAsync(self.place, None)
 
     def block_s(self, call: Call, count: int) -> float:
         self.card.synchronize()

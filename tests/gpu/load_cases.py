@@ -22,13 +22,14 @@ SKIPPED = 77
 ROOT = Path(__file__).resolve().parents[2]
 START = [sys.executable, "-c", "from gpuslice.apps.cli.main import main; main()"]
 NEEDED = ("msgspec", "httptools", "click", "pynvml", "numpy", "grpclib", "google.protobuf", "yaml")
-# Arguments, and whether the two must agree: a duty cycle is told by some drivers as the whole period.
+# Arguments, and whether the two must agree: a duty cycle is told by some drivers as the whole period, and
+# NVML's counter of PCIe bytes begins anew after 4 GiB (nvml.h: "Value can be wrapped").
 ORDERS: tuple[tuple[str, bool], ...] = (
     ("-t 1002 -d 2", True),
     ("-t 1001 -d 2 --level 50 --hold 1GiB", False),
     ("-t 1004 -d 2", True),
     ("-t 1005 -d 2", True),
-    ("-t 1010 -d 2", True),
+    ("-t 1010 -d 2", False),
 )
 
 

@@ -80,9 +80,9 @@ def three(stage: Stage) -> Seen:
 def samples(stage: Stage) -> Seen:
     """What the division among busy neighbours rests on: how often NVML samples, how late, by which number."""
     kind = _kinds()[-1]
+    strangers = {pid for pid, _, _ in stage.nvml.samples(stage.card.uuid, _now_us() - MICROSECONDS)}
     with _program(stage, kind, None) as program, ThreadPoolExecutor(1) as pool:
         program.answer(f"warm {PLACES[kind]}")
-        strangers = {pid for pid, _, _ in stage.nvml.samples(stage.card.uuid, _now_us() - MICROSECONDS)}
         running = pool.submit(program.answer, f"busy {PLACES[kind]} {SETTLED_S + BUSY_S}")
         found = _watched(stage, SETTLED_S + BUSY_S - 0.5)
         running.result()
