@@ -1,5 +1,5 @@
 # libgpuslice.so: what containers preload. No dependency but libc, and nothing of it that an old glibc or musl lacks.
-# Layers, each of which includes only itself and those before it (tests/layers.py): the kernel and the loader, the way to the driver,
+# Layers, each of which includes only itself and those before it (tests/unit/test_native_layers.py): the kernel and the loader, the way to the driver,
 # the container's accounts, policy (limits, shares, what the driver takes for itself), hooks, and the entry that leads to them.
 SLICE_LAYERS := system driver accounts policy hooks entry
 SLICE_SOURCES := $(patsubst src/%.c,%,$(wildcard $(SLICE_LAYERS:%=src/%/*.c)))

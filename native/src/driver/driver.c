@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "system/elf.h"
-#include "entry/symbol_lookup.h"
 #include "system/os.h"
 
 enum library { CUDA, NVML, LIBRARIES };
@@ -46,6 +45,16 @@ bool gs_driver_has(enum gs_function function)
     return address && address != (void *)cuda_not_found && address != (void *)nvml_not_found;
 }
 
+/* libc's own, past every tool that stands before it, ours included. */
+static void *libc_dlsym(void *handle, const char *name)
+{
+    static void *found;
+    if (!__atomic_load_n(&found, __ATOMIC_RELAXED))
+        __atomic_store_n(&found, gs_elf_function("dlsym"), __ATOMIC_RELAXED);
+    void *(*find)(void *, const char *) = (void *(*)(void *, const char *))__atomic_load_n(&found, __ATOMIC_RELAXED);
+    return find ? find(handle, name) : NULL;
+}
+
 static void *open_library(const char *path)
 {
     void *(*open)(const char *, int) = (void *(*)(const char *, int))gs_elf_function("dlopen");
@@ -57,7 +66,7 @@ static void *open_library(const char *path)
 static void *hold_library(enum library library, void *handle)
 {
     char path[4096];
-    void *known = handle ? gs_real_dlsym(handle, first_names[library]) : NULL;
+    void *known = handle ? libc_dlsym(handle, first_names[library]) : NULL;
     if (!known)
         return open_library(file_names[library]);
     if (gs_elf_path_of(known, path, sizeof path) && *path)
@@ -72,7 +81,7 @@ static void bind(enum library library, void *handle)
     for (int i = 0; i < GS_FUNCTIONS; i++) {
         if (hooks[i].library != library)
             continue;
-        void *found = handle ? gs_real_dlsym(handle, hooks[i].symbol) : NULL;
+        void *found = handle ? libc_dlsym(handle, hooks[i].symbol) : NULL;
         __atomic_store_n(&gs_driver[i], found ? found : absent, __ATOMIC_RELEASE);
     }
 }
