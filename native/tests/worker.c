@@ -807,6 +807,19 @@ static void tell_fork(void)
     printf("ok %d\n", result);
 }
 
+/* A child that does nothing but be there. */
+static void tell_idle_child(void)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        close(0);
+        close(1);
+        sleep(60);
+        _exit(0);
+    }
+    printf("ok %d\n", (int)child);
+}
+
 static void tell_name(const char *symbol)
 {
     Dl_info info = {0};
@@ -1101,6 +1114,8 @@ static void obey(char *line)
         tell_manners();
     else if (is(word, "fork"))
         tell_fork();
+    else if (is(word, "idle-child"))
+        tell_idle_child();
     else if (is(word, "name") && sscanf(line, "%*s %127s", kind) == 1)
         tell_name(kind);
     else if (is(word, "proc") && sscanf(line, "%*s %127s %d %llu", kind, &id, &bytes) == 3)

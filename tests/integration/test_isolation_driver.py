@@ -5,6 +5,8 @@ Each test is a way past the limit, or to an innocent program's end, that somebod
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -211,3 +213,19 @@ def nested_worker(box: Container) -> Worker:
     if subprocess.run([*start, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespace of our own on this machine")
     return Worker([*start, str(BUILD / "tests/worker"), "dlsym", "12020"], box.environ())
+
+
+def test_a_forked_child_keeps_its_dead_parents_memory_counted(tmp_path: Path) -> None:
+    """It has the driver's devices open, so a real driver keeps the memory until it ends (seen on an H100)."""
+    with container(tmp_path) as box, box.worker() as survivor:
+        survivor.ok("start 0")
+        with box.worker() as parent:
+            parent.ok("start 0")
+            parent.ok(f"alloc 0 plain {400 * MIB}")
+            (child,) = parent.ok("idle-child")
+        assert survivor.ask(f"alloc 0 plain {600 * MIB}") == OUT_OF_MEMORY
+        os.kill(child, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while survivor.ask(f"alloc 0 plain {600 * MIB}") != "ok":
+            assert time.monotonic() < until, "what the dead held still counts"
+            time.sleep(0.01)

@@ -84,8 +84,8 @@ static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *s
     if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
         return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
     struct gs_process process = gs_process(owner_pid(owner));
-    if (!process.alive)
-        return true;
+    if (!process.alive) /* unless a child holds its lock, and so the driver's devices: then its memory is on the card still */
+        return !gs_load(&slot->locked) || !path || gs_byte_is_held(path, FIRST_LOCKED_BYTE + (slot - region->slots)) != GS_BYTE_HELD;
     if (process.start_time == 0)
         return false;
     if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)
