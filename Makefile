@@ -6,6 +6,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
+# Tests run in so many processes: half of their time they wait.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? 2 * n : 16)))
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) $(VERSION_OF)))
 BIN := $(VENV)/bin
@@ -35,7 +37,7 @@ demo: setup ## play the whole story on simulated hardware; ARGS="--keep" leaves 
 	@$(BIN)/gpuslice demo $(ARGS)
 
 test: setup ## all tests that need neither a card nor a cluster
-	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check .

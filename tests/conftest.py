@@ -12,6 +12,25 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)  # what else the machine does must not fail a test
 settings.load_profile("here")
 
+LONGEST = (
+    "test_sim_driver_gpu_cases",
+    "test_share_control",
+    "test_isolation_share",
+    "test_exporter_dropin",
+    "test_demo",
+    "test_interleavings",
+    "test_isolation_run",
+    "test_exporter_load",
+    "test_cli_careless",
+    "test_chart",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: at the end no worker is alone with one, and the others idle."""
+    last = len(LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else last)
+
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
