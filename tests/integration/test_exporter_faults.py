@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import fcntl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -131,7 +131,7 @@ async def test_a_hung_driver_does_not_hang_the_page_and_its_old_values_end(tmp_p
     settings = {"stale_after_s": "0.6", "driver_timeout_s": "0.5"}
     async with running_exporter(state, kubernetes="false", **settings) as exporter:
         await exporter.page_when(lambda page: page.all("gpuslice_gpu_up"))
-        with gpu.Machine(state) as machine, hung(machine):
+        with gpu.Machine(state) as machine, hung(machine, state):
             page = await exporter.page_when(
                 lambda page: (
                     not page.all("gpuslice_gpu_up")
@@ -144,15 +144,19 @@ async def test_a_hung_driver_does_not_hang_the_page_and_its_old_values_end(tmp_p
 
 
 @contextlib.contextmanager
-def hung(machine: gpu.Machine) -> Iterator[None]:
+def hung(machine: gpu.Machine, state: Path) -> Iterator[None]:
     """The driver's lock is held by somebody who lives and does nothing: us."""
-    stat = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    started = int(stat[19]) & 0xFFFFFFFF
-    machine._state.lock = os.getpid() << 32 | started
-    try:
-        yield
-    finally:
-        machine._state.lock = 0
+    machine._state.attached += 1
+    number = int(machine._state.attached)
+    with Path(f"{state}.alive").open("r+b") as living:
+        fcntl.lockf(living, fcntl.LOCK_EX, 1, len(machine._state.processes) + number)
+        while machine._state.lock:  # whoever has it now would end our time with its own
+            pass
+        machine._state.lock = number
+        try:
+            yield
+        finally:
+            machine._state.lock = 0
 
 
 async def test_counters_are_taken_up_when_their_config_map_changes(tmp_path: Path) -> None:
