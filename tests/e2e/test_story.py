@@ -31,7 +31,7 @@ from tests.e2e.marks import ON_A_CONTROL_PLANE
 
 pytestmark = ON_A_CONTROL_PLANE
 PATIENCE_S = 120.0
-NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs")
+NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs", "gpuslice top --once")
 
 
 class RealWorld(World):

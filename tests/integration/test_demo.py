@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -61,6 +62,34 @@ def test_a_story_comes_out_as_documented(story: str, folder: Path) -> None:
     steps = len(STORIES[story].steps)
     assert f"{steps} of {steps} outputs are as documented" in output
     assert guard.marked(mark_of(folder)) == []
+
+
+@needs_build
+def test_a_cluster_to_try_things_on_has_the_webhook_and_pods_of_every_fate(folder: Path) -> None:
+    process = start(folder, "--keep", "--nodes", "2", "--cards", "3")
+    shown = wait_for(process, "export PATH=")
+    assert re.search(r"(\d+) of \1 outputs are as documented", shown), shown
+    kubeconfig = re.search(r"export KUBECONFIG=(\S+)", shown)
+    assert kubeconfig is not None, shown
+    top = subprocess.run(
+        [PROGRAM, "top", "--once", "-o", "json"],
+        env={"KUBECONFIG": kubeconfig[1], "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(json.loads(top.stdout)["cards"]) == 6
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_the_stories_have_nodes_of_their_own() -> None:
+    told = subprocess.run(
+        [PROGRAM, "demo", "--story", "pools", "--nodes", "3"], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 2
+    assert "--nodes and --cards are for --keep without --story" in told.stderr
 
 
 @needs_build

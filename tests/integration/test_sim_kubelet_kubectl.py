@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from simcluster import gpu
@@ -71,6 +73,35 @@ async def used_mib(node: Node, pod: str, wanted: int) -> None:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"nvidia-smi shows {shown.strip()} MiB, not {wanted}")
+
+
+async def test_a_port_of_a_pod_is_forwarded(node: Node) -> None:
+    """The notebook listens on its pod's own address; several connections at once, and one to no listener."""
+    await node.create(make_pod("notebook", image="tensorflow/tensorflow:1.4.1-gpu-py3", command=None))
+    await node.wait_pod("notebook", lambda it: state_of(it) == "running")
+    following = kubectl(node, "logs", "-f", "--limit-bytes=20", "notebook")
+    assert (await following)[1].startswith("[I NotebookApp]")
+    config = node.settings.root.parent / "kubeconfig"
+    process = await asyncio.create_subprocess_exec(
+        KUBECTL, "port-forward", "pod/notebook", ":8888", ":1",
+        env={"KUBECONFIG": str(config), "HOME": str(config.parent)},
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    ports: dict[str, int] = {}
+    while len(ports) < 2:
+        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+        if found := re.search(r"127\.0\.0\.1:(\d+) -> (\d+)", line):
+            ports[found[2]] = int(found[1])
+    async with aiohttp.ClientSession() as session:
+        for pages in (1, 8):
+            answers = [session.get(f"http://127.0.0.1:{ports['8888']}/tree") for _ in range(pages)]
+            for answer in await asyncio.gather(*answers):
+                assert "Jupyter Notebook" in await answer.text()
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"http://127.0.0.1:{ports['1']}/")
+    process.terminate()
+    await process.communicate()
 
 
 async def test_logs_follow_previous_and_tail(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""What `helm install` would bring: our two processes as pods of the simulated nodes, and who calls them."""
+"""What `helm install` would bring: our processes as pods of the simulated nodes, and who calls them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ IMAGE = f"gpuslice/gpuslice:{__version__}"
 _RUN = "from gpuslice.apps.cli.main import main; main()"
 _KUBELET = "/var/lib/kubelet"
 _HOST_FILES = "/var/lib/gpuslice"
+_MANIFESTS = "/etc/kubernetes/manifests"
 
 
 def product_image() -> dict[str, Image]:
@@ -28,6 +29,8 @@ def manifests(places: Places, extender_port: int) -> str:
     # the scheduler's file where `gpuslice doctor` can read it, as the chart has it
     items = [
         _device_plugin(places),
+        _switch(places, "device-plugin-evict-ds", "true", "shared"),
+        _switch(places, "device-plugin-recover-ds", "false", "exclusive"),
         _extender(places, extender_port),
         {
             "apiVersion": "v1",
@@ -91,6 +94,42 @@ def _device_plugin(places: Places) -> dict[str, Any]:
         ],
     }
     return _workload("DaemonSet", "gpushare-device-plugin-ds", labels, spec)
+
+
+def _switch(places: Places, name: str, label: str, mode: str) -> dict[str, Any]:
+    """Takes the plugin of whole cards off the nodes with ``cgpu=true``, or puts it back with ``false``."""
+    labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": name}
+    container = {
+        "name": "switch",
+        "image": IMAGE,
+        "args": [
+            "switch",
+            f"--to={mode}",
+            "--manifest=/manifests/nvidia-device-plugin.yml",
+            "--backup-folder=/manifests-backup",
+            "--every-s=0.5",
+            "--port=0",
+        ],
+        "env": [
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
+        ],
+        "volumeMounts": [
+            {"name": "manifests", "mountPath": "/manifests"},
+            {"name": "backup", "mountPath": "/manifests-backup"},
+        ],
+    }
+    spec = {
+        "nodeSelector": {LABEL_SHARED: label},
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [
+            {"name": "manifests", "hostPath": {"path": _MANIFESTS}},
+            {"name": "backup", "hostPath": {"path": f"{_MANIFESTS}-backup"}},
+        ],
+    }
+    return _workload("DaemonSet", name, labels, spec)
 
 
 def _extender(places: Places, port: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import click
 
 from gpuslice_demo import guard
 from gpuslice_demo.places import Places, find_places
+from gpuslice_demo.steps import Story
 from gpuslice_demo.stories import STORIES
 
 
@@ -18,11 +19,18 @@ from gpuslice_demo.stories import STORIES
 @click.option(
     "--story",
     type=click.Choice([*STORIES, "all"]),
-    help="Which story to play; all of them by default, cgpu with --keep.",
+    help="Which story to play; all of them by default.",
 )
-@click.option("--keep", is_flag=True, help="Leave the cluster running afterwards, until Ctrl-C.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Leave the cluster running afterwards, until Ctrl-C. Without --story it is one to try things on, "
+    "with the webhook and pods of every fate.",
+)
+@click.option("--nodes", type=click.IntRange(1, 50), help="Nodes of the cluster to keep.  [default: 2]")
+@click.option("--cards", type=click.IntRange(1, 16), help="Cards of each of its nodes.  [default: 2]")
 @click.option("--dir", "folder", default="", help="Keep files in this folder; a temporary one by default.")
-def command(story: str | None, keep: bool, folder: str) -> None:
+def command(story: str | None, keep: bool, nodes: int | None, cards: int | None, folder: str) -> None:
     """Play the whole story on this machine: no GPU, cluster, root or container engine is needed.
 
     The extender and the agent are the very processes that run in a cluster. API server, kube-scheduler,
@@ -33,14 +41,23 @@ def command(story: str | None, keep: bool, folder: str) -> None:
     Examples:
       gpuslice demo                  all stories, in about a quarter of a minute
       gpuslice demo --story pools    one of them
-      gpuslice demo --keep           and go on: use kubectl and gpuslice from another shell
+      gpuslice demo --keep --nodes 3 --cards 4
+                                     a cluster to try things on, from another shell
     """
-    name = story or ("cgpu" if keep else "all")
-    stories = tuple(STORIES.values()) if name == "all" else (STORIES[name],)
+    if (nodes or cards) and (story or not keep):
+        raise click.UsageError(
+            "--nodes and --cards are for --keep without --story: the stories have their own"
+        )
     places = find_places(folder)
     import asyncio  # and all that is simulated: not for the help
 
     from gpuslice_demo.playing import play
+    from gpuslice_demo.stories.playground import playground
+
+    if keep and story is None:
+        stories: tuple[Story, ...] = (playground(nodes or 2, cards or 2),)
+    else:
+        stories = tuple(STORIES.values()) if story in (None, "all") else (STORIES[story],)
 
     with _guarded(places):
         sys.exit(asyncio.run(play(places, stories, keep=keep)))

@@ -13,6 +13,7 @@ from gpuslice_demo.install import manifests
 from gpuslice_demo.places import Places
 from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.watching import exporter_manifest
+from gpuslice_demo.webhook import webhook_manifests
 from gpuslice_demo.world import World
 
 _AGAIN_S = 0.15
@@ -49,6 +50,9 @@ class Player:
         # the folder at the desk: the examples and what installs the product
         (self._desk / "install.yaml").write_text(manifests(self._places, world.extender_port))
         (self._desk / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
+        (self._desk / "webhook.yaml").write_text(webhook_manifests(world.webhook_port))
+        for name, text in story.files.items():
+            (self._desk / name).write_text(text)
         link = self._desk / "examples"
         if not link.is_symlink():
             link.symlink_to(self._places.examples)

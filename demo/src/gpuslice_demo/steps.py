@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuslice_demo.expected import Expected
@@ -37,3 +37,4 @@ class Story:
     title: str
     nodes: tuple[NodePlan, ...]
     steps: tuple[Step, ...]
+    files: Mapping[str, str] = field(default_factory=dict)  # laid beside those that install the product

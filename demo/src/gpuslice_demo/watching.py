@@ -13,13 +13,11 @@ from gpuslice_demo.places import Places
 _LABELS = {"app": "gpushare", "component": "gpuslice-exporter"}
 _KUBELET = "/var/lib/kubelet"
 _HOST_FILES = "/var/lib/gpuslice"
-URL_ANNOTATION = "gpuslice.io/scrape"
 
 
 def exporter_manifest(places: Places, port: int) -> str:
-    """What to apply. The nodes of a story share this machine, so only one of them can have the port."""
+    """What to apply. The nodes share this machine, where each pod has a loopback address of its own."""
     spec = {
-        "hostNetwork": True,
         "hostPID": True,
         "nodeSelector": {LABEL_SHARED: "true"},
         "tolerations": [{"operator": "Exists"}],
@@ -33,7 +31,6 @@ def exporter_manifest(places: Places, port: int) -> str:
     about = {
         "name": "gpuslice-exporter",
         "namespace": SYSTEM_NAMESPACE,
-        "annotations": {URL_ANNOTATION: f"http://127.0.0.1:{port}/metrics"},
     }
     template = {
         "metadata": {"labels": _LABELS, "annotations": {"prometheus.io/port": str(port)}},
@@ -56,7 +53,7 @@ def _container(places: Places, port: int) -> dict[str, Any]:
         "image": IMAGE,
         "args": [
             "exporter",
-            f"--address=127.0.0.1:{port}",
+            f"--address=$(SIMCLUSTER_POD_ADDRESS):{port}",
             "--pod-resources-interval-s=0.5",
             f"--pod-resources-kubelet-socket={_KUBELET}/pod-resources/kubelet.sock",
             f"--root={_HOST_FILES}",

@@ -24,7 +24,7 @@ from simcluster import gpu
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.controllers.run import Controllers
-from simcluster.kubelet.exclusive import ExclusiveCards
+from simcluster.kubelet import exclusive
 from simcluster.kubelet.kubelet import Kubelet
 from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
@@ -41,12 +41,11 @@ CONNECTIONS = 200  # each watch keeps one
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """One machine. `exclusive` is the vendor's plugin for whole cards while it runs."""
+    """One machine."""
 
     plan: NodePlan
     settings: KubeletSettings
     runtime: Runtime = field(default_factory=Runtime)
-    exclusive: ExclusiveCards | None = None
     task: asyncio.Task[None] | None = None
 
 
@@ -57,6 +56,7 @@ class World:
         self.places = places
         self.extender_port = free_port()
         self.exporter_port = free_port()
+        self.webhook_port = free_port()
         self._plans = tuple(plans)
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, SimulatedNode] = {}
@@ -71,18 +71,14 @@ class World:
             await self._start_scheduler()
             registry = ImageRegistry(self.places.driver, product_image())
             for number, plan in enumerate(self._plans):
-                folder = self.places.folder / f"n{number}"
-                settings = self._settings(plan, folder)
+                settings = self._settings(plan, self.places.folder / f"n{number}")
+                if plan.exclusive:
+                    exclusive.install(settings.manifests)
                 node = SimulatedNode(plan, settings)
                 self._nodes[plan.name] = node
                 kubelet = Kubelet(settings, self._client, node.runtime, registry)
                 node.task = self._run(kubelet.run(), f"kubelet of {plan.name}")
                 await self._until(kubelet.ready)
-                if plan.exclusive and settings.gpu_state is not None:
-                    with gpu.Machine(settings.gpu_state) as machine:
-                        uuids = [card.uuid for card in machine.cards()]
-                    node.exclusive = ExclusiveCards(settings.plugin_folder, uuids)
-                    await node.exclusive.start()
         except BaseException:
             await self.close()
             raise
@@ -118,16 +114,8 @@ class World:
             "GPUSLICE_SIM_STATE": str(state or ""),
         }
 
-    async def share(self, name: str) -> None:
-        """The node's cards are no longer given out whole: the vendor's plugin leaves it."""
-        node = self._nodes[name]
-        if node.exclusive is not None:
-            await node.exclusive.stop()
-            node.exclusive = None
-
     async def switch_off(self, name: str) -> None:
         """The machine is gone, with everything on it, and so is its node object."""
-        await self.share(name)
         node = self._nodes.pop(name)
         if node.task is not None:
             self._tasks.discard(node.task)

@@ -31,7 +31,6 @@ CARD_GAUGE(nvmlDeviceGetPersistenceMode, persistence)
 CARD_GAUGE(nvmlDeviceGetComputeMode, compute_mode)
 CARD_GAUGE(nvmlDeviceGetDisplayMode, display_mode)
 CARD_GAUGE(nvmlDeviceGetDisplayActive, display_active)
-CARD_GAUGE(nvmlDeviceGetPowerUsage, power_mw)
 CARD_GAUGE(nvmlDeviceGetPowerManagementLimit, power_limit_mw)
 CARD_GAUGE(nvmlDeviceGetEnforcedPowerLimit, power_limit_mw)
 CARD_GAUGE(nvmlDeviceGetPowerManagementDefaultLimit, power_default_limit_mw)
@@ -179,7 +178,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t de
     return gauge(most, place.card->power_max_limit_mw);
 }
 
-/* As if the power had been what it is now since the machine came up. */
+EXPORT nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts)
+{
+    struct place place;
+    TRY(place_of(device, &place));
+    return gauge(milliwatts, power_now_mw((uint32_t)(place.whole - sim_state()->cards)));
+}
+
+/* As if the card had been idle since the machine came up. */
 EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules)
 {
     struct place place;

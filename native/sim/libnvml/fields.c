@@ -62,7 +62,7 @@ static struct field power_and_heat(const struct sim_card *card, unsigned id)
     case 76: case 77: case 78: case 79: case 80: case 81: case 252: case 253: case 270: case 271: return wide(0);
     case 82: return narrow(card->memory_temperature_c);
     case 83: return energy(card);
-    case 185: case 186: return narrow(card->power_mw);
+    case 185: case 186: return narrow(power_now_mw((uint32_t)(card - sim_state()->cards)));
     case 187: return narrow(card->power_min_limit_mw);
     case 188: return narrow(card->power_max_limit_mw);
     case 189: return narrow(card->power_default_limit_mw);

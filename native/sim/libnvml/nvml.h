@@ -29,5 +29,6 @@ nvmlDevice_t handle_of(uint32_t index);
 unsigned driver_major(void);
 nvmlReturn_t copy_text(char *to, unsigned length, const char *text);
 uint32_t gpu_percent(uint32_t index); /* over the last finished sample */
+uint32_t power_now_mw(uint32_t index);
 
 #endif

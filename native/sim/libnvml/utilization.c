@@ -26,6 +26,15 @@ uint32_t gpu_percent(uint32_t index)
     return card->sample_count ? sample_before(card, 1)->percent : 0;
 }
 
+/* Idle power, and with the load up to 85 % of the way to the limit. */
+uint32_t power_now_mw(uint32_t index)
+{
+    const struct sim_card *card = &sim_state()->cards[index];
+    if (card->power_mw == SIM_ABSENT || card->power_limit_mw == SIM_ABSENT || card->power_limit_mw < card->power_mw)
+        return card->power_mw;
+    return card->power_mw + (uint32_t)((uint64_t)(card->power_limit_mw - card->power_mw) * gpu_percent(index) * 85u / 10000u);
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
     struct place place;

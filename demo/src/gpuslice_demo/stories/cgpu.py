@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gpuslice_demo.expected import columns, containing, exactly
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.stories import smi
 from gpuslice_demo.stories.installing import INSTALL, agents_ready
 
-if TYPE_CHECKING:
-    from gpuslice_demo.world import World
-
 NODE = "cn-hangzhou.192.168.2.167"
-
-
-async def _leave_exclusive_mode(world: World) -> None:
-    await world.share(NODE)
 
 
 _REFUSED = (
     "CUDA error at cgpu_cuda_malloc.cu:119 code=2(cudaErrorMemoryAllocation) "
     '"cudaMalloc( (void**)&dev_c, malloc_size)"'
+)
+
+_RESOURCES = (
+    f"kubectl get node {NODE} -o jsonpath='{{.status.allocatable.nvidia\\.com/gpu}} whole cards,"
+    " {.status.allocatable.aliyun\\.com/gpu-mem} units'"
 )
 
 _EXCLUSIVE = (
@@ -48,10 +44,14 @@ _SHARING = (
         "Share the node's cards: its label, and the resource is memory from now on.",
         f"kubectl label node {NODE} cgpu=true",
         exactly(f"node/{NODE} labeled"),
-        before=_leave_exclusive_mode,
     ),
     INSTALL,
     agents_ready([NODE]),
+    Step(
+        "No whole card is left to be had there, but 15 units of memory.",
+        _RESOURCES,
+        exactly("0 whole cards, 15 units"),
+    ),
     Step(
         "The card's 16 GiB are 15 units.",
         "kubectl inspect cgpu",
@@ -134,21 +134,15 @@ _OVER_LIMIT = (
     Step("Its log says why.", "kubectl logs app-6g-v1-0", exactly(_REFUSED)),
 )
 
-_URL = (
-    "kubectl get daemonset gpuslice-exporter -n kube-system "
-    "-o jsonpath='{.metadata.annotations.gpuslice\\.io/scrape}'"
-)
-
 _WHO_USES_WHAT = (
     Step(
         "Who used what? The exporter joins in.",
         "kubectl apply -f exporter.yaml",
         exactly("daemonset.apps/gpuslice-exporter created"),
     ),
-    Step("Where Prometheus would scrape it.", _URL, exactly("http://127.0.0.1:«n»/metrics")),
     Step(
         "The card, and each app beside its limit: the greedy one was refused, the others have what they had.",
-        f"gpuslice top --once --exporter $({_URL})",
+        "gpuslice top --once",
         columns(
             "NODE GPU MODEL UTIL MEMORY GIVEN OUT TEMP POWER HISTORY\n"
             f"{NODE} 0 Tesla V100-SXM2-16GB 0% 6.2G/15.8G 80% 37C 57W ▁\n"
@@ -160,9 +154,23 @@ _WHO_USES_WHAT = (
     ),
 )
 
+_BACK = (
+    Step(
+        "Give the card back: without pods on it, the label is all it takes.",
+        "kubectl delete statefulset app-3g-v1 app-6g-v1",
+        containing('statefulset.apps "app-6g-v1" deleted'),
+    ),
+    Step(
+        "",
+        f"kubectl label node {NODE} cgpu=false --overwrite",
+        exactly(f"node/{NODE} labeled"),
+    ),
+    Step("It can be had whole again.", _RESOURCES, exactly("1 whole cards, 0 units")),
+)
+
 STORY = Story(
     "cgpu",
     "Two apps share one card, and a third is kept to its part",
     (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",), exclusive=True),),
-    _EXCLUSIVE + _SHARING + _OVER_LIMIT + _WHO_USES_WHAT,
+    _EXCLUSIVE + _SHARING + _OVER_LIMIT + _WHO_USES_WHAT + _BACK,
 )

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gpuslice_demo.world import World
 
 SHARED, EXCLUSIVE = "cn-zhangjiakou.192.168.3.184", "cn-zhangjiakou.192.168.3.189"
-_VERSION = "v1.16.6-aliyun.1"
 _MASTER = {"node-role.kubernetes.io/master": ""}
 
 
@@ -26,7 +25,7 @@ async def _remove_exclusive_node(world: World) -> None:
 def _node(address: str, *, labels: Mapping[str, str], cards: tuple[str, ...] = ()) -> NodePlan:
     name = f"cn-zhangjiakou.{address}"
     return NodePlan(
-        name, address, cards, labels, exclusive=name == EXCLUSIVE, version=_VERSION,
+        name, address, cards, labels, exclusive=name == EXCLUSIVE,
         subnet=f"172.20.{64 + int(address.rpartition('.')[2]) % 100}",
     )  # fmt: skip
 

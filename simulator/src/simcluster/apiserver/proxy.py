@@ -1,4 +1,4 @@
-"""Logs and exec, passed through to the kubelet that has the container."""
+"""Logs, exec and port-forward, passed through to the kubelet that has the container."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 from aiohttp import web
 
-PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io", "SPDY/3.1+portforward.k8s.io")
 _MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
 
 
@@ -43,11 +43,11 @@ def _unreachable(url: str, error: Exception) -> web.Response:
 async def proxy_websocket(
     session: aiohttp.ClientSession, incoming: web.Request, url: str
 ) -> web.StreamResponse:
-    """Both directions of an exec, with the sub-protocol client and kubelet agree on."""
+    """Both directions of an exec or port-forward, with the sub-protocol client and kubelet agree on."""
     offered = [p.strip() for p in incoming.headers.get("Sec-WebSocket-Protocol", "").split(",")]
     protocols = [protocol for protocol in PROTOCOLS if protocol in offered]
     if not protocols:
-        text = "exec wants a WebSocket with the sub-protocol v5.channel.k8s.io or v4.channel.k8s.io"
+        text = f"this must be a WebSocket with one of the sub-protocols {', '.join(PROTOCOLS)}"
         return web.Response(status=400, text=text)
     try:
         kubelet = await session.ws_connect(

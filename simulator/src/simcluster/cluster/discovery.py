@@ -24,6 +24,8 @@ _PARTS = {  # subresource -> (group, version, kind, verbs)
     "binding": ("", "v1", "Binding", ["create"]),
     "eviction": ("policy", "v1", "Eviction", ["create"]),
     "exec": ("", "v1", "PodExecOptions", ["create", "get"]),
+    "portforward": ("", "v1", "PodPortForwardOptions", ["create", "get"]),
+    "proxy": ("", "v1", "PodProxyOptions", ["get"]),
     "log": ("", "", "", ["get"]),
     "finalize": ("", "", "", ["update"]),
     "token": ("authentication.k8s.io", "v1", "TokenRequest", ["create"]),

@@ -16,6 +16,7 @@ class Target:
     namespace: str = ""
     name: str = ""
     subresource: str = ""
+    path: str = ""  # behind ``/proxy/``
 
 
 def parse_target(catalog: Catalog, path: str) -> Target:
@@ -33,9 +34,11 @@ def _target(catalog: Catalog, group: str, version: str, rest: list[str]) -> Targ
     if rest[0] == "namespaces" and len(rest) >= 3 and catalog.find(group, version, rest[2]) is not None:
         namespace, rest = rest[1], rest[2:]
     resource = catalog.find(group, version, rest[0])
-    if resource is None or len(rest) > 3 or (namespace and not resource.namespaced):
+    if resource is None or (namespace and not resource.namespaced):
         raise no_such_path()
-    target = Target(resource, namespace, *rest[1:])
+    if len(rest) > 3 and rest[2] != "proxy":
+        raise no_such_path()
+    target = Target(resource, namespace, *rest[1:3], path="/".join(rest[3:]))
     if target.subresource and target.subresource not in resource.subresources:
         raise no_such_path()
     return target

@@ -1,7 +1,8 @@
-"""Logs and exec: only the kubelet of the pod's node has them."""
+"""Logs, exec, port-forward and proxy: only the kubelet of the pod's node has them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -17,21 +18,36 @@ KUBELET_URL = "sim.gpuslice.io/kubelet-url"
 """Node annotation with the base URL of a simulated kubelet, whose node shows an address of its own."""
 
 
+_VERBS = {"log": "containerLogs", "exec": "exec", "portforward": "portForward", "proxy": "podProxy"}
+
+
 def to_kubelet(cluster: Cluster, target: Target, request: Request) -> Response:
-    """Where to fetch the answer; ApiError 400 while the pod runs nowhere or has no such container."""
-    pod = find(cluster, target).obj
-    container = _container(pod, request.query.get("container", ""))
-    name, node_name = pod["metadata"]["name"], pod["spec"].get("nodeName")
+    """Where to fetch the answer; ApiError 400 while the pod runs nowhere or has no such container.
+
+    A real API server reaches pods itself (``proxy``); here only the node knows where they listen.
+    """
+    name, _, port = target.name.partition(":")
+    pod = find(cluster, replace(target, name=name)).obj
+    if target.subresource in ("log", "exec"):
+        part = _container(pod, request.query.get("container", ""))
+    elif target.subresource == "proxy":
+        part = f"{port or 80}/{target.path}"
+    else:
+        part = ""
+    node_name = pod["spec"].get("nodeName")
     if not node_name:
         raise bad_request(f"pod {name} does not have a host assigned")
     node = cluster.store.get("nodes", ("", node_name))
     if node is None:
         raise ApiError(404, "NotFound", f'nodes "{node_name}" not found')
     url = (node.obj["metadata"].get("annotations") or {}).get(KUBELET_URL)
-    kubelet = str(url).rstrip("/") if url else _real_url(node.obj, container)
-    verb = "containerLogs" if target.subresource == "log" else "exec"
-    path = "/".join(quote(part) for part in (target.namespace, target.name, container))
-    return Response(200, proxy=Proxy(f"{kubelet}/{verb}/{path}", websocket=verb == "exec"))
+    kubelet = str(url).rstrip("/") if url else _real_url(node.obj, part)
+    path = "/".join(
+        quote(word) for word in (_VERBS[target.subresource], target.namespace, name, part) if word
+    )
+    return Response(
+        200, proxy=Proxy(f"{kubelet}/{path}", websocket=target.subresource in ("exec", "portforward"))
+    )
 
 
 def _container(pod: Object, wanted: str) -> str:

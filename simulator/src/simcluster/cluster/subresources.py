@@ -1,4 +1,4 @@
-"""What hangs below an object: status, scale, binding, eviction, logs, exec and the rest."""
+"""What hangs below an object: status, scale, binding, eviction, logs, exec, port-forward and the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps: 
             return binding.bind(cluster, target, request)
         case "eviction", "POST":
             return eviction.evict(cluster, target, request)
-        case (("log" | "exec"), ("GET" | "POST")):
+        case (("log" | "exec" | "portforward" | "proxy"), ("GET" | "POST")):
             return streams.to_kubelet(cluster, target, request)
         case "finalize", "PUT":
             return finalize.finalize(cluster, target, request)

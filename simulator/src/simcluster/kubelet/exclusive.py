@@ -1,4 +1,7 @@
-"""The vendor's plugin for whole cards (``nvidia.com/gpu``), as far as the story before sharing needs it."""
+"""NVIDIA's device plugin for whole cards (``nvidia.com/gpu``), as a static pod of the node.
+
+Of static pods this kubelet knows this one alone: the plugin runs while its manifest is there.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,44 @@ from gpuslice.adapters.kubelet.rpc import (
     unix_channel,
 )
 from gpuslice.core.contract import ENV_VISIBLE, EXCLUSIVE_GPU
+from simcluster import gpu
 
 ENDPOINT = "nvidia-gpu.sock"
+MANIFEST = "nvidia-device-plugin.yml"
+_MANIFEST_TEXT = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: nvidia-device-plugin, namespace: kube-system}
+spec: {hostNetwork: true, containers: [{name: nvidia-device-plugin-ctr, image: nvidia/k8s-device-plugin}]}
+"""
+_LOOK_S = 0.2  # kubelet has inotify and looks every 20 s besides
 _REGISTER_TIMEOUT_S = 5.0
+
+
+def install(manifests: Path) -> None:
+    """Put the plugin's manifest where kubelet finds it, as the vendor's nodes come up."""
+    manifests.mkdir(parents=True, exist_ok=True)
+    (manifests / MANIFEST).write_text(_MANIFEST_TEXT)
+
+
+async def run_while_installed(manifests: Path, plugins: Path, state: Path) -> None:
+    """Start and stop the plugin of the cards in `state` as its manifest comes and goes; until cancelled."""
+    with gpu.Machine(state) as machine:
+        uuids = [card.uuid for card in machine.cards()]
+    plugin = None
+    try:
+        while True:
+            wanted = (manifests / MANIFEST).exists()
+            if wanted and plugin is None:
+                plugin = ExclusiveCards(plugins, uuids)
+                await plugin.start()
+            elif not wanted and plugin is not None:
+                await plugin.stop()
+                plugin = None
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        if plugin is not None:
+            await plugin.stop()
 
 
 class ExclusiveCards(DevicePluginService):

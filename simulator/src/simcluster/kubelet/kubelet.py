@@ -17,7 +17,7 @@ from gpuslice.adapters.kube.errors import KubeError, UnavailableError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
-from simcluster.kubelet import checkpoint
+from simcluster.kubelet import checkpoint, exclusive
 from simcluster.kubelet.admission import Admission, Rejection
 from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.kubelet.node import NodeStatus
@@ -98,6 +98,10 @@ class Kubelet:
                 if self.settings.gpu_state is not None:
                     table = ProcessTable(self.settings.proc, self._runtime)
                     self._tasks.create_task(table.run(), name="process table")
+                    whole = exclusive.run_while_installed(
+                        self.settings.manifests, self.settings.plugin_folder, self.settings.gpu_state
+                    )
+                    self._tasks.create_task(whole, name="plugin of whole cards")
                 await self._pods.synced.wait()
                 self.ready.set()
         finally:

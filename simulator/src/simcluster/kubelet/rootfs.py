@@ -41,15 +41,21 @@ class Rootfs:
     def translate(self, argument: str) -> str:
         """An argument that names a file of this root becomes its host path; all others stay.
 
-        So does the value of ``--flag=/path``, with its links followed: a socket's path must be short.
+        So does the value of ``--flag=/path``, with its links followed: a socket's path must be short. There
+        the file may still be to come, where its folder is a mount.
         """
         flag, equals, value = argument.partition("=")
         if flag.startswith("--") and equals and value.startswith("/"):
-            return f"{flag}={os.path.realpath(self.inside(value))}" if self._has(value) else argument
+            known = self._has(value) or self._is_mounted(os.path.dirname(value))
+            return f"{flag}={os.path.realpath(self.inside(value))}" if known else argument
         return str(self.inside(argument)) if argument.startswith("/") and self._has(argument) else argument
 
     def _has(self, container_path: str) -> bool:
         return container_path != "/" and self.inside(container_path).exists()
+
+    def _is_mounted(self, container_path: str) -> bool:
+        place = self.inside(container_path)
+        return place.is_dir() and self.path not in Path(os.path.realpath(place)).parents
 
     def environment(self, driver: Path | None) -> dict[str, str]:
         """What the container runtime adds so that the process sees this root."""

@@ -1,15 +1,17 @@
-"""kubelet's own HTTP API, as far as the API server passes requests on: logs and exec."""
+"""kubelet's own HTTP API, as far as the API server passes requests on: logs, exec, port-forward and proxy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import aiohttp
 from aiohttp import web
 
-from simcluster.kubelet import execution, logs
+from simcluster.kubelet import execution, logs, portforward
 from simcluster.kubelet.records import ContainerRecord, WaitingState
 from simcluster.kubelet.runtime import Runtime
+from simcluster.kubelet.specification import loopback_of
 from simcluster.kubelet.worker import PodWorker
 
 FindWorker = Callable[[str, str], PodWorker | None]  # (namespace, name)
@@ -31,6 +33,8 @@ class KubeletServer:
         app.router.add_get("/healthz", _healthy)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         app.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
+        app.router.add_get("/podProxy/{namespace}/{pod}/{port}/{path:.*}", self._proxy)
+        app.router.add_get("/portForward/{namespace}/{pod}", self._forward)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()
@@ -89,14 +93,35 @@ class KubeletServer:
         )
         return await execution.serve(request, container, wanted)
 
-    def _container(self, request: web.Request) -> tuple[PodWorker, ContainerRecord]:
-        namespace, pod, name = (request.match_info[key] for key in ("namespace", "pod", "container"))
-        worker = self._find(namespace, pod)
+    def _worker(self, request: web.Request) -> PodWorker:
+        worker = self._find(request.match_info["namespace"], request.match_info["pod"])
         if worker is None:
-            raise _not_found(f'pod "{pod}" does not exist')
+            raise _not_found(f'pod "{request.match_info["pod"]}" does not exist')
+        return worker
+
+    async def _proxy(self, request: web.Request) -> web.StreamResponse:
+        """A page of a program in the pod, which in a cluster the API server would fetch itself."""
+        address = loopback_of(self._worker(request).pod)
+        url = f"http://{address}:{request.match_info['port']}/{request.match_info['path']}"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url, params=request.query) as answer:
+                body = await answer.read()
+                return web.Response(status=answer.status, body=body, content_type=answer.content_type)
+        except aiohttp.ClientError as error:
+            return _error(503, "ServiceUnavailable", f"error trying to reach service: {error}")
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        worker = self._worker(request)
+        return await portforward.serve(
+            request, worker.pod["metadata"]["name"], (loopback_of(worker.pod), "127.0.0.1")
+        )
+
+    def _container(self, request: web.Request) -> tuple[PodWorker, ContainerRecord]:
+        worker, name = self._worker(request), request.match_info["container"]
         record = worker.record(name)
         if record is None:
-            raise _not_found(f"container {name} not found in pod {pod}_{namespace}")
+            pod = f"{request.match_info['pod']}_{request.match_info['namespace']}"
+            raise _not_found(f"container {name} not found in pod {pod}")
         return worker, record
 
 

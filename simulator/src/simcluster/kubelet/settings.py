@@ -42,6 +42,11 @@ class KubeletSettings:
         return self.root.parent / "host"
 
     @property
+    def manifests(self) -> Path:
+        """Static pods: of those, this kubelet runs NVIDIA's device plugin of whole cards alone."""
+        return self.host_root / "etc" / "kubernetes" / "manifests"
+
+    @property
     def proc(self) -> Path:
         """The node's /proc, on nodes with cards; containers of a pod with hostPID are told of it."""
         return self.host_root / "proc"

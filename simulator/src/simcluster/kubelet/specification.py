@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,14 @@ class PodFacts:
         return str(self.pod["spec"].get("restartPolicy", "Always"))
 
 
+def loopback_of(pod: Object) -> str:
+    """An address in 127.0.0.0/8 for each pod, other than those of other clusters on this machine."""
+    if pod["spec"].get("hostNetwork"):
+        return "127.0.0.1"
+    number = zlib.crc32(f"{os.getpid()}/{pod['metadata']['uid']}".encode())
+    return f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{1 + number % 254}"
+
+
 def specify(
     settings: KubeletSettings,
     facts: PodFacts,
@@ -50,7 +60,7 @@ def specify(
     own = environment(
         facts.pod,
         spec,
-        {**image.env, **options.environ},
+        {"SIMCLUSTER_POD_ADDRESS": loopback_of(facts.pod), **image.env, **options.environ},
         read,
         host_ip=settings.internal_ip,
         pod_ip=facts.pod_ip,
