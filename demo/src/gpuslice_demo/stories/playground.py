@@ -101,12 +101,6 @@ def playground(nodes: int, cards: int) -> Story:
             ),
             Step("Who has what.", "kubectl inspect cgpu", containing("GPU Memory")),
             Step("Who uses what.", "gpuslice top --once", containing("computing")),
-            Step(
-                "Try these, too.",
-                "printf '%s\\n' 'gpuslice top' 'gpuslice doctor' 'gpuslice explain too-large'"
-                " 'kubectl label node node-1 cgpu=false --overwrite'",
-                containing("gpuslice top"),
-            ),
         ),
         files=manifests(),
     )

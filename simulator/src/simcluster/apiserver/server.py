@@ -40,7 +40,6 @@ class ApiServer:
     async def start(self) -> None:
         app = web.Application(client_max_size=_BODY_LIMIT_BYTES)
         app.router.add_post("/sim/{action}", self._simulate)
-        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/{path:.*}", self._proxy_pod)
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10))
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
@@ -102,12 +101,6 @@ class ApiServer:
     def _client(self) -> aiohttp.ClientSession:
         assert self._session is not None, "the server has not been started"
         return self._session
-
-    async def _proxy_pod(self, incoming: web.Request) -> web.StreamResponse:
-        """``pods/<name>:<port>/proxy/<path>``: the simulated nodes' processes all listen on this machine."""
-        _, _, port = incoming.match_info["pod"].partition(":")
-        url = f"http://127.0.0.1:{int(port or 80)}/{incoming.match_info['path']}"
-        return await proxy_stream(self._client(), incoming, url)
 
     async def _simulate(self, incoming: web.Request) -> web.Response:
         """Faults on demand: ``POST /sim/compact``, ``drop-watches``, ``fault`` and ``clear-faults``."""

@@ -18,36 +18,39 @@ KUBELET_URL = "sim.gpuslice.io/kubelet-url"
 """Node annotation with the base URL of a simulated kubelet, whose node shows an address of its own."""
 
 
-_VERBS = {"log": "containerLogs", "exec": "exec", "portforward": "portForward", "proxy": "podProxy"}
-
-
 def to_kubelet(cluster: Cluster, target: Target, request: Request) -> Response:
-    """Where to fetch the answer; ApiError 400 while the pod runs nowhere or has no such container.
+    """Where to fetch the answer; ApiError 400 while the pod runs nowhere or has no such container."""
+    pod = find(cluster, target).obj
+    part = _container(pod, request.query.get("container", "")) if target.subresource != "portforward" else ""
+    url = _kubelet_of(cluster, pod, part)
+    verb = {"log": "containerLogs", "exec": "exec", "portforward": "portForward"}[target.subresource]
+    path = "/".join(quote(word) for word in (verb, target.namespace, target.name, part) if word)
+    return Response(200, proxy=Proxy(f"{url}/{path}", websocket=verb != "containerLogs"))
 
-    A real API server reaches pods itself (``proxy``); here only the node knows where they listen.
+
+def to_pod(cluster: Cluster, target: Target) -> Response:
+    """``pods/NAME:PORT/proxy/PATH``: a page of a program in the pod, whose address its kubelet knows.
+
+    Where the node has no kubelet, the program is one of this machine.
     """
     name, _, port = target.name.partition(":")
     pod = find(cluster, replace(target, name=name)).obj
-    if target.subresource in ("log", "exec"):
-        part = _container(pod, request.query.get("container", ""))
-    elif target.subresource == "proxy":
-        part = f"{port or 80}/{target.path}"
-    else:
-        part = ""
-    node_name = pod["spec"].get("nodeName")
+    try:
+        kubelet = f"{_kubelet_of(cluster, pod, '')}/podProxy/{target.namespace}/{name}"
+    except ApiError:
+        return Response(200, proxy=Proxy(f"http://127.0.0.1:{port or 80}/{target.path}"))
+    return Response(200, proxy=Proxy(f"{kubelet}/{port or 80}/{quote(target.path)}"))
+
+
+def _kubelet_of(cluster: Cluster, pod: Object, container: str) -> str:
+    name, node_name = pod["metadata"]["name"], pod["spec"].get("nodeName")
     if not node_name:
         raise bad_request(f"pod {name} does not have a host assigned")
     node = cluster.store.get("nodes", ("", node_name))
     if node is None:
         raise ApiError(404, "NotFound", f'nodes "{node_name}" not found')
     url = (node.obj["metadata"].get("annotations") or {}).get(KUBELET_URL)
-    kubelet = str(url).rstrip("/") if url else _real_url(node.obj, part)
-    path = "/".join(
-        quote(word) for word in (_VERBS[target.subresource], target.namespace, name, part) if word
-    )
-    return Response(
-        200, proxy=Proxy(f"{kubelet}/{path}", websocket=target.subresource in ("exec", "portforward"))
-    )
+    return str(url).rstrip("/") if url else _real_url(node.obj, container)
 
 
 def _container(pod: Object, wanted: str) -> str:

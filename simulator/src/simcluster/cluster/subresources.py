@@ -27,8 +27,10 @@ def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps: 
             return binding.bind(cluster, target, request)
         case "eviction", "POST":
             return eviction.evict(cluster, target, request)
-        case (("log" | "exec" | "portforward" | "proxy"), ("GET" | "POST")):
+        case (("log" | "exec" | "portforward"), ("GET" | "POST")):
             return streams.to_kubelet(cluster, target, request)
+        case "proxy", "GET":
+            return streams.to_pod(cluster, target)
         case "finalize", "PUT":
             return finalize.finalize(cluster, target, request)
         case "token", "POST":

@@ -101,14 +101,19 @@ class KubeletServer:
 
     async def _proxy(self, request: web.Request) -> web.StreamResponse:
         """A page of a program in the pod, which in a cluster the API server would fetch itself."""
-        address = loopback_of(self._worker(request).pod)
-        url = f"http://{address}:{request.match_info['port']}/{request.match_info['path']}"
-        try:
-            async with aiohttp.ClientSession() as session, session.get(url, params=request.query) as answer:
-                body = await answer.read()
-                return web.Response(status=answer.status, body=body, content_type=answer.content_type)
-        except aiohttp.ClientError as error:
-            return _error(503, "ServiceUnavailable", f"error trying to reach service: {error}")
+        place = f"{request.match_info['port']}/{request.match_info['path']}"
+        why = ""
+        for address in (loopback_of(self._worker(request).pod), "127.0.0.1"):
+            try:
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.get(f"http://{address}:{place}", params=request.query) as answer,
+                ):
+                    headers = {"Content-Type": answer.headers.get("Content-Type", "text/plain")}
+                    return web.Response(status=answer.status, body=await answer.read(), headers=headers)
+            except aiohttp.ClientError as error:
+                why = str(error)
+        return _error(503, "ServiceUnavailable", f"error trying to reach service: {why}")
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         worker = self._worker(request)
