@@ -77,7 +77,9 @@ async def used_mib(node: Node, pod: str, wanted: int) -> None:
 
 async def test_a_port_of_a_pod_is_forwarded(node: Node) -> None:
     """The notebook listens on its pod's own address; several connections at once, and one to no listener."""
-    await node.create(make_pod("notebook", image="tensorflow/tensorflow:1.4.1-gpu-py3", command=None))
+    await node.create(
+        make_pod("notebook", container={"image": "tensorflow/tensorflow:1.4.1-gpu-py3", "command": None})
+    )
     await node.wait_pod("notebook", lambda it: state_of(it) == "running")
     following = kubectl(node, "logs", "-f", "--limit-bytes=20", "notebook")
     assert (await following)[1].startswith("[I NotebookApp]")
