@@ -38,7 +38,8 @@ def _target(catalog: Catalog, group: str, version: str, rest: list[str]) -> Targ
         raise no_such_path()
     if len(rest) > 3 and rest[2] != "proxy":
         raise no_such_path()
-    target = Target(resource, namespace, *rest[1:3], path="/".join(rest[3:]))
+    name, subresource = [*rest[1:3], "", ""][:2]
+    target = Target(resource, namespace, name, subresource, "/".join(rest[3:]))
     if target.subresource and target.subresource not in resource.subresources:
         raise no_such_path()
     return target
