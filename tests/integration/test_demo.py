@@ -114,7 +114,7 @@ def test_a_kept_cluster_can_be_used_and_ends_with_ctrl_c(folder: Path) -> None:
 
 @needs_build
 def test_a_killed_demo_leaves_nothing_running(folder: Path) -> None:
-    process = start(folder, "--keep", "--story", "cgpu")
+    process = start(folder, "--keep")
     wait_for(process, "export PATH=")
     assert len(guard.marked(mark_of(folder))) > 3
     process.kill()
