@@ -2,6 +2,8 @@
 #include "policy/core.h"
 #include "policy/driver_overhead.h"
 
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
+
 static struct gs_table opened; /* address → its length, how often it was opened (`kind`), the context */
 static struct gs_lock lock;
 
@@ -42,11 +44,15 @@ int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     return result;
 }
 
-/* The driver gives the same address each time; each opening wants a closing. */
+/* The driver gives the same address each time; each opening wants a closing. The memory is its maker's card's, which need
+ * not be the current one's: programs of several cards open their peers' buffers like this. */
 static void note_opened(struct gs_place place, CUdeviceptr address)
 {
     struct gs_entry entry = {.key = address, .owner = (uint64_t)(uintptr_t)place.context, .kind = 0};
-    if (!place.card)
+    int device = 0;
+    if (DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS)
+        place.card = gs_card_of_device(device);
+    if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return;
     gs_lock(&lock);
     if (!gs_table_get(&opened, address, &entry)) {

@@ -29,8 +29,8 @@ static struct flock lock_of(int64_t byte)
 
 static bool find_path(struct gs_watch *watch, int descriptor)
 {
-    char link[32] = "/proc/self/fd/";
-    gs_append_number(link + 14, (uint32_t)descriptor);
+    char link[40] = "/proc/thread-self/fd/"; /* of a first thread that ended /proc/self shows no descriptors */
+    gs_append_number(link + sizeof "/proc/thread-self/fd/" - 1, (uint32_t)descriptor);
     long length = syscall(SYS_readlinkat, AT_FDCWD, link, watch->path, sizeof watch->path - 1);
     if (length <= 0 || length >= GS_WATCH_PATH_ROOM - 1)
         return false;
