@@ -39,6 +39,9 @@ demo: setup ## play the whole story on simulated hardware; ARGS="--keep" leaves 
 test: setup ## all tests that need neither a card nor a cluster
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+sequences: setup ## a long run of random sequences against the simulated driver; ARGS="--steps 1000000 --seed 1"
+	@$(BIN)/python -m tests.integration.sequences $(ARGS)
+
 check: $(STAMP) ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -74,4 +77,4 @@ lock: ## resolve the dependencies again into requirements.lock
 clean: ## remove what was built; the virtual environment stays
 	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 
-.PHONY: help setup native demo test check fix bench e2e test-gpu tools proto lock clean
+.PHONY: help setup native demo test sequences check fix bench e2e test-gpu tools proto lock clean
