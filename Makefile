@@ -40,7 +40,7 @@ test: setup ## all tests that need neither a card nor a cluster
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 sequences: setup ## a long run of random sequences against the simulated driver; ARGS="--steps 1000000 --seed 1"
-	@$(BIN)/python -m tests.integration.sequences $(ARGS)
+	@$(BIN)/python -m tests.integration.sequences_run $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check .

@@ -4,21 +4,14 @@ library's account and the simulated driver's book are the same.
 A step is a name and three small numbers, so that Hypothesis can make and shrink sequences, and a plain
 random number generator can make very long ones:
 
-    python -m tests.integration.sequences --steps 1000000 --seed 7
+    make sequences ARGS="--steps 1000000 --seed 7"
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import random
-import shutil
-import subprocess
-import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +19,7 @@ from gpuslice.adapters.region.reader import read_region
 from simcluster import gpu
 
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, Container, Worker, make_container, make_machine
+from .sequence_players import NAMESPACE, Descriptor, Player, Thing, first_child
 
 CARDS: Final = 2
 LIMIT_MIB: Final = 1500
@@ -41,44 +35,6 @@ believed later where shared or managed memory leaves the driver's figure open to
 WHOLE: Final = ("plain", "managed", "physical")
 """Kinds whose bytes are those asked for, in whole pages: of them a refusal can be judged."""
 SIZES: Final = (1, 4096, MIB, PAGE, 3 * MIB, 9 * MIB, 33 * MIB, 120 * MIB, 400 * MIB)
-NAMESPACE: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-
-
-@dataclass
-class Thing:
-    """What a process holds under a number."""
-
-    kind: str
-    card: int
-    bytes: int = 0
-
-
-@dataclass
-class Player:
-    """A process and what is known of it."""
-
-    worker: Worker
-    card: int
-    inside: bool
-    """In a PID namespace of its own: another process cannot take its descriptors by its number."""
-    held: dict[int, Thing] = field(default_factory=dict)
-    last: int = 0
-    headless: bool = False
-    has_shared: bool = False
-
-    def number(self) -> int:
-        self.last += 1
-        return self.last
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    """An exported descriptor: where it is open."""
-
-    player: Player = field(repr=False)
-    pid: int
-    file: int
-    card: int
 
 
 class Difference(AssertionError):
@@ -430,66 +386,3 @@ STEPS: Final[dict[str, tuple[Step, bool]]] = {
     "info": (Story.info, True),
 }
 WEIGHTS: Final = (6, 40, 25, 6, 8, 5, 5, 5, 5, 1, 1, 1, 2, 2, 2)
-
-
-def first_child(pid: int) -> int | None:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return int(children[0]) if children else None
-
-
-def can_make_namespaces() -> bool:
-    return bool(shutil.which("unshare")) and not subprocess.run([*NAMESPACE, "true"], check=False).returncode
-
-
-def play(folder: Path, steps: int, seed: int, *, namespaces: bool = False) -> Story:
-    """A random sequence of that many steps; a difference says how to play it again."""
-    dice = random.Random(seed)
-    story = Story(folder, namespaces=namespaces)
-    names = list(STEPS)
-    try:
-        for _ in range(steps):
-            (name,) = dice.choices(names, WEIGHTS)
-            story.step(name, dice.randrange(256), dice.randrange(256), dice.randrange(256))
-        story.close()
-    except BaseException as error:
-        error.add_note(f"seed {seed}, step {story.steps}:\n  " + "\n  ".join(story.told))
-        story.abandon()
-        raise
-    return story
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--a-story", type=int, default=2000, help="steps on one machine before the next begins"
-    )
-    chosen = parser.parse_args(arguments)
-    begun, total, failed = time.monotonic(), Counter[str](), 0
-    largest = {"over": 0, "under": 0}
-    for number in range((chosen.steps + chosen.a_story - 1) // chosen.a_story):
-        with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/tmp")) as folder:
-            try:
-                namespaces = number % 5 == 0 and can_make_namespaces()
-                story = play(Path(folder), chosen.a_story, chosen.seed + number, namespaces=namespaces)
-            except Exception as error:
-                failed += 1
-                print(f"{error}\n{error.__notes__[0]}", flush=True)
-                continue
-        total += story.counts
-        total["steps"] += chosen.a_story
-        largest = {side: max(largest[side], story.largest_provisional[side]) for side in largest}
-        if number % 20 == 19:
-            print(
-                f"{total['steps']} steps in {time.monotonic() - begun:.0f} s, {failed} stories differ",
-                flush=True,
-            )
-    print(f"{total['steps']} steps in {time.monotonic() - begun:.0f} s; {failed} stories with a difference")
-    print(f"largest provisional difference: {largest['over']} bytes over, {largest['under']} under")
-    for name, count in sorted(total.items()):
-        print(f"{name}: {count}")
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from .isolation_rig import MIB, Worker, container
-from .sequences import STEPS, WEIGHTS, Story, can_make_namespaces, play
+from .sequence_players import can_make_namespaces
+from .sequences import STEPS, WEIGHTS, Story
+from .sequences_run import play
 
 NAMES = [name for name, weight in zip(STEPS, WEIGHTS, strict=True) for _ in range(weight)]
 NUMBERS = st.integers(0, 255)

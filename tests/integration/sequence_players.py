@@ -1,0 +1,59 @@
+"""The processes of a sequence (see `sequences`), and what is known of each."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from .isolation_rig import Worker
+
+NAMESPACE: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@dataclass
+class Thing:
+    """What a process holds under a number."""
+
+    kind: str
+    card: int
+    bytes: int = 0
+
+
+@dataclass
+class Player:
+    """A process and what is known of it."""
+
+    worker: Worker
+    card: int
+    inside: bool
+    """In a PID namespace of its own: another process cannot take its descriptors by its number."""
+    held: dict[int, Thing] = field(default_factory=dict)
+    last: int = 0
+    headless: bool = False
+    has_shared: bool = False
+
+    def number(self) -> int:
+        self.last += 1
+        return self.last
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """An exported descriptor: where it is open."""
+
+    player: Player = field(repr=False)
+    pid: int
+    file: int
+    card: int
+
+
+def first_child(pid: int) -> int | None:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else None
+
+
+def can_make_namespaces() -> bool:
+    return bool(shutil.which("unshare")) and not subprocess.run([*NAMESPACE, "true"], check=False).returncode
