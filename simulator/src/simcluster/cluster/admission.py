@@ -140,7 +140,7 @@ def _call(cluster: Cluster, hook: Object, review: Review) -> WebhookCall:
     where = {"group": resource.group, "version": resource.version, "resource": resource.plural}
     part = {"subResource": review.subresource} if review.subresource else {}
     request: Object = {
-        "uid": cluster.new_uid(),
+        "uid": cluster.identities.new_uid(),
         "kind": kind,
         "resource": where,
         **part,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simcluster.cluster import managed, writes
-from simcluster.cluster.body import check_type, decode_object, parse_body
-from simcluster.cluster.errors import ApiError, Cause, bad_request, not_found
+from simcluster.cluster import managed
+from simcluster.cluster.body import Body, check_type, decode_object, parse_body
+from simcluster.cluster.errors import ApiError, Cause, bad_request
 from simcluster.cluster.fieldset import Path, encode, item_key, leaves, path_text, set_element
+from simcluster.cluster.managed import WriteOptions
 from simcluster.cluster.request import Object, Request
-from simcluster.cluster.route import Target
+from simcluster.cluster.resources import Resource
 from simcluster.cluster.schema import Field, Message, Schema
 from simcluster.cluster.store import Entry
 
@@ -20,37 +21,30 @@ Conflict = tuple[Object, Path]
 """The other manager's entry and the field both want."""
 
 
-def apply(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
-    """PATCH with ``application/apply-patch+yaml``; creates what is not there."""
+def read_configuration(cluster: Cluster, resource: Resource, request: Request) -> Body:
+    """The body of an apply, which must name its manager and no owners. Raises ApiError."""
     if not request.query.get("fieldManager"):
         why = "fieldManager: Required value: is required for apply patch"
         raise bad_request(f"PatchOptions.meta.k8s.io is invalid: {why}")
-    raw = parse_body(cluster, request)
-    check_type(target.resource, raw)
+    raw = parse_body(cluster.schema, request)
+    check_type(resource, raw)
     if (raw.get("metadata") or {}).get("managedFields"):
         raise bad_request("metadata.managedFields must be nil")
-    body = decode_object(cluster, target.resource, raw, request.query.get("fieldValidation", "Warn"))
-    options = writes.options_of(request, target.subresource)
-    current = cluster.store.get(target.resource.store, (target.namespace, target.name))
-    if current is None:
-        if target.subresource:
-            raise not_found(target.resource.plural, target.resource.group, target.name)
-        obj = body.obj
-        obj["metadata"].setdefault("name", target.name)
-        paths = set(leaves(cluster.schema, target.resource.schema, obj))
-        obj["metadata"]["managedFields"] = [managed.owner_entry(cluster, target.resource, options, paths)]
-        entry = yield from writes.create_object(cluster, target, obj, options)
-        return writes.answer(cluster, target, request, entry, status=201, warnings=body.warnings)
-    merged = _merged(cluster, target, current, body.obj, options)
-    entry = yield from writes.update_object(cluster, target, current, merged, options)
-    return writes.answer(cluster, target, request, entry, status=200, warnings=body.warnings)
+    return decode_object(cluster.schema, resource, raw, request.query.get("fieldValidation", "Warn"))
 
 
-def _merged(
-    cluster: Cluster, target: Target, current: Entry, config: Object, options: writes.WriteOptions
+def begun(cluster: Cluster, resource: Resource, config: Object, options: WriteOptions) -> Object:
+    """The configuration as a new object, all of which is its manager's."""
+    paths = set(leaves(cluster.schema, resource.schema, config))
+    owners = [managed.owner_entry(cluster, resource, options, paths)]
+    return config | {"metadata": config["metadata"] | {"managedFields": owners}}
+
+
+def merged(
+    cluster: Cluster, resource: Resource, current: Entry, config: Object, options: WriteOptions
 ) -> Object:
     """The live object with the configuration in it, and the managers as they are then."""
-    resource, live = target.resource, current.copy()
+    live = current.copy()
     wanted = leaves(cluster.schema, resource.schema, config)
     held = leaves(cluster.schema, resource.schema, live)
     entries: list[Object] = live["metadata"].get("managedFields") or []

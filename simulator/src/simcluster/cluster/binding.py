@@ -20,7 +20,7 @@ _BOUND: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status"
 
 def bind(cluster: Cluster, target: Target, request: Request) -> Response:
     """Sets the node once; ApiError 409 when it is set, when the pod is going or is another one by uid."""
-    body = parse_body(cluster, request)
+    body = parse_body(cluster.schema, request)
     metadata: Object = body.get("metadata") or {}
     node = (body.get("target") or {}).get("name", "")
     name = target.name or metadata.get("name", "")
@@ -28,7 +28,7 @@ def bind(cluster: Cluster, target: Target, request: Request) -> Response:
         raise invalid("Binding", "", name, [Cause("target.name", "FieldValueRequired", "Required value")])
     pods = cluster.catalog.find("", "v1", "pods")
     assert pods is not None
-    entry = find(cluster, Target(pods, target.namespace, name))
+    entry = find(cluster.store, Target(pods, target.namespace, name))
     _check(entry, name, metadata)
     if "All" not in request.query.get("dryRun", ""):
         pod = entry.copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -13,9 +13,7 @@ from simcluster.cluster.events_view import to_core
 from simcluster.cluster.protobuf import PREFIX, decode_envelope
 from simcluster.cluster.request import JSON, Object, Request
 from simcluster.cluster.resources import Resource
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.schema import Schema
 
 _YAML = ("application/yaml", "text/yaml", "application/apply-patch+yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"
@@ -29,10 +27,10 @@ class Body:
     warnings: tuple[str, ...] = ()
 
 
-def parse_body(cluster: Cluster, request: Request) -> Object:
+def parse_body(schema: Schema, request: Request) -> Object:
     """JSON, YAML or protobuf as a plain object, unchecked."""
     if request.body.startswith(PREFIX):
-        return decode_envelope(cluster.schema, request.body)
+        return decode_envelope(schema, request.body)
     if request.content_type in _YAML and not request.body.lstrip().startswith(b"{"):
         return parse_yaml(request.body)
     if request.content_type == PROTOBUF:
@@ -50,11 +48,11 @@ def parse_yaml(body: bytes) -> Object:
     return value
 
 
-def read_object(cluster: Cluster, resource: Resource, request: Request) -> Body:
+def read_object(schema: Schema, resource: Resource, request: Request) -> Body:
     """The object in the body, which must be of the resource's kind."""
-    raw = parse_body(cluster, request)
+    raw = parse_body(schema, request)
     check_type(resource, raw)
-    return decode_object(cluster, resource, raw, request.query.get("fieldValidation", "Warn"))
+    return decode_object(schema, resource, raw, request.query.get("fieldValidation", "Warn"))
 
 
 def check_type(resource: Resource, raw: Object) -> None:
@@ -66,9 +64,9 @@ def check_type(resource: Resource, raw: Object) -> None:
         )
 
 
-def decode_object(cluster: Cluster, resource: Resource, raw: Object, validation: str) -> Body:
+def decode_object(schema: Schema, resource: Resource, raw: Object, validation: str) -> Body:
     """Known fields only; unknown ones are an error (Strict), a warning (Warn) or ignored (Ignore)."""
-    decoder = Decoder(cluster.schema)
+    decoder = Decoder(schema)
     typed = {key: value for key, value in raw.items() if key not in ("apiVersion", "kind")}
     try:
         obj = decoder.object(resource.schema, typed)

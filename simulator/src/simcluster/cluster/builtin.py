@@ -79,9 +79,9 @@ def _addresses(cluster: Cluster, spec: Object) -> None:
     if spec["type"] == "ExternalName":
         return
     if not spec.get("clusterIP"):
-        spec["clusterIP"] = cluster.new_service_ip()
+        spec["clusterIP"] = cluster.identities.new_service_ip()
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
     if spec["type"] in ("NodePort", "LoadBalancer"):
         for port in spec.get("ports") or []:
             if not port.get("nodePort"):
-                port["nodePort"] = cluster.new_node_port()
+                port["nodePort"] = cluster.identities.new_node_port()

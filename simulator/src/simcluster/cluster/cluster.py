@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 import time
-import uuid
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from simcluster.cluster import router
 from simcluster.cluster.admission import WebhookAnswer, WebhookCall
-from simcluster.cluster.errors import ApiError, bad_request
+from simcluster.cluster.errors import ApiError
 from simcluster.cluster.faults import Fault, Faults, error_of
+from simcluster.cluster.identities import Identities
 from simcluster.cluster.request import Object, Request, Response
 from simcluster.cluster.resources import Catalog, standard_catalog
 from simcluster.cluster.schema import Schema, standard_schema
@@ -21,8 +20,6 @@ from simcluster.cluster.store import Store
 from simcluster.cluster.watch import Watch
 from simcluster.cluster.writes import Steps
 
-_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-_FIRST_NODE_PORT, _LAST_NODE_PORT = 30000, 32767
 NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 
 Webhook = Callable[[WebhookCall], WebhookAnswer]
@@ -50,10 +47,9 @@ class Cluster:
         self.faults = Faults()
         self.tracks_managers = tracks_managers
         self.documents: dict[str, bytes] = {}
-        self._dice = dice or random.Random()
+        self.identities = Identities(dice or random.Random())
         self._webhook = webhook
         self._watches: list[Watch] = []
-        self._service_count = 0
         for name in NAMESPACES:
             self._create("/api/v1/namespaces", {"metadata": {"name": name}})
         service: Object = {
@@ -118,25 +114,6 @@ class Cluster:
 
     def add_fault(self, fault: Fault) -> None:
         self.faults.add(fault)
-
-    def new_uid(self) -> str:
-        return str(uuid.UUID(int=self._dice.getrandbits(128), version=4))
-
-    def new_suffix(self) -> str:
-        return "".join(self._dice.choice(_SUFFIX_LETTERS) for _ in range(5))
-
-    def new_service_ip(self) -> str:
-        self._service_count += 1
-        return f"10.96.{self._service_count // 250}.{self._service_count % 250 + 1}"
-
-    def new_node_port(self) -> int:
-        return self._dice.randint(_FIRST_NODE_PORT, _LAST_NODE_PORT)
-
-    def decode_any(self, body: bytes) -> Any:
-        try:
-            return msgspec.json.decode(body)
-        except msgspec.DecodeError as error:
-            raise bad_request(f"the body of the request is not JSON: {error}") from error
 
     def _create(self, path: str, obj: Object) -> None:
         headers = {"user-agent": "kube-apiserver"}

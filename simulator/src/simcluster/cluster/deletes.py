@@ -51,7 +51,7 @@ class DeleteOptions(msgspec.Struct, rename="camel"):
 
 def read_options(cluster: Cluster, request: Request) -> DeleteOptions:
     """From the body, or from the query where there is none."""
-    raw: Object = parse_body(cluster, request) if request.body.strip() else {}
+    raw: Object = parse_body(cluster.schema, request) if request.body.strip() else {}
     query = request.query
     if "gracePeriodSeconds" in query:
         raw.setdefault("gracePeriodSeconds", int(query["gracePeriodSeconds"]))
@@ -76,7 +76,7 @@ def parse_options(raw: Object) -> DeleteOptions:
 
 
 def delete(cluster: Cluster, target: Target, request: Request) -> Response:
-    entry = find(cluster, target)
+    entry = find(cluster.store, target)
     left = delete_entry(cluster, target.resource, entry, read_options(cluster, request))
     if left is not None or target.resource.store in _ANSWERED_WITH_OBJECT:
         renderer = renderer_for(target.resource, request, cluster.now_s())

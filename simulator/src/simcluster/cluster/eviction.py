@@ -22,11 +22,11 @@ _EVICTED: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "statu
 
 def evict(cluster: Cluster, target: Target, request: Request) -> Response:
     """Deletes the pod unless a budget forbids it (ApiError 429)."""
-    body = parse_body(cluster, request)
+    body = parse_body(cluster.schema, request)
     options = parse_options(body.get("deleteOptions") or {})
     if "All" in request.query.get("dryRun", ""):
         options.dry_run = ["All"]
-    entry = find(cluster, target)
+    entry = find(cluster.store, target)
     if _counts(entry):
         labels = entry.obj["metadata"].get("labels") or {}
         budgets = cluster.store.shelf("poddisruptionbudgets.policy").items.values()

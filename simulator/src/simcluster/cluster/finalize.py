@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def finalize(cluster: Cluster, target: Target, request: Request) -> Response:
     """PUT of ``spec.finalizers``; the namespace goes with the last one."""
-    body = read_object(cluster, target.resource, request)
-    obj = find(cluster, target).copy()
+    body = read_object(cluster.schema, target.resource, request)
+    obj = find(cluster.store, target).copy()
     obj["spec"] = {"finalizers": (body.obj.get("spec") or {}).get("finalizers") or []}
     if not obj["spec"]["finalizers"]:
         del obj["spec"]["finalizers"]

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from simcluster.cluster.fieldset import Leaves, Path, decode, encode, leaves
 from simcluster.cluster.metadata import same_content
 from simcluster.cluster.moment import format_time
-from simcluster.cluster.request import Object
+from simcluster.cluster.request import Object, Request
 from simcluster.cluster.resources import Resource
 
 if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
-    from simcluster.cluster.writes import WriteOptions
+
+APPLY = "application/apply-patch+yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Who writes what: ``manager`` for field ownership, ``subresource`` empty for the whole object."""
+
+    manager: str
+    operation: str = "Update"
+    subresource: str = ""
+    dry_run: bool = False
+    force: bool = False
+
+
+def options_of(request: Request, subresource: str = "") -> WriteOptions:
+    manager = request.query.get("fieldManager") or request.user_agent.split("/")[0]
+    operation = "Apply" if request.content_type == APPLY else "Update"
+    dry_run = "All" in request.query.get("dryRun", "")
+    return WriteOptions(manager, operation, subresource, dry_run, request.flag("force"))
 
 
 def same(old: Object, new: Object) -> bool:

@@ -32,7 +32,7 @@ def begin_metadata(cluster: Cluster, resource: Resource, namespace: str, obj: Ob
         metadata["namespace"] = namespace
     else:
         metadata.pop("namespace", None)
-    metadata["uid"] = cluster.new_uid()
+    metadata["uid"] = cluster.identities.new_uid()
     metadata["creationTimestamp"] = format_time(cluster.now_s())
     if resource.has_generation:
         metadata["generation"] = 1
@@ -46,7 +46,7 @@ def _name(cluster: Cluster, resource: Resource, metadata: Object) -> None:
             "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
         )
         raise invalid(resource.kind, resource.group, "", [cause])
-    metadata["name"] = metadata["generateName"] + cluster.new_suffix()
+    metadata["name"] = metadata["generateName"] + cluster.identities.new_suffix()
 
 
 def carry_metadata(resource: Resource, current: Entry, obj: Object) -> None:

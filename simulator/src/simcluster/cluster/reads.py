@@ -12,7 +12,7 @@ from simcluster.cluster.render import renderer_for
 from simcluster.cluster.request import Object, Request, Response
 from simcluster.cluster.route import Target
 from simcluster.cluster.selector import Matcher, build_matcher
-from simcluster.cluster.store import Entry, Key
+from simcluster.cluster.store import Entry, Key, Store
 from simcluster.cluster.watch import Watch
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ class _Continue(msgspec.Struct):
 
 
 def get(cluster: Cluster, target: Target, request: Request) -> Response:
-    entry = find(cluster, target)
+    entry = find(cluster.store, target)
     renderer = renderer_for(target.resource, request, cluster.now_s())
     return Response(200, renderer.one(entry), {"content-type": renderer.content_type})
 
 
-def find(cluster: Cluster, target: Target) -> Entry:
+def find(store: Store, target: Target) -> Entry:
     """The object addressed; ApiError 404 if there is none."""
-    entry = cluster.store.get(target.resource.store, (target.namespace, target.name))
+    entry = store.get(target.resource.store, (target.namespace, target.name))
     if entry is None:
         raise not_found(target.resource.plural, target.resource.group, target.name)
     return entry

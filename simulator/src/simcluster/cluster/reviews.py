@@ -26,7 +26,7 @@ _ANSWERS: dict[str, Object] = {
 
 
 def answer(cluster: Cluster, target: Target, request: Request) -> Response:
-    body = read_object(cluster, target.resource, request)
+    body = read_object(cluster.schema, target.resource, request)
     head = {"kind": target.resource.kind, "apiVersion": target.resource.api_version}
     status = _ANSWERS.get(target.resource.kind, _ALLOWED)
     return json_response(head | body.obj | {"status": status}, 201)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from simcluster.cluster import writes
 from simcluster.cluster.body import parse_body
 from simcluster.cluster.errors import Cause, invalid, method_not_allowed
+from simcluster.cluster.managed import options_of
 from simcluster.cluster.reads import find
 from simcluster.cluster.request import Object, Request, json_response
 from simcluster.cluster.route import Target
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
-    entry = find(cluster, target)
+    entry = find(cluster.store, target)
     match request.method:
         case "GET":
             return json_response(scale_of(entry))
         case "PUT":
-            return (yield from _write(cluster, target, request, entry, parse_body(cluster, request)))
+            return (yield from _write(cluster, target, request, entry, parse_body(cluster.schema, request)))
         case "PATCH":
             changed = writes.patch_function(cluster, "autoscaling.v1.Scale", request)(scale_of(entry))
             return (yield from _write(cluster, target, request, entry, changed))
@@ -60,6 +61,6 @@ def _write(cluster: Cluster, target: Target, request: Request, entry: Entry, sca
     obj["spec"]["replicas"] = replicas
     wanted = scale.get("metadata") or {}
     obj["metadata"] |= {key: wanted[key] for key in ("uid", "resourceVersion") if wanted.get(key)}
-    options = writes.options_of(request, "scale")
+    options = options_of(request, "scale")
     stored = yield from writes.update_object(cluster, target, entry, obj, options)
     return json_response(scale_of(stored))

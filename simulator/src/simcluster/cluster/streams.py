@@ -3,50 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from simcluster.cluster.errors import ApiError, Cause, bad_request
 from simcluster.cluster.reads import find
 from simcluster.cluster.request import Object, Proxy, Request, Response
 from simcluster.cluster.route import Target
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.store import Store
 
 KUBELET_URL = "sim.gpuslice.io/kubelet-url"
 """Node annotation with the base URL of a simulated kubelet, whose node shows an address of its own."""
 
 
-def to_kubelet(cluster: Cluster, target: Target, request: Request) -> Response:
+def to_kubelet(store: Store, target: Target, request: Request) -> Response:
     """Where to fetch the answer; ApiError 400 while the pod runs nowhere or has no such container."""
-    pod = find(cluster, target).obj
+    pod = find(store, target).obj
     part = _container(pod, request.query.get("container", "")) if target.subresource != "portforward" else ""
-    url = _kubelet_of(cluster, pod, part)
+    url = _kubelet_of(store, pod, part)
     verb = {"log": "containerLogs", "exec": "exec", "portforward": "portForward"}[target.subresource]
     path = "/".join(quote(word) for word in (verb, target.namespace, target.name, part) if word)
     return Response(200, proxy=Proxy(f"{url}/{path}", websocket=verb != "containerLogs"))
 
 
-def to_pod(cluster: Cluster, target: Target) -> Response:
+def to_pod(store: Store, target: Target) -> Response:
     """``pods/NAME:PORT/proxy/PATH``: a page of a program in the pod, whose address its kubelet knows.
 
     Where the node has no kubelet, the program is one of this machine.
     """
     name, _, port = target.name.partition(":")
-    pod = find(cluster, replace(target, name=name)).obj
+    pod = find(store, replace(target, name=name)).obj
     try:
-        kubelet = f"{_kubelet_of(cluster, pod, '')}/podProxy/{target.namespace}/{name}"
+        kubelet = f"{_kubelet_of(store, pod, '')}/podProxy/{target.namespace}/{name}"
     except ApiError:
         return Response(200, proxy=Proxy(f"http://127.0.0.1:{port or 80}/{target.path}"))
     return Response(200, proxy=Proxy(f"{kubelet}/{port or 80}/{quote(target.path)}"))
 
 
-def _kubelet_of(cluster: Cluster, pod: Object, container: str) -> str:
+def _kubelet_of(store: Store, pod: Object, container: str) -> str:
     name, node_name = pod["metadata"]["name"], pod["spec"].get("nodeName")
     if not node_name:
         raise bad_request(f"pod {name} does not have a host assigned")
-    node = cluster.store.get("nodes", ("", node_name))
+    node = store.get("nodes", ("", node_name))
     if node is None:
         raise ApiError(404, "NotFound", f'nodes "{node_name}" not found')
     url = (node.obj["metadata"].get("annotations") or {}).get(KUBELET_URL)

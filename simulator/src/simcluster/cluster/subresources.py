@@ -28,9 +28,9 @@ def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps: 
         case "eviction", "POST":
             return eviction.evict(cluster, target, request)
         case (("log" | "exec" | "portforward"), ("GET" | "POST")):
-            return streams.to_kubelet(cluster, target, request)
+            return streams.to_kubelet(cluster.store, target, request)
         case "proxy", "GET":
-            return streams.to_pod(cluster, target)
+            return streams.to_pod(cluster.store, target)
         case "finalize", "PUT":
             return finalize.finalize(cluster, target, request)
         case "token", "POST":

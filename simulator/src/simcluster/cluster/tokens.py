@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def issue(cluster: Cluster, target: Target, request: Request) -> Response:
-    account = find(cluster, target).obj["metadata"]
-    body = parse_body(cluster, request)
+    account = find(cluster.store, target).obj["metadata"]
+    body = parse_body(cluster.schema, request)
     lifetime_s = (body.get("spec") or {}).get("expirationSeconds") or 3600
     status = {
         "token": f"simulated-{account['uid']}",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from simcluster.cluster import apply, managed, metadata
 from simcluster.cluster.admission import Review, WebhookAnswer, WebhookCall, admit, validate_by_webhooks
@@ -12,7 +14,6 @@ from simcluster.cluster.body import (
     Body,
     check_type,
     decode_object,
-    parse_body,
     read_object,
     warning_headers,
 )
@@ -25,9 +26,11 @@ from simcluster.cluster.errors import (
     already_exists,
     bad_request,
     conflict,
+    not_found,
     unsupported_media_type,
 )
 from simcluster.cluster.events_view import to_events_group
+from simcluster.cluster.managed import APPLY, WriteOptions, options_of
 from simcluster.cluster.patch import json_patch, merge_patch
 from simcluster.cluster.reads import find
 from simcluster.cluster.render import renderer_for
@@ -46,25 +49,6 @@ Steps = Generator[WebhookCall, WebhookAnswer, Response]
 EntrySteps = Generator[WebhookCall, WebhookAnswer, Entry]
 
 _PATCH_ATTEMPTS = 5
-APPLY = "application/apply-patch+yaml"
-
-
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """Who writes what: ``manager`` for field ownership, ``subresource`` empty for the whole object."""
-
-    manager: str
-    operation: str = "Update"
-    subresource: str = ""
-    dry_run: bool = False
-    force: bool = False
-
-
-def options_of(request: Request, subresource: str = "") -> WriteOptions:
-    manager = request.query.get("fieldManager") or request.user_agent.split("/")[0]
-    operation = "Apply" if request.content_type == APPLY else "Update"
-    dry_run = "All" in request.query.get("dryRun", "")
-    return WriteOptions(manager, operation, subresource, dry_run, request.flag("force"))
 
 
 def answer(
@@ -82,7 +66,7 @@ def answer(
 
 def create(cluster: Cluster, target: Target, request: Request) -> Steps:
     """POST to a collection."""
-    body = read_object(cluster, target.resource, request)
+    body = read_object(cluster.schema, target.resource, request)
     entry = yield from create_object(cluster, target, body.obj, options_of(request))
     return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
 
@@ -109,7 +93,7 @@ def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteO
 
 def update(cluster: Cluster, target: Target, request: Request) -> Steps:
     """PUT of an object or of its status."""
-    body = read_object(cluster, target.resource, request)
+    body = read_object(cluster.schema, target.resource, request)
     obj = body.obj
     given = obj["metadata"].get("name", "")
     if given and given != target.name:
@@ -121,7 +105,7 @@ def update(cluster: Cluster, target: Target, request: Request) -> Steps:
     if current is None and target.resource.create_on_update and not target.subresource:
         entry = yield from create_object(cluster, target, body.obj, options)
         return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
-    entry = yield from update_object(cluster, target, find(cluster, target), body.obj, options)
+    entry = yield from update_object(cluster, target, find(cluster.store, target), body.obj, options)
     return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
 
 
@@ -161,18 +145,18 @@ Change = Callable[[Entry], Object]
 def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
     """PATCH in any of the four forms; server-side apply creates what is missing."""
     if request.content_type == APPLY:
-        return (yield from apply.apply(cluster, target, request))
+        return (yield from _apply(cluster, target, request))
     changer = patch_function(cluster, target.resource.schema, request)
     validation = request.query.get("fieldValidation", "Warn")
 
     def changed(current: Entry) -> Body:
         patched = changer(_typed(target.resource, current))
         check_type(target.resource, patched)
-        return decode_object(cluster, target.resource, patched, validation)
+        return decode_object(cluster.schema, target.resource, patched, validation)
 
     options = options_of(request, target.subresource)
     for attempt in range(_PATCH_ATTEMPTS):
-        current = find(cluster, target)
+        current = find(cluster.store, target)
         body = changed(current)
         try:
             entry = yield from update_object(cluster, target, current, body.obj, options)
@@ -182,6 +166,24 @@ def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
             if error.code != 409 or not moved or attempt == _PATCH_ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
+
+
+def _apply(cluster: Cluster, target: Target, request: Request) -> Steps:
+    """Server-side apply, which creates what is not there."""
+    resource = target.resource
+    body = apply.read_configuration(cluster, resource, request)
+    options = options_of(request, target.subresource)
+    current = cluster.store.get(resource.store, (target.namespace, target.name))
+    if current is not None:
+        obj = apply.merged(cluster, resource, current, body.obj, options)
+        entry = yield from update_object(cluster, target, current, obj, options)
+        return answer(cluster, target, request, entry, status=200, warnings=body.warnings)
+    if target.subresource:
+        raise not_found(resource.plural, resource.group, target.name)
+    body.obj["metadata"].setdefault("name", target.name)
+    obj = apply.begun(cluster, resource, body.obj, options)
+    entry = yield from create_object(cluster, target, obj, options)
+    return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
 
 
 def _typed(resource: Resource, entry: Entry) -> Object:
@@ -194,7 +196,10 @@ def patch_function(cluster: Cluster, schema_name: str, request: Request) -> Call
     """What the body does to an object, by its content type."""
     match request.content_type:
         case "application/json-patch+json":
-            operations = cluster.decode_any(request.body)
+            try:
+                operations = msgspec.json.decode(request.body)
+            except msgspec.DecodeError as error:
+                raise bad_request(f"the body of the request is not JSON: {error}") from error
             return lambda obj: json_patch(obj, operations)
         case "application/merge-patch+json":
             merged = parse_json(request.body)
@@ -203,16 +208,3 @@ def patch_function(cluster: Cluster, schema_name: str, request: Request) -> Call
             strategic = parse_json(request.body)
             return lambda obj: StrategicMerge(cluster.schema).merge(schema_name, obj, strategic)
     raise unsupported_media_type(request.content_type)
-
-
-__all__ = [
-    "APPLY",
-    "EntrySteps",
-    "Steps",
-    "WriteOptions",
-    "create",
-    "create_object",
-    "parse_body",
-    "patch",
-    "update",
-]
