@@ -169,7 +169,7 @@ class Rig:
 
     async def caught_up(self) -> None:
         """The extender has seen everything that happened so far."""
-        marker = f"marker-{self.api.cluster.new_suffix()}"
+        marker = f"marker-{self.api.cluster.identities.new_suffix()}"
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": marker}}
         self.api.call("POST", "/api/v1/nodes", node)
         await until(lambda: self.extender.ledger.state(marker) is not None)
