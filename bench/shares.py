@@ -1,19 +1,24 @@
-"""How well shares of compute are kept on the simulated driver: by kind of work, alone and beside others.
+"""How well shares of compute are kept on the simulated driver, capped and lent, alone and beside others.
 
     python bench/shares.py [--seconds 6] [--json] [WORD ...]
 
 Each line is a machine of its own, on which every container wants all of the card. The device time that each
 has used is read every 50 ms while the work runs. The mean share of the card counts from the third second on;
-`highest second` is the highest percentage of any second, wherever it begins, from the first on; `settled` is
-when the seconds begin that all lie within a tenth of the share, or two points. Words choose lines. Simulated
-kernels do nothing, but launching them takes a core: on a busy machine containers get less than their shares.
-Needs `make native`.
+`due` is what it should be: the share itself under `cap`; under `fair` the container's weight in what all of
+them together got, and `used` says how much of the card that is. `highest second` is the highest percentage of
+any second, wherever it begins, from the first on. Words choose lines ("interactive", "launch" and "calls" are
+the tables behind the first).
+
+Simulated kernels do nothing, but launching them takes a core: on a busy machine containers get less than
+their shares. A program that waits for each kernel computes nothing meanwhile: `pace` is what the same
+programs get without any share. Needs `make native`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -32,7 +37,6 @@ from simcluster import gpu  # noqa: E402
 STEP_S = 0.05
 WARM_S = 2.0
 WINDOW_S = 1.0
-NEAR_POINTS, NEAR_PART = 2.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -52,35 +56,50 @@ class Work:
 QUEUED = Work("kernels of 200 us, queued", 200)
 LONG = Work("kernels of 2 ms, queued", 2000)
 ONE_BY_ONE = Work("kernels of 500 us, one by one", 500, 1)
+HALF_SECOND = Work("kernels of 500 ms, one by one", 500_000, 1, least_s=40)
 WORKS = (
     Work("kernels of 50 us, queued", 50),
     QUEUED,
     LONG,
     Work("kernels of 20 ms, one by one", 20000, 1),
-    Work("kernels of 500 ms, one by one", 500000, 1, least_s=32),
+    HALF_SECOND,
     ONE_BY_ONE,
     Work("graphs, one by one", 1000, 1, "graph"),
     Work("four streams", 500, 0, "streams"),
 )
+VERY_LONG = (
+    Work("kernels of 3 s, one by one", 3_000_000, 1, least_s=90),
+    Work("graphs of 3 s, one by one", 3_000_000, 1, "graph", least_s=90),
+)
 SPLITS = ((30, 70), (10, 20, 30), (50, 50), (10, 90), (5, 95), (25, 25, 25, 25))
+CAP, FAIR = "cap", "fair"
 RUNS = (
-    *((work, (30,)) for work in WORKS),
-    *((work, (30, 70)) for work in WORKS[1:]),
-    *((work, (10, 20, 30)) for work in WORKS[1:]),
-    *((work, split) for split in SPLITS[2:] for work in (QUEUED, LONG, ONE_BY_ONE)),
+    *((work, (30,), CAP) for work in WORKS),
+    *((work, split, policy) for policy in (CAP, FAIR) for split in SPLITS[:2] for work in WORKS[1:]),
+    *((work, split, FAIR) for split in SPLITS[2:] for work in (QUEUED, LONG, ONE_BY_ONE)),
+    *((work, (30, 70), FAIR) for work in VERY_LONG),
 )
 
 
 @dataclass(frozen=True)
 class Kept:
-    """One container of a run."""
+    """One container of a run. `pace`: what it gets without any share beside the same, if asked."""
 
     work: str
+    policy: str
     beside: str
     share: int
     mean: float
+    due: float
+    used: float
     highest: float
-    settled_s: float | None
+    pace: float | None = None
+
+    @property
+    def off(self) -> float:
+        """Points from its due. Nobody can be given more than it goes for by itself."""
+        due = min(self.due, self.pace) if self.pace is not None and self.mean < self.due else self.due
+        return self.mean - due
 
 
 Series = list[tuple[float, int]]
@@ -121,53 +140,168 @@ def window_shares(series: Series) -> list[tuple[float, float]]:
     return found
 
 
-def settled_s(windows: list[tuple[float, float]], share: int) -> float | None:
-    """When the windows begin that all are near the share."""
-    near = max(NEAR_POINTS, NEAR_PART * share)
-    far = [number for number, (_, percent) in enumerate(windows) if abs(percent - share) > near]
-    if not far:
-        return 0.0
-    return windows[far[-1] + 1][0] if far[-1] + 1 < len(windows) else None
-
-
-def run(work: Work, shares: tuple[int, ...], seconds: float) -> list[Kept]:
+def means_of(
+    work: Work, shares: tuple[int, ...], seconds: float, policy: str | None
+) -> list[tuple[float, float]]:
+    """Of each container the mean from the third second on, and the highest second."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=work.kernel_us)
-        boxes = [make_container(Path(name) / f"{i}", machine, share=share) for i, share in enumerate(shares)]
+        cap = 100 if policy == FAIR else None
+        boxes = [
+            make_container(
+                Path(name) / f"{i}", machine, share=share if policy else None, cap=cap if policy else None
+            )
+            for i, share in enumerate(shares)
+        ]
         workers = [stack.enter_context(box.worker()) for box in boxes]
         for worker in workers:
             worker.ok("start 0")
         found = watched(machine, workers, work, seconds)
-    return [kept(work, shares, share, series) for share, series in zip(shares, found, strict=True)]
+    return [(mean_of(series), max(percent for _, percent in window_shares(series))) for series in found]
 
 
-def kept(work: Work, shares: tuple[int, ...], share: int, series: Series) -> Kept:
+def mean_of(series: Series) -> float:
     late = [point for point in series if point[0] >= WARM_S]
     (begin_s, begin), (end_s, end) = late[0], late[-1]
-    windows = window_shares(series)
-    beside = " + ".join(map(str, shares))
-    mean = (end - begin) / (end_s - begin_s) / 1e7
-    highest = max(percent for _, percent in windows)
-    return Kept(work.name, beside, share, mean, highest, settled_s(windows, share))
+    return (end - begin) / (end_s - begin_s) / 1e7
+
+
+def run(work: Work, shares: tuple[int, ...], policy: str, seconds: float) -> list[Kept]:
+    found = means_of(work, shares, seconds, policy)
+    pace = means_of(work, shares, min(seconds, 6), None) if work is ONE_BY_ONE else None
+    used, beside = sum(mean for mean, _ in found), " + ".join(map(str, shares))
+    return [
+        Kept(
+            work.name,
+            policy,
+            beside,
+            share,
+            mean,
+            share if policy == CAP else used * share / sum(shares),
+            used,
+            highest,
+            pace[place][0] if pace else None,
+        )
+        for place, (share, (mean, highest)) in enumerate(zip(shares, found, strict=True))
+    ]
 
 
 def row(found: list[Kept]) -> str:
     """One run: the containers' figures in their order."""
 
-    def each(figure: Callable[[Kept], str], unit: str) -> str:
-        return f"{' / '.join(figure(one) for one in found)} {unit}"
-
-    def settled(one: Kept) -> str:
-        return "never" if one.settled_s is None else f"{one.settled_s:.1f} s"
+    def each(figure: Callable[[Kept], str]) -> str:
+        return " / ".join(figure(one) for one in found)
 
     cells = (
         found[0].work,
+        found[0].policy,
         f"{found[0].beside} %",
-        each(lambda one: f"{one.mean:.1f}", "%"),
-        each(lambda one: f"{one.highest:.1f}", "%"),
-        each(settled, "").rstrip(),
+        f"{each(lambda one: f'{one.mean:.1f}')} %",
+        f"{max((one.off for one in found), key=abs):+.1f}",
+        f"{found[0].used:.1f} %",
+        f"{each(lambda one: f'{one.highest:.1f}')} %",
     )
     return f"| {' | '.join(cells)} |"
+
+
+# ---- somebody waits for small work beside a batch
+
+
+@dataclass(frozen=True)
+class Answered:
+    """How long requests of one kernel took beyond the kernel, and what the batch tenant did meanwhile."""
+
+    batch: str
+    policy: str
+    requests: int
+    p50_ms: float
+    p99_ms: float
+    batch_percent: float
+    used_percent: float
+
+
+REQUEST_US, REQUEST_EVERY_S = 2000, 0.02
+BATCHES = (
+    Work("kernels of 200 us, queued", 200),
+    Work("kernels of 2 ms, queued", 2000),
+    Work("kernels of 20 ms, queued", 20000),
+)
+
+
+def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
+    """One kernel of 2 ms every 20 ms or so, 20 % of the card's compute, beside a batch tenant of 80 %."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        machine = make_machine(Path(name), kernel_us=batch.kernel_us)
+        small, large = (20, 80) if policy else (None, None)
+        cap, kernel = 100 if policy == FAIR else None, str(REQUEST_US)
+        boxes = [
+            make_container(
+                Path(name) / "asks",
+                machine,
+                share=small,
+                cap=cap,
+                interactive=policy is not None,
+                GPUSLICE_SIM_KERNEL_US=kernel,
+            ),
+            make_container(Path(name) / "works", machine, share=large, cap=cap),
+        ]
+        asks, works = (stack.enter_context(box.worker()) for box in boxes)
+        for worker in (asks, works):
+            worker.ok("start 0")
+        works.say(f"burn {int((seconds + 1) * 1000)} {batch.every} 0 {batch.how}")
+        time.sleep(1)
+        began, before = time.monotonic(), [worked_ns(machine, each) for each in (asks, works)]
+        took = []
+        while time.monotonic() - began < seconds:
+            time.sleep(REQUEST_EVERY_S)
+            took.append(asks.ok("request")[0] / 1e6 - REQUEST_US / 1e3)
+        passed = time.monotonic() - began
+        done = [worked_ns(machine, each) for each in (asks, works)]
+        works.heard()
+    percents = [(after - start) / passed / 1e7 for start, after in zip(before, done, strict=True)]
+    tail = statistics.quantiles(took, n=100)
+    return Answered(batch.name, policy or "none", len(took), tail[49], tail[98], percents[1], sum(percents))
+
+
+# ---- what a launch pays
+
+
+@dataclass(frozen=True)
+class Paid:
+    """A launch of nothing on a card that nobody else uses, beside one without any library."""
+
+    policy: str
+    added_ns: float
+
+
+def launch_ns(folder: Path, share: int | None, cap: int | None, preload: bool = True) -> float:
+    machine = make_machine(folder)
+    box = make_container(folder / "box", machine, share=share, cap=cap)
+    if not preload:
+        box.environment["LD_PRELOAD"] = ""
+    best = float("inf")
+    with box.worker() as worker:
+        worker.ok("start 0")
+        for _ in range(7):
+            launched = int(worker.ok("burn 200 0 0 kernel")[0])
+            best = min(best, 0.2e9 / launched)
+    return best
+
+
+def paid() -> list[Paid]:
+    """The best of seven; the driver's own time is taken off."""
+    kinds = (
+        ("none", None, None, False),
+        ("no share", None, None, True),
+        ("fair", 50, 100, True),
+        ("cap", 50, None, True),
+    )
+    with tempfile.TemporaryDirectory() as name:
+        took = {}
+        for word, share, cap, preload in kinds:
+            (Path(name) / word).mkdir()
+            took[word] = launch_ns(Path(name) / word, share, cap, preload)
+    return [Paid(word, took[word] - took["none"]) for word in ("no share", "fair", "cap")]
 
 
 def main() -> None:
@@ -176,18 +310,45 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="of work in each run, at the least (6)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    table: list[list[Kept]] = []
-    if not options.json:
-        print("| work | shares | mean | highest second | settled after |\n" + "| --- " * 5 + "|")
-    for work, split in RUNS:
-        title = f"{work.name} {' + '.join(map(str, split))} %"
-        if not all(word in title for word in options.words):
-            continue
-        table.append(run(work, split, max(options.seconds, work.least_s)))
+
+    def wanted(title: str) -> bool:
+        return all(word in title for word in options.words)
+
+    def say(line: str) -> None:
         if not options.json:
-            print(row(table[-1]), flush=True)
+            print(line, flush=True)
+
+    runs = [each for each in RUNS if wanted(f"{each[0].name} {each[2]} {' + '.join(map(str, each[1]))} %")]
+    table: list[list[Kept]] = []
+    if runs:
+        say("| work | policy | shares | mean | worst off | used | highest second |\n" + "| --- " * 7 + "|")
+    for work, split, policy in runs:
+        table.append(run(work, split, policy, max(options.seconds, work.least_s)))
+        say(row(table[-1]))
+    waits: list[Answered] = []
+    if wanted("interactive"):
+        say("\n| batch tenant | policy | p50 | p99 | batch | used |\n" + "| --- " * 6 + "|")
+        for batch in BATCHES:
+            for kind in (None, CAP, FAIR):
+                waits.append(one := answered(batch, kind, max(options.seconds, 10)))
+                delays = f"{one.p50_ms:.1f} ms | {one.p99_ms:.1f} ms"
+                say(
+                    f"| {one.batch} | {one.policy} | {delays} | {one.batch_percent:.1f} % |"
+                    f" {one.used_percent:.1f} % |"
+                )
+    costs = paid() if wanted("launch") else []
+    if costs:
+        say("\n| alone on the card | a launch pays |\n| --- | --- |")
+    for cost in costs:
+        say(f"| {cost.policy} | {cost.added_ns:.0f} ns |")
     if options.json:
-        print(json.dumps([asdict(one) for found in table for one in found], indent=2))
+        kept = [asdict(one) | {"off": one.off} for found in table for one in found]
+        found = {
+            "shares": kept,
+            "interactive": [asdict(one) for one in waits],
+            "launch": [asdict(one) for one in costs],
+        }
+        print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

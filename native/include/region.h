@@ -24,6 +24,12 @@
 #define GPUSLICE_SLOTS 1024u
 #define GPUSLICE_UUID_BYTES 96u
 
+/* Time that grows at some rate and is used up by work. */
+struct gpuslice_credit {
+    _Alignas(64) _Atomic int64_t ns;
+    _Atomic uint64_t at_ns; /* monotonic time up to which it was given */
+};
+
 /* One card of the container. Cards are found by uuid: an index means nothing outside this file. */
 struct gpuslice_card {
     _Atomic uint64_t key; /* of the uuid; 0 for an unused entry */
@@ -35,12 +41,15 @@ struct gpuslice_card {
     _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
     _Atomic uint64_t orphaned_bytes; /* freed by their exporter while an importer may still hold them */
     _Atomic uint64_t context_bytes; /* what a context took when last measured */
-    /* Compute share: one controller for all processes of the container (src/policy/share.c). */
+    /* The share of compute: one account for all processes of the container (src/policy/share.c). */
     _Atomic uint64_t asked_at_ns;  /* monotonic time of the last question to NVML */
     _Atomic uint64_t sampled_us;   /* NVML's time of the newest sample seen */
     _Atomic uint64_t unsettled_ns; /* sampled as ours, of work that no event has told of yet */
-    _Alignas(64) _Atomic int64_t credit_ns;
-    _Atomic uint64_t credit_at_ns; /* monotonic time up to which credit was given */
+    struct gpuslice_credit cap;    /* what the container may use at the most */
+    struct gpuslice_credit due;    /* what it gets at the least, whatever neighbours say */
+    _Atomic uint64_t virtual_ns;   /* device time charged, ever, by its weight: who is behind goes first */
+    _Atomic uint64_t active_at_ns; /* monotonic time up to which it had work or waited */
+    _Atomic uint64_t finished_at_ns; /* monotonic time at which work was last seen to have finished */
     _Atomic uint64_t charged_ns;   /* device time charged, ever */
     _Atomic uint64_t busy_ns, billed_ns; /* ever: as events told, and what of it was charged at once */
     _Atomic uint64_t recent_busy_ns, recent_own_ns; /* of late: as events told, what of it was our own */
@@ -55,7 +64,8 @@ struct gpuslice_usage {
     _Atomic uint64_t exported_bytes;          /* the part that other processes may have opened */
     _Atomic uint64_t imports;                 /* other processes' memory opened here, a count */
     _Atomic uint64_t in_flight_ns;            /* work launched and not yet charged, as estimated */
-    uint64_t padding[2];
+    _Atomic uint64_t unknown;                 /* launches under way of which nobody knows how long they take */
+    uint64_t padding;
 };
 
 struct gpuslice_slot {
@@ -79,5 +89,20 @@ struct gpuslice_region {
     struct gpuslice_card cards[GPUSLICE_CARDS];
     struct gpuslice_slot slots[GPUSLICE_SLOTS];
 };
+
+/* What a container tells its neighbours on a card, in a file of its own that only it can write: so that what nobody
+ * uses can be lent. A container that lies here changes what is lent and never what others are due. */
+struct gpuslice_claim {
+    uint64_t magic; /* GPUSLICE_CLAIM_MAGIC */
+    uint64_t check; /* of all that follows: a record that is being written is no record */
+    uint64_t virtual_ns; /* charged by weight, work under way included */
+    uint64_t busy_ns;    /* how long its processes had work under way, ever */
+    uint64_t busy_at_ns; /* monotonic time up to which that says */
+    uint64_t wants_until_ns; /* it waits or has work under way, as far as it knows up to then */
+    uint64_t under_way;      /* 1: it has work under way; 2: and nobody knows for how long */
+    uint64_t weight;         /* percent */
+    uint64_t interactive;    /* 1: small work that somebody waits for */
+};
+#define GPUSLICE_CLAIM_MAGIC (UINT64_C(0x4d49414c43000000) | UINT64_C(1)) /* "CLAIM", the version in the low byte */
 
 #endif

@@ -20,8 +20,11 @@ int main(void)
     FIELD(gpuslice_card, asked_at_ns);
     FIELD(gpuslice_card, sampled_us);
     FIELD(gpuslice_card, unsettled_ns);
-    FIELD(gpuslice_card, credit_ns);
-    FIELD(gpuslice_card, credit_at_ns);
+    FIELD(gpuslice_card, cap);
+    FIELD(gpuslice_card, due);
+    FIELD(gpuslice_card, virtual_ns);
+    FIELD(gpuslice_card, active_at_ns);
+    FIELD(gpuslice_card, finished_at_ns);
     FIELD(gpuslice_card, charged_ns);
     FIELD(gpuslice_card, busy_ns);
     FIELD(gpuslice_card, billed_ns);
@@ -34,6 +37,7 @@ int main(void)
     FIELD(gpuslice_usage, exported_bytes);
     FIELD(gpuslice_usage, imports);
     FIELD(gpuslice_usage, in_flight_ns);
+    FIELD(gpuslice_usage, unknown);
     FIELD(gpuslice_slot, owner);
     FIELD(gpuslice_slot, start_time);
     FIELD(gpuslice_slot, start_stack);

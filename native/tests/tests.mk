@@ -40,8 +40,8 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share system/os system/open_file_locks system/elf system/table accounts/accounts accounts/attach \
-  accounts/slots)) $(SLICE_HEADERS)
+$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/neighbours system/os \
+  system/open_file_locks system/elf system/table accounts/accounts accounts/attach accounts/slots)) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
 

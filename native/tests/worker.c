@@ -722,6 +722,15 @@ static void burn(double for_s, int every, int pause_us, const char *how)
     printf("ok %d %d\n", launched, failed);
 }
 
+/* One kernel and the wait for it; how many nanoseconds that took. */
+static void request(void)
+{
+    double began = seconds();
+    int failed = launch_once("kernel", kernel(), NULL) != 0;
+    synchronize();
+    printf("ok %lld %d\n", (long long)((seconds() - began) * 1e9), failed);
+}
+
 /* Records launches in a graph, in the mode that forbids other calls meanwhile; how long that took, in milliseconds. */
 static void capture_launches(int count)
 {
@@ -1104,6 +1113,8 @@ static void obey(char *line)
         run_threads(id, (int)more, bytes, kind);
     else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu %15s", &bytes, &id, &more, kind) >= 3)
         burn((double)bytes / 1000, id, (int)more, kind);
+    else if (is(word, "request"))
+        request();
     else if (is(word, "capture") && sscanf(line, "%*s %d", &id) == 1)
         capture_launches(id);
     else if (is(word, "launch-lazily") && sscanf(line, "%*s %llu", &bytes) == 1)

@@ -144,6 +144,17 @@ class Container:
         if self.limits:
             write_limits(self.limits_path, self.limits)
         prepare_region(self.region_path)
+        for limit in self.limits:
+            self._meet(limit.uuid)
+
+    def _meet(self, uuid: str) -> None:
+        """Where the containers of a card tell each other what they want."""
+        place, meeting = self.root / "run/gpuslice" / uuid, self.machine.state.parent / "claims" / uuid
+        own = meeting / self.root.name
+        own.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True)
+        (place / "own").symlink_to(own)
+        (place / "all").symlink_to(meeting)
 
     @property
     def limits_path(self) -> Path:
@@ -193,6 +204,8 @@ def container(
     *,
     memory_mib: int | None = 1024,
     share: int | None = None,
+    cap: int | None = None,
+    interactive: bool = False,
     cards: int = 1,
     profile: str = V100,
     cuda: str = "12.2",
@@ -205,7 +218,14 @@ def container(
         folder, cards=cards, profile=profile, cuda=cuda, kernel_us=kernel_us, pool_chunk_mib=pool_chunk_mib
     )
     yield make_container(
-        folder / "container", machine, memory_mib=memory_mib, share=share, cards=cards, **environment
+        folder / "container",
+        machine,
+        memory_mib=memory_mib,
+        share=share,
+        cap=cap,
+        interactive=interactive,
+        cards=cards,
+        **environment,
     )
 
 
@@ -235,11 +255,13 @@ def make_container(
     *,
     memory_mib: int | None = 1024,
     share: int | None = None,
+    cap: int | None = None,
+    interactive: bool = False,
     cards: int = 1,
     **environment: str,
 ) -> Container:
     memory = None if memory_mib is None else memory_mib * MIB
-    limits = [CardLimit(machine.uuid(card), memory, share) for card in range(cards)]
+    limits = [CardLimit(machine.uuid(card), memory, share, cap, interactive) for card in range(cards)]
     return Container(root, machine, limits, dict(environment))
 
 

@@ -281,3 +281,52 @@ def test_a_process_that_copied_before_its_first_launch_is_no_stranger_to_itself(
                 worker.heard()
                 cards.add_ghost(0, 4_000_000, 1, "neighbour", percent=10)
         assert first_slot(box).host_pid == worker.pid
+
+
+def test_what_nobody_uses_is_lent_and_taken_back(tmp_path: Path) -> None:
+    """Both may use the whole card. While one rests the other has it; when both work each has its part."""
+    machine = make_machine(tmp_path, kernel_us=500)
+    boxes = [make_container(tmp_path / f"{share}", machine, share=share, cap=100) for share in (30, 70)]
+    with boxes[0].worker() as small, boxes[1].worker() as large:
+        small.ok("start 0")
+        large.ok("start 0")
+        assert_reaches(lambda: share_of_card(machine, small, 0), 90)
+
+        def part_of_the_small() -> float:
+            for worker in (small, large):
+                burn(worker, 3000, 0)
+            time.sleep(1)
+            found = shares_of_work(machine, [small, large], 1.5)
+            for worker in (small, large):
+                worker.heard()
+            assert found[0] <= 36
+            return sum(found)
+
+        assert_reaches(part_of_the_small, 90)
+
+
+def test_a_container_without_a_place_to_meet_others_keeps_to_its_share(tmp_path: Path) -> None:
+    """Nobody would know what is lent to it."""
+    machine = make_machine(tmp_path, kernel_us=1000)
+    box = make_container(tmp_path / "box", machine, share=30, cap=100)
+    (box.root / "run/gpuslice" / machine.uuid() / "own").unlink()
+    with box.worker() as worker:
+        worker.ok("start 0")
+        assert_reaches(lambda: share_of_card(machine, worker, 1), 25, 35)
+
+
+def test_a_neighbours_claim_cut_short_or_overwritten_harms_nobody(tmp_path: Path) -> None:
+    machine = make_machine(tmp_path, kernel_us=500)
+    boxes = [make_container(tmp_path / name, machine, share=40, cap=100) for name in ("one", "other")]
+    claim = boxes[1].root / "run/gpuslice" / machine.uuid() / "own/claim"
+    with boxes[0].worker() as worker, boxes[1].worker() as neighbour:
+        worker.ok("start 0")
+        neighbour.ok("start 0")
+        burn(worker, 1500, 0)
+        for damage in (b"", b"\0" * 20, b"\xff" * 200, claim.read_bytes()[:30]):
+            claim.write_bytes(damage)
+            time.sleep(0.2)
+        claim.unlink()
+        claim.symlink_to("/proc/self/mem")
+        assert worker.heard().endswith(" 0")  # launches that failed
+        assert_reaches(lambda: share_of_card(machine, worker, 0), 80)

@@ -1,4 +1,4 @@
-"""A card: processes with work take turns, evenly at every moment or in time slices.
+"""A card: processes with work take turns, evenly at every moment or in slices; streams run side by side.
 
 A sample every sixth of a second says in whole percents who worked how long.
 """
@@ -30,15 +30,29 @@ class Work:
 
 @dataclass(eq=False)
 class Process:
-    """Its queue, and what it has done."""
+    """The work of its streams, which the card does at the same time, and what it has done."""
 
-    queue: deque[Work] = field(default_factory=deque)
+    streams: dict[int, deque[Work]] = field(default_factory=dict)
     done: float = 0.0
     in_sample: float = 0.0
     in_flight: int = 0
+    unknown: int = 0
     alive: bool = True
     watched: bool = False
     series: list[float] = field(default_factory=list)
+    delays: list[float] = field(default_factory=list)
+    done_on: dict[int, int] = field(default_factory=dict)
+    """What programs note: how long they waited, how many kernels a stream had."""
+
+    def stream(self, number: int) -> deque[Work]:
+        return self.streams.setdefault(number, deque())
+
+    def heads(self) -> list[Work]:
+        """What runs while the process has its turn: it is at work once, however many kernels run."""
+        return [queue[0] for queue in self.streams.values() if queue]
+
+    def has_work(self) -> bool:
+        return any(self.streams.values())
 
 
 @dataclass
@@ -73,7 +87,7 @@ class Card:
         while True:
             for process in self._on_turn():
                 pass_events(process, self.now)
-            ended = next((each for each in self.processes if each.watched and not each.queue), None)
+            ended = next((each for each in self.processes if each.watched and not each.has_work()), None)
             if ended or self.now >= to:
                 return ended
             self._run(min(to, self._sample_ends, self._step_ends))
@@ -85,9 +99,12 @@ class Card:
             self.now = until
             return
         ends = min(until, self._turn_ends) if self._slice else until
-        each_ns = min((ends - self.now) / len(running), *(each.queue[0].left for each in running))
+        each_ns = min(
+            (ends - self.now) / len(running), *(work.left for each in running for work in each.heads())
+        )
         for process in running:
-            process.queue[0].left -= each_ns
+            for work in process.heads():
+                work.left -= each_ns
             process.done += each_ns
             process.in_sample += each_ns
         self.now = self.now + each_ns * len(running)
@@ -95,13 +112,13 @@ class Card:
             self.now = ends
 
     def _on_turn(self) -> list[Process]:
-        busy = [each for each in self.processes if each.queue]
+        busy = [each for each in self.processes if each.has_work()]
         if not self._slice or not busy:
             return busy
         current = self.processes[self._turn]
-        if self.now >= self._turn_ends or not current.queue:
+        if self.now >= self._turn_ends or not current.has_work():
             order = self.processes[self._turn + 1 :] + self.processes[: self._turn + 1]
-            current = next(each for each in order if each.queue)
+            current = next(each for each in order if each.has_work())
             self._turn = self.processes.index(current)
             self._turn_ends = self.now + self._slice
         return [current]
@@ -124,7 +141,8 @@ class Card:
 
 
 def pass_events(process: Process, now: float) -> None:
-    while process.queue and process.queue[0].left <= 0.5:
-        work = process.queue.popleft()
-        if work.event:
-            work.event.at = now
+    for queue in process.streams.values():
+        while queue and queue[0].left <= 0.5:
+            work = queue.popleft()
+            if work.event:
+                work.event.at = now

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic
+from tests.shares.arithmetic import Arithmetic, Share
 from tests.shares.card import EPOCH, MS, SECOND, STEP, US, Card, Process
 from tests.shares.programs import Program
 from tests.shares.throttle import Container, Reading, Steps, Throttle, as_it_is
@@ -21,10 +21,18 @@ class Party:
     share: int
     programs: tuple[Program, ...]
     reading: Reading = as_it_is
+    cap: int | None = None
+    """The most it may use, percent; None: its share."""
+    interactive: bool = False
 
 
 def party(share: int, *programs: Program) -> Party:
     return Party(share, programs)
+
+
+def fair(share: int, *programs: Program, interactive: bool = False) -> Party:
+    """What nobody uses is lent to it."""
+    return Party(share, programs, cap=100, interactive=interactive)
 
 
 @dataclass
@@ -34,6 +42,7 @@ class Seen:
     share: int
     series: list[float]
     entry: layout.Card
+    processes: list[Process]
 
     def windows(self, from_s: float, length_s: float = 1.0, to_s: float = 1e9) -> list[float]:
         """Percent of the card in each window of this length that begins at `from_s` or later, every 50 ms."""
@@ -65,13 +74,16 @@ def play(
     slice_ns: int = 0,
     sample_age_ns: int = 0,
     seed: int = 0,
+    meet: bool = False,
 ) -> list[Seen]:
-    """All containers at once on one card for so long."""
+    """All containers at once on one card for so long. `meet`: they tell each other what they want."""
     chance = random.Random(seed)
     card = Card(slice_ns, sample_age_ns)
-    boxes, threads = [], []
+    boxes: list[Container] = []
+    threads = []
     for each in parties:
-        box = Container(each.share, arithmetic, card, each.reading)
+        share = Share(each.share, each.cap or each.share, each.interactive)
+        box = Container(share, arithmetic, card, each.reading, boxes if meet else [])
         boxes.append(box)
         for program in each.programs:
             process = Process()
@@ -81,7 +93,12 @@ def play(
             threads.append((process, program(throttle, process, card, chance)))
     _run(card, threads, EPOCH + int(seconds * SECOND))
     return [
-        Seen(box.share, [sum(at) for at in zip(*(p.series for p in box.processes), strict=True)], box.entry)
+        Seen(
+            box.share.weight,
+            [sum(at) for at in zip(*(p.series for p in box.processes), strict=True)],
+            box.entry,
+            box.processes,
+        )
         for box in boxes
     ]
 

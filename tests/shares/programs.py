@@ -18,7 +18,7 @@ def queued(own_ns: float, ahead: int = 64) -> Program:
         while True:
             for _ in range(ahead):
                 yield from throttle.launch(own_ns)
-            while process.queue:
+            while process.has_work():
                 yield 100 * US
 
     return run
@@ -85,9 +85,9 @@ def killed(program: Program, at_ns: int) -> Program:
             if card.now - EPOCH >= at_ns:
                 break
             yield step if step is None else min(step, int(EPOCH + at_ns - card.now) + 1)
-        process.queue.clear()
+        process.streams.clear()
         yield 100 * MS
-        process.in_flight = 0
+        process.in_flight = process.unknown = 0
 
     return run
 
@@ -101,5 +101,62 @@ def between(program: Program, from_ns: int, to_ns: int) -> Program:
             if card.now - EPOCH >= to_ns:
                 return
             yield step
+
+    return run
+
+
+def on_streams(own_ns: float, count: int, ahead: int = 8) -> Program:
+    """Kernels on several streams in turn."""
+
+    def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        while True:
+            for number in range(ahead * count):
+                yield from throttle.launch(own_ns, stream=number % count)
+            while process.has_work():
+                yield 100 * US
+
+    return run
+
+
+def long_beside_short(long_ns: float, short_ns: float) -> Program:
+    """A long kernel on one stream; meanwhile short ones on another, one by one. `done[1]` counts these."""
+
+    def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        while True:
+            yield from throttle.launch(long_ns, key=1, stream=1)
+            while process.stream(1):
+                yield from throttle.launch(short_ns, key=2, stream=2)
+                process.done_on[2] = process.done_on.get(2, 0) + 1
+                while process.stream(2):
+                    yield 20 * US
+
+    return run
+
+
+def grids(own_ns: float, count: int) -> Program:
+    """So many different kernels at once, then one after another for good."""
+
+    def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        for key in range(count):
+            yield from throttle.launch(own_ns, key=key)
+        while True:
+            began = card.now
+            yield from throttle.launch(own_ns, key=count)
+            process.delays.append(card.now - began)
+            yield None
+
+    return run
+
+
+def requests(own_ns: float, every_ns: int) -> Program:
+    """Somebody asks every so often, and waits for one kernel. `delays`: beyond what it takes by itself."""
+
+    def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        while True:
+            yield int(every_ns * chance.uniform(0.5, 1.5))
+            began = card.now
+            yield from throttle.launch(own_ns)
+            yield None
+            process.delays.append(card.now - began - own_ns)
 
     return run

@@ -1,24 +1,39 @@
-"""What throttle.c does around the arithmetic: batches of launches timed by events, waits in slices."""
+"""What throttle.c does with the driver, the clock and the neighbours' files, told again in virtual time.
+
+What it decides, and when work counts as done, is the library's own code: card_queue.c, share.c, fairness.c.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Past, Sample
-from tests.shares.card import MS, SECOND, US, Card, Event, Process, Work
+from tests.shares.arithmetic import (
+    CREATE,
+    ELAPSED,
+    QUERY,
+    RECORD,
+    Arithmetic,
+    Claim,
+    Contention,
+    Events,
+    Neighbour,
+    Neighbourhood,
+    Past,
+    Queue,
+    Sample,
+    Share,
+    Stream,
+    UnderWay,
+)
+from tests.shares.card import US, Card, Event, Process, Work
 
-BATCHES: Final = 64
-BATCH_LAUNCHES: Final = 16
-BATCH: Final = MS
-DENSE: Final = 20 * US
-STALLED: Final = 2 * SECOND
-FIRST_GUESS: Final = MS
-FIRST_UNDER_WAY: Final = 1
+LOOK_EVERY: Final = 50 * US
+PENDING, PASSED = 0, 1
+ASK_AFTER_GAP: Final = 2
 
 Steps = Iterator[int | None]
 """What a program's thread does next: sleep for so long, or, None, wait until its process is idle."""
@@ -39,153 +54,150 @@ def nobody_known(percents: Mapping[int, int], mine: set[int]) -> tuple[int, int,
 
 @dataclass(eq=False)
 class Container:
-    """What its processes share: the entry in the region."""
+    """What its processes share: the entry in the region, and the claim that neighbours read."""
 
-    share: int
+    share: Share
     arithmetic: Arithmetic
     card: Card
     reading: Reading
+    meets: list[Container]
+    """The containers that tell each other what they want, this one among them; empty: it tells nobody."""
     entry: layout.Card = field(default_factory=layout.Card)
+    claim: Claim = field(default_factory=Claim)
     processes: list[Process] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.at = ctypes.pointer(self.entry)
 
-    def in_flight(self) -> int:
-        return sum(each.in_flight for each in self.processes)
+    def under_way(self) -> UnderWay:
+        return UnderWay(
+            sum(each.in_flight for each in self.processes), sum(each.unknown for each in self.processes)
+        )
 
-    def _numbers(self) -> set[int]:
+    def numbers(self) -> set[int]:
         return {self.card.processes.index(each) for each in self.processes}
-
-    def headroom(self) -> int:
-        return int(
-            self.arithmetic.headroom(self.at, self.share, int(self.card.now), self.in_flight())
-            if self.share < 100
-            else 1
-        )
-
-    def learn(self, past: Past) -> None:
-        now = int(self.card.now)
-        how = self.arithmetic.ask(self.at, now, now // US)
-        newest = self.card.newest_sample()
-        if not how or not newest or newest.until // US == self.entry.sampled_us:
-            return
-        sample = Sample(newest.until // US, *self.reading(newest.percents, self._numbers()))
-        self.arithmetic.learn(
-            self.at, self.share, now, self.in_flight(), past, ctypes.byref(sample), newest.until, how
-        )
-
-
-@dataclass(eq=False)
-class Batch:
-    start: Event
-    end: Event
-    launches: list[tuple[int, int]] = field(default_factory=list)
-    estimate: int = 0
-    last: float = 0.0
-    open: bool = True
-    fresh: bool = False
-    late: bool = False
 
 
 class Throttle:
     """One process's launches, as throttle.c lets them go."""
 
     def __init__(self, process: Process, box: Container, card: Card, latency: Callable[[], float]) -> None:
-        self._process = process
-        self._box = box
-        self._card = card
-        self._latency = latency
-        self._ring: deque[Batch] = deque()
-        self._averages: dict[int, float] = {}
-        self._covered = -1.0
-        self._past = Past()
+        self._process, self._box, self._card, self._latency = process, box, card, latency
+        self._queue, self._past, self._beside = Queue(), Past(), Neighbourhood()
+        self._events: list[Event] = []
+        self._calls = Events(
+            CREATE(self._create), RECORD(self._record), QUERY(self._query), ELAPSED(self._elapsed)
+        )
+        self._looked = 0
+        self._told_until = 0
+        if box.meets:
+            self._tell(waits=False)
 
-    def launch(self, own_ns: float, key: int = 0) -> Steps:
-        if self._box.share < 100:
-            yield from self._wait(key)
-            batch = self._note(key)
+    # -- the driver's events, numbered from 1
+
+    def _create(self) -> int:
+        self._events.append(Event())
+        return len(self._events)
+
+    def _record(self, event: int, stream: object) -> bool:
+        marked = self._events[event - 1] = Event()
+        number = stream.contents.handle or 0  # type: ignore[attr-defined]
+        self._process.stream(number).append(Work(0, marked))
+        self._card.advance(self._card.now)
+        return True
+
+    def _query(self, event: int) -> int:
+        return PASSED if self._events[event - 1].at >= 0 else PENDING
+
+    def _elapsed(self, start: int, end: int, ns: object) -> bool:
+        ns[0] = int(max(self._events[end - 1].at - self._events[start - 1].at, 0))  # type: ignore[index]
+        return True
+
+    # -- launching
+
+    def launch(self, own_ns: float, key: int = 0, stream: int = 0) -> Steps:
+        if self._box.share.weight < 100:
+            where, whole_key = Stream(1, stream, False), (key + 1) << 32 | (key + 1)
+            yield from self._wait(where, whole_key)
+            batch = self._box.arithmetic.begin(
+                self._queue, self._calls, where, whole_key, int(self._card.now)
+            )
+            if not batch:
+                estimate = self._box.arithmetic.estimate(self._queue, whole_key)
+                self._box.arithmetic.spend(self._box.at, self._box.share, estimate)
+            self._show()
+            if self._beside.count and self._told_until < self._card.now + self._queue.in_flight_ns:
+                self._tell(waits=False)
             yield US
-            self._process.queue.append(Work(own_ns))
-            if len(batch.launches) == 1 or _is_full(batch):
-                self._record(batch)
+            self._process.stream(stream).append(Work(own_ns))
+            if batch:
+                self._box.arithmetic.end(batch, self._calls, True)
         else:
-            self._process.queue.append(Work(own_ns))
+            self._process.stream(stream).append(Work(own_ns))
         yield 4 * US
 
-    def _may_launch(self, key: int, headroom: int) -> bool:
-        return headroom > 0 and len(self._ring) < BATCHES and self._averages.get(key) != FIRST_UNDER_WAY
+    def _wait(self, stream: Stream, key: int) -> Steps:
+        box, began = self._box, self._card.now
+        self._look(waits=False)
+        if box.arithmetic.is_divided(box.at):
+            self._learn()
+        while wait := self._must_wait(stream, key, int(self._card.now - began)):
+            self._look(waits=True)
+            yield int(wait + self._latency())
+            self._look(waits=True)
+            self._learn()
 
-    def _wait(self, key: int) -> Steps:
-        charged, since = self._box.entry.charged_ns, self._card.now
-        self._look()
-        if self._box.arithmetic.is_divided(self._box.at):
-            self._box.learn(self._past)
-        while not self._may_launch(key, headroom := self._box.headroom()):
-            if self._ring:
-                self._close(self._ring[-1])
-            if self._card.now - since > STALLED and self._box.in_flight():
-                break
-            yield int(self._box.arithmetic.wait(self._box.share, headroom) + self._latency())
-            self._look()
-            self._box.learn(self._past)
-            if charged != self._box.entry.charged_ns:
-                charged, since = self._box.entry.charged_ns, self._card.now
+    def look_now(self) -> None:
+        self._look(waits=True)
 
-    def _note(self, key: int) -> Batch:
-        known = self._averages.setdefault(key, FIRST_UNDER_WAY)
-        estimate = FIRST_GUESS if known == FIRST_UNDER_WAY else int(known)
-        batch = self._ring[-1] if self._ring else None
-        dense = batch and batch.open and not _is_full(batch)
-        if not (batch and dense and self._card.now - batch.last < DENSE):
-            if batch:
-                self._close(batch)
-            batch = Batch(Event(), Event())
-            self._mark(batch.start)
-            self._ring.append(batch)
-        batch.launches.append((key, estimate))
-        batch.fresh, batch.last = False, self._card.now
-        batch.estimate += estimate
-        self._process.in_flight += estimate
-        return batch
+    def _must_wait(self, stream: Stream, key: int, waited: int) -> int:
+        work, box = self._box.under_way(), self._box
+        met = Contention(int(self._card.now), waited, work.ns, work.unknown, ctypes.pointer(self._beside))
+        return int(box.arithmetic.wait(self._queue, box.at, box.share, met, stream, key))
 
-    def _mark(self, event: Event) -> None:
-        event.at = -1.0
-        self._process.queue.append(Work(0, event))
-        self._card.advance(self._card.now)
+    def _show(self) -> None:
+        self._process.in_flight, self._process.unknown = self._queue.in_flight_ns, self._queue.unknown
 
-    def _record(self, batch: Batch) -> None:
-        batch.end = Event()
-        self._mark(batch.end)
-        batch.fresh = True
+    def _look(self, *, waits: bool) -> None:
+        now, box, c = int(self._card.now), self._box, self._box.arithmetic
+        if not waits and now - self._looked < LOOK_EVERY:
+            return
+        others = [c.told(each.claim, now) for each in box.meets if each is not box and each.claim.magic]
+        c.update(self._beside, box.at, now, (Neighbour * max(len(others), 1))(*others), len(others))
+        part, finished = c.own_part(box.at, now, self._beside), self._queue.finished_ns
+        busy = c.look(self._queue, self._calls, now, waits, part)
+        if busy:
+            c.charge(box.at, box.share, busy, part)
+            self._beside.own_busy_ns += busy
+        if self._queue.finished_ns != finished:
+            box.entry.finished_at_ns = now
+        self._looked = now
+        self._show()
+        if self._queue.count or busy:
+            c.stay(box.at, now if self._queue.count else self._queue.covered_ns)
+        c.note(self._past, box.at, now)
+        if waits:
+            c.stay(box.at, now)
+        elif not box.under_way().ns:
+            c.wake(box.at, now, self._beside)
+        if box.meets:
+            self._tell(waits=waits)
 
-    def _close(self, batch: Batch) -> None:
-        if batch.open and not batch.fresh:
-            self._record(batch)
-            batch.late = True
-        batch.open = False
+    def _tell(self, *, waits: bool) -> None:
+        box, now = self._box, int(self._card.now)
+        box.claim = box.arithmetic.claim(
+            box.at, box.share, self._beside, now, box.under_way(), self._queue.covered_ns, waits
+        )
+        self._told_until = box.claim.wants_until_ns
 
-    def _look(self) -> None:
-        while self._ring:
-            self._close(self._ring[0])
-            if self._ring[0].end.at < 0:
-                break
-            self._settle(self._ring.popleft())
-        self._box.arithmetic.note(self._past, self._box.at, int(self._card.now))
-
-    def _settle(self, batch: Batch) -> None:
-        took = max(batch.end.at - max(batch.start.at, self._covered), 0)
-        if batch.late and took > 4 * batch.estimate:
-            took = 4 * batch.estimate
-        else:
-            self._covered = max(self._covered, batch.end.at)
-        own = self._box.arithmetic.charge(self._box.at, int(self._card.now), int(took))
-        self._process.in_flight -= batch.estimate
-        for key, estimate in batch.launches:
-            known, now = self._averages[key], estimate * own / batch.estimate
-            average = now if known == FIRST_UNDER_WAY else known * 0.9 + now * 0.1
-            self._averages[key] = max(average, FIRST_UNDER_WAY + 1)
-
-
-def _is_full(batch: Batch) -> bool:
-    return len(batch.launches) >= BATCH_LAUNCHES or batch.estimate >= BATCH
+    def _learn(self) -> None:
+        now, box = int(self._card.now), self._box
+        how = box.arithmetic.ask(box.at, now, now // US)
+        newest = self._card.newest_sample()
+        if not how or not newest or newest.until // US == box.entry.sampled_us:
+            return
+        sample = Sample(newest.until // US, *box.reading(newest.percents, box.numbers()))
+        if how == ASK_AFTER_GAP and self._beside.count:
+            sample.own_percent = 0
+        in_flight = box.under_way().ns
+        box.arithmetic.learn(box.at, box.share, now, in_flight, self._past, sample, newest.until, how)

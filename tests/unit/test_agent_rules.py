@@ -10,8 +10,9 @@ import pytest
 
 from gpuslice.adapters.gpu.source import DriverCard, XidEvent
 from gpuslice.adapters.kube.objects import Node, NodeStatus
+from gpuslice.adapters.region.limits import CardLimit, read_limits
 from gpuslice.apps.agent.flags import translated
-from gpuslice.apps.agent.folders import Folders, token
+from gpuslice.apps.agent.folders import Folders, Owner, token
 from gpuslice.apps.agent.health import (
     Health,
     excluded_cards,
@@ -24,8 +25,9 @@ from gpuslice.apps.agent.nodekeeper import amounts_to_write, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
-from gpuslice.core.mode import Rules
-from gpuslice.core.model import NodeMode
+from gpuslice.core.grant import CardLimit as GrantedLimit
+from gpuslice.core.mode import ComputePolicy, Rules
+from gpuslice.core.model import Card, NodeMode
 from tests.builders import make_node
 
 
@@ -148,6 +150,54 @@ def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
         f"/opt/gpuslice/containers/{name}/etc",
         f"/opt/gpuslice/containers/{name}/var",
     ]
+
+
+def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(tmp_path: Path) -> None:
+    """It writes in its own folder alone, and what it told before it was started again is gone."""
+    folders, ids = Folders(tmp_path, Path("/opt/gpuslice"), boot="this"), ["GPU-a-_-0", "GPU-b-_-0"]
+    (tmp_path / "built.so").write_bytes(b"library")
+    folders.library.install(str(tmp_path / "built.so"))
+    mounts = folders.grant(ids, limits_compute=True)
+    name = folders.current(ids)
+    assert [(each.container_path, each.host_path, each.read_only) for each in mounts[-2:]] == [
+        ("/run/gpuslice/GPU-b/own", f"/opt/gpuslice/cards/GPU-b/{name}", False),
+        ("/run/gpuslice/GPU-b/all", "/opt/gpuslice/cards/GPU-b", True),
+    ]
+    own = tmp_path / "cards/GPU-a" / name
+    assert own.stat().st_mode & 0o7777 == 0o1777
+    (own / "claim").write_bytes(b"told")
+    folders.start(ids, [], Owner(ids), limited=True)
+    assert own.is_dir()
+    assert not (own / "claim").exists()
+    (own / "claim").write_bytes(b"told")
+    folders.remove(name)
+    assert not own.exists()
+
+
+@pytest.mark.parametrize(
+    ("policy", "percent", "written"),
+    [
+        (ComputePolicy.CAP, 30, (30, None)),
+        (ComputePolicy.CAP, 0, (None, None)),
+        (ComputePolicy.OFF, 30, (None, None)),
+        (ComputePolicy.FAIR, 30, (30, 100)),
+        (ComputePolicy.FAIR, 0, (26, 100)),  # what part of the memory it has
+        (ComputePolicy.FAIR, 100, (100, None)),
+    ],
+)
+def test_the_nodes_policy_says_what_a_percentage_of_compute_means(
+    tmp_path: Path, policy: ComputePolicy, percent: int, written: tuple[int | None, int | None]
+) -> None:
+    folders, ids = Folders(tmp_path, boot="this"), ["GPU-a-_-0"]
+    card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-abcde")
+    limits = [GrantedLimit(card, 4, 4096, percent)]
+    folders.start(ids, limits, Owner(ids), limited=True, policy=policy)
+    (found,) = read_limits(tmp_path / "containers" / folders.current(ids) / "etc/limits") or ()
+    assert (found.compute_percent, found.cap_percent) == written
+    folders.start(ids, limits, Owner(ids), limited=False, policy=policy)
+    assert read_limits(tmp_path / "containers" / folders.current(ids) / "etc/limits") == (
+        CardLimit("GPU-abcde", None),
+    )
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:

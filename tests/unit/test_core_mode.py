@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.core.mode import rules_of
+from gpuslice.core.mode import ComputePolicy, rules_of
 from gpuslice.core.model import NodeMode
 
 SHARED, EXCLUSIVE = NodeMode.SHARED, NodeMode.EXCLUSIVE
@@ -42,3 +42,30 @@ def test_who_divides_compute_by_our_own_label_does_so_too() -> None:
     rules = rules_of({"gpuslice.io/mode": "shared", "ack.node.gpu.schedule": "core_mem"})
     assert (rules.mode, rules.divides_compute) == (SHARED, True)
     assert not rules_of({"cgpu": "false", "ack.node.gpu.schedule": "core_mem"}).divides_compute
+
+
+@pytest.mark.parametrize(
+    ("labels", "policy", "limits"),
+    [
+        ({}, ComputePolicy.CAP, False),
+        ({"ack.node.gpu.schedule": "core_mem"}, ComputePolicy.CAP, True),
+        (
+            {"ack.node.gpu.schedule": "core_mem", "gpuslice.io/compute-policy": "off"},
+            ComputePolicy.OFF,
+            False,
+        ),
+        (
+            {"ack.node.gpu.schedule": "core_mem", "gpuslice.io/compute-policy": "fair"},
+            ComputePolicy.FAIR,
+            True,
+        ),
+        ({"gpuslice.io/compute-policy": "fair"}, ComputePolicy.FAIR, True),
+        ({"cgpu": "true", "gpuslice.io/compute-policy": "Fair"}, ComputePolicy.CAP, False),
+        ({"gpuslice.io/mode": "shared", "gpuslice.io/compute-policy": "off"}, ComputePolicy.OFF, False),
+    ],
+)
+def test_a_label_says_what_a_share_of_compute_means(
+    labels: dict[str, str], policy: ComputePolicy, limits: bool
+) -> None:
+    rules = rules_of(labels)
+    assert (rules.compute_policy, rules.limits_compute) == (policy, limits)

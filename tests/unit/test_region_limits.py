@@ -31,6 +31,8 @@ class Limit(ctypes.Structure):
         ("uuid", ctypes.c_char * layout.UUID_BYTES),
         ("memory_bytes", ctypes.c_uint64),
         ("share_percent", ctypes.c_uint32),
+        ("cap_percent", ctypes.c_uint32),
+        ("interactive", ctypes.c_bool),
     )
 
 
@@ -57,6 +59,8 @@ def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[CardLimit, ...] | None:
             card.uuid.decode(),
             None if card.memory_bytes == layout.NO_LIMIT else card.memory_bytes,
             card.share_percent or None,
+            card.cap_percent if card.cap_percent != card.share_percent else None,
+            card.interactive,
         )
         for card in limits.cards[: limits.count]
     )
@@ -70,7 +74,13 @@ def by_python(text: bytes) -> tuple[CardLimit, ...] | None:
 
 
 UUIDS = st.builds("{}-{}".format, st.sampled_from(["GPU", "MIG"]), st.uuids().map(str))
-CARDS = st.builds(CardLimit, UUIDS, st.none() | st.integers(0, 2**63 - 1), st.none() | st.integers(1, 100))
+MEMORY = st.none() | st.integers(0, 2**63 - 1)
+LENDING = st.integers(1, 99).flatmap(
+    lambda share: st.builds(
+        CardLimit, UUIDS, MEMORY, st.just(share), st.none() | st.integers(share + 1, 100), st.booleans()
+    )
+)
+CARDS = st.builds(CardLimit, UUIDS, MEMORY, st.none() | st.integers(1, 100)) | LENDING
 LISTS = st.lists(CARDS, max_size=layout.CARDS, unique_by=lambda card: card.uuid)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Past, Sample
+from tests.shares.arithmetic import Arithmetic, Claim, Neighbourhood, Past, Sample, Share
 from tests.shares.card import EPOCH, MS, SECOND, US
 from tests.shares.play import Party, Seen, party, play
 from tests.shares.programs import Program, between, killed, mixed, on_and_off, one_by_one, queued, slower
@@ -237,20 +237,30 @@ def test_no_bytes_in_the_region_lead_astray(
     arithmetic: Arithmetic, words: list[int], others: list[int]
 ) -> None:
     """The tenant can write there: whatever it is, credit and waits stay within bounds."""
-    card, past = layout.Card(), Past()
+    card, past, beside = layout.Card(), Past(), Neighbourhood()
     for name, word in zip(WORDS, words, strict=True):
-        setattr(card, name, word if name != "credit_ns" else ctypes.c_int64(word).value)
-    at = ctypes.pointer(card)
+        setattr(card, name, word)
+    at, share = ctypes.pointer(card), Share(30, 30, False)
     minute = 60 * SECOND
-    busy, in_flight, own, theirs, listed, until_us, until, *_ = others
+    busy, in_flight, own, theirs, listed, until_us, until, credit, due = others
+    card.cap.ns, card.due.ns = ctypes.c_int64(credit).value, ctypes.c_int64(due).value
+    card.cap.at_ns, card.due.at_ns = due, credit
     for now in range(EPOCH, EPOCH + SECOND, 100 * MS):
-        assert 0 <= arithmetic.charge(at, now, busy) <= minute
-        headroom = arithmetic.headroom(at, 30, now, in_flight)
+        claim = Claim(0, 0, *others[:7])
+        neighbour = arithmetic.told(claim, now)
+        arithmetic.update(beside, at, now, ctypes.pointer(neighbour), 1)
+        part = arithmetic.own_part(at, now, beside)
+        assert 0 <= part <= 1
+        assert 0 <= arithmetic.charge(at, share, busy, part) <= minute
+        headroom = arithmetic.headroom(at, share, now, in_flight)
         assert -2 * minute <= headroom <= 2 * minute
-        assert 50 * US <= arithmetic.wait(30, headroom) <= 5 * MS
+        assert 50 * US <= arithmetic.share_wait(share, headroom) <= 5 * MS
+        arithmetic.is_owed(at, share, now, in_flight)
+        arithmetic.wake(at, now, beside)
+        arithmetic.lead(at, share, in_flight, beside)
         arithmetic.note(past, at, now)
         how = arithmetic.ask(at, now, now // US)
         sample = Sample(until_us, own % 200, theirs % 300, listed % 2**32)
-        arithmetic.learn(at, 30, now, in_flight, past, ctypes.byref(sample), until, how)
+        arithmetic.learn(at, share, now, in_flight, past, sample, until, how)
         until_us, until = now // US, now
-    assert -2 * minute <= card.credit_ns <= 2 * minute + 2 * SECOND
+    assert -2 * minute <= card.cap.ns <= 2 * minute + 2 * SECOND

@@ -73,7 +73,7 @@ static void make_cards(void)
         struct gs_card *card = &cards[card_count];
         *card = (struct gs_card){.index = gs_accounts_card(&gs_accounts, limit->uuid),
                                  .limit_bytes = limit->memory_bytes,
-                                 .share_percent = limit->share_percent};
+                                 .share = {limit->share_percent, limit->cap_percent, limit->interactive}};
         memcpy(card->uuid, limit->uuid, sizeof card->uuid);
         gs_accounts_show_limit(&gs_accounts, card->index, limit->memory_bytes, limit->share_percent);
     }
@@ -108,6 +108,7 @@ static bool activate(void)
         return false;
     open_accounts_at(prefix);
     make_cards();
+    gs_throttle_start(cards, card_count, prefix);
     at_fork_in_child(gs_forget_everything);
     return true;
 }
@@ -115,11 +116,8 @@ static bool activate(void)
 static bool start_locked(void)
 {
     if (!started) {
-        bool active = activate();
-        if (active) {
-            gs_throttle_start(cards, card_count);
+        if (activate())
             __atomic_store_n(&gs_active, true, __ATOMIC_RELEASE);
-        }
         __atomic_store_n(&started, true, __ATOMIC_RELEASE);
     }
     return gs_active;

@@ -8,6 +8,7 @@
 #include "accounts/accounts.h"
 #include "driver/driver.h"
 #include "policy/limits.h"
+#include "policy/share.h"
 #include "system/table.h"
 
 #define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver hands out physical memory in these */
@@ -15,7 +16,7 @@
 struct gs_card {
     uint32_t index;        /* in the region; GPUSLICE_CARDS for a card that is not ours */
     uint64_t limit_bytes;  /* GS_NO_LIMIT for none; 0 for a card that is not ours */
-    uint32_t share_percent;
+    struct gs_share share; /* of compute; weight 0: not limited */
     char uuid[GPUSLICE_UUID_BYTES];
 };
 

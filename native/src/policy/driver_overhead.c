@@ -6,6 +6,7 @@
 
 #include "policy/driver_overhead.h"
 #include "hooks/pools.h"
+#include "policy/throttle.h"
 #include "accounts/slots.h"
 
 /* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
@@ -237,6 +238,7 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes)
     struct own *own = gs_own_of(card);
     __atomic_store_n(&own->contexts, own->contexts + 1, __ATOMIC_RELEASE);
     gs_unlock(&lock);
+    gs_throttle_meet(card);
 }
 
 bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)

@@ -65,8 +65,20 @@ static bool take_share(struct cursor *cursor, struct gs_limit *limit)
         return false;
     if (!take_text(cursor, "-") && !(take_number(cursor, 100, &percent) && percent > 0))
         return false;
-    limit->share_percent = (uint32_t)percent;
+    limit->share_percent = limit->cap_percent = (uint32_t)percent;
     return true;
+}
+
+/* Both may be left out: then the share is the most, and the container like any other. */
+static bool take_lending(struct cursor *cursor, struct gs_limit *limit)
+{
+    uint64_t percent = limit->cap_percent;
+    if (take_text(cursor, " cap=") &&
+        !(limit->share_percent && take_number(cursor, 100, &percent) && percent >= limit->share_percent))
+        return false;
+    limit->cap_percent = (uint32_t)percent;
+    limit->interactive = take_text(cursor, " class=interactive");
+    return !limit->interactive || limit->share_percent;
 }
 
 static bool take_card(struct cursor *cursor, struct gs_limits *limits)
@@ -75,7 +87,7 @@ static bool take_card(struct cursor *cursor, struct gs_limits *limits)
         return false;
     struct gs_limit *limit = &limits->cards[limits->count];
     if (!take_uuid(cursor, limit->uuid) || !take_memory(cursor, limit) || !take_share(cursor, limit) ||
-        !take_text(cursor, "\n"))
+        !take_lending(cursor, limit) || !take_text(cursor, "\n"))
         return false;
     for (uint32_t i = 0; i < limits->count; i++)
         if (strcmp(limits->cards[i].uuid, limit->uuid) == 0)

@@ -1,11 +1,12 @@
 /* The limits file: what the agent allows this container. Read-only for the tenant.
  *
  *     gpuslice 1
- *     GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30
+ *     GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30 cap=100
  *     end 1
  *
  * One line per card: its uuid as NVML spells it, the bytes of device memory ("-" for no limit) and the percentage of
- * compute ("-" for no limit). The last line counts the cards, so that a file cut short is recognised. Anything else
+ * compute ("-" for no limit). Where more follows: the most compute it may use when others leave it some (cap=, a
+ * percentage not below the share, which it is without), and whether it goes before others (class=interactive). The last line counts the cards, so that a file cut short is recognised. Anything else
  * makes the whole file corrupt.
  */
 #ifndef GPUSLICE_LIMITS_H
@@ -24,6 +25,8 @@ struct gs_limit {
     char uuid[GPUSLICE_UUID_BYTES];
     uint64_t memory_bytes; /* GS_NO_LIMIT for none */
     uint32_t share_percent; /* 0 for none */
+    uint32_t cap_percent;   /* the same where the file does not say */
+    bool interactive;
 };
 
 struct gs_limits {

@@ -168,17 +168,17 @@ void gs_samples_begin(const struct gs_card *card)
     gs_unlock(&lock);
 }
 
-static void compare(const struct list *list, const struct gs_doings *doings, bool whole)
+static void compare(const struct list *list, const struct gs_activity *activity, bool whole)
 {
     gs_lock(&lock);
-    if (doings->idle_ns > IDLE_NS)
+    if (activity->idle_ns > IDLE_NS)
         add_strangers(list);
-    else if (!lists_us(list) && whole && doings->busy_ns >= BUSY_NS * list->count)
+    else if (!lists_us(list) && whole && activity->busy_ns >= BUSY_NS * list->count)
         find_ourselves(list);
     gs_unlock(&lock);
 }
 
-bool gs_sample(const struct gs_card *card, const struct gs_doings *doings, bool whole, struct gs_share_sample *sum)
+bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum)
 {
     struct list list;
     uint64_t earliest = gs_realtime_us() - SAMPLED_US;
@@ -186,7 +186,7 @@ bool gs_sample(const struct gs_card *card, const struct gs_doings *doings, bool 
     if (!read_samples(card, seen > earliest ? seen : earliest, &list))
         return false;
     if (!in_host_namespace())
-        compare(&list, doings, whole);
+        compare(&list, activity, whole);
     *sum = sum_of(&list);
     return sum->until_us != seen;
 }

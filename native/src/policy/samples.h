@@ -6,7 +6,7 @@
 #include "policy/share.h"
 
 /* What this process did on the card since the last sample that it took. */
-struct gs_doings {
+struct gs_activity {
     uint64_t busy_ns; /* finished work */
     uint64_t idle_ns; /* for how long now nothing was under way */
 };
@@ -14,7 +14,7 @@ struct gs_doings {
 /* Before this process's first work on a card: whoever is at work there is somebody else. */
 void gs_samples_begin(const struct gs_card *card);
 /* False if NVML cannot tell, or has nothing newer than what was seen. `whole`: no sample was missed since the last. */
-bool gs_sample(const struct gs_card *card, const struct gs_doings *doings, bool whole, struct gs_share_sample *sum);
+bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum);
 void gs_samples_forget(void); /* in a forked child */
 
 #endif

@@ -1,14 +1,12 @@
 /* Credit for time, charged with work.
  *
- * Credit grows with time × share. Events say how long finished work kept its process busy; on a card that others use
- * too, that holds their time slices as well, so it is the most that the work can have taken itself. NVML's samples say
- * what the container's processes really took, a sixth of a second late and in whole percents. So: finished work is
- * charged at once, with the part of its busy time that was our own in the last samples; each new sample then settles
- * the account of its window exactly, within what events allow.
- *
- * Where NVML cannot tell, busy time is charged in full: then a container gets less than its share beside busy
- * neighbours, and never more.
- */
+ * Credit grows with time × share. Events say how long work kept its process busy; on a card that others use too, that
+ * holds their time slices as well, so it is the most that the work can have taken itself. NVML's samples say what the
+ * container's processes really took, a sixth of a second late and in whole percents. So: busy time is charged at once,
+ * with the part of it that was our own in the last samples; each new sample then settles the account of its window
+ * exactly, within what events allow. Where NVML cannot tell, or nobody asked it while a long kernel ran, neighbours say how
+ * many shared the card (fairness.c); without neighbours that tell anything busy time is charged in full.
+ **/
 #include "policy/share.h"
 
 #include <stdatomic.h>
@@ -20,17 +18,23 @@
 #define MOST_REFUND_NS (SECOND_NS / 100)
 /* Numbers beyond a minute were not written by us. */
 #define MOST_DEBT_NS (60 * SECOND_NS)
+/* No launch waits longer than this for what its container has used before: more is forgiven. */
+#define LONGEST_WAIT_S 60
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 5000000u
 #define SAMPLE_US 166667u             /* NVML's period on most cards */
 #define ASK_AGAIN_NS UINT64_C(20000000) /* where a sample is late, or its period longer */
 #define GAP_NS UINT64_C(250000000)    /* longer without asking, and a sample may have been missed */
 #define KNOWN_FOR_NS UINT64_C(400000000) /* how long a sample says anything about now */
+/* What a container that neighbours may not talk out of it gets, of what it is due. */
+#define SURELY_DUE 0.9
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
 {
     return value < least ? least : value > most ? most : value;
 }
+
+static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
 
 /* ---- credit ---- */
 
@@ -41,75 +45,84 @@ static int64_t raised(int64_t before, int64_t by, int64_t most, int64_t at_all)
     return clamp(after > before ? after : before, -MOST_DEBT_NS, at_all);
 }
 
-static void give(struct gpuslice_card *card, int64_t ns, int64_t most, int64_t at_all)
+static void give(struct gpuslice_credit *credit, int64_t ns, int64_t least, int64_t most, int64_t at_all)
 {
-    int64_t before = atomic_load(&card->credit_ns), after;
+    int64_t before = atomic_load(&credit->ns), after;
     do
-        after = raised(clamp(before, -MOST_DEBT_NS, MOST_DEBT_NS), ns, most, at_all);
-    while (!atomic_compare_exchange_weak(&card->credit_ns, &before, after));
+        after = raised(clamp(before, least, MOST_DEBT_NS), ns, most, at_all);
+    while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
-static void take(struct gpuslice_card *card, int64_t ns)
+static void take(struct gpuslice_credit *credit, int64_t ns)
 {
-    int64_t before = atomic_load(&card->credit_ns), after;
+    int64_t before = atomic_load(&credit->ns), after;
     do
         after = clamp(clamp(before, -MOST_DEBT_NS, MOST_DEBT_NS) - ns, -MOST_DEBT_NS, MOST_DEBT_NS);
-    while (!atomic_compare_exchange_weak(&card->credit_ns, &before, after));
+    while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
 /* Whoever moves the time forward gives the credit for it, so that it is given once. Work under way has its credit
  * coming besides what may be saved up: it is charged when it has finished. */
-static void accrue(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, int64_t in_flight_ns)
+static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns, int64_t in_flight_ns)
 {
-    uint64_t before = atomic_load(&card->credit_at_ns);
+    uint64_t before = atomic_load(&credit->at_ns);
     bool begins = before == 0 || before > now_ns + SECOND_NS; /* a time to come was not written by us */
-    if ((now_ns <= before && !begins) || !atomic_compare_exchange_strong(&card->credit_at_ns, &before, now_ns))
+    if ((now_ns <= before && !begins) || !atomic_compare_exchange_strong(&credit->at_ns, &before, now_ns))
         return;
     int64_t passed = begins ? 0 : clamp((int64_t)(now_ns - before), 0, MOST_DEBT_NS);
-    int64_t most = MOST_SAVED_NS + in_flight_ns;
-    give(card, passed * percent / 100, most, most + MOST_REFUND_NS);
+    int64_t most = MOST_SAVED_NS + in_flight_ns, least = -(int64_t)(rate * LONGEST_WAIT_S * SECOND_NS);
+    give(credit, (int64_t)((double)passed * rate), least, most, most + MOST_REFUND_NS);
 }
 
-int64_t gs_share_headroom(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns)
+static int64_t headroom(struct gpuslice_credit *credit, double rate, uint64_t now_ns, uint64_t in_flight_ns)
 {
     int64_t in_flight = in_flight_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)in_flight_ns : MOST_DEBT_NS;
-    accrue(card, percent, now_ns, in_flight);
-    int64_t credit = clamp(atomic_load(&card->credit_ns), -MOST_DEBT_NS, MOST_DEBT_NS);
-    return credit - in_flight * (100 - (int64_t)percent) / 100; /* while it runs, credit grows */
+    accrue(credit, rate, now_ns, in_flight);
+    int64_t left = clamp(atomic_load(&credit->ns), -MOST_DEBT_NS, MOST_DEBT_NS);
+    return left - (int64_t)((double)in_flight * (1 - rate)); /* while it runs, credit grows */
 }
 
-uint64_t gs_share_wait_ns(uint32_t percent, int64_t headroom_ns)
+int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns)
+{
+    return share->cap >= 100 ? MOST_SAVED_NS : headroom(&card->cap, share->cap / 100.0, now_ns, in_flight_ns);
+}
+
+bool gs_share_is_owed(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns)
+{
+    return headroom(&card->due, SURELY_DUE * percent(share->weight) / 100.0, now_ns, in_flight_ns) > 0;
+}
+
+uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns)
 {
     if (headroom_ns > 0)
         return LEAST_WAIT_NS;
-    return (uint64_t)clamp((1 - headroom_ns) * 100 / percent, LEAST_WAIT_NS, MOST_WAIT_NS);
+    return (uint64_t)clamp((1 - headroom_ns) * 100 / percent(share->cap), LEAST_WAIT_NS, MOST_WAIT_NS);
 }
 
 /* ---- charges ---- */
 
-/* The part of busy time that is our own, as far as the last second knows it. */
-static int64_t own_part_of(struct gpuslice_card *card, uint64_t now_ns, int64_t busy_ns)
+int64_t gs_share_by_weight(const struct gs_share *share, int64_t own_ns) { return own_ns * 100 / percent(share->weight); }
+
+static void take_all(struct gpuslice_card *card, const struct gs_share *share, int64_t own_ns)
 {
-    int64_t busy = (int64_t)atomic_load(&card->recent_busy_ns), own = (int64_t)atomic_load(&card->recent_own_ns);
-    bool known = now_ns - atomic_load(&card->learned_at_ns) < KNOWN_FOR_NS;
-    if (!known || own <= 0 || own >= busy || busy > MOST_DEBT_NS)
-        return busy_ns;
-    return (int64_t)((double)busy_ns * (double)own / (double)busy);
+    atomic_fetch_add(&card->charged_ns, (uint64_t)own_ns);
+    atomic_fetch_add(&card->virtual_ns, (uint64_t)gs_share_by_weight(share, own_ns));
+    take(&card->cap, own_ns);
+    take(&card->due, own_ns);
 }
 
-void gs_share_spend(struct gpuslice_card *card, uint64_t own_ns)
+void gs_share_spend(struct gpuslice_card *card, const struct gs_share *share, uint64_t own_ns)
 {
-    atomic_fetch_add(&card->charged_ns, own_ns);
-    take(card, clamp((int64_t)own_ns, 0, MOST_DEBT_NS));
+    take_all(card, share, own_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)own_ns : MOST_DEBT_NS);
 }
 
-uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t busy_ns)
+uint64_t gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, uint64_t busy_ns, double own_part)
 {
     uint64_t busy = busy_ns < (uint64_t)MOST_DEBT_NS ? busy_ns : (uint64_t)MOST_DEBT_NS;
-    uint64_t own = (uint64_t)own_part_of(card, now_ns, (int64_t)busy);
+    uint64_t own = own_part >= 1 ? busy : own_part > 0 ? (uint64_t)((double)busy * own_part) : 0;
     atomic_fetch_add(&card->busy_ns, busy);
     atomic_fetch_add(&card->billed_ns, own);
-    gs_share_spend(card, own);
+    gs_share_spend(card, share, own);
     return own;
 }
 
@@ -119,6 +132,13 @@ bool gs_share_is_divided(struct gpuslice_card *card)
 {
     return atomic_load_explicit(&card->recent_own_ns, memory_order_relaxed) <
            atomic_load_explicit(&card->recent_busy_ns, memory_order_relaxed);
+}
+
+double gs_share_sampled_part(struct gpuslice_card *card, uint64_t now_ns)
+{
+    int64_t busy = (int64_t)atomic_load(&card->recent_busy_ns), own = (int64_t)atomic_load(&card->recent_own_ns);
+    bool known = now_ns - atomic_load(&card->learned_at_ns) < KNOWN_FOR_NS;
+    return known && own > 0 && own <= busy && busy <= MOST_DEBT_NS ? (double)own / (double)busy : 0;
 }
 
 enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us)
@@ -153,9 +173,10 @@ static int64_t least_own_ns(const struct gs_share_sample *sample, int64_t covere
 }
 
 /* As much of the past as a second of the share counts: a second alone, less beside others. */
-static void remember(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, int64_t busy_ns, int64_t own_ns)
+static void remember(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, int64_t busy_ns,
+                     int64_t own_ns)
 {
-    int64_t most = SECOND_NS * percent / 100;
+    int64_t most = SECOND_NS * percent(share->weight) / 100;
     int64_t busy = clamp((int64_t)atomic_load(&card->recent_busy_ns), 0, MOST_DEBT_NS) + busy_ns;
     int64_t own = clamp((int64_t)atomic_load(&card->recent_own_ns), 0, MOST_DEBT_NS) + own_ns;
     if (busy > most) {
@@ -167,14 +188,18 @@ static void remember(struct gpuslice_card *card, uint32_t percent, uint64_t now_
     atomic_store(&card->learned_at_ns, now_ns);
 }
 
-static void settle(struct gpuslice_card *card, int64_t charged_ns, int64_t own_ns, int64_t in_flight_ns)
+static void settle(struct gpuslice_card *card, const struct gs_share *share, int64_t charged_ns, int64_t own_ns,
+                   int64_t in_flight_ns)
 {
-    int64_t most = MOST_SAVED_NS + in_flight_ns + MOST_REFUND_NS;
-    atomic_fetch_add(&card->charged_ns, (uint64_t)(own_ns - charged_ns));
-    if (charged_ns > own_ns)
-        give(card, charged_ns - own_ns, most, most);
-    else
-        take(card, own_ns - charged_ns);
+    int64_t most = MOST_SAVED_NS + in_flight_ns + MOST_REFUND_NS, refund = charged_ns - own_ns;
+    if (refund <= 0) {
+        take_all(card, share, -refund);
+        return;
+    }
+    atomic_fetch_sub(&card->charged_ns, (uint64_t)refund);
+    atomic_fetch_sub(&card->virtual_ns, (uint64_t)gs_share_by_weight(share, refund));
+    give(&card->cap, refund, -MOST_DEBT_NS, most, most);
+    give(&card->due, refund, -MOST_DEBT_NS, most, most);
 }
 
 /* ---- the past ---- */
@@ -240,7 +265,7 @@ static bool window_of(struct gs_share_past *past, const struct gs_share_moment *
     return true;
 }
 
-void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
+void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
                     struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
                     enum gs_share_ask how)
 {
@@ -259,6 +284,6 @@ void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_n
     int64_t seen = clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
     int64_t own = clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);
     atomic_store(&card->unsettled_ns, (uint64_t)clamp(seen - own, 0, in_flight));
-    settle(card, window.billed_ns, own, in_flight);
-    remember(card, percent, now_ns, window.busy_ns, own);
+    settle(card, share, window.billed_ns, own, in_flight);
+    remember(card, share, now_ns, window.busy_ns, own);
 }

@@ -16,17 +16,32 @@ struct gs_share_sample {
     uint32_t listed;
 };
 
-/* A launch may go while this is above zero. `in_flight_ns`: of the whole container, as estimated. */
-int64_t gs_share_headroom(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns);
-/* How long to wait before looking again. */
-uint64_t gs_share_wait_ns(uint32_t percent, int64_t headroom_ns);
-/* Work that kept a process busy for so long, others' slices included; the part of it that is charged. */
-uint64_t gs_share_charge(struct gpuslice_card *card, uint64_t now_ns, uint64_t busy_ns);
+/* A container's part of one card's compute, from its limits file; all in percent of the card. */
+struct gs_share {
+    uint32_t weight; /* what it is due while others want the rest; 0: nothing is limited */
+    uint32_t cap;    /* the most, whoever else is idle; 100: what nobody wants is lent to it */
+    bool interactive;
+};
+
+/* The cap lets a launch go while this is above zero. `in_flight_ns`: of the whole container, as estimated. */
+int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns);
+/* How long the cap may make a launch wait before it looks again. */
+uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns);
+/* Work kept a process busy for so long, others' slices included, and so much of it was its own, from 0 to 1. Answers
+ * what is charged. */
+uint64_t gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, uint64_t busy_ns, double own_part);
 /* Work that could not be timed. */
-void gs_share_spend(struct gpuslice_card *card, uint64_t own_ns);
+void gs_share_spend(struct gpuslice_card *card, const struct gs_share *share, uint64_t own_ns);
+
+/* Had less than it is due, whatever neighbours say of themselves: then it need not wait for them. */
+bool gs_share_is_owed(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns);
 
 /* Whether less than busy time is charged: then samples must be followed, also while nobody waits. */
 bool gs_share_is_divided(struct gpuslice_card *card);
+/* The part of busy time that was our own, as NVML's last samples have it; 0 where they are too old to tell. */
+double gs_share_sampled_part(struct gpuslice_card *card, uint64_t now_ns);
+/* Device time as virtual time. */
+int64_t gs_share_by_weight(const struct gs_share *share, int64_t own_ns);
 
 enum gs_share_ask { GS_SHARE_NOT_NOW, GS_SHARE_ASK, GS_SHARE_ASK_AFTER_GAP };
 /* Whether NVML may have something new, told to one caller at a time; `after gap` when nobody asked for so long that
@@ -45,7 +60,7 @@ struct gs_share_past {
 };
 void gs_share_note(struct gs_share_past *past, struct gpuslice_card *card, uint64_t now_ns);
 /* `until_ns`: of the sample, on the clock of `now_ns`. */
-void gs_share_learn(struct gpuslice_card *card, uint32_t percent, uint64_t now_ns, uint64_t in_flight_ns,
+void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
                     struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
                     enum gs_share_ask how);
 

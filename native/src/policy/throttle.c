@@ -1,73 +1,59 @@
-/* Launches wait while their container has used up its share; what share.c says is done here: timing work by the
- * driver's events, asking NVML, sleeping.
+/* Launches wait while their container has used up its share or is ahead of others that want the card. What share.c and
+ * card_queue.c say is done here: the driver's events, NVML's samples, the neighbours' claims, sleeping.
  *
- * A share is a cap, and one for all processes of the container: the account is in the region. Nothing runs in the
- * background; whoever launches or waits does the accounts.
+ * There is one account for all processes of the container, in the region. Nothing runs in the background; whoever
+ * launches or waits does the accounts.
  */
 #include "policy/throttle.h"
 
 #include <string.h>
 
+#include "policy/neighbours.h"
 #include "system/os.h"
 #include "policy/samples.h"
-#include "policy/share.h"
 #include "accounts/slots.h"
 
-#define SECOND_NS 1000000000
-#define MOST_IN_FLIGHT_NS (SECOND_NS * UINT64_C(60))
-#define BATCHES 64
-#define BATCH_LAUNCHES 16
-#define BATCH_NS 1000000u    /* work that takes longer is timed by itself */
-#define DENSE_NS 20000u      /* launches closer than this are timed together */
-#define LOOK_EVERY_NS 50000u /* at the oldest batch */
+#define MOST_IN_FLIGHT_NS UINT64_C(60000000000)
+#define LOOK_EVERY_NS 50000u
 #define SWEEP_EVERY_NS UINT64_C(100000000)
-#define STALLED_NS (UINT64_C(2) * SECOND_NS)
-#define FIRST_GUESS_NS 1000000u /* of work of which none has finished yet: one such goes at a time */
-#define KEYS 1024u
-#define FIRST_UNDER_WAY 1u
+#define LIST_EVERY_NS UINT64_C(20000000)  /* neighbours */
+#define ALONE_FOR_NS UINT64_C(4000000)    /* before a container that found itself alone looks again */
 enum { CUDA_ERROR_NOT_READY = 600 };
 
-/* Launches timed together: from before the first to behind the last. */
-struct batch {
-    CUcontext context;
-    CUevent start, end;
-    CUstream stream;
-    struct {
-        uint32_t key;
-        uint32_t estimate_ns;
-    } launched[BATCH_LAUNCHES];
-    uint32_t launches;
-    uint32_t begun; /* of them not with the driver yet: nothing can be said of the batch before */
-    uint64_t estimate_ns; /* as it stands in the region for all of them */
-    uint64_t last_ns;     /* host time of the last launch */
-    bool own_stream, open;
-    bool fresh; /* `end` stands right behind the last launch */
-    bool late;  /* it was put there only when something else came up */
-};
-
-/* This process's work on one card. */
-struct line {
+/* One card, as this process sees it. */
+struct card_state {
     struct gs_card *card;
-    struct batch batches[BATCHES]; /* a ring: [oldest, oldest + count) are under way */
-    uint32_t oldest, count;
+    struct gs_share share;
+    struct gs_queue queue;
+    struct gs_neighbours neighbours;
+    struct gs_neighbourhood beside;
     uint64_t looked_ns;
-    uint64_t settled_ns; /* busy time since this process last saw a sample */
-    struct gs_share_past past;
+    uint64_t settled_ns;   /* busy time since this process last saw a sample */
     uint64_t worked_at_ns; /* the last time that it had work under way */
-    uint32_t average_ns[KEYS]; /* own time of a launch, by key; 0 unknown */
-    CUevent covered; /* busy time up to here is charged: work on several streams at once is busy once */
-    CUcontext covered_context;
+    uint64_t told_until_ns;
+    bool launched;
+    struct gs_share_past past;
 };
 
 bool gs_launch_freely;
-static bool shares_exist;
+static uint32_t shared_cards; /* with a share */
+static bool all_lend;
+static uint64_t alone_until_ns;
+static char meeting_prefix[GS_PATH_ROOM];
 static struct gs_lock lock;
-static struct line lines[GPUSLICE_CARDS];
+static struct card_state states[GPUSLICE_CARDS];
 
-void gs_throttle_start(const struct gs_card *cards, uint32_t card_count)
+static bool is_limited(const struct gs_card *card) { return card->share.weight && card->share.weight < 100; }
+
+void gs_throttle_start(const struct gs_card *cards, uint32_t card_count, const char *prefix)
 {
-    for (uint32_t i = 0; i < card_count; i++)
-        shares_exist |= cards[i].share_percent > 0 && cards[i].share_percent < 100;
+    size_t length = strlen(prefix);
+    memcpy(meeting_prefix, prefix, length < sizeof meeting_prefix ? length + 1 : 0);
+    all_lend = true;
+    for (uint32_t i = 0; i < card_count; i++) {
+        shared_cards += is_limited(&cards[i]);
+        all_lend &= cards[i].share.cap >= 100;
+    }
 }
 
 void gs_throttle_forget(void)
@@ -75,73 +61,31 @@ void gs_throttle_forget(void)
     lock = (struct gs_lock){0};
     gs_samples_forget();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
-        if (lines[i].card) /* else never touched: no need for its memory */
-            memset(&lines[i], 0, sizeof lines[i]);
+        if (states[i].card) /* else never touched: no need for its memory */
+            memset(&states[i], 0, sizeof states[i]);
 }
 
-/* ---- the account, in the region ---- */
+/* ---- the driver's events ---- */
 
-static struct gpuslice_card *entry_of(const struct gs_card *card)
+static void *create_event(void)
 {
-    return &gs_accounts_at(&gs_accounts).region->cards[card->index];
+    CUevent event = NULL;
+    return DRIVER(cuEventCreate)(&event, 0) == CUDA_SUCCESS ? event : NULL;
 }
 
-static uint64_t in_flight_ns(const struct gs_card *card)
+static bool record_event(void *event, const struct gs_stream *stream)
 {
-    struct gs_attachment at = gs_accounts_at(&gs_accounts);
-    uint64_t sum = 0, high = gs_slots_high(at.region, at.slot);
-    for (uint64_t i = 0; i < high; i++) {
-        const struct gpuslice_slot *slot = &at.region->slots[i];
-        uint64_t part = atomic_load_explicit(&slot->usage[card->index].in_flight_ns, memory_order_relaxed);
-        sum += part && part < MOST_IN_FLIGHT_NS && atomic_load(&slot->owner) ? part : 0;
-    }
-    return sum;
+    return (stream->own ? DRIVER(cuEventRecord_ptsz)(event, stream->handle)
+                        : DRIVER(cuEventRecord)(event, stream->handle)) == CUDA_SUCCESS;
 }
 
-static void change_in_flight(const struct gs_card *card, int64_t by)
+static enum gs_event_state query_event(void *event)
 {
-    struct gpuslice_slot *slot = gs_accounts_at(&gs_accounts).slot;
-    if (!slot)
-        return;
-    _Atomic uint64_t *word = &slot->usage[card->index].in_flight_ns;
-    uint64_t before = atomic_load(word);
-    while (!atomic_compare_exchange_weak(word, &before, by < 0 && before < (uint64_t)-by ? 0 : before + (uint64_t)by))
-        ;
+    int result = DRIVER(cuEventQuery)(event);
+    return result == CUDA_SUCCESS ? GS_EVENT_PASSED : result == CUDA_ERROR_NOT_READY ? GS_EVENT_PENDING : GS_EVENT_LOST;
 }
 
-/* ---- batches, under the lock ---- */
-
-static int record(CUevent event, CUstream stream, bool own_stream)
-{
-    return own_stream ? DRIVER(cuEventRecord_ptsz)(event, stream) : DRIVER(cuEventRecord)(event, stream);
-}
-
-static void close_batch(struct batch *batch)
-{
-    if (batch->open && !batch->fresh) {
-        record(batch->end, batch->stream, batch->own_stream);
-        batch->late = true;
-    }
-    batch->open = false;
-}
-
-static uint32_t clipped_ns(double ns) { return ns < FIRST_UNDER_WAY + 1 ? FIRST_UNDER_WAY + 1 : ns > 4e9 ? UINT32_MAX : (uint32_t)ns; }
-
-static void settle(struct line *line, const struct batch *batch, uint64_t busy_ns)
-{
-    uint64_t now_ns = gs_monotonic_ns(), own = gs_share_charge(entry_of(line->card), now_ns, busy_ns);
-    change_in_flight(line->card, -(int64_t)batch->estimate_ns);
-    line->settled_ns += busy_ns;
-    line->worked_at_ns = now_ns;
-    for (uint32_t i = 0; i < batch->launches; i++) {
-        uint32_t *average = &line->average_ns[batch->launched[i].key];
-        double now = (double)own * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
-        *average = clipped_ns(*average > FIRST_UNDER_WAY ? *average * 0.9 + now * 0.1 : now);
-    }
-}
-
-/* Between two events; 0 where the driver cannot tell. */
-static bool elapsed_ns(CUevent from, CUevent to, uint64_t *ns)
+static bool elapsed_ns(void *from, void *to, uint64_t *ns)
 {
     float milliseconds = 0;
     if (DRIVER(cuEventElapsedTime)(&milliseconds, from, to) != CUDA_SUCCESS)
@@ -150,201 +94,155 @@ static bool elapsed_ns(CUevent from, CUevent to, uint64_t *ns)
     return true;
 }
 
-/* The batch's own events cover its time from now on; those that did before serve the next batch in its place. */
-static void cover(struct line *line, struct batch *batch)
+static const struct gs_events events = {create_event, record_event, query_event, elapsed_ns};
+
+/* ---- the account, in the region ---- */
+
+static struct gpuslice_card *entry_of(const struct gs_card *card)
 {
-    CUevent before = line->covered_context == batch->context ? line->covered : NULL;
-    line->covered = batch->end;
-    line->covered_context = batch->context;
-    batch->end = before;
+    return &gs_accounts_at(&gs_accounts).region->cards[card->index];
 }
 
-/* A burst's last batch may be closed long after its work was done: then no more is believed than some multiple of
- * what was expected, and it covers nothing. */
-static uint64_t busy_ns_of(struct line *line, struct batch *batch, uint64_t took_ns)
+static struct gs_under_way under_way_of(const struct gs_card *card)
 {
-    uint64_t since = took_ns, most = batch->estimate_ns * 4;
-    if (line->covered && line->covered_context == batch->context && elapsed_ns(line->covered, batch->end, &since) &&
-        since < took_ns)
-        took_ns = since;
-    if (batch->late && took_ns > most)
-        return most;
-    if (took_ns)
-        cover(line, batch);
-    return took_ns;
-}
-
-/* False while it is under way. */
-static bool finish(struct line *line, struct batch *batch)
-{
-    uint64_t took = 0;
-    if (batch->begun)
-        return false;
-    close_batch(batch);
-    int state = DRIVER(cuEventQuery)(batch->end);
-    if (state == CUDA_ERROR_NOT_READY)
-        return false;
-    if (state == CUDA_SUCCESS && elapsed_ns(batch->start, batch->end, &took))
-        settle(line, batch, busy_ns_of(line, batch, took));
-    else /* its context is gone */
-        settle(line, batch, batch->estimate_ns);
-    return true;
-}
-
-static void look(struct line *line, uint64_t now_ns)
-{
-    line->looked_ns = now_ns;
-    while (line->count && finish(line, &line->batches[line->oldest])) {
-        line->oldest = (line->oldest + 1) % BATCHES;
-        __atomic_store_n(&line->count, line->count - 1, __ATOMIC_RELAXED);
+    struct gs_attachment at = gs_accounts_at(&gs_accounts);
+    struct gs_under_way sum = {0};
+    uint64_t high = gs_slots_high(at.region, at.slot);
+    for (uint64_t i = 0; i < high; i++) {
+        const struct gpuslice_slot *slot = &at.region->slots[i];
+        uint64_t part = atomic_load_explicit(&slot->usage[card->index].in_flight_ns, memory_order_relaxed);
+        if (!part || part >= MOST_IN_FLIGHT_NS || !atomic_load(&slot->owner))
+            continue;
+        sum.ns += part;
+        sum.unknown += atomic_load_explicit(&slot->usage[card->index].unknown, memory_order_relaxed);
     }
+    return sum;
 }
 
-static bool has_event(CUevent *event) { return *event || DRIVER(cuEventCreate)(event, 0) == CUDA_SUCCESS; }
-
-static bool prepare(struct batch *batch, const struct gs_work *work)
+static void show_in_flight(struct card_state *state)
 {
-    if (batch->context != work->place.context)
-        batch->start = batch->end = NULL; /* those of a destroyed context went with it */
-    batch->context = work->place.context;
-    return has_event(&batch->start) && has_event(&batch->end);
+    struct gpuslice_slot *slot = gs_accounts_at(&gs_accounts).slot;
+    if (!slot)
+        return;
+    struct gpuslice_usage *usage = &slot->usage[state->card->index];
+    atomic_store(&usage->in_flight_ns, state->queue.in_flight_ns < MOST_IN_FLIGHT_NS ? state->queue.in_flight_ns : MOST_IN_FLIGHT_NS - 1);
+    atomic_store(&usage->unknown, state->queue.unknown);
 }
 
-static bool is_full(const struct batch *batch)
+/* ---- neighbours, under the lock ---- */
+
+static void read_neighbours(struct card_state *state, uint64_t now_ns)
 {
-    return batch->launches >= BATCH_LAUNCHES || batch->estimate_ns >= BATCH_NS;
+    struct gs_neighbour others[GS_NEIGHBOURS];
+    uint32_t count = gs_neighbours_read(&state->neighbours, now_ns, LIST_EVERY_NS, others);
+    gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count);
 }
 
-static bool continues(const struct batch *batch, const struct gs_work *work, uint64_t now_ns)
+static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
 {
-    return batch->open && batch->stream == work->stream && batch->context == work->place.context &&
-           !is_full(batch) && now_ns - batch->last_ns < DENSE_NS;
-}
-
-static struct batch *newest_of(struct line *line)
-{
-    return line->count ? &line->batches[(line->oldest + line->count - 1) % BATCHES] : NULL;
-}
-
-/* What comes now is not its work: other work, or none for a while. */
-static void close_newest(struct line *line)
-{
-    struct batch *newest = newest_of(line);
-    if (newest && !newest->begun)
-        close_batch(newest);
-}
-
-/* Room in a batch for one more launch: the current one's or a new one's. NULL: this launch goes untimed. */
-static struct batch *open_batch(struct line *line, const struct gs_work *work, uint64_t now_ns)
-{
-    struct batch *newest = newest_of(line);
-    if (newest && continues(newest, work, now_ns))
-        return newest;
-    close_newest(line);
-    if (line->count == BATCHES)
-        return NULL;
-    struct batch *batch = &line->batches[(line->oldest + line->count) % BATCHES];
-    if (!prepare(batch, work) || record(batch->start, work->stream, work->own_stream) != CUDA_SUCCESS)
-        return NULL;
-    *batch = (struct batch){.context = batch->context, .start = batch->start, .end = batch->end,
-                            .stream = work->stream, .own_stream = work->own_stream};
-    __atomic_store_n(&line->count, line->count + 1, __ATOMIC_RELAXED);
-    return batch;
+    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, &state->beside, now_ns,
+                                           under_way_of(state->card), state->queue.covered_ns, waits);
+    gs_neighbours_tell(&state->neighbours, &claim);
+    state->told_until_ns = claim.wants_until_ns;
 }
 
 /* ---- what NVML knows ---- */
 
-static struct gs_doings doings_of(const struct line *line, uint64_t now_ns)
+static struct gs_activity activity_of(const struct card_state *state, uint64_t now_ns)
 {
     gs_lock(&lock);
-    bool idle = !line->count && line->worked_at_ns && now_ns > line->worked_at_ns;
-    struct gs_doings doings = {line->settled_ns, idle ? now_ns - line->worked_at_ns : 0};
+    bool idle = !state->queue.count && state->worked_at_ns && now_ns > state->worked_at_ns;
+    struct gs_activity activity = {state->settled_ns, idle ? now_ns - state->worked_at_ns : 0};
     gs_unlock(&lock);
-    return doings;
+    return activity;
 }
 
-static void learn(struct line *line, const struct gs_card *card, uint64_t now_ns)
+static void learn(struct card_state *state, uint64_t now_ns)
 {
+    const struct gs_card *card = state->card;
     struct gs_share_sample sample;
     enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us());
     if (how == GS_SHARE_NOT_NOW)
         return;
-    struct gs_doings doings = doings_of(line, now_ns);
-    if (!gs_sample(card, &doings, how == GS_SHARE_ASK, &sample))
+    struct gs_activity activity = activity_of(state, now_ns);
+    if (!gs_sample(card, &activity, how == GS_SHARE_ASK, &sample))
         return;
-    uint64_t in_flight = in_flight_ns(card), age_us = gs_realtime_us() - sample.until_us;
+    uint64_t in_flight = under_way_of(card).ns, age_us = gs_realtime_us() - sample.until_us;
     uint64_t until_ns = gs_monotonic_ns() - age_us * 1000;
     gs_lock(&lock);
-    line->settled_ns = 0;
-    gs_share_learn(entry_of(card), card->share_percent, now_ns, in_flight, &line->past, &sample, until_ns, how);
+    if (how == GS_SHARE_ASK_AFTER_GAP && state->beside.count)
+        sample.own_percent = 0; /* neighbours know more of the gap than a sample of its end */
+    state->settled_ns = 0;
+    gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
+    gs_unlock(&lock);
+}
+
+/* ---- looking ---- */
+
+static void account(struct card_state *state, uint64_t now_ns, bool paused)
+{
+    struct gpuslice_card *entry = entry_of(state->card);
+    double own_part = gs_own_part(entry, now_ns, &state->beside);
+    int mode = gs_relax_capture();
+    uint64_t finished = state->queue.finished_ns, busy = gs_queue_look(&state->queue, &events, now_ns, paused, own_part);
+    gs_restore_capture(mode);
+    if (busy) {
+        gs_share_charge(entry, &state->share, busy, own_part);
+        state->beside.own_busy_ns += busy;
+        state->settled_ns += busy;
+        state->worked_at_ns = now_ns;
+    }
+    if (state->queue.finished_ns != finished)
+        atomic_store(&entry->finished_at_ns, now_ns);
+    state->looked_ns = now_ns;
+    show_in_flight(state);
+    if (state->queue.count || busy)
+        gs_stay(entry, state->queue.count ? now_ns : state->queue.covered_ns);
+    gs_share_note(&state->past, entry, now_ns);
+}
+
+static void look(struct card_state *state, uint64_t now_ns, bool waits)
+{
+    gs_lock(&lock);
+    if (waits || now_ns - state->looked_ns >= LOOK_EVERY_NS) {
+        read_neighbours(state, now_ns);
+        account(state, now_ns, waits);
+        if (waits)
+            gs_stay(entry_of(state->card), now_ns);
+        else if (!under_way_of(state->card).ns)
+            gs_wake(entry_of(state->card), now_ns, &state->beside);
+        if (*state->neighbours.folder)
+            tell_neighbours(state, now_ns, waits);
+    }
     gs_unlock(&lock);
 }
 
 /* ---- launching ---- */
 
-static void look_locked(struct line *line, const struct gs_card *card, uint64_t now_ns, uint64_t every_ns)
+static uint64_t wait_ns(struct card_state *state, const struct gs_work *work, uint64_t now_ns, uint64_t waited_ns)
 {
+    struct gs_under_way container = under_way_of(state->card);
     gs_lock(&lock);
-    if (now_ns - line->looked_ns >= every_ns) {
-        int mode = gs_relax_capture();
-        look(line, now_ns);
-        gs_restore_capture(mode);
-        gs_share_note(&line->past, entry_of(card), now_ns);
-    }
+    struct gs_contention met = {now_ns, waited_ns, container.ns, container.unknown, &state->beside};
+    uint64_t ns = gs_queue_wait_ns(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
     gs_unlock(&lock);
+    return ns;
 }
 
-static void pause_launching(struct line *line)
+static void wait_for_turn(struct card_state *state, const struct gs_work *work)
 {
-    gs_lock(&lock);
-    int mode = gs_relax_capture();
-    close_newest(line);
-    gs_restore_capture(mode);
-    gs_unlock(&lock);
-}
-
-/* Work may wait on the card for work that is not launched yet: when nothing has finished for long, one more goes. */
-struct progress {
-    uint64_t charged_ns, since_ns;
-};
-
-static bool is_stalled(const struct gs_card *card, struct progress *progress, uint64_t now_ns)
-{
-    uint64_t charged = atomic_load(&entry_of(card)->charged_ns);
-    if (charged != progress->charged_ns)
-        *progress = (struct progress){charged, now_ns};
-    return now_ns - progress->since_ns > STALLED_NS && in_flight_ns(card) > 0;
-}
-
-/* What is under way and not timed would be free: so much of it at most that all can be timed. And of what nobody knows
- * how long it takes, one at a time. */
-static bool may_launch(const struct line *line, uint64_t key, int64_t headroom)
-{
-    return headroom > 0 && __atomic_load_n(&line->count, __ATOMIC_RELAXED) < BATCHES &&
-           __atomic_load_n(&line->average_ns[key], __ATOMIC_RELAXED) != FIRST_UNDER_WAY;
-}
-
-static int64_t headroom_ns(const struct gs_card *card, uint64_t now_ns)
-{
-    return gs_share_headroom(entry_of(card), card->share_percent, now_ns, in_flight_ns(card));
-}
-
-static void wait_for_credit(struct line *line, const struct gs_card *card, uint64_t key)
-{
-    uint64_t now = gs_monotonic_ns(), swept = now;
-    struct progress progress = {atomic_load(&entry_of(card)->charged_ns), now};
-    int64_t headroom;
-    look_locked(line, card, now, LOOK_EVERY_NS);
-    if (gs_share_is_divided(entry_of(card)))
-        learn(line, card, now);
-    while (!may_launch(line, key, headroom = headroom_ns(card, now)) && !is_stalled(card, &progress, now)) {
-        pause_launching(line);
-        gs_sleep_ns(gs_share_wait_ns(card->share_percent, headroom));
+    uint64_t began = gs_monotonic_ns(), now = began, swept = began, ns;
+    look(state, now, false);
+    if (gs_share_is_divided(entry_of(state->card)))
+        learn(state, now);
+    while ((ns = wait_ns(state, work, now, now - began))) {
+        look(state, now, true);
+        gs_sleep_ns(ns);
         uint64_t woken = gs_monotonic_ns();
-        atomic_fetch_add(&entry_of(card)->throttled_ns, woken - now);
+        atomic_fetch_add(&entry_of(state->card)->throttled_ns, woken - now);
         now = woken;
-        look_locked(line, card, now, 0);
-        learn(line, card, now);
+        look(state, now, true);
+        learn(state, now);
         if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
             swept = now;
             gs_accounts_sweep(&gs_accounts);
@@ -352,82 +250,99 @@ static void wait_for_credit(struct line *line, const struct gs_card *card, uint6
     }
 }
 
-static bool is_capturing(const struct gs_work *work)
+static bool is_capturing(const struct gs_stream *stream)
 {
     int status = 0;
-    int result = work->own_stream ? DRIVER(cuStreamIsCapturing_ptsz)(work->stream, &status)
-                                  : DRIVER(cuStreamIsCapturing)(work->stream, &status);
+    int result = stream->own ? DRIVER(cuStreamIsCapturing_ptsz)(stream->handle, &status)
+                             : DRIVER(cuStreamIsCapturing)(stream->handle, &status);
     return result != CUDA_ERROR_NOT_FOUND && (result != CUDA_SUCCESS || status != 0);
 }
 
 static bool is_throttled(const struct gs_card *card)
 {
-    return card && card->index < GPUSLICE_CARDS && gs_accounts_at(&gs_accounts).region && card->share_percent && card->share_percent < 100;
+    return card && card->index < GPUSLICE_CARDS && gs_accounts_at(&gs_accounts).region && is_limited(card);
 }
 
-static void add_launch(struct batch *batch, struct gs_work *work, uint64_t now_ns, uint32_t estimate_ns)
-{
-    batch->launched[batch->launches].key = (uint32_t)work->key;
-    batch->launched[batch->launches].estimate_ns = estimate_ns;
-    batch->open = true;
-    batch->fresh = false;
-    batch->launches++;
-    batch->begun++;
-    batch->last_ns = now_ns;
-    batch->estimate_ns += estimate_ns;
-    work->batch = batch;
-    change_in_flight(work->place.card, (int64_t)estimate_ns);
-}
-
-/* What cannot be timed, because it goes regardless or there are no events to be had, costs what such work took before. */
-static void note_launch(struct line *line, struct gs_work *work)
+/* What cannot be timed, because there are no events to be had, costs what such work took before. */
+static void note_launch(struct card_state *state, struct gs_work *work)
 {
     uint64_t now = gs_monotonic_ns();
     gs_lock(&lock);
-    line->card = work->place.card;
-    uint32_t *average = &line->average_ns[work->key];
-    uint32_t estimate = *average > FIRST_UNDER_WAY ? *average : FIRST_GUESS_NS;
-    struct batch *batch = open_batch(line, work, now);
-    if (batch && !*average)
-        __atomic_store_n(average, FIRST_UNDER_WAY, __ATOMIC_RELAXED);
-    if (batch)
-        add_launch(batch, work, now, estimate);
-    else
-        gs_share_spend(entry_of(work->place.card), estimate);
+    work->batch = gs_queue_begin(&state->queue, &events, &work->stream, work->key, now);
+    if (!work->batch)
+        gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
+    show_in_flight(state);
+    if (state->beside.count && state->told_until_ns < now + state->queue.in_flight_ns)
+        tell_neighbours(state, now, false);
     gs_unlock(&lock);
+}
+
+void gs_throttle_meet(struct gs_card *card)
+{
+    if (!is_throttled(card))
+        return;
+    struct card_state *state = &states[card->index];
+    gs_lock(&lock);
+    if (!state->card) {
+        gs_neighbours_start(&state->neighbours, meeting_prefix, card->uuid);
+        state->card = card;
+        state->share = card->share;
+        if (!*state->neighbours.folder) /* nobody would know what is lent */
+            state->share.cap = state->share.weight;
+        tell_neighbours(state, gs_monotonic_ns(), false);
+    }
+    gs_unlock(&lock);
+}
+
+/* Nobody else has told of work on the card, and whatever nobody wants is ours: then nothing needs to be timed. */
+static bool is_alone(struct card_state *state)
+{
+    if (!all_lend || shared_cards != 1 || !*state->neighbours.folder)
+        return false;
+    uint64_t now = gs_monotonic_ns(), coarse = gs_coarse_ns();
+    gs_lock(&lock);
+    if (!state->beside.count && !state->queue.count && now - state->beside.read_ns >= ALONE_FOR_NS)
+        read_neighbours(state, now);
+    bool alone = !state->beside.count && !state->queue.count;
+    gs_unlock(&lock);
+    if (alone)
+        __atomic_store_n(&alone_until_ns, coarse + ALONE_FOR_NS, __ATOMIC_RELAXED);
+    return alone;
 }
 
 struct gs_work gs_work_begin(CUstream stream, bool own_stream, uint64_t key)
 {
-    struct gs_work work = {.stream = stream, .key = key % KEYS, .own_stream = own_stream};
+    struct gs_work work = {.stream = {.handle = stream, .own = own_stream}, .key = key};
+    if (gs_coarse_ns() < __atomic_load_n(&alone_until_ns, __ATOMIC_RELAXED))
+        return work;
     bool active = gs_enter_cuda();
-    if (!active || !shares_exist) {
+    if (!active || !shared_cards) {
         __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
         return work;
     }
     work.place = gs_stream_place(stream);
-    if (!is_throttled(work.place.card) || is_capturing(&work)) {
-        work.place.card = NULL;
+    work.stream.context = work.place.context;
+    if (!is_throttled(work.place.card) || is_capturing(&work.stream))
         return work;
-    }
     gs_accounts_look(&gs_accounts);
-    struct line *line = &lines[work.place.card->index];
-    if (!line->card)
+    struct card_state *state = &states[work.place.card->index];
+    if (!__atomic_load_n(&state->launched, __ATOMIC_ACQUIRE)) {
+        gs_throttle_meet(work.place.card);
         gs_samples_begin(work.place.card);
-    wait_for_credit(line, work.place.card, work.key);
-    note_launch(line, &work);
+        __atomic_store_n(&state->launched, true, __ATOMIC_RELEASE);
+    }
+    if (is_alone(state))
+        return work;
+    wait_for_turn(state, &work);
+    note_launch(state, &work);
     return work;
 }
 
-/* Launches that come one by one are timed one by one, so that the pauses between them are not charged. */
 void gs_work_end(const struct gs_work *work, bool launched)
 {
-    struct batch *batch = work->batch;
-    if (!batch)
+    if (!work->batch)
         return;
     gs_lock(&lock);
-    batch->begun -= batch->begun > 0;
-    if (launched && batch->open && !batch->begun && (batch->launches == 1 || is_full(batch)))
-        batch->fresh = record(batch->end, batch->stream, batch->own_stream) == CUDA_SUCCESS;
+    gs_queue_end(work->batch, &events, launched);
     gs_unlock(&lock);
 }

@@ -19,6 +19,7 @@ ANN_ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"  # "false" from the extender, "true
 ANN_ALLOCATION = "scheduler.framework.gpushare.allocation"  # {"<container>": {"<card>": units}}
 ANN_CORE = "gpushare.alibabacloud.com/core-percentage"  # {"<container>": {"<card>": percent}}
 ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices where those are not known
+ANN_LATENCY_CLASS = "gpuslice.io/latency-class"  # of a pod: interactive; anything else is batch
 ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
 
 # -- node annotations and labels ---------------------------------------------------------------------
@@ -29,6 +30,7 @@ LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enfo
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
 LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
 LABEL_MODE = "gpuslice.io/mode"  # exclusive, shared or shared-without-isolation; wins over the vendor's
+LABEL_COMPUTE_POLICY = "gpuslice.io/compute-policy"  # of a node: cap (default), fair or off
 LABEL_ZONE = "topology.kubernetes.io/zone"
 LABEL_SCHEDULE = "ack.node.gpu.schedule"  # the vendor's newer switch: cgpu, share, core_mem, default
 

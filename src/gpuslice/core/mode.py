@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from gpuslice.core.contract import LABEL_MODE, LABEL_NO_ISOLATION, LABEL_SCHEDULE, LABEL_SHARED
+from gpuslice.core.contract import (
+    LABEL_COMPUTE_POLICY,
+    LABEL_MODE,
+    LABEL_NO_ISOLATION,
+    LABEL_SCHEDULE,
+    LABEL_SHARED,
+)
 from gpuslice.core.model import NodeMode
 
 CORE_MEM = "core_mem"  # shared by memory and compute
 SCHEDULES = frozenset({"cgpu", "share", CORE_MEM, "default"})
 """The values of label ``ack.node.gpu.schedule`` that mean something here; any other counts as absent."""
+
+
+class ComputePolicy(StrEnum):
+    """What a container's percentage of compute means: label ``gpuslice.io/compute-policy``."""
+
+    CAP = "cap"  # the most it may use, as the vendor has it
+    FAIR = "fair"  # what it is due; what nobody uses is lent
+    OFF = "off"  # it is counted by the scheduler and not enforced
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +34,13 @@ class Rules:
 
     mode: NodeMode = NodeMode.SHARED
     divides_compute: bool = False
+    compute_policy: ComputePolicy = ComputePolicy.CAP
+
+    @property
+    def limits_compute(self) -> bool:
+        """Whether containers may have a share of compute that the library keeps."""
+        policy = self.compute_policy
+        return policy is ComputePolicy.FAIR or (self.divides_compute and policy is ComputePolicy.CAP)
 
     @property
     def isolation(self) -> bool:
@@ -38,11 +60,13 @@ def rules_of(labels: Mapping[str, str]) -> Rules:
     """
     schedule = labels.get(LABEL_SCHEDULE, "")
     own = labels.get(LABEL_MODE, "")
+    text = labels.get(LABEL_COMPUTE_POLICY, "")
+    policy = ComputePolicy(text) if text in list(ComputePolicy) else ComputePolicy.CAP
     if own in list(NodeMode):
-        return Rules(NodeMode(own), divides_compute=schedule == CORE_MEM)
+        return Rules(NodeMode(own), schedule == CORE_MEM, policy)
     if labels.get(LABEL_SHARED) == "false" or schedule == "default":
         return Rules(NodeMode.EXCLUSIVE)
     switch = labels.get(LABEL_NO_ISOLATION)
     without = switch == "true" or (switch is None and schedule == "share")
     mode = NodeMode.SHARED_WITHOUT_ISOLATION if without else NodeMode.SHARED
-    return Rules(mode, divides_compute=schedule == CORE_MEM)
+    return Rules(mode, schedule == CORE_MEM, policy)

@@ -13,6 +13,16 @@ PID_BITS: Final = 22
 START_BITS: Final = 26
 
 
+class Credit(ctypes.Structure):
+    """Time that grows at some rate and is used up by work."""
+
+    _fields_ = (
+        ("ns", ctypes.c_int64),
+        ("at_ns", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 6),
+    )
+
+
 class Card(ctypes.Structure):
     """One card of the container."""
 
@@ -30,14 +40,18 @@ class Card(ctypes.Structure):
         ("sampled_us", ctypes.c_uint64),
         ("unsettled_ns", ctypes.c_uint64),
         ("alignment", ctypes.c_uint64),
-        ("credit_ns", ctypes.c_int64),
-        ("credit_at_ns", ctypes.c_uint64),
+        ("cap", Credit),
+        ("due", Credit),
+        ("virtual_ns", ctypes.c_uint64),
+        ("active_at_ns", ctypes.c_uint64),
+        ("finished_at_ns", ctypes.c_uint64),
         ("charged_ns", ctypes.c_uint64),
         ("busy_ns", ctypes.c_uint64),
         ("billed_ns", ctypes.c_uint64),
         ("recent_busy_ns", ctypes.c_uint64),
         ("recent_own_ns", ctypes.c_uint64),
         ("learned_at_ns", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 7),
     )
 
 
@@ -51,7 +65,8 @@ class Usage(ctypes.Structure):
         ("exported_bytes", ctypes.c_uint64),
         ("imports", ctypes.c_uint64),
         ("in_flight_ns", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 2),
+        ("unknown", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64),
     )
 
 

@@ -1,12 +1,14 @@
 """The limits file: what the agent allows one container, read by libgpuslice and not writable by the tenant.
 
     gpuslice 1
-    GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30
+    GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30 cap=100
     end 1
 
 One line per card: its UUID as NVML spells it, bytes of device memory ("-" for no limit) and percent of
-compute ("-" for no limit). The last line counts the cards, so that a file cut short is recognised. The parser
-in `native/src/policy/limits.c` is the one that decides; this one accepts and refuses the same texts.
+compute ("-" for no limit). What follows may be left out: the most compute it may use when others leave it
+some (``cap=``, without it the share), and that it goes before others (``class=interactive``). The last line
+counts the cards, so that a file cut short is recognised. The parser in `native/src/policy/limits.c` is the
+one that decides; this one accepts and refuses the same texts.
 """
 
 import os
@@ -23,7 +25,8 @@ MOST_MEMORY_BYTES: Final = 2**63 - 1
 LARGEST_FILE_BYTES: Final = 8191
 _CARD: Final = re.compile(
     r"(?P<uuid>(?:GPU-|MIG-)[0-9A-Za-z/-]{1,91})"
-    r" memory=(?P<memory>-|0|[1-9][0-9]{0,18}) share=(?P<share>-|[1-9][0-9]?|100)"
+    r" memory=(?P<memory>-|0|[1-9][0-9]{0,18}) share=(?:-|(?P<share>[1-9][0-9]?|100)"
+    r"(?: cap=(?P<cap>[1-9][0-9]?|100))?(?P<interactive> class=interactive)?)"
 )
 
 
@@ -38,13 +41,19 @@ class CardLimit:
     uuid: str
     memory_bytes: int | None
     compute_percent: int | None = None
-    """Of the card's compute, 1 to 100."""
+    """Of the card's compute, 1 to 100: what it is due while others want the rest."""
+    cap_percent: int | None = None
+    """The most it may use of what others leave idle, above its own; None: its own is the most."""
+    interactive: bool = False
+    """Small work that somebody waits for: it goes before that of others. Only with a share of compute."""
 
 
 def format_limits(limits: Sequence[CardLimit]) -> str:
     """The file's text. Raises LimitsError for limits that could not be read back."""
     lines = [
         f"{limit.uuid} memory={_text(limit.memory_bytes)} share={_text(limit.compute_percent)}"
+        + (f" cap={limit.cap_percent}" if limit.cap_percent is not None else "")
+        + (" class=interactive" if limit.interactive else "")
         for limit in limits
     ]
     text = "\n".join(["gpuslice 1", *lines, f"end {len(limits)}", ""])
@@ -98,10 +107,13 @@ def _parse_card(line: str, number: int) -> CardLimit:
     found = _CARD.fullmatch(line)
     if not found:
         raise LimitsError(f'line {number} is {line!r}, must be "UUID memory=BYTES share=PERCENT"')
-    memory, share = _number(found["memory"]), _number(found["share"])
+    memory = _number(found["memory"])
+    share, cap = (int(found[name]) if found[name] else None for name in ("share", "cap"))
     if memory is not None and memory > MOST_MEMORY_BYTES:
         raise LimitsError(f"line {number}: {memory} bytes are more than any card has")
-    return CardLimit(found["uuid"], memory, share)
+    if cap is not None and share is not None and cap < share:
+        raise LimitsError(f"line {number}: cap={cap} is less than share={share}")
+    return CardLimit(found["uuid"], memory, share, None if cap == share else cap, bool(found["interactive"]))
 
 
 def _number(text: str) -> int | None:

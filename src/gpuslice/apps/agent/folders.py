@@ -11,6 +11,8 @@ number behind the name (``-2`` …); the highest is the one that Allocate named 
     <root>/containers/<token>/var/       region, the one place where the container's processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for whoever reads the region
     <root>/containers/<token>/library    the version of the library that it was granted
+    <root>/cards/<uuid>/<token>/         where it tells its neighbours on a card what it uses, if compute is
+                                         shared out; all of <uuid>/ is mounted read-only beside it
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.counts import Counts, with_region
 from gpuslice.apps.agent.forgotten import Kept
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
+from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.grant import CardLimit
+from gpuslice.core.mode import ComputePolicy
 from gpuslice.core.units import MIB
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -79,14 +83,22 @@ class Folders:
 
     # -- one container --------------------------------------------------------------------------------
 
-    def mounts(self, name: str) -> tuple[HostMount, ...]:
-        """What a container with the folder `name` is given besides its cards."""
+    def mounts(self, name: str, cards: Iterable[str] = ()) -> tuple[HostMount, ...]:
+        """What a container with the folder `name` is given. `cards`: where it meets others."""
         folder = self._host_root / "containers" / name
         return (
             HostMount("/etc/ld.so.preload", str(self._host_root / PRELOAD), read_only=True),
             HostMount(LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
             HostMount("/etc/gpuslice", str(folder / "etc"), read_only=True),
             HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),
+            *(mount for uuid in sorted(cards) for mount in self._meeting_mounts(name, uuid)),
+        )
+
+    def _meeting_mounts(self, name: str, uuid: str) -> tuple[HostMount, HostMount]:
+        card = self._host_root / "cards" / uuid
+        return (
+            HostMount(f"/run/gpuslice/{uuid}/own", str(card / name), read_only=False),
+            HostMount(f"/run/gpuslice/{uuid}/all", str(card), read_only=True),
         )
 
     def current(self, ids: Iterable[str]) -> str:
@@ -112,12 +124,20 @@ class Folders:
             self._own(folder, Owner(ids))
         return name
 
-    def grant(self, ids: Iterable[str], kept: Container[str] = ()) -> tuple[HostMount, ...]:
+    def grant(
+        self, ids: Iterable[str], kept: Container[str] = (), *, limits_compute: bool = False
+    ) -> tuple[HostMount, ...]:
         """What Allocate answers: the mounts of a folder that was made ready, and noted with its library."""
         self.library.check()
+        ids = sorted(ids)
         name = self.prepare(ids, kept)
         replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
-        return self.mounts(name)
+        cards = {card_of_device_id(each) for each in ids} if limits_compute else set()
+        for uuid in cards:
+            own = self._root / "cards" / uuid / name
+            own.mkdir(parents=True, exist_ok=True)
+            own.chmod(0o1777)  # any user of the container may write its claim
+        return self.mounts(name, cards)
 
     def start(
         self,
@@ -126,6 +146,8 @@ class Folders:
         owner: Owner,
         *,
         limited: bool,
+        policy: ComputePolicy = ComputePolicy.CAP,
+        interactive: bool = False,
         kept: Container[str] = (),
     ) -> None:
         """Ready for a container's first instruction: limits in place, and a region nobody has written in.
@@ -133,13 +155,19 @@ class Folders:
         Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says
         that there is no limit, for a container that is exempt. `kept` as for `prepare`.
         """
-        folder = self._folder(self.prepare(ids, kept))
+        name = self.prepare(ids, kept)
+        folder = self._folder(name)
         before = _read_owner(folder)
         earlier = with_region(before.earlier, folder / "var" / "region") if before.is_of(owner) else {}
         for left in (folder / "var").iterdir():
             _remove(left)
         self._own(folder, msgspec.structs.replace(owner, boot=self._boot, earlier=earlier))
-        limits_file.write_limits(folder / "etc" / "limits", [_of_library(limit, limited) for limit in limits])
+        for claim in self._claims(name):
+            _remove(claim)
+        written = [
+            _of_library(limit, policy, interactive) if limited else _unlimited(limit) for limit in limits
+        ]
+        limits_file.write_limits(folder / "etc" / "limits", written)
 
     # -- sweeping -------------------------------------------------------------------------------------
 
@@ -167,6 +195,8 @@ class Folders:
 
     def remove(self, name: str) -> None:
         shutil.rmtree(self._folder(name), ignore_errors=True)
+        for claim in self._claims(name):
+            shutil.rmtree(claim.parent, ignore_errors=True)
 
     def sweep_libraries(self, older_than_s: float) -> None:
         """Remove versions of the library that no folder's container was granted."""
@@ -175,6 +205,10 @@ class Folders:
 
     def _folder(self, name: str) -> Path:
         return self._root / "containers" / name
+
+    def _claims(self, name: str) -> Iterator[Path]:
+        """What the container tells its neighbours, on each of its cards."""
+        return (own / "claim" for own in (self._root / "cards").glob(f"*/{name}"))
 
     def _own(self, folder: Path, owner: Owner) -> None:
         replace_file(folder / "owner.json", msgspec.json.encode(owner), 0o644)
@@ -197,11 +231,22 @@ def _numbered(first: str, number: int) -> str:
     return first if number == 1 else f"{first}-{number}"
 
 
-def _of_library(limit: CardLimit, limited: bool) -> limits_file.CardLimit:
-    """What the library reads. 0 percent here means that compute is not divided."""
-    if not limited:
-        return limits_file.CardLimit(limit.gpu.uuid, None)
-    return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB, limit.compute_percent or None)
+def _unlimited(limit: CardLimit) -> limits_file.CardLimit:
+    return limits_file.CardLimit(limit.gpu.uuid, None)
+
+
+def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.CardLimit:
+    """What the library reads. 0 percent here means that compute is not divided.
+
+    Where compute is lent a container without a percentage weighs what part of the card's memory it has.
+    """
+    percent = limit.compute_percent
+    if policy is ComputePolicy.FAIR:
+        percent = percent or max(1, 100 * limit.units // limit.gpu.units)
+    if policy is ComputePolicy.OFF or not percent:
+        return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB)
+    most = 100 if policy is ComputePolicy.FAIR and percent < 100 else None
+    return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB, percent, most, interactive)
 
 
 def _read_owner(folder: Path) -> Owner:

@@ -159,7 +159,7 @@ class GpuMemoryPlugin(DevicePluginService):
         kept = {each.folder for each in self._desk.inhabited()}
         return [
             dp.Mount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
-            for each in self._folders.grant(ids, kept)
+            for each in self._folders.grant(ids, kept, limits_compute=self._rules().limits_compute)
         ]
 
     def _cdi_devices(self, grant: Grant) -> list[dp.CDIDevice]:

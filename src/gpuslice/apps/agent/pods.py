@@ -12,7 +12,14 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, decode_meant
-from gpuslice.core.contract import ANN_INDEX, ANN_MEANT, ANN_VISIBLE, ENV_NO_ISOLATION, EXCLUSIVE_GPU
+from gpuslice.core.contract import (
+    ANN_INDEX,
+    ANN_LATENCY_CLASS,
+    ANN_MEANT,
+    ANN_VISIBLE,
+    ENV_NO_ISOLATION,
+    EXCLUSIVE_GPU,
+)
 from gpuslice.core.model import Placement, Pod
 from gpuslice.core.quantity import whole_number
 
@@ -47,7 +54,8 @@ class NodePod:
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
     `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
-    `whole`: it asks for whole cards, which kubelet gave it by another plugin. `said` are its placement
+    `whole`: it asks for whole cards, which kubelet gave it by another plugin. `interactive`: small work that
+    somebody waits for. `said` are its placement
     annotations as they stand, for others read them without our care. `meant_for`: the card that is kept
     for it once it was taken off its own.
     """
@@ -58,6 +66,7 @@ class NodePod:
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
     whole: bool = False
+    interactive: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
     meant_for: Placement | None = None
 
@@ -81,6 +90,7 @@ def node_pod(pod: AgentPod) -> NodePod:
         unlimited=frozenset(_with(_switches_off, pod.spec)),
         reading=frozenset(_with(_reads_placement, pod.spec)),
         running=frozenset(_running(pod.status)),
+        interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
         whole=any(_asks_whole(each) for each in [*(pod.spec.init_containers or ()), *pod.spec.containers]),
         said={name: text for name, text in annotations.items() if name in PLACEMENT_ANNOTATIONS},
         meant_for=decode_meant(annotations, view.node, view.request) if view.request else None,

@@ -105,7 +105,15 @@ class Starter:
         grant = container_grant(ids, self._desk.node, compute_percent=percent)
         exempt = holder is not None and container is not None and container.name in holder.pod.unlimited
         kept = {each.folder for each in self._desk.forgotten()} if holder else ()
-        self._folders.start(ids, grant.limits, _owner(ids, holder), limited=not exempt, kept=kept)
+        self._folders.start(
+            ids,
+            grant.limits,
+            _owner(ids, holder),
+            limited=not exempt,
+            policy=self._rules().compute_policy,
+            interactive=holder is not None and holder.pod.interactive,
+            kept=kept,
+        )
 
     async def _annotate(self, holder: Holder | None) -> None:
         """Before the container can read its annotations, if the API server answers; else soon after."""

@@ -1,0 +1,335 @@
+/* Work is timed in batches, each on one stream, and batches finish in any order: nobody waits for another stream's
+ * kernel. While the oldest batch of any stream runs the process is busy, and is charged as time passes: so long work
+ * is charged in full before it ends. */
+#include "policy/card_queue.h"
+
+#include <stddef.h>
+
+#define BATCH_NS 1000000u      /* work that takes longer is timed by itself */
+#define DENSE_NS 20000u        /* launches closer than this are timed together */
+#define FIRST_GUESS_NS 1000000u /* of work of which nobody knows how long it takes */
+#define LEAST_WAIT_NS 50000u
+#define MOST_WAIT_NS 1000000u
+/* Beside others: what a container may have under way, and be ahead by. */
+#define DEPTH_NS 4000000u
+#define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
+#define LEAD_NS 4000000
+#define SHORT_BESIDE 4 /* times as long */
+/* Work on one stream may wait on the card for work of another that is not launched yet. */
+#define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* for an unknown launch, behind unknown ones on other streams */
+#define STALLED_NS UINT64_C(50000000)       /* nothing has finished for so long, and twice what was expected */
+#define STALLED_ELSEWHERE_NS UINT64_C(2000000000) /* in another process of the container */
+
+static uint16_t key_of(uint64_t key) { return (uint16_t)((key >> 32) % GS_KEYS); }
+static uint16_t function_of(uint64_t key) { return (uint16_t)((uint32_t)key % GS_KEYS); }
+
+static uint64_t greater(uint64_t one, uint64_t other) { return one > other ? one : other; }
+static uint64_t lesser(uint64_t one, uint64_t other) { return one < other ? one : other; }
+
+#define FOR_EACH_BATCH(queue, batch)                                                                                   \
+    for (struct gs_batch *batch = (struct gs_batch *)(queue)->batches; batch < (queue)->batches + GS_BATCHES; batch++) \
+        if (batch->taken)
+
+/* ---- what it will take ---- */
+
+static uint32_t known_ns(const struct gs_queue *queue, uint64_t key)
+{
+    uint32_t average = __atomic_load_n(&queue->average_ns[key_of(key)], __ATOMIC_RELAXED);
+    return average ? average : __atomic_load_n(&queue->function_ns[function_of(key)], __ATOMIC_RELAXED);
+}
+
+uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key)
+{
+    uint32_t known = known_ns(queue, key);
+    return known ? known : FIRST_GUESS_NS;
+}
+
+static void learn(uint32_t *average, double ns, double weight)
+{
+    double now = *average ? *average * (1 - weight) + ns * weight : ns;
+    __atomic_store_n(average, now < 1 ? 1 : now > 4e9 ? UINT32_MAX : (uint32_t)now, __ATOMIC_RELAXED);
+}
+
+/* ---- launching ---- */
+
+static bool is_same(const struct gs_stream *one, const struct gs_stream *other)
+{
+    return one->handle == other->handle && one->context == other->context && one->own == other->own;
+}
+
+/* The last on its stream: nothing is behind it. */
+static struct gs_batch *newest_on(const struct gs_queue *queue, const struct gs_stream *stream)
+{
+    struct gs_batch *newest = NULL;
+    FOR_EACH_BATCH(queue, batch)
+        if (is_same(&batch->stream, stream) && (!newest || batch->number > newest->number))
+            newest = batch;
+    return newest;
+}
+
+static void close_batch(struct gs_batch *batch, const struct gs_events *events)
+{
+    if (batch->open && !batch->fresh) {
+        events->record(batch->end, &batch->stream);
+        batch->late = true;
+    }
+    batch->open = false;
+}
+
+static bool is_full(const struct gs_batch *batch)
+{
+    return batch->launches >= GS_BATCH_LAUNCHES || batch->estimate_ns >= BATCH_NS;
+}
+
+static struct gs_batch *free_batch(struct gs_queue *queue)
+{
+    for (uint32_t i = 0; i < GS_BATCHES; i++)
+        if (!queue->batches[i].taken)
+            return &queue->batches[i];
+    return NULL;
+}
+
+static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events *events, const struct gs_stream *stream,
+                                  struct gs_batch *before, uint64_t now_ns)
+{
+    struct gs_batch *batch = free_batch(queue);
+    if (!batch)
+        return NULL;
+    bool same = batch->stream.context == stream->context; /* events of a destroyed context went with it */
+    void *start = same && batch->start ? batch->start : events->create();
+    void *end = same && batch->end ? batch->end : events->create();
+    *batch = (struct gs_batch){.stream = *stream, .start = start, .end = end, .recorded_ns = now_ns, .number = ++queue->batches_ever,
+                               .behind = before ? 1 + (uint32_t)(before - queue->batches) : 0};
+    if (!start || !end || !events->record(start, stream))
+        return NULL;
+    batch->taken = true;
+    queue->count++;
+    return batch;
+}
+
+struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *events, const struct gs_stream *stream,
+                                uint64_t key, uint64_t now_ns)
+{
+    struct gs_batch *batch = newest_on(queue, stream);
+    bool unknown = !known_ns(queue, key);
+    uint64_t estimate = gs_queue_estimate_ns(queue, key);
+    if (!batch || !batch->open || is_full(batch) || unknown || now_ns - batch->last_ns >= DENSE_NS) {
+        if (batch && !batch->begun)
+            close_batch(batch, events);
+        batch = new_batch(queue, events, stream, batch, now_ns);
+    }
+    if (!batch)
+        return NULL;
+    batch->launched[batch->launches].key = key_of(key);
+    batch->launched[batch->launches].function = function_of(key);
+    batch->launched[batch->launches++].estimate_ns = (uint32_t)estimate;
+    batch->open = !unknown;
+    batch->fresh = false;
+    batch->begun++;
+    batch->last_ns = now_ns;
+    batch->estimate_ns += estimate;
+    batch->in_flight_ns += estimate;
+    queue->in_flight_ns += estimate;
+    queue->unknown += unknown;
+    batch->unknown = unknown;
+    return batch;
+}
+
+/* Launches that come one by one are timed one by one, so that the pauses between them are not charged. */
+void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched)
+{
+    batch->begun -= batch->begun > 0;
+    if (!batch->begun && (batch->launches == 1 || is_full(batch) || batch->unknown || !launched))
+        batch->fresh = events->record(batch->end, &batch->stream);
+}
+
+/* ---- finishing ---- */
+
+struct interval {
+    uint64_t from_ns, to_ns;
+};
+
+static void set_in_flight(struct gs_queue *queue, struct gs_batch *batch, uint64_t ns)
+{
+    queue->in_flight_ns += ns - batch->in_flight_ns;
+    batch->in_flight_ns = ns;
+}
+
+static void take_out(struct gs_queue *queue, struct gs_batch *batch, uint64_t ended_ns, uint64_t now_ns)
+{
+    uint32_t number = 1 + (uint32_t)(batch - queue->batches);
+    set_in_flight(queue, batch, 0);
+    queue->unknown -= batch->unknown;
+    batch->taken = false;
+    queue->count--;
+    queue->finished_ns = now_ns;
+    FOR_EACH_BATCH(queue, next)
+        if (next->behind == number) {
+            next->behind = 0;
+            next->ready_ns = ended_ns;
+        }
+}
+
+/* When it began and ended: events tell how long it took, and it was seen under way, or not any more. */
+static struct interval place(const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
+{
+    uint64_t end = greater(batch->recorded_ns, batch->ready_ns) + took_ns;
+    end = lesser(greater(end, batch->unfinished_ns), now_ns);
+    return (struct interval){end - lesser(took_ns, end), end};
+}
+
+/* One whose end was put late may have ended long before: it is believed to have taken a quarter more than expected. */
+static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, double own_part)
+{
+    double most = (double)batch->estimate_ns * 1.25 / (own_part > 0.01 ? own_part : 0.01);
+    return batch->late && (double)took_ns > most ? (uint64_t)most : took_ns;
+}
+
+static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
+                   double own_part, struct interval *found)
+{
+    enum gs_event_state state = events->query(batch->end);
+    uint64_t took = batch->estimate_ns;
+    if (state == GS_EVENT_PENDING)
+        return false;
+    bool timed = state == GS_EVENT_PASSED && events->elapsed(batch->start, batch->end, &took);
+    took = believed(batch, took, own_part);
+    *found = place(batch, took, now_ns);
+    for (uint32_t i = 0; timed && i < batch->launches; i++) {
+        double ns = (double)took * own_part * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
+        learn(&queue->average_ns[batch->launched[i].key], ns, 0.1);
+        learn(&queue->function_ns[batch->launched[i].function], ns, 0.5);
+    }
+    take_out(queue, batch, found->to_ns, now_ns);
+    return true;
+}
+
+/* A batch whose stream has reached it is at work until it is seen to have ended. */
+static bool is_running(struct gs_batch *batch, const struct gs_events *events)
+{
+    if (!batch->running && !batch->behind)
+        batch->running = events->query(batch->start) == GS_EVENT_PASSED;
+    return batch->running;
+}
+
+static uint64_t began_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
+
+static uint64_t length_beyond(uint64_t *covered_ns, struct interval *intervals, uint32_t count)
+{
+    uint64_t length = 0;
+    for (uint32_t i = 1; i < count; i++) /* by their beginnings; there are few */
+        for (uint32_t j = i; j > 0 && intervals[j].from_ns < intervals[j - 1].from_ns; j--) {
+            struct interval swapped = intervals[j];
+            intervals[j] = intervals[j - 1];
+            intervals[j - 1] = swapped;
+        }
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t from = greater(intervals[i].from_ns, *covered_ns);
+        length += intervals[i].to_ns > from ? intervals[i].to_ns - from : 0;
+        *covered_ns = greater(*covered_ns, intervals[i].to_ns);
+    }
+    return length;
+}
+
+uint64_t gs_queue_look(struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns, bool paused, double own_part)
+{
+    struct interval intervals[2 * GS_BATCHES];
+    uint32_t count = 0;
+    for (bool again = queue->count > 0; again;) { /* behind one that has finished the next may have, too */
+        again = false;
+        FOR_EACH_BATCH(queue, batch) {
+            if (batch->behind || batch->begun || (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
+                continue;
+            if (batch->unfinished_ns == now_ns)
+                continue; /* asked a moment ago */
+            close_batch(batch, events);
+            if (finish(queue, batch, events, now_ns, own_part, &intervals[count]))
+                again = ++count < GS_BATCHES;
+            else
+                batch->unfinished_ns = now_ns;
+        }
+    }
+    FOR_EACH_BATCH(queue, batch) {
+        if (batch->behind || !is_running(batch, events))
+            continue;
+        uint64_t began = began_ns(batch), ran = now_ns > began ? now_ns - began : 0;
+        ran = believed(batch, ran, own_part);
+        uint64_t own = (uint64_t)((double)ran * own_part);
+        intervals[count++] = (struct interval){began, began + ran};
+        set_in_flight(queue, batch, batch->estimate_ns > own ? batch->estimate_ns - own : 1);
+    }
+    return length_beyond(&queue->covered_ns, intervals, count);
+}
+
+/* ---- may one more go? ---- */
+
+static bool has_work(const struct gs_queue *queue, const struct gs_stream *stream) { return newest_on(queue, stream) != NULL; }
+
+/* Beside a kernel that runs already, and will for much longer, it takes none of the card's time that is not taken. Of work
+ * of equal length each would be the next one's excuse. */
+static bool goes_along(const struct gs_queue *queue, const struct gs_stream *stream, uint64_t key)
+{
+    uint64_t longest = 0, before = 0;
+    FOR_EACH_BATCH(queue, batch) {
+        if (is_same(&batch->stream, stream))
+            before += batch->in_flight_ns;
+        else if (batch->running && !batch->unknown)
+            longest = greater(longest, batch->in_flight_ns);
+    }
+    return known_ns(queue, key) && before + gs_queue_estimate_ns(queue, key) <= longest / SHORT_BESIDE;
+}
+
+/* What runs may wait for this launch, if that is on a stream of its own: nothing has finished for far too long. */
+static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_contention *met,
+                       const struct gs_stream *stream)
+{
+    uint64_t expected = 0;
+    if (!queue->count) {
+        uint64_t finished = atomic_load(&card->finished_at_ns);
+        return met->in_flight_ns > 0 && met->waited_ns > STALLED_ELSEWHERE_NS &&
+               (met->now_ns < finished || met->now_ns - finished > STALLED_ELSEWHERE_NS);
+    }
+    FOR_EACH_BATCH(queue, batch)
+        expected = greater(expected, batch->estimate_ns);
+    uint64_t stalled = greater(STALLED_NS, 2 * expected);
+    return met->waited_ns > stalled && met->now_ns - queue->finished_ns > stalled && !has_work(queue, stream);
+}
+
+/* Of what nobody knows how long it takes one at a time goes in a container, or on each stream. */
+static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct gs_contention *met,
+                                    const struct gs_stream *stream, uint64_t key)
+{
+    return met->unknown && !known_ns(queue, key) && (has_work(queue, stream) || met->waited_ns < UNKNOWN_WAIT_NS);
+}
+
+/* Neither so much at once that the others wait long for the card, nor ahead of those that want it. */
+static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met,
+                                   uint64_t estimate_ns)
+{
+    uint64_t depth = DEPTH_NS, wait = 0;
+    for (uint32_t i = 0; i < met->beside->count; i++)
+        if (met->beside->others[i].interactive)
+            depth = DEPTH_BESIDE_INTERACTIVE_NS;
+    if (met->in_flight_ns + estimate_ns > depth && met->in_flight_ns > depth / 2) /* or the card would run dry */
+        wait = greater(LEAST_WAIT_NS, lesser(met->in_flight_ns, depth + depth / 2) - depth / 2);
+    int64_t lead = gs_lead_ns(card, share, met->in_flight_ns, met->beside);
+    if (lead > LEAD_NS && !gs_share_is_owed(card, share, met->now_ns, met->in_flight_ns))
+        wait = greater(wait, 2 * LEAST_WAIT_NS);
+    return lesser(wait, MOST_WAIT_NS);
+}
+
+uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
+                          const struct gs_contention *met, const struct gs_stream *stream, uint64_t key)
+{
+    /* What is under way and not timed would be free: so much of it at most that all can be timed. */
+    uint64_t patience = lesser(met->waited_ns / 16, MOST_WAIT_NS); /* who waits for long need not look often */
+    if (queue->count >= GS_BATCHES || is_one_unknown_too_many(queue, met, stream, key))
+        return greater(LEAST_WAIT_NS, patience);
+    int64_t headroom = gs_share_headroom(card, share, met->now_ns, met->in_flight_ns);
+    uint64_t wait = headroom > 0 ? 0 : gs_share_wait_ns(share, headroom);
+    if (met->beside->count)
+        wait = greater(wait, wait_for_others_ns(card, share, met, gs_queue_estimate_ns(queue, key)));
+    if (!wait || goes_along(queue, stream, key) || is_awaited(queue, card, met, stream))
+        return 0;
+    return greater(wait, patience);
+}

@@ -1,0 +1,96 @@
+/* This process's work on one card, from its launch to its charge: which streams have work under way, for how long they
+ * kept the card busy, and whether one more launch may go. Nothing here asks the driver, the clock or the kernel by itself,
+ * so that it can be tried out in virtual time. */
+#ifndef GPUSLICE_CARD_QUEUE_H
+#define GPUSLICE_CARD_QUEUE_H
+
+#include "policy/fairness.h"
+
+#define GS_BATCHES 64u
+#define GS_BATCH_LAUNCHES 16u
+#define GS_KEYS 1024u
+
+/* What is launched: work of the same key is expected to take as long as last time; a kernel never seen with so many
+ * blocks, as long as with others. The function's in the low half, function and blocks in the high half. */
+static inline uint64_t gs_work_key(const void *what, uint64_t blocks)
+{
+    uint64_t function = (uint64_t)(uintptr_t)what * UINT64_C(0x9e3779b97f4a7c15) >> 32;
+    uint64_t both = (((uint64_t)(uintptr_t)what ^ blocks * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xff51afd7ed558ccd)) >> 32;
+    return both << 32 | function;
+}
+
+struct gs_stream {
+    void *context, *handle;
+    bool own; /* the default stream is the thread's own */
+};
+
+/* The driver's events. */
+enum gs_event_state { GS_EVENT_PENDING, GS_EVENT_PASSED, GS_EVENT_LOST };
+struct gs_events {
+    void *(*create)(void);
+    bool (*record)(void *event, const struct gs_stream *stream);
+    enum gs_event_state (*query)(void *event);
+    bool (*elapsed)(void *from, void *to, uint64_t *ns);
+};
+
+/* Launches on one stream that are timed together: from before the first to behind the last. */
+struct gs_batch {
+    struct gs_stream stream;
+    void *start, *end;
+    struct {
+        uint16_t key, function;
+        uint32_t estimate_ns;
+    } launched[GS_BATCH_LAUNCHES];
+    uint32_t launches;
+    uint32_t begun;         /* of them not with the driver yet: nothing can be said of the batch before */
+    uint32_t behind;        /* 1 + the number of the batch in front of it on its stream; 0: none */
+    uint64_t number;        /* later ones have higher ones */
+    uint64_t estimate_ns;   /* of all launches */
+    uint64_t in_flight_ns;  /* what of it is still to come */
+    uint64_t recorded_ns;   /* when `start` was given to the driver */
+    uint64_t last_ns;       /* when the last launch was */
+    uint64_t ready_ns;      /* when the batch in front of it ended */
+    uint64_t unfinished_ns; /* when it was last seen to be under way */
+    bool taken, open;
+    bool fresh;   /* `end` stands right behind the last launch */
+    bool late;    /* it was put there only when something else came up */
+    bool running; /* `start` was passed */
+    bool unknown; /* nobody knows how long it takes */
+};
+
+/* Zeros are an empty one. */
+struct gs_queue {
+    uint64_t batches_ever;
+    uint64_t in_flight_ns; /* of all batches */
+    uint64_t covered_ns;   /* busy time up to here is charged: work on several streams at once is busy once */
+    uint64_t finished_ns;  /* when work was last seen to have finished */
+    uint32_t count;        /* of batches */
+    uint32_t unknown;      /* of these, nobody knows how long they take */
+    uint32_t average_ns[GS_KEYS]; /* of a launch, by key; 0 unknown */
+    uint32_t function_ns[GS_KEYS];
+    struct gs_batch batches[GS_BATCHES];
+};
+
+/* Room in a batch for one more launch on the stream; NULL: it goes untimed. */
+struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *events, const struct gs_stream *stream,
+                                uint64_t key, uint64_t now_ns);
+/* The driver has it. */
+void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched);
+/* How long such work is expected to take; a guess for what is unknown. */
+uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key);
+/* What has finished, on any stream; answers for how long the process had work under way since it was last asked.
+ * `paused`: its threads wait, so that no launch will follow closely on the last ones. `own_part`: of busy time. */
+uint64_t gs_queue_look(struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns, bool paused, double own_part);
+
+/* What a launch meets. */
+struct gs_contention {
+    uint64_t now_ns, waited_ns;
+    uint64_t in_flight_ns; /* of the container */
+    uint64_t unknown;      /* likewise */
+    const struct gs_neighbourhood *beside;
+};
+/* How long the launch must wait before it asks again; 0: it may go. */
+uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
+                          const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
+
+#endif

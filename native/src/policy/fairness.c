@@ -1,0 +1,177 @@
+/* Start-time fair queueing. A container's virtual time is the device time that it was charged, divided by its weight. Who
+ * is ahead of a neighbour that wants the card lets it go first; who has no work keeps nothing of what it did not use. So
+ * what nobody wants is lent, and taken back as soon as it is wanted.
+ *
+ * Neighbours tell their numbers themselves. One that lies changes what is lent; what a container is due it gets all the
+ * same (share.c).
+ */
+#include "policy/fairness.h"
+
+#include <stdatomic.h>
+
+#define SECOND_NS INT64_C(1000000000)
+#define LONG_NS INT64_C(60000000000000) /* more was not written by us */
+/* Between the end of a kernel that a program waited for and its next launch there is always a pause. */
+#define PAUSE_NS INT64_C(150000)
+/* A program that launches again so soon after its work still wants the card. */
+#define STILL_WANTS_NS UINT64_C(500000)
+#define WAITING_FOR_NS UINT64_C(20000000) /* a claim to be waiting holds: sleeps end late on a busy host */
+#define LONGEST_CLAIM_NS (600 * SECOND_NS)
+#define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
+#define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
+
+enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2 };
+
+static int64_t clamp(int64_t value, int64_t least, int64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+
+static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
+
+/* ---- claims ---- */
+
+struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
+                               uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits)
+{
+    uint64_t sharers = 1, until = ended_ns + STILL_WANTS_NS;
+    for (uint32_t i = 0; i < beside->count; i++)
+        sharers += beside->others[i].wants;
+    if (work.ns) /* the others have their turns in between */
+        until = now_ns + work.ns * sharers + STILL_WANTS_NS;
+    if (waits && until < now_ns + WAITING_FOR_NS)
+        until = now_ns + WAITING_FOR_NS;
+    return (struct gpuslice_claim){
+        .magic = GPUSLICE_CLAIM_MAGIC,
+        .virtual_ns = atomic_load(&card->virtual_ns) + (uint64_t)gs_share_by_weight(share, (int64_t)work.ns),
+        .busy_ns = atomic_load(&card->busy_ns),
+        .busy_at_ns = now_ns,
+        .wants_until_ns = until,
+        .under_way = work.unknown ? UNDER_WAY_UNKNOWN : work.ns ? UNDER_WAY : 0,
+        .weight = share->weight,
+        .interactive = share->interactive,
+    };
+}
+
+struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns)
+{
+    bool sane = claim->wants_until_ns < now_ns + (uint64_t)LONGEST_CLAIM_NS;
+    uint64_t end = claim->under_way == UNDER_WAY_UNKNOWN ? claim->busy_at_ns + LONGEST_UNKNOWN_NS : claim->wants_until_ns;
+    uint64_t until = end < now_ns ? end : now_ns;
+    uint64_t since = claim->under_way && until > claim->busy_at_ns ? until - claim->busy_at_ns : 0;
+    return (struct gs_neighbour){
+        .virtual_ns = claim->virtual_ns,
+        .busy_ns = claim->busy_ns + since,
+        .weight = percent(claim->weight),
+        .interactive = claim->interactive == 1,
+        .wants = sane && claim->wants_until_ns > now_ns,
+    };
+}
+
+void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
+                             const struct gs_neighbour *others, uint32_t count)
+{
+    double passed = (double)(now_ns - beside->read_ns) + 1;
+    bool same = count == beside->count; /* whoever comes or goes is noticed once more soon */
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t more = others[i].busy_ns - beside->others[i].busy_ns;
+        bool known = same && (double)more < passed * GPUSLICE_SLOTS;
+        beside->had_work[i] = known ? (double)more / passed : others[i].wants;
+        beside->others[i] = others[i];
+    }
+    uint64_t container = atomic_load(&card->busy_ns), rest = container - beside->container_busy_ns - beside->own_busy_ns;
+    beside->had_work[count] = (double)rest < passed * GPUSLICE_SLOTS && beside->read_ns ? (double)rest / passed : 0;
+    beside->container_busy_ns = container;
+    beside->own_busy_ns = 0;
+    beside->count = count;
+    beside->read_ns = now_ns;
+}
+
+/* ---- who goes first ---- */
+
+static int64_t difference(uint64_t one, uint64_t other) { return clamp((int64_t)(one - other), -LONG_NS, LONG_NS); }
+
+static int64_t head_start_ns(uint32_t weight, bool interactive)
+{
+    return interactive ? HEAD_START_NS * 100 / percent(weight) : 0;
+}
+
+int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
+                   const struct gs_neighbourhood *beside)
+{
+    int64_t in_flight = in_flight_ns < (uint64_t)LONG_NS ? (int64_t)in_flight_ns : LONG_NS;
+    uint64_t own = atomic_load(&card->virtual_ns) + (uint64_t)gs_share_by_weight(share, in_flight);
+    int64_t most = INT64_MIN;
+    for (uint32_t i = 0; i < beside->count; i++) {
+        const struct gs_neighbour *other = &beside->others[i];
+        int64_t lead = difference(own, other->virtual_ns) - head_start_ns(share->weight, share->interactive) +
+                       head_start_ns(other->weight, other->interactive);
+        if (other->wants && lead > most)
+            most = lead;
+    }
+    return most == INT64_MIN ? most : most / 100 * percent(share->weight);
+}
+
+void gs_stay(struct gpuslice_card *card, uint64_t now_ns)
+{
+    uint64_t before = atomic_load(&card->active_at_ns);
+    if (before < now_ns || before > now_ns + SECOND_NS) /* a time to come was not written by us */
+        atomic_compare_exchange_strong(&card->active_at_ns, &before, now_ns);
+}
+
+/* The virtual time of those who want the card: of the one furthest behind; where none does, of the one furthest ahead.
+ * With the weight of all of them. */
+static uint64_t virtual_time(const struct gs_neighbourhood *beside, uint32_t *weight)
+{
+    bool wanted = false;
+    uint64_t time = 0;
+    *weight = 0;
+    for (uint32_t i = 0; i < beside->count; i++)
+        wanted |= beside->others[i].wants;
+    for (uint32_t i = 0, seen = 0; i < beside->count; i++) {
+        const struct gs_neighbour *other = &beside->others[i];
+        if (other->wants != wanted)
+            continue;
+        if (!seen++ || (difference(other->virtual_ns, time) < 0) == wanted)
+            time = other->virtual_ns;
+        *weight += percent(other->weight);
+    }
+    return time;
+}
+
+/* While it had no work the others' virtual time went on, by what they used; so does its own, as far as theirs. */
+void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)
+{
+    uint32_t weight;
+    uint64_t others = virtual_time(beside, &weight), active = atomic_load(&card->active_at_ns);
+    uint64_t own = atomic_load(&card->virtual_ns);
+    int64_t idle = active ? clamp((int64_t)(now_ns - active) - PAUSE_NS, 0, LONG_NS) : LONG_NS;
+    int64_t behind = difference(others, own), passed = weight ? idle / percent(weight) * 100 : 0;
+    if (behind > 0 && passed > 0)
+        atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));
+}
+
+/* The mean of 1 / (1 + n), where n of the others have work and each has it independently of the rest. */
+static double even_part(const double *others, uint32_t count)
+{
+    double chance[65] = {1}; /* of so many */
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < count; i++)
+        for (double left = others[i]; left > 0 && most < 64; left -= 1) {
+            double has = left < 1 ? left : 1;
+            most++;
+            for (uint32_t n = most; n > 0; n--)
+                chance[n] = chance[n] * (1 - has) + chance[n - 1] * has;
+            chance[0] *= 1 - has;
+        }
+    double mean = 0;
+    for (uint32_t n = 0; n <= most; n++)
+        mean += chance[n] / (n + 1);
+    return mean;
+}
+
+double gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)
+{
+    double sampled = gs_share_sampled_part(card, now_ns);
+    return sampled > 0 ? sampled : even_part(beside->had_work, beside->count + 1);
+}

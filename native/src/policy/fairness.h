@@ -1,0 +1,54 @@
+/* What nobody uses is lent: who may go next of the containers on a card that tell each other what they use. */
+#ifndef GPUSLICE_FAIRNESS_H
+#define GPUSLICE_FAIRNESS_H
+
+#include "policy/share.h"
+
+#define GS_NEIGHBOURS 32u
+
+/* What is known of another container on the card. */
+struct gs_neighbour {
+    uint64_t virtual_ns; /* its work under way included */
+    uint64_t busy_ns;    /* ever, as far as can be told now */
+    uint32_t weight;
+    bool interactive;
+    bool wants; /* the card, now */
+};
+
+/* All that is known of them; zeros: nothing. */
+struct gs_neighbourhood {
+    struct gs_neighbour others[GS_NEIGHBOURS];
+    uint32_t count;
+    uint64_t read_ns;
+    double had_work[GS_NEIGHBOURS + 1]; /* for which part of the last interval; behind the others our own container's rest */
+    uint64_t container_busy_ns, own_busy_ns; /* at read_ns; this process's since then */
+};
+
+/* Work of all processes of a container. */
+struct gs_under_way {
+    uint64_t ns;      /* as estimated */
+    uint64_t unknown; /* launches of which nobody knows how long they take */
+};
+
+/* What a container tells: what it has under way, the end of its work as far as known, whether it waits. */
+struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
+                               uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits);
+/* What is told by a claim now. */
+struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns);
+void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
+                             const struct gs_neighbour *others, uint32_t count);
+
+/* The device time by which this container is ahead of the neighbour furthest behind that wants the card; INT64_MIN if
+ * none does. Interactive ones have a head start. */
+int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
+                   const struct gs_neighbourhood *beside);
+/* The container has work again: what it did not use while it had none is not saved up. */
+void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside);
+/* Has work or waits, now. */
+void gs_stay(struct gpuslice_card *card, uint64_t now_ns);
+
+/* The part of busy time that was our own: as NVML's samples have it, where they are fresh. Else as of a card that gives
+ * each process with work an even part of its time. */
+double gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside);
+
+#endif
