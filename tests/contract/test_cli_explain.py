@@ -184,3 +184,140 @@ async def test_an_unknown_pod_names_the_nearest(shell: Shell) -> None:
     told = await shell("gpuslice", "explain", "trian-0")
     assert told.code == 1
     assert 'there is no pod "trian-0" in namespace default; did you mean train-0?' in told.err
+
+
+def asking(name: str, resource: str, amount: str = "4") -> dict[str, Any]:
+    """A pod with a limit of any resource."""
+    limits = {"limits": {resource: amount}}
+    return api_pod(name, containers=[{"name": "main", "image": "image", "resources": limits}])
+
+
+async def test_a_misspelt_resource_is_told_with_what_was_meant(shell: Shell) -> None:
+    await shell.has(
+        [node("n1", 8)], [asking("p", "aliyun.com/gpu-mm"), asking("h", "nvidia.com/gpumem", "4096")]
+    )
+    told = (await shell("gpuslice", "explain", "p")).out
+    assert (
+        "aliyun.com/gpu-mm is no resource that gpuslice or NVIDIA gives out: did you mean aliyun.com/gpu-mem?"
+        in told
+    )
+    assert "asks for no part of a card" not in told
+    assert (
+        "nvidia.com/gpumem is HAMi's name, and nothing in this cluster translates it"
+        in (await shell("gpuslice", "explain", "h")).out
+    )
+
+
+def crashed(name: str) -> dict[str, Any]:
+    pod = placed(name, 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+    pod["status"]["containerStatuses"] = [
+        {
+            "name": "main",
+            "restartCount": 3,
+            "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m"}},
+            "lastState": {"terminated": ended},
+        }
+    ]
+    return pod
+
+
+async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None:
+    await shell.has([node("n1", 15)], [crashed("p")])
+    told = (await shell("gpuslice", "explain", "p")).out
+    assert (
+        "Container main was started again 3 times, last ended with exit code 1 (Error) at "
+        "2026-01-01T00:00:00Z, waits now: CrashLoopBackOff: back-off 5m.\n"
+        "What it said before: kubectl -n default logs p --previous\n" in told
+    )
+
+
+async def set_conditions(shell: Shell, name: str, *conditions: dict[str, Any]) -> None:
+    from gpuslice.adapters.kube.client import KubeClient
+    from gpuslice.adapters.kube.config import Connection
+    from gpuslice.adapters.kube.transport import HttpTransport
+    from gpuslice.apps.cli.explanation import OWNERS
+
+    async with HttpTransport(Connection(shell.server.url)) as transport:
+        status = {"conditions": list(conditions)}
+        await KubeClient(transport).patch_status(OWNERS["deployment"], name, status, "default")
+
+
+def deployment(name: str) -> dict[str, Any]:
+    labels = {"app": name}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {
+            "containers": [
+                {"name": "main", "image": "image", "resources": {"limits": {"aliyun.com/gpu-mm": "4"}}}
+            ]
+        },
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+async def create(shell: Shell, document: dict[str, Any]) -> None:
+    from gpuslice.adapters.kube.client import KubeClient
+    from gpuslice.adapters.kube.config import Connection
+    from gpuslice.adapters.kube.transport import HttpTransport
+    from gpuslice.apps.cli.explanation import OWNERS
+
+    async with HttpTransport(Connection(shell.server.url)) as transport:
+        await KubeClient(transport).create(OWNERS[document["kind"].lower()], document, "default")
+
+
+async def test_a_deployment_is_told_pod_by_pod_and_what_waits_at_length(shell: Shell) -> None:
+    pods = [placed("serve-a", 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true"), api_pod("serve-b", "16")]
+    for pod in pods:
+        pod["metadata"]["labels"] = {"app": "serve"}
+    await shell.has([node("n1", 15)], [*pods, api_pod("other", "1")])
+    await create(shell, deployment("serve"))
+    told = await shell("gpuslice", "explain", "deploy/serve")
+    assert told.code == 0, told.err
+    assert told.out.startswith("2 pods of deployment default/serve.\n")
+    lines = told.out.splitlines()
+    assert lines[2].split() == ["POD", "STATUS", "NODE", "CARD", "UNITS", "WHY"]
+    assert lines[3].split() == ["serve-a", "Running", "n1", "0", "4", "-"]
+    assert lines[4].startswith("serve-b  Pending  -     -     16     It will never fit here")
+    assert "Pod default/serve-b is Pending." in told.out
+    assert "other" not in told.out
+    document = json.loads((await shell("gpuslice", "explain", "deployments/serve", "-o", "json")).out)
+    assert [each["name"] for each in document["pods"]] == ["serve-a", "serve-b"]
+
+
+async def test_a_deployment_without_pods_tells_why_it_has_none(shell: Shell) -> None:
+    denied = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": 'admission webhook "gpuslice" denied the request',
+    }
+    await shell.has([node("n1", 15)], [])
+    await create(shell, deployment("serve"))
+    await set_conditions(shell, "serve", denied)
+    told = (await shell("gpuslice", "explain", "deploy/serve")).out
+    assert told.startswith("0 pods of deployment default/serve.\n")
+    assert 'FailedCreate: admission webhook "gpuslice" denied the request' in told
+    assert "did you mean aliyun.com/gpu-mem?" in told
+    missing = await shell("gpuslice", "explain", "job/train")
+    assert (missing.code, missing.err) == (
+        1,
+        'Error: there is no job "train" in namespace default; -n names another namespace\n',
+    )
+
+
+async def test_without_a_name_it_tells_of_the_namespace(shell: Shell) -> None:
+    web = api_pod("web", containers=[{"name": "a", "image": "a"}])
+    await shell.has([node("n1", 15)], [placed("a", 4, "n1", "0"), asking("typo", "aliyun.com/gpu-mm"), web])
+    told = (await shell("gpuslice", "explain")).out
+    assert told.startswith("2 pods of namespace default.\n")
+    assert "typo" in told
+    assert "web" not in told
+    assert (await shell("gpuslice", "explain", "ns/empty")).out == (
+        "0 pods of namespace empty.\nno pod of namespace empty asks for a part of a card\n"
+    )

@@ -70,3 +70,23 @@ def exporter_pod(port: int) -> dict[str, Any]:
         },
         "spec": {"containers": [{"name": "exporter", "image": "busybox"}]},
     }
+
+
+async def test_explain_tells_what_the_exporter_saw_of_a_pod(tmp_path: Path) -> None:
+    async with gpu_node(tmp_path) as host, host.exporter() as exporter:
+        await host.node.create(app("app-0", 4))
+        await running(host, "app-0")
+        await exporter.page_when(lambda page: page.value(USED, pod="app-0") == 3193 * MIB)
+        pod = exporter_pod(exporter.port)
+        pod["spec"]["nodeName"] = host.node.settings.name
+        await host.node.client.create(PODS.as_dict(), pod, "kube-system")
+        kubeconfig = host.root.parent / "kubeconfig"
+        process = await asyncio.create_subprocess_exec(
+            PROGRAM,
+            *("explain", "app-0"),
+            env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+        assert "Container main on card 0: uses 3193 MiB" in output.decode()
+        assert "its limit is 4301 MiB.\n" in output.decode()

@@ -100,6 +100,13 @@ def test_a_token_that_no_header_can_carry_is_not_told(tmp_path: Path, token: str
     assert "schl" not in told.stderr
 
 
+@pytest.mark.parametrize("command", ["inspect", "top --once", "explain p", "doctor"])
+def test_a_kubeconfig_that_is_not_there_is_a_clear_sentence(command: str) -> None:
+    told = gpuslice(*command.split(), KUBECONFIG="/nonexist")
+    why = "no such file or directory; set KUBECONFIG or give --kubeconfig"
+    assert_said(told, 1, f"Error: kubeconfig /nonexist cannot be read: {why}")
+
+
 def test_a_kubeconfig_that_is_no_yaml_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("a: [1, 2\n b: {")
     told = gpuslice("inspect", KUBECONFIG=str(tmp_path / "config"))
@@ -152,7 +159,7 @@ def test_doctor_asks_addresses_and_says_which_does_not_answer(tmp_path: Path, ad
 @pytest.mark.parametrize("name", ["", "/", "a/b/c", "../x", "p?x=1", "ü", "a b"])
 def test_what_is_no_name_of_a_pod_is_not_asked_for(tmp_path: Path, address: str, name: str) -> None:
     told = gpuslice("explain", name, KUBECONFIG=kubeconfig(tmp_path, f"{address}/any"))
-    assert_said(told, 1, f'POD is "{name}", must be the name of a pod, or NAMESPACE/NAME')
+    assert_said(told, 1, f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
 
 
 @pytest.mark.parametrize(

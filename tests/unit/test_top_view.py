@@ -2,84 +2,98 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, Static
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
-from gpuslice.apps.cli.live import CardRow, ClusterSource, ContainerRow, Picture, UrlSource
-from gpuslice.apps.cli.live_view import History, view, watch
+from gpuslice.apps.cli.top_app import HelpScreen, PodScreen, TopApp
+from gpuslice.apps.cli.top_print import History, container_cells, show_once
+from gpuslice.apps.cli.usage import CardUsage, ClusterSource, ContainerUsage, UrlSource, Usage
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"
 
 
-def shown(found: Picture, width: int = 120, height: int = 40, looks: int = 1) -> list[str]:
-    """The lines of a terminal of this size after so many looks."""
-    console, history = Console(width=width, height=height, file=StringIO()), History()
-    for _ in range(looks):
-        history.take(found)
-    console.print(view(found, history, ConsoleDimensions(width, height)))
+def shown(found: Usage, width: int = 120) -> list[str]:
+    """The lines that are printed into a terminal of this width."""
+    console = Console(width=width, file=StringIO(), force_terminal=True, color_system=None)
+    show_once(found, console)
     assert isinstance(console.file, StringIO)
     return console.file.getvalue().splitlines()
 
 
-def card(number: int, busy: float = 0.25) -> CardRow:
-    return CardRow(
+def card(number: int, busy: float = 0.25) -> CardUsage:
+    return CardUsage(
         NODE, str(number), f"GPU-{number}", "NVIDIA H100 80GB HBM3", True, busy, 60 * GIB, 70 * GIB, 80 * GIB
     )
 
 
-def container(number: int, sm_ratio: float = 0.5) -> ContainerRow:
-    return ContainerRow(
-        NODE, "0", "default", f"app-{number}", "main", 3 * GIB, 4 * GIB, 4 * GIB, sm_ratio, refused=17
+def container(
+    number: int, sm_ratio: float = 0.5, *, namespace: str = "default", gpu: str = "0", refused: int = 17
+) -> ContainerUsage:
+    return ContainerUsage(
+        *(NODE, gpu, namespace, f"app-{number}", "main"),
+        used_bytes=3 * GIB,
+        limit_bytes=4 * GIB,
+        allocated_bytes=4 * GIB,
+        peak_bytes=3.5 * GIB,
+        sm_ratio=sm_ratio,
+        refused=refused,
+        throttled_seconds=2,
+        processes=1,
     )
 
 
-ONE = Picture((card(0),), (container(0),))
+ONE = Usage((card(0),), (container(0),))
 
 
-@given(st.integers(52, 300))
+@given(st.integers(60, 300))
 def test_figures_are_whole_in_any_terminal(width: int) -> None:
-    lines = shown(ONE, width, looks=30)
+    lines = shown(ONE, width)
     assert all(len(line) <= width for line in lines)
     for figure in ("25%", "60.0G/80.0G", "app-0", "3.0G/4.0G", "75%", "50%", "17"):
         assert any(figure in line for line in lines), (figure, lines)
 
 
-def test_a_wide_terminal_shows_everything_and_a_sparkline() -> None:
-    text = "\n".join(shown(ONE, 160, looks=30))
-    for part in (NODE, "NVIDIA H100 80GB HBM3", "88%", "default", "main", "▃" * 24, "▇" * 24):
+def test_a_terminal_of_80_columns_still_tells_the_namespace() -> None:
+    assert any(line.startswith("default") and "app-0" in line for line in shown(ONE, 80))
+
+
+def test_a_wide_terminal_shows_everything() -> None:
+    text = "\n".join(shown(ONE, 160))
+    for part in (NODE, "NVIDIA H100 80GB HBM3", "88%", "default", "main", "▃", "▇"):
         assert part in text
 
 
-def test_of_too_many_rows_the_busiest_are_shown_and_the_others_counted() -> None:
-    cards = tuple(card(number, busy=0.9 if number == 40 else 0.1) for number in range(64))
-    containers = tuple(container(number, sm_ratio=1.0 if number == 150 else 0.1) for number in range(200))
-    found = Picture(cards, containers, ("n7: no answer",))
-    lines = shown(found, height=24)
-    assert len(lines) <= 24
-    assert any(line.startswith(f"{NODE}   40 ") for line in lines)
-    assert any("app-150" in line for line in lines)
-    assert [line for line in lines if line.startswith("… and")] == [
-        "… and 55 cards that use less",
-        "… and 190 containers that use less",
-    ]
-    assert lines[-1] == "n7: no answer"
+def test_only_what_was_refused_of_late_is_alarming() -> None:
+    history = History()
+    history.take(Usage((), (container(0, refused=17),)))
+    assert container_cells(container(0, refused=17), history)["REFUSED"].plain == "17"
+    history.take(Usage((), (container(0, refused=19),)))
+    cell = container_cells(container(0, refused=19), history)["REFUSED"]
+    assert (cell.plain, cell.style) == ("19 (+2)", "bold red")
+    for _ in range(30):
+        history.take(Usage((), (container(0, refused=19),)))
+    cell = container_cells(container(0, refused=19), history)["REFUSED"]
+    assert (cell.plain, cell.style) == ("19", "")
 
 
 def test_unknown_is_not_nought() -> None:
-    found = Picture((CardRow(NODE, "0", "GPU-0", up=False),), ())
+    found = Usage((CardUsage(NODE, "0", "GPU-0", up=False),), ())
     assert "lost" in shown(found)[1]
     assert "-/-" in shown(found)[1]
 
@@ -133,32 +147,192 @@ def test_an_address_that_is_none_is_a_reason(url: str) -> None:
         fetch(url)
 
 
-class Going:
-    """A cluster that is there, then is not, then is; then the user has seen enough."""
-
-    def __init__(self) -> None:
-        self.looks: Iterator[Picture | BaseException] = iter(
-            [ONE, KubeError("GET /api/v1/pods: Connection refused"), ONE, KeyboardInterrupt()]
-        )
-
-    def read(self) -> Picture:
-        look = next(self.looks)
-        if isinstance(look, BaseException):
-            raise look
-        return look
+# -- the live view ----------------------------------------------------------------------------------------
 
 
-def test_a_lost_api_server_leaves_the_last_picture_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in {"TERM": "xterm", "FORCE_COLOR": "1", "COLUMNS": "120", "LINES": "30"}.items():
-        monkeypatch.setenv(name, value)
-    watch(Going(), every_s=0.01)
-    screens = capsys.readouterr().out.split("\x1b[H")
-    lost = [screen for screen in screens if "shown as it was before" in screen]
-    assert lost
-    assert all("app-0" in screen and "Connection refused" in screen for screen in lost)
-    assert "shown as it was before" not in screens[-1]
+class Playing:
+    """A source that gives these, then the last of them again and again."""
+
+    def __init__(self, *readings: Usage | Exception) -> None:
+        self.readings = list(readings)
+
+    def read(self) -> Usage:
+        found = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+MANY = Usage(
+    (card(0), card(1, busy=0.9)),
+    (
+        container(0, 0.5, namespace="team-a"),
+        container(1, 0.9, namespace="team-b", gpu="1"),
+        container(2, 0.1, namespace="team-b", gpu="1"),
+    ),
+)
+NEVER_S = 3600.0  # the test reads when it wants to
+
+
+class Screen:
+    """The app at work, and what stands on its screen."""
+
+    def __init__(self, app: TopApp, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.settled()
+
+    async def settled(self) -> None:
+        await self.app.workers.wait_for_complete()
+        await self.pilot.pause()
+
+    def text(self, name: str) -> str:
+        return str(self.app.screen.query_one(name, Static).render())
+
+    def rows(self, name: str = "#containers") -> list[list[str]]:
+        table = self.app.screen_stack[0].query_one(name, DataTable)
+        return [[str(cell) for cell in table.get_row_at(number)] for number in range(table.row_count)]
+
+    def pods(self) -> list[str]:
+        return [next(cell for cell in row if "app-" in cell) for row in self.rows()]
+
+    def columns(self, name: str = "#containers") -> list[str]:
+        table = self.app.screen_stack[0].query_one(name, DataTable)
+        return [str(column.label) for column in table.ordered_columns]
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *readings: Usage | Exception, width: int = 120, explain: Callable[[str], str] | None = None
+) -> AsyncIterator[Screen]:
+    app = TopApp(Playing(*readings), NEVER_S, context="lab", explain=explain)
+    async with app.run_test(size=(width, 30)) as pilot:
+        screen = Screen(app, pilot)
+        await screen.settled()
+        yield screen
+
+
+async def test_the_head_counts_the_whole_cluster() -> None:
+    async with running(MANY) as screen:
+        head = "lab · 1 node, 2 cards · memory 120.0G/160.0G used (75%) · 88% given out · busy 57%"
+        assert screen.text("#headline").startswith(f"{head} · 3 containers")
+
+
+async def test_it_sorts_by_the_next_column_and_the_other_way_round() -> None:
+    async with running(MANY) as screen:
+        assert screen.pods() == ["app-0", "app-1", "app-2"]
+        for _ in range(8):  # NAMESPACE … SM
+            await screen.press("s")
+        assert "by SM" in screen.text("#status")
+        assert screen.pods() == ["app-1", "app-0", "app-2"]
+        await screen.press("r")
+        assert screen.pods() == ["app-2", "app-0", "app-1"]
+
+
+async def test_it_filters_while_one_types_and_shows_all_again_after_escape() -> None:
+    async with running(MANY) as screen:
+        await screen.press("slash", *"team-b")
+        assert screen.pods() == ["app-1", "app-2"]
+        assert len(screen.rows("#cards")) == 1
+        await screen.press("enter")
+        assert not screen.app.query_one("#filter", Input).display
+        assert 'filter "team-b"' in screen.text("#status")
+        await screen.press("escape")
+        assert screen.pods() == ["app-0", "app-1", "app-2"]
+
+
+async def test_n_goes_through_the_namespaces() -> None:
+    async with running(MANY) as screen:
+        await screen.press("n")
+        assert screen.pods() == ["app-0"]
+        await screen.press("n")
+        assert screen.pods() == ["app-1", "app-2"]
+        await screen.press("n")
+        assert screen.pods() == ["app-0", "app-1", "app-2"]
+
+
+async def test_the_tree_puts_containers_under_their_cards() -> None:
+    async with running(MANY) as screen:
+        await screen.press("t")
+        at = screen.columns().index("POD")
+        assert [row[at] for row in screen.rows()] == [
+            NODE,
+            "  card 0 NVIDIA H100 80GB HBM3",
+            "    team-a/app-0",
+            "  card 1 NVIDIA H100 80GB HBM3",
+            "    team-b/app-1",
+            "    team-b/app-2",
+        ]
+        await screen.press("enter")  # a line that is no container has no page
+        assert not isinstance(screen.app.screen, PodScreen)
+
+
+async def test_enter_opens_the_pods_page_with_what_explain_says() -> None:
+    asked: list[str] = []
+
+    def explain(name: str) -> str:
+        asked.append(name)
+        return f"Pod {name} is Running [on] n1."
+
+    async with running(MANY, explain=explain) as screen:
+        await screen.press("down", "enter")
+        assert isinstance(screen.app.screen, PodScreen)
+        assert asked == ["team-b/app-1"]
+        assert "Pod team-b/app-1 is Running [on] n1." in screen.text("#explanation")
+        assert "3.0G of 4.0G, 3.5G at its peak" in screen.text("#figures")
+        await screen.press("escape")
+        assert not isinstance(screen.app.screen, PodScreen)
+
+
+async def test_a_pod_that_cannot_be_explained_says_why() -> None:
+    def explain(name: str) -> str:
+        raise KubeError("pods is forbidden")
+
+    async with running(MANY, explain=explain) as screen:
+        await screen.press("enter")
+        assert "not known: pods is forbidden" in screen.text("#explanation")
+
+
+async def test_question_mark_helps_and_q_goes() -> None:
+    async with running(MANY) as screen:
+        await screen.press("question_mark")
+        assert isinstance(screen.app.screen, HelpScreen)
+        await screen.press("q")
+        assert not isinstance(screen.app.screen, HelpScreen)
+        await screen.pilot.press("q")
+    assert screen.app.return_code == 0
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+async def test_it_fits_the_terminal(width: int) -> None:
+    async with running(MANY, width=width) as screen:
+        table = screen.app.query_one("#containers", DataTable)
+        assert table.virtual_size.width <= width
+        assert {"NAMESPACE", "POD", "MEMORY", "OF LIMIT", "SM", "REFUSED"} <= set(screen.columns())
+        assert ("NODE" in screen.columns()) is (width >= 120)
+
+
+async def test_a_lost_api_server_leaves_the_last_figures_and_says_so() -> None:
+    async with running(MANY, KubeError("GET /api/v1/pods: Connection refused"), MANY) as screen:
+        screen.app.read_now()
+        await screen.settled()
+        assert "shown as it was before: GET /api/v1/pods: Connection refused" in screen.text("#problems")
+        assert screen.pods() == ["app-0", "app-1", "app-2"]
+        screen.app.read_now()
+        await screen.settled()
+        assert screen.text("#problems") == ""
+
+
+async def test_where_it_stands_is_kept_when_figures_change() -> None:
+    rows = tuple(container(number) for number in range(100))
+    async with running(Usage((card(0),), rows)) as screen:
+        await screen.press(*["down"] * 40)
+        screen.app.read_now()
+        await screen.settled()
+        assert screen.app.query_one("#containers", DataTable).cursor_row == 40
 
 
 PAGE = 'gpuslice_gpu_up{node="n1",gpu="0",gpu_uuid="GPU-0"} 1\n'

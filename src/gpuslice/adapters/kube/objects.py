@@ -70,6 +70,7 @@ class ContainerStatus(_Object):
     ready: bool = False
     restart_count: int = 0
     state: dict[str, Any] | None = None
+    last_state: dict[str, Any] | None = None
 
 
 class Condition(_Object):

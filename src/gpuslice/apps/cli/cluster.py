@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.errors import NotFoundError
-from gpuslice.adapters.kube.kubeconfig import MissingConfigError
-from gpuslice.adapters.kube.objects import Container, Node, Pod
+from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import pod_view
@@ -25,10 +22,6 @@ class NoSuchNodeError(GpusliceError):
     """There is no node of that name."""
 
 
-class NoKubeconfigError(GpusliceError):
-    """There is no kubeconfig, said in the words of the original plugin."""
-
-
 def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
     """A client for the cluster that flags and environment mean."""
     return SyncClient(SyncTransport(connection_of(flags), timeout_s=timeout_s))
@@ -36,34 +29,25 @@ def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
 
 def connection_of(flags: Flags) -> Connection:
     """Where the cluster is, and the namespace that is meant."""
-    try:
-        return connect(
-            flags.environ,
-            kubeconfig=flags.kubeconfig,
-            context=flags.context,
-            namespace=flags.namespace,
-            interactive=True,
-        )
-    except MissingConfigError as error:
-        raise NoKubeconfigError(
-            f"kubeconfig {error.path} failed to find due to {error.reason}, please set KUBECONFIG env"
-        ) from error
+    return connect(
+        flags.environ,
+        kubeconfig=flags.kubeconfig,
+        context=flags.context,
+        namespace=flags.namespace,
+        interactive=True,
+    )
 
 
 def read_report(client: SyncClient, node: str = "") -> Report:
     """Allocations of all nodes, or of one. NoSuchNodeError when there is no node of that name."""
-    nodes = [_node(client, node)] if node else client.list(NODES)
+    try:
+        nodes = [client.get(NODES, node)] if node else client.list(NODES)
+    except NotFoundError as error:
+        hint = nearest(node, node_names(client))
+        raise NoSuchNodeError(f'nodes "{node}" not found' + (f"; {hint}" if hint else "")) from error
     fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
     return report(map(node_facts, nodes), map(pod_facts, pods))
-
-
-def _node(client: SyncClient, name: str) -> Node:
-    try:
-        return client.get(NODES, name)
-    except NotFoundError as error:
-        hint = nearest(name, node_names(client))
-        raise NoSuchNodeError(f'nodes "{name}" not found' + (f"; {hint}" if hint else "")) from error
 
 
 def node_names(client: SyncClient) -> list[str]:
@@ -86,9 +70,6 @@ def node_facts(node: Node) -> NodeFacts:
 
 
 def pod_facts(pod: Pod) -> PodFacts:
-    return PodFacts(pod_view(pod), pod.status.phase, _exclusive(pod.spec.containers))
-
-
-def _exclusive(containers: Sequence[Container]) -> int:
-    limits = (each.resources.limits or {} for each in containers if each.resources is not None)
-    return sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)
+    limits = (each.resources.limits or {} for each in pod.spec.containers if each.resources is not None)
+    whole = sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)
+    return PodFacts(pod_view(pod), pod.status.phase, whole)

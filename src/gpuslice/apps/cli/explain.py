@@ -1,4 +1,4 @@
-"""``gpuslice explain POD``: why it waits, or why it is where it is."""
+"""``gpuslice explain POD``: why it waits, why it is where it is, and what became of it there."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from gpuslice.apps.cli.output import output_flag, print_document
 @click.command("explain")
 @output_flag
 @cluster_flags
-@click.argument("pod", shell_complete=pods)
+@click.argument("pod", required=False, default=None, shell_complete=pods)
 @click.pass_context
-def command(context: click.Context, /, pod: str, output: str, **cluster: Any) -> None:
+def command(context: click.Context, /, pod: str | None, output: str, **cluster: Any) -> None:
     """Tell why POD waits for a part of a card, or which card it holds and who shares it.
 
-    Every node is put into a class with why not and the most that is free there on one card.
-    It is worked out from the API server alone, as the scheduler extender does.
+    POD is the name of a pod, NAMESPACE/NAME, or KIND/NAME for the pods of a deployment, statefulset,
+    daemonset, replicaset or job; without POD it is all pods of the namespace that ask for a part of a card.
+
+    Every node is put into a class with why not and the most that is free there on one card. It is worked out
+    from the API server alone, as the scheduler extender does; what a container uses, its peak and what was
+    refused comes from the exporter of its node, if there is one.
 
     \b
     Examples:
       gpuslice explain train-0
-      gpuslice explain -n team-a train-0
       gpuslice explain team-a/train-0 -o json
+      gpuslice explain deploy/serve          its pods, or why it has none
+      gpuslice explain -n team-a             all pods of a namespace that share cards
     """
     from gpuslice.apps.cli.explanation import read
     from gpuslice.apps.cli.explanation_text import document, text
 
-    told = read(flags_of(context, cluster), pod)
+    found = read(flags_of(context, cluster), pod)
     if output == "table":
-        click.echo(text(told), nl=False)
+        click.echo(text(found), nl=False)
     else:
-        print_document(document(told), output)
+        print_document(document(found), output)

@@ -1,21 +1,23 @@
-"""Reads what explains one pod: the pod, the cluster's book, the last events."""
+"""Reads what explains a pod: the pod itself, the cluster's allocations, its last events, what it uses now."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpuslice.adapters.kube import objects
-from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS
+from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, EVENTS, NODES, PODS, Resource
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
+from gpuslice.apps.cli.usage import ContainerUsage, read_containers
 from gpuslice.apps.nearest import nearest
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, SYSTEM_NAMESPACE
-from gpuslice.core.errors import GpusliceError
+from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.explanation import (
     Explanation,
     Place,
@@ -28,101 +30,336 @@ from gpuslice.core.explanation import (
     why_there,
 )
 from gpuslice.core.ledger import Ledger
+from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.model import Node, Pod
+from gpuslice.core.sizing import suggested_size
+from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
 BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+_APPS = "apps/v1"
+OWNERS = {
+    "deployment": Resource(_APPS, "deployments", "Deployment", DICT),
+    "statefulset": Resource(_APPS, "statefulsets", "StatefulSet", DICT),
+    "daemonset": Resource(_APPS, "daemonsets", "DaemonSet", DICT),
+    "replicaset": Resource(_APPS, "replicasets", "ReplicaSet", DICT),
+    "job": Resource("batch/v1", "jobs", "Job", DICT),
+}
+"""Whose pods can be asked about by its name."""
+SHORT = {
+    "deploy": "deployment",
+    "sts": "statefulset",
+    "ds": "daemonset",
+    "rs": "replicaset",
+    "po": "pod",
+    "ns": "namespace",
+}
 
 
 class NoSuchPodError(GpusliceError):
-    """There is no pod of that name; the message names the nearest."""
+    """There is no pod, or nothing that has pods, of that name; the message names the nearest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """All that is known about one pod. `neighbours`: units by pod key on the cards that it holds."""
+class PodExplanation:
+    """All that is known about one pod. `neighbours`: units by pod key on the cards that it holds.
+
+    `ends`: how its containers last ended, one sentence each; `usage`: what they use now, where that is known.
+    """
 
     pod: Pod
     phase: str
     scheduler: str
-    events: tuple[objects.Event, ...]
+    events: tuple[objects.Event, ...] = ()
     reason: str = ""
     node: Node | None = None
     neighbours: tuple[tuple[str, int], ...] = ()
     explanation: Explanation | None = None
+    ends: tuple[str, ...] = ()
+    usage: tuple[ContainerUsage, ...] = ()
     hints: tuple[str, ...] = ()
 
 
-def read(flags: Flags, name: str) -> Told:
-    """Ask the cluster. Raises `NoSuchPodError`."""
-    namespace, _, bare = re.sub(r"^(pods?|po)/", "", name).rpartition("/")
-    if not _NAME.fullmatch(bare) or (namespace and not _NAME.fullmatch(namespace)):
-        raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, or NAMESPACE/NAME')
+@dataclass(frozen=True, slots=True)
+class Explanations:
+    """Of one pod, or of all pods that `name` has; `problems` are of the owner itself: why it has no pods."""
+
+    name: str
+    pods: tuple[PodExplanation, ...]
+    single: bool
+    problems: tuple[str, ...] = ()
+
+
+def read(flags: Flags, name: str | None) -> Explanations:
+    """Ask the cluster about POD, NAMESPACE/POD or KIND/NAME; None is the namespace. Raises NoSuchPodError."""
+    kind, _, bare = ("namespace", "", "") if name is None else name.rpartition("/")
+    kind = SHORT.get(kind, kind).removesuffix("s")
+    if name is not None and not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
+        raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
-    namespace = namespace or connection.namespace
-    found = _find(client, namespace, bare)
-    view = pod_view(found)
-    ledger, nodes = _ledger(client)
-    told = Told(
-        view, found.status.phase, found.spec.scheduler_name, _events(client, view), found.status.reason
-    )
-    if view.finished:
-        return replace(told, hints=tuple(_end_hints(view)))
-    if view.node or view.request is None:
-        at = next((node for node in nodes if node.metadata.name == view.node), None)
-        return _sitting(told, found, ledger, at)
-    places, wish = [_place(node) for node in nodes], _wish(found, view)
-    explanation = explain(ledger, places, wish)
-    if _wants_whole_cards(found):
-        return replace(told, explanation=explanation, hints=(BOTH,))
-    hints = [*_wait_hints(found), *explanation.hints, *room_in_the_making(ledger, view)]
-    if not explanation.fits and not view.nominated and found.spec.preemption_policy != "Never":
-        hints += room_by_eviction(ledger, places, wish, view)
-    return replace(told, explanation=explanation, hints=tuple(hints))
-
-
-def _sitting(told: Told, found: objects.Pod, ledger: Ledger, at: objects.Node | None) -> Told:
-    state = ledger.state(told.pod.node) if told.pod.node else None
-    lost = _lost_hints(told.pod, at)
-    hints = lost or (*_sit_hints(told.pod, found), *(why_there(state, told.pod) if state else ()))
-    return replace(
-        told,
-        node=state.node if state else None,
-        neighbours=_neighbours(ledger, told.pod),
-        hints=(*_leave_hints(told.pod), *hints),
-    )
-
-
-def _find(client: SyncClient, namespace: str, name: str) -> objects.Pod:
+    if kind == "namespace":
+        return _of_namespace(client, bare or connection.namespace)
+    if kind in OWNERS:
+        return _of_owner(client, OWNERS[kind], bare, connection.namespace)
+    namespace = connection.namespace if kind in {"", "pod"} else (name or "").rpartition("/")[0]
     try:
-        return client.get(PODS, name, namespace)
+        found = client.get(PODS, bare, namespace)
     except NotFoundError as error:
         names = [pod.metadata.name for pod in client.list(PODS, namespace)]
+        hint = nearest(bare, names) or "-n names another namespace"
+        raise NoSuchPodError(f'there is no pod "{bare}" in namespace {namespace}; {hint}') from error
+    return Explanations(bare, tuple(_explained(client, [found])), single=True)
+
+
+def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
+    """Its pods that ask for a part of a card, or that seem to mean one."""
+    pods = [
+        pod
+        for pod in client.list(PODS, namespace)
+        if pod_view(pod).request is not None or pod_view(pod).problem or resource_hints(resources_of(pod))
+    ]
+    problems = () if pods else (f"no pod of namespace {namespace} asks for a part of a card",)
+    return Explanations(
+        f"namespace {namespace}", tuple(_explained(client, pods)), single=False, problems=problems
+    )
+
+
+def _of_owner(
+    client: SyncClient, resource: Resource[dict[str, Any]], name: str, namespace: str
+) -> Explanations:
+    kind = resource.kind.lower()
+    try:
+        owner = client.get(resource, name, namespace)
+    except NotFoundError as error:
+        names = [each["metadata"]["name"] for each in client.list(resource, namespace)]
         hint = nearest(name, names) or "-n names another namespace"
-        raise NoSuchPodError(f'there is no pod "{name}" in namespace {namespace}; {hint}') from error
+        raise NoSuchPodError(f'there is no {kind} "{name}" in namespace {namespace}; {hint}') from error
+    selector = owner.get("spec", {}).get("selector") or {}
+    terms = [f"{label}={value}" for label, value in (selector.get("matchLabels") or {}).items()]
+    for each in selector.get("matchExpressions") or ():
+        values = f" ({','.join(each.get('values') or ())})" if each.get("values") else ""
+        operator = {"In": " in", "NotIn": " notin", "Exists": "", "DoesNotExist": ""}[each["operator"]]
+        terms.append(f"{'!' if each['operator'] == 'DoesNotExist' else ''}{each['key']}{operator}{values}")
+    pods = client.list(PODS, namespace, labels=",".join(terms)) if terms else []
+
+    problems = [
+        f"{each.get('reason', each['type'])}: {printable(each.get('message', ''))}"
+        for each in owner.get("status", {}).get("conditions") or ()
+        if each.get("type") in {"ReplicaFailure", "Failed"} and each.get("status") == "True"
+    ]
+    if not pods:
+        template = owner.get("spec", {}).get("template") or {}
+        containers = (template.get("spec") or {}).get("containers") or ()
+        asked = [key for each in containers for key in ((each.get("resources") or {}).get("limits") or {})]
+        fields = f"involvedObject.kind={resource.kind},involvedObject.name={name}"
+        problems += [
+            f"{each.reason}: {printable(each.message)}" for each in _events(client, namespace, fields)
+        ]
+        problems += [*resource_hints(asked)]
+        problems = problems or [f"{kind} {name} has no pods: kubectl -n {namespace} describe {kind} {name}"]
+    return Explanations(
+        f"{kind} {namespace}/{name}", tuple(_explained(client, pods)), single=False, problems=tuple(problems)
+    )
 
 
-def _ledger(client: SyncClient) -> tuple[Ledger, list[objects.Node]]:
-    """The cluster's book, as the extender keeps it."""
+def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodExplanation]:
+    """Each of `pods`, by one reading of the cluster."""
+    if not pods:
+        return
     ledger, nodes = Ledger(), client.list(NODES)
-    unhealthy = _unhealthy(client)
+    try:
+        views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
+        unhealthy = {view[0]: view[1] for view in views if view is not None}
+    except ForbiddenError:
+        unhealthy = {}
     for node in nodes:
         ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
     for pod in client.list(PODS, fields=f"{_LIVING},spec.nodeName!="):
         ledger.apply_pod(pod_view(pod))
-    return ledger, nodes
+    holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and pod_view(pod).request is not None}
+    usage = _usage_on(client, holding)
+    for pod in pods:
+        view = pod_view(pod)
+        fields = f"involvedObject.kind=Pod,involvedObject.name={view.name}"
+        events = [
+            each
+            for each in _events(client, view.namespace, fields)
+            if each.involved_object.uid in ("", view.uid)
+        ]
+        begun = PodExplanation(
+            view, pod.status.phase, pod.spec.scheduler_name, tuple(events[-SHOWN_EVENTS:]), pod.status.reason
+        )
+        begun = replace(
+            begun,
+            ends=tuple(_ends(pod)),
+            usage=tuple(each for each in usage if (each.namespace, each.pod) == (view.namespace, view.name)),
+        )
+        if view.finished:
+            yield replace(begun, hints=tuple(_after_the_end(view)))
+        elif view.node or view.request is None:
+            yield _on_its_node(begun, pod, ledger, nodes)
+        else:
+            yield _waiting(begun, pod, ledger, nodes)
 
 
-def _unhealthy(client: SyncClient) -> dict[str, frozenset[int]]:
+def _usage_on(client: SyncClient, nodes: Iterable[str]) -> list[ContainerUsage]:
+    """What containers of these nodes use; where the exporter cannot be asked, nothing is known."""
     try:
-        views = [unhealthy_view(each) for each in client.list(CONFIG_MAPS, SYSTEM_NAMESPACE)]
-    except ForbiddenError:
-        return {}
-    return {view[0]: view[1] for view in views if view is not None}
+        return [each for node in sorted(nodes) for each in read_containers(client, node)]
+    except KubeError:
+        return []
+
+
+def _waiting(
+    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, nodes: Sequence[objects.Node]
+) -> PodExplanation:
+    """Why no node takes it, and what would help."""
+    view, places = begun.pod, [_place(node) for node in nodes]
+    assert view.request is not None
+    tolerations = (
+        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
+        for each in pod.spec.tolerations or ()
+    )
+    wish = Wish(view.request, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
+    explanation = explain(ledger, places, wish)
+    if _wants_whole_cards(pod):
+        return replace(begun, explanation=explanation, hints=(BOTH,))
+    hints = [*resource_hints(resources_of(pod))]
+    if pod.spec.scheduling_gates:
+        hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
+    conditions = pod.status.conditions or ()
+    seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
+    if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
+        hints.append(f"It waits for scheduler {pod.spec.scheduler_name}: see that one runs by that name.")
+    hints += [*explanation.hints, *room_in_the_making(ledger, view)]
+    if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
+        hints += room_by_eviction(ledger, places, wish, view)
+    return replace(begun, explanation=explanation, hints=tuple(hints))
+
+
+def _on_its_node(
+    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, nodes: Sequence[objects.Node]
+) -> PodExplanation:
+    """Which card it holds and who shares it; what is wrong with that, or with what it asks for."""
+    view = begun.pod
+    state = ledger.state(view.node) if view.node else None
+    allocations = ledger.allocations(view.node) if view.node else None
+    neighbours = []
+    if allocations is not None and view.placement is not None:
+        cards = {part.card for part in view.placement.slices}
+        for each in allocations.by_uid.values():
+            if each.placement is not None and each.pod.uid != view.uid:
+                units = sum(part.units for part in each.placement.slices if part.card in cards)
+                neighbours += [(each.pod.key, units)] if units else []
+
+    at = next((node for node in nodes if node.metadata.name == view.node), None)
+    hints = []
+    if view.terminating and view.placement is not None and view.node:
+        hints.append("It is being deleted, and holds its card until its containers have ended.")
+    if view.node and view.request is not None and at is None:
+        hints.append(
+            f"Its node {view.node} is not there any more. Kubernetes deletes such pods after a while; delete "
+            "it by hand where it stays."
+        )
+    elif view.node and view.request is not None and at is not None and not _place(at).ready:
+        hints.append(
+            f"Its node {view.node} is not ready: nobody can tell whether the pod runs there. It holds its "
+            "card until the node is back, or the pod is deleted."
+        )
+    else:
+        hints += [*_what_it_asks_for(view, pod), *(why_there(state, view) if state else ())]
+    node = state.node if state else None
+    hints += _about_size(view, node, begun.usage)
+    return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints))
+
+
+def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
+    if view.problem:
+        return [] if view.node else ["Nothing places a pod like this: correct the field and create it anew."]
+    if view.request is None:
+        whole = _wants_whole_cards(pod)
+        kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
+        nothing = [f"{kind}, so gpuslice has no say in where it goes."]
+        return resource_hints(resources_of(pod)) or nothing
+    if view.placement is None:
+        return [
+            "No annotation says which card it holds, so it counts against every card of its node. "
+            "The node's agent writes the annotation when kubelet has given the device out."
+        ]
+    if not view.assigned and pod.status.phase == "Running":
+        return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
+    return []
+
+
+def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
+    """What was refused, and a better size, where the exporter told the peak; of one container on one card."""
+    for each in usage:
+        if each.refused:
+            times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
+            yield f"Container {each.container} asked for more memory than its limit, and was refused {times}."
+    placed = view.placement.slices if view.placement is not None else ()
+    if node is None or len(usage) != 1 or len(placed) != 1 or usage[0].peak_bytes is None:
+        return
+    card = next((card for card in node.cards if card.index == placed[0].card), None)
+    if card is None or not card.memory_mib:
+        return
+    better = suggested_size(
+        units=placed[0].units,
+        card_units=card.units,
+        card_mib=card.memory_mib,
+        peak_mib=usage[0].peak_bytes / MIB,
+        refused=bool(usage[0].refused),
+    )
+    if better is not None and better.more:
+        yield (
+            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it would "
+            "have taken is not known, since it was refused."
+        )
+    elif better is not None:
+        peak = usage[0].peak_bytes / MIB
+        yield (
+            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: the "
+            f"most that it used since its start is {peak:.0f} MiB."
+        )
+
+
+def _ends(pod: objects.Pod) -> Iterator[str]:
+    """How containers ended that were started again, or that wait to be."""
+    for each in pod.status.container_statuses or ():
+        ended = (each.last_state or {}).get("terminated") or (each.state or {}).get("terminated") or {}
+        waiting = (each.state or {}).get("waiting") or {}
+        if not each.restart_count and not waiting.get("reason") and not ended.get("exitCode"):
+            continue
+        parts = []
+        if each.restart_count:
+            parts.append(f"was started again {counted(each.restart_count, 'time')}")
+        if ended:
+            why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
+            at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
+            parts.append(f"last ended with exit code {ended.get('exitCode', '?')}{why}{at}")
+        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+            message = f": {printable(waiting['message'])}" if waiting.get("message") else ""
+            parts.append(f"waits now: {printable(waiting['reason'])}{message}")
+        if parts:
+            yield f"Container {each.name} {', '.join(parts)}."
+    meta = pod.metadata
+    if any(each.restart_count for each in pod.status.container_statuses or ()):
+        yield f"What it said before: kubectl -n {meta.namespace} logs {meta.name} --previous"
+
+
+def _after_the_end(view: Pod) -> Iterator[str]:
+    """What a pod that has ended still shows by its annotations is no longer so."""
+    if view.placement is not None:
+        cards = ", ".join(str(part.card) for part in view.placement.slices)
+        which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
+        units = counted(view.placement.units, "unit")
+        yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
+    elif view.request is not None:
+        yield "It has ended and holds nothing any more."
 
 
 def _place(node: objects.Node) -> Place:
@@ -136,114 +373,26 @@ def _place(node: objects.Node) -> Place:
     )
 
 
-def _wish(pod: objects.Pod, view: Pod) -> Wish:
-    assert view.request is not None
-    tolerations = (
-        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
-        for each in pod.spec.tolerations or ()
-    )
-    return Wish(view.request, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
+def resources_of(pod: objects.Pod) -> list[str]:
+    """Names of what its containers have limits of, or request."""
+    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
+    given = [each.resources for each in containers if each.resources is not None]
+    return [name for each in given for name in {**(each.limits or {}), **(each.requests or {})}]
 
 
-def _neighbours(ledger: Ledger, view: Pod) -> tuple[tuple[str, int], ...]:
-    book = ledger.allocations(view.node) if view.node else None
-    if book is None or view.placement is None:
-        return ()
-    cards = {part.card for part in view.placement.slices}
-    beside = [
-        (allocation.pod.key, sum(part.units for part in allocation.placement.slices if part.card in cards))
-        for allocation in book.by_uid.values()
-        if allocation.placement is not None and allocation.pod.uid != view.uid
-    ]
-    return tuple(sorted((key, units) for key, units in beside if units))
-
-
-def _said_by_schedulers(pod: objects.Pod) -> tuple[str, ...]:
-    """Why the pod is not scheduled, in one word; nothing when no scheduler has looked at it."""
-    conditions = pod.status.conditions or ()
-    return tuple(each.reason for each in conditions if each.type == "PodScheduled" and each.reason)
-
-
-def _events(client: SyncClient, view: Pod) -> tuple[objects.Event, ...]:
-    fields = f"involvedObject.kind=Pod,involvedObject.name={view.name}"
-    try:
-        found = client.list(EVENTS, view.namespace, fields=fields)
-    except ForbiddenError:
-        return ()
-    mine = [each for each in found if each.involved_object.uid in ("", view.uid)]
-    return tuple(sorted(mine, key=event_time)[-SHOWN_EVENTS:])
-
-
-def event_time(event: objects.Event) -> str:
-    return event.last_timestamp or event.first_timestamp or event.metadata.creation_timestamp or ""
-
-
-# -- hints about the pod alone -----------------------------------------------------------------------------
-
-
-def _wait_hints(found: objects.Pod) -> Sequence[str]:
-    hints = []
-    said = _said_by_schedulers(found)
-    if found.spec.scheduling_gates:
-        hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
-    if found.spec.scheduler_name not in ("", "default-scheduler") and not said:
-        hints.append(f"It waits for scheduler {found.spec.scheduler_name}: see that one runs by that name.")
-    return hints
-
-
-def _wants_whole_cards(found: objects.Pod) -> bool:
-    containers = [*found.spec.containers, *(found.spec.init_containers or ())]
+def _wants_whole_cards(pod: objects.Pod) -> bool:
+    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
     limits = [each.resources.limits or {} for each in containers if each.resources]
     return any(each.get(EXCLUSIVE_GPU, "0") != "0" for each in limits)
 
 
-def _end_hints(view: Pod) -> Iterable[str]:
-    """What a pod that has ended still shows by its annotations is no longer so."""
-    if view.placement is not None:
-        cards = ", ".join(str(part.card) for part in view.placement.slices)
-        which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
-        units = counted(view.placement.units, "unit")
-        yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
-    elif view.request is not None:
-        yield "It has ended and holds nothing any more."
+def _events(client: SyncClient, namespace: str, fields: str) -> list[objects.Event]:
+    """The newest last; none where they may not be read."""
+    try:
+        return sorted(client.list(EVENTS, namespace, fields=fields), key=event_time)
+    except ForbiddenError:
+        return []
 
 
-def _leave_hints(view: Pod) -> Iterable[str]:
-    if view.terminating and view.placement is not None and view.node:
-        yield "It is being deleted, and holds its card until its containers have ended."
-
-
-def _lost_hints(view: Pod, at: objects.Node | None) -> Sequence[str]:
-    """What a pod must know whose node is dead; nothing where it lives, or where it is none of ours."""
-    if not view.node or view.request is None:
-        return ()
-    if at is None:
-        return (
-            f"Its node {view.node} is not there any more. Kubernetes deletes such pods after a while; delete "
-            "it by hand where it stays.",
-        )
-    if not _place(at).ready:
-        return (
-            f"Its node {view.node} is not ready: nobody can tell whether the pod runs there. It holds its "
-            "card until the node is back, or the pod is deleted.",
-        )
-    return ()
-
-
-def _sit_hints(view: Pod, found: objects.Pod) -> Sequence[str]:
-    if view.problem:
-        return (
-            ["Nothing places a pod like this: correct the field and create it anew."] if not view.node else []
-        )
-    if view.request is None:
-        whole = _wants_whole_cards(found)
-        kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
-        return [f"{kind}, so gpuslice has no say in where it goes."]
-    if view.placement is None:
-        return [
-            "No annotation says which card it holds, so it counts against every card of its node. "
-            "The node's agent writes the annotation when kubelet has given the device out."
-        ]
-    if not view.assigned and found.status.phase == "Running":
-        return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
-    return []
+def event_time(event: objects.Event) -> str:
+    return event.last_timestamp or event.first_timestamp or event.metadata.creation_timestamp or ""

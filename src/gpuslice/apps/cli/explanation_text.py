@@ -1,119 +1,180 @@
-"""What explains one pod, in words for people and as a document for programs.
+"""What explains pods, in words for people and as a document for programs.
 
-`document`::
+`document`, of one pod::
 
     namespace, name, phase, reason, scheduler
     request      units, gpuCount, unitsPerGpu, corePercent
     problem      why the request or the annotations cannot be read
     node, gpus   where it is, and its units by card; assigned, neighbours[]
     classes[]    reason, nodes[], fits, never, and where known best, card, most, detail
+    ends[]       how its containers ended, sentences
+    usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused
     hints[]      sentences
     events[]     time, type, reason, message, count; the newest last
+
+Of several: ``name``, ``problems[]`` and ``pods[]``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpuslice.adapters.kube import objects
-from gpuslice.apps.cli.explanation import Told, event_time
+from gpuslice.apps.cli.explanation import Explanations, PodExplanation, event_time
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.errors import printable
-from gpuslice.core.explanation import Explanation, NodeClass
-from gpuslice.core.model import Card, Pod
-from gpuslice.core.units import limit_mib
+from gpuslice.core.model import Pod
+from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
 
+MOST_TOLD = 3
+"""Of several pods so many are told at length: those with something to say first."""
 
-def text(told: Told) -> str:
+
+def text(found: Explanations) -> str:
     """The whole story for people."""
-    pod = told.pod
-    parts = [f"Pod {pod.key} is {told.phase or 'Pending'}{_at(told)}.\n"]
-    parts.append(_asked(pod))
-    if _holds(pod):
-        parts.append(_where(told))
-    if told.explanation is not None:
-        parts.append("\n" + aligned(_rows(told.explanation)))
-    if told.hints:
-        parts.append("\n" + "".join(f"{hint}\n" for hint in told.hints))
-    if told.events:
-        parts.append("\nEvents:\n" + aligned("".join(map(_event_row, told.events))))
+    if found.single:
+        return "".join(map(pod_text, found.pods))
+    parts = [f"{counted(len(found.pods), 'pod')} of {found.name}.\n"]
+    parts += [f"{problem}\n" for problem in found.problems]
+    if found.pods:
+        rows = [row("POD", "STATUS", "NODE", "CARD", "UNITS", "WHY")]
+        for each in found.pods:
+            slices = each.pod.placement.slices if each.pod.placement is not None and _holds(each.pod) else ()
+            cards = ",".join(str(part.card) for part in slices) or "-"
+            units = each.pod.request.units if each.pod.request is not None else "-"
+            told = (each.pod.problem, *each.ends, *each.hints)
+            why = next((sentence for sentence in told if sentence), "-")
+            rows.append(row(each.pod.name, _status(each), each.pod.node or "-", cards, units, why))
+        parts.append("\n" + aligned("".join(rows)))
+    with_something = [each for each in found.pods if each.explanation or each.ends or each.pod.problem]
+    parts += ["\n" + pod_text(each) for each in with_something[:MOST_TOLD]]
     return "".join(parts)
 
 
-def _at(told: Told) -> str:
-    reason = f" ({printable(told.reason)})" if told.reason else ""
-    return f" on {told.pod.node}{reason}" if told.pod.node else reason
+def pod_text(told: PodExplanation) -> str:
+    """One pod."""
+    pod, reason = told.pod, f" ({printable(told.reason)})" if told.reason else ""
+    where = f" on {pod.node}{reason}" if pod.node else reason
+    parts = [f"Pod {pod.key} is {told.phase or 'Pending'}{where}.\n"]
+    parts += [f"Problem: {pod.problem}\n"] if pod.problem else []
+    if pod.request is not None:
+        units, cards = counted(pod.request.units_per_card, "unit"), pod.request.card_count
+        each = f"{units} on each of {cards} cards of one node" if cards > 1 else f"{units} of one card"
+        core = f", and {pod.request.compute_percent} % of its compute" if pod.request.compute_percent else ""
+        parts.append(f"It asks for {each}{core}.\n")
+    if pod.placement is not None and _holds(pod):
+        by_index = {card.index: card for card in told.node.cards} if told.node else {}
+        for part in pod.placement.slices:
+            card = by_index.get(part.card)
+            of = f" of {card.units}" if card else ""
+            limit = ""
+            if card is not None and card.memory_mib and part.units <= card.units:
+                limit = f", limit {limit_mib(card.memory_mib, part.units, card.units)} MiB"
+            parts.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
+        if told.neighbours:
+            beside = ", ".join(f"{key} ({units})" for key, units in told.neighbours)
+            parts.append(f"Beside it: {beside}.\n")
+    for use in told.usage:
+        amounts = [f"uses {_mib(use.used_bytes)}"]
+        amounts += [f"{_mib(use.peak_bytes)} at its peak"] if use.peak_bytes is not None else []
+        amounts += [f"its limit is {_mib(use.limit_bytes)}"] if use.limit_bytes is not None else []
+        parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
+    if told.explanation is not None:
+        rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
+        for nodes in told.explanation.classes:
+            most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"
+            names = ", ".join(nodes.nodes[:2]) + (", …" if len(nodes.nodes) > 2 else "")
+            why = f"it fits: {nodes.reason[0].lower()}{nodes.reason[1:]}" if nodes.fits else nodes.reason
+            rows.append(row(len(nodes.nodes), why, most, names))
+        parts.append("\n" + aligned("".join(rows)))
+    if told.ends or told.hints:
+        parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*told.ends, *told.hints)))
+    if told.events:
+        rows = []
+        for event in told.events:
+            times = f" (x{event.count})" if event.count > 1 else ""
+            reason = event.reason + times
+            rows.append("  " + row(event_time(event), event.type, reason, printable(event.message)))
+        parts.append("\nEvents:\n" + aligned("".join(rows)))
+    return "".join(parts)
 
 
 def _holds(pod: Pod) -> bool:
     return pod.placement is not None and bool(pod.node) and not pod.finished
 
 
-def _asked(pod: Pod) -> str:
-    problem = f"Problem: {pod.problem}\n" if pod.problem else ""
-    if pod.request is None:
-        return problem
-    units, cards = counted(pod.request.units_per_card, "unit"), pod.request.card_count
-    each = f"{units} on each of {cards} cards of one node" if cards > 1 else f"{units} of one card"
-    core = f", and {pod.request.compute_percent} % of its compute" if pod.request.compute_percent else ""
-    return f"{problem}It asks for {each}{core}.\n"
+def _status(told: PodExplanation) -> str:
+    return printable(told.reason) or told.phase or "Pending"
 
 
-def _where(told: Told) -> str:
-    assert told.pod.placement is not None
-    lines = []
-    for part in told.pod.placement.slices:
-        gpu = next((each for each in told.node.cards if each.index == part.card), None) if told.node else None
-        of, limit = f" of {gpu.units}" if gpu else "", _limit(gpu, part.units)
-        lines.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
-    if told.neighbours:
-        beside = ", ".join(f"{key} ({units})" for key, units in told.neighbours)
-        lines.append(f"Beside it: {beside}.\n")
-    return "".join(lines)
-
-
-def _limit(gpu: Card | None, units: int) -> str:
-    if gpu is None or not gpu.memory_mib or units > gpu.units:
-        return ""
-    return f", limit {limit_mib(gpu.memory_mib, units, gpu.units)} MiB"
-
-
-def _rows(explanation: Explanation) -> str:
-    lines = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
-    for each in explanation.classes:
-        most = "-" if each.most is None else f"{each.most} ({each.best}, card {each.card})"
-        names = ", ".join(each.nodes[:2]) + (", …" if len(each.nodes) > 2 else "")
-        reason = f"it fits: {each.reason[0].lower()}{each.reason[1:]}" if each.fits else each.reason
-        lines.append(row(len(each.nodes), reason, most, names))
-    return "".join(lines)
-
-
-def _event_row(event: objects.Event) -> str:
-    times = f" (x{event.count})" if event.count > 1 else ""
-    return "  " + row(event_time(event), event.type, event.reason + times, printable(event.message))
+def _mib(amount: float | None) -> str:
+    return "an unknown amount" if amount is None else f"{amount / MIB:.0f} MiB"
 
 
 # -- document ----------------------------------------------------------------------------------------------
 
 
-def document(told: Told) -> dict[str, Any]:
+def document(found: Explanations) -> dict[str, Any]:
+    if found.single:
+        return pod_document(found.pods[0])
+    return {
+        "name": found.name,
+        "problems": list(found.problems),
+        "pods": [pod_document(each) for each in found.pods],
+    }
+
+
+def pod_document(told: PodExplanation) -> dict[str, Any]:
     pod, request = told.pod, told.pod.request
+    asked = None
+    if request is not None:
+        asked = _known(
+            units=request.units,
+            gpuCount=request.card_count,
+            unitsPerGpu=request.units_per_card,
+            corePercent=request.compute_percent or None,
+        )
+    slices = pod.placement.slices if pod.placement is not None and _holds(pod) else None
     return _known(
         namespace=pod.namespace,
         name=pod.name,
         phase=told.phase or None,
         reason=told.reason or None,
         scheduler=told.scheduler or None,
-        request=_request(pod) if request else None,
+        request=asked,
         problem=pod.problem or None,
         node=pod.node or None,
-        gpus={str(part.card): part.units for part in pod.placement.slices}
-        if pod.placement and _holds(pod)
-        else None,
-        assigned=pod.assigned if _holds(pod) else None,
+        gpus={str(part.card): part.units for part in slices} if slices is not None else None,
+        assigned=pod.assigned if slices is not None else None,
         neighbours=[{"pod": key, "units": units} for key, units in told.neighbours] or None,
-        classes=[_class(each) for each in told.explanation.classes] if told.explanation else None,
+        classes=[
+            _known(
+                reason=each.reason,
+                nodes=list(each.nodes),
+                fits=each.fits,
+                never=each.never,
+                best=each.best,
+                card=each.card,
+                most=each.most,
+                detail=each.detail or None,
+            )
+            for each in told.explanation.classes
+        ]
+        if told.explanation
+        else None,
+        ends=list(told.ends) or None,
+        usage=[
+            _known(
+                container=each.container,
+                gpu=each.gpu,
+                usedBytes=each.used_bytes,
+                limitBytes=each.limit_bytes,
+                peakBytes=each.peak_bytes,
+                refused=each.refused,
+            )
+            for each in told.usage
+        ]
+        or None,
         hints=list(told.hints),
         events=[
             _known(
@@ -125,29 +186,6 @@ def document(told: Told) -> dict[str, Any]:
             )
             for each in told.events
         ],
-    )
-
-
-def _request(pod: Pod) -> dict[str, Any]:
-    assert pod.request is not None
-    return _known(
-        units=pod.request.units,
-        gpuCount=pod.request.card_count,
-        unitsPerGpu=pod.request.units_per_card,
-        corePercent=pod.request.compute_percent or None,
-    )
-
-
-def _class(each: NodeClass) -> dict[str, Any]:
-    return _known(
-        reason=each.reason,
-        nodes=list(each.nodes),
-        fits=each.fits,
-        never=each.never,
-        best=each.best,
-        card=each.card,
-        most=each.most,
-        detail=each.detail or None,
     )
 
 

@@ -12,7 +12,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
@@ -144,15 +144,21 @@ def command(context: click.Context, /, **cluster: Any) -> None:
 
 
 def run(
-    program: click.Command, name: str, arguments: Sequence[str] | None = None, *, failed: str = "Error: "
+    program: click.Command,
+    name: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    sentence: Callable[[BaseException | str], str] = "Error: {}".format,
 ) -> NoReturn:
     """Run a click command to the end of the process: our own errors become one sentence and exit code 1.
 
-    `failed` opens that sentence. Ctrl-C ends it without one, as it ends other programs.
+    `sentence` words them. Ctrl-C ends it without one, as it ends other programs.
     """
     from gpuslice.core.errors import GpusliceError, words_of
 
-    _print_anywhere()
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows another instead
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = program.main(
             args=list(arguments) if arguments is not None else None,
@@ -168,37 +174,26 @@ def run(
     except click.Abort:
         sys.exit(INTERRUPTED)
     except GpusliceError as error:
-        _end(f"{failed}{error}")
+        _end(sentence(error))
     except ExceptionGroup as group:  # of a process's tasks
         ours, others = group.split(GpusliceError)
         if ours is None or others is not None:
             raise
-        _end(f"{failed}{_first(ours)}")
+        _end(sentence(_first(ours)))
     except OSError as error:
         if error.errno not in (*_FULL, errno.EPIPE) or error.filename is not None:
             raise
-        _drop_output()
+        # what could not be written Python would try again at its end, with a report and code 120
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
         if error.errno == errno.EPIPE:  # who read has read enough
             sys.exit(1)
-        _end(f"{failed}the output cannot be written: {words_of(error)}")
+        _end(sentence(f"the output cannot be written: {words_of(error)}"))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-
-
-def _drop_output() -> None:
-    """What could not be written Python would try again at its end, with a report and code 120."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-def _print_anywhere() -> None:
-    """A terminal that cannot show a character shows another in its place."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -221,7 +216,16 @@ def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     They fail in the words of the plugin that they stand in for.
     """
-    run(load(COMMANDS[0]), "kubectl inspect cgpu", arguments, failed="Failed due to ")
+
+    def sentence(error: BaseException | str) -> str:
+        from gpuslice.adapters.kube.kubeconfig import MissingConfigError
+
+        if isinstance(error, MissingConfigError):
+            missing = f"kubeconfig {error.path} failed to find due to {error.reason}"
+            return f"Failed due to {missing}, please set KUBECONFIG env"
+        return f"Failed due to {error}"
+
+    run(load(COMMANDS[0]), "kubectl inspect cgpu", arguments, sentence=sentence)
 
 
 def complete_main(arguments: Sequence[str] | None = None) -> None:

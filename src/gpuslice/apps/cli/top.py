@@ -11,7 +11,6 @@ from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document
 from gpuslice.apps.finite import FiniteRange
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.report import Report
 
 
 class BothKindsError(GpusliceError):
@@ -50,6 +49,9 @@ def command(
 ) -> None:
     """Watch cards and containers: what they use now, with a little history.
 
+    In a terminal it is live: s sorts, / filters, n chooses a namespace, t shows a tree, Enter a container's
+    own page, ? all keys, q quits.
+
     \b
     Examples:
       gpuslice top                   a live view of the cluster, through the API server
@@ -58,28 +60,38 @@ def command(
     """
     flags = flags_of(context, cluster)
     context.obj = flags
-    if context.invoked_subcommand is None:
-        _live(flags, urls, once, every_s, output)
+    if context.invoked_subcommand is not None:
+        return
+    from gpuslice.apps.cli import usage
 
-
-def _live(flags: Flags, urls: tuple[str, ...], once: bool, every_s: float, output: str) -> None:
-    from gpuslice.apps.cli import live, live_view
-
-    source = live.UrlSource(urls) if urls else live.cluster_source(flags)
+    source = usage.UrlSource(urls) if urls else usage.cluster_source(flags)
     if output == "table" and not once and sys.stdout.isatty():
-        live_view.watch(source, every_s)
+        from gpuslice.apps.cli.top_app import TopApp
+
+        explain = None if urls else lambda name: explained(flags, name)
+        TopApp(source, every_s, context=flags.context, namespace=flags.namespace, explain=explain).run()
         return
     found = source.read()
     nothing = bool(found.problems) and not found.cards
     if output != "table":
-        print_document(live.documents(found), output)
+        print_document(usage.documents(found), output)
     elif nothing:
         for problem in found.problems:
             complain(f"Error: {problem}")
     else:
-        live_view.show_once(found)
+        from gpuslice.apps.cli.top_print import show_once
+
+        show_once(found)
     if nothing:
         raise SystemExit(1)  # what could be read is shown beside what went wrong
+
+
+def explained(flags: Flags, name: str) -> str:
+    """What `gpuslice explain NAME` prints."""
+    from gpuslice.apps.cli.explanation import read
+    from gpuslice.apps.cli.explanation_text import text
+
+    return text(read(flags, name))
 
 
 @command.command("node")
@@ -99,9 +111,15 @@ def node(context: click.Context, /, shared: bool, details: bool, output: str, **
       gpuslice top node -o json      the keys of `arena top node -o json`; memory in bytes
     """
     from gpuslice.apps.cli.cluster import client_of, read_report
+    from gpuslice.core.contract import EXCLUSIVE_GPU
 
     report = read_report(client_of(flags_of(context, cluster)))
-    _check(report)
+    for use in report.shared:
+        if use.facts.amount(EXCLUSIVE_GPU):
+            raise BothKindsError(
+                f"nvidia.com/gpu and aliyun.com/gpu-mem are both used in node {use.name}: its cards are "
+                "given out twice. Remove the exclusive device plugin from it, or label it cgpu=false"
+            )
     if output != "table":
         from gpuslice.apps.cli.documents import arena_document
 
@@ -109,23 +127,10 @@ def node(context: click.Context, /, shared: bool, details: bool, output: str, **
     elif shared and not report.shared:
         complain("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem.")
     else:
-        click.echo(_table(report, shared, details), nl=False)
+        from gpuslice.apps.cli import top_table
 
-
-def _table(report: Report, shared: bool, details: bool) -> str:
-    from gpuslice.apps.cli import top_table
-
-    if shared:
-        return top_table.shared_details(report) if details else top_table.shared_summary(report)
-    return top_table.details(report) if details else top_table.summary(report)
-
-
-def _check(report: Report) -> None:
-    from gpuslice.core.contract import EXCLUSIVE_GPU
-
-    for use in report.shared:
-        if use.facts.amount(EXCLUSIVE_GPU):
-            raise BothKindsError(
-                f"nvidia.com/gpu and aliyun.com/gpu-mem are both used in node {use.name}: its cards are "
-                "given out twice. Remove the exclusive device plugin from it, or label it cgpu=false"
-            )
+        if shared:
+            table = top_table.shared_details if details else top_table.shared_summary
+        else:
+            table = top_table.details if details else top_table.summary
+        click.echo(table(report), nl=False)

@@ -1,0 +1,403 @@
+"""The live view of ``gpuslice top``: cards above, containers below; sorted, filtered, or as a tree.
+
+Textual draws and reads the keyboard; what is shown is `top_print`'s. Imported only when a terminal is there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen, Screen
+from textual.widgets import DataTable, Footer, Input, Static
+
+from gpuslice.apps.cli.top_print import (
+    CARD_COLUMNS,
+    CONTAINER_COLUMNS,
+    SORTS,
+    WORDS,
+    Cells,
+    History,
+    card_cells,
+    container_cells,
+    fitted,
+    gib,
+    headline,
+    key_of,
+    percent,
+    shown,
+    sparkline,
+    widths_for,
+)
+from gpuslice.apps.cli.usage import CardUsage, ContainerUsage, Source, Usage
+from gpuslice.core.errors import GpusliceError
+
+CELL_GAP = 2  # textual's own: one blank on either side
+HELP = """\
+↑ ↓ PgUp PgDn  move
+Enter          the container's page: curves, and `gpuslice explain`
+s, S, r        sort by the next column, the one before, reversed;
+               a click on a heading sorts by it
+/              filter by a part of a namespace, pod, container,
+               node or model; Esc shows all again
+n              the next namespace, in the end all of them again
+t              tree: nodes, their cards, and who is on them
+Tab            between cards and containers
+p              pause, and go on
+?, q           this page; quit
+
+UTIL, SM       how busy the card is; the container's part of it
+MEMORY         used of all there is; of the container's limit
+GIVEN OUT      how much of the card containers may use
+REFUSED        requests for memory beyond the limit
+red            wrong now: a card that does not answer, memory that
+               was refused within the last readings
+yellow         soon: 95 % of a card or limit, a card of 85 °C
+"""
+
+
+class HelpScreen(ModalScreen[None]):
+    """The keys, and what the figures and colours mean."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter", "app.pop_screen", "Back")
+    ]
+
+    def compose(self) -> ComposeResult:
+        yield VerticalScroll(Static(HELP, markup=False), id="help")
+
+
+class PodScreen(Screen[None]):
+    """One container: its figures, their curves, and what `explain` says of its pod."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,backspace", "app.pop_screen", "Back")]
+
+    def __init__(self, row: ContainerUsage, history: History, explain: Callable[[str], str] | None) -> None:
+        super().__init__()
+        self._row = row
+        self._history = history
+        self._explain = explain
+
+    def compose(self) -> ComposeResult:
+        row = self._row
+        yield Static(Text(f"{row.namespace}/{row.pod}, container {row.container}", "bold"), id="title")
+        with VerticalScroll():
+            yield Static(self._figures(), id="figures")
+            yield Static("asking the cluster …" if self._explain else "", id="explanation")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        if self._explain is not None:
+            self._ask(self._explain)
+
+    def refresh_usage(self, found: Usage) -> None:
+        """What it uses now; the last that was known where it is gone."""
+        self._row = next((row for row in found.containers if key_of(row) == key_of(self._row)), self._row)
+        self.query_one("#figures", Static).update(self._figures())
+
+    @work(thread=True)
+    def _ask(self, explain: Callable[[str], str]) -> None:
+        try:
+            told = explain(f"{self._row.namespace}/{self._row.pod}")
+        except GpusliceError as error:
+            told = f"not known: {error}"
+        self.app.call_from_thread(self.query_one("#explanation", Static).update, Text(told))
+
+    def _figures(self) -> Text:
+        row, key = self._row, key_of(self._row)
+        used, busy = self._history.seen.get(key, ()), self._history.busy.get(key, ())
+        peak = f", {gib(row.peak_bytes)} at its peak" if row.peak_bytes is not None else ""
+        lines = [
+            f"on         node {row.node}, card {row.gpu}",
+            f"memory     {gib(row.used_bytes)} of {gib(row.limit_bytes)}{peak}   {sparkline(used)}",
+            f"compute    {percent(row.sm_ratio)} of the card's SMs   {sparkline(busy)}",
+            f"refused    {shown(row.refused, '')} requests for memory",
+            f"waited     {shown(row.throttled_seconds, ' s')} for its share of compute",
+            f"processes  {shown(row.processes, '')}",
+        ]
+        return Text("\n".join(lines) + "\n")
+
+
+class TopApp(App[None]):
+    """Reads `source` every `every_s` in a thread; `explain` tells the story of NAMESPACE/POD, if it can."""
+
+    TITLE = "gpuslice top"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #headline { height: auto; max-height: 2; text-style: bold; }
+    #status { height: 1; color: $text-muted; }
+    #problems { height: auto; max-height: 4; color: $warning; }
+    #filter { display: none; height: 1; border: none; }
+    #cards { height: auto; max-height: 40%; }
+    #containers { height: 1fr; }
+    #title { height: 1; }
+    #help { width: 90%; height: auto; max-height: 90%; padding: 1 2; }
+    #help { border: round $primary; background: $surface; }
+    HelpScreen { align: center middle; }
+    DataTable { background: $background; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("enter", "open", "Pod"),
+        Binding("s", "sort(1)", "Sort"),
+        Binding("S", "sort(-1)", "Sort back", show=False),
+        Binding("r", "reverse", "Reverse"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("n", "namespace", "Namespace"),
+        Binding("t", "tree", "Tree"),
+        Binding("p", "pause", "Pause"),
+        Binding("escape", "clear", "Clear", show=False),
+    ]
+
+    def __init__(
+        self,
+        source: Source,
+        every_s: float,
+        *,
+        context: str = "",
+        namespace: str = "",
+        explain: Callable[[str], str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._every_s = every_s
+        self._cluster = context
+        self._explain = explain
+        self._history = History()
+        self._found = Usage((), ())
+        self._read_at = ""
+        self._rows: list[ContainerUsage | None] = []  # of the lower table; None for a line of the tree
+        self._sort, self._reverse = "", False
+        self._namespace = namespace
+        self._filter = ""
+        self._tree = False
+        self._paused = False
+
+    # -- what is on the screen ------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        yield Static("reading the exporters …", id="headline", markup=False)
+        yield DataTable(id="cards", cursor_type="row", zebra_stripes=False)
+        yield Input(placeholder="part of a namespace, pod, container, node or model", id="filter")
+        yield Static("", id="status", markup=False)
+        yield DataTable(id="containers", cursor_type="row")
+        yield Static("", id="problems", markup=False)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one("#containers", DataTable).focus()
+        self.read_now()
+        self.set_interval(self._every_s, self._tick)
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def _tick(self) -> None:
+        if not self._paused:
+            self.read_now()
+
+    @work(thread=True, exclusive=True, group="read")
+    def read_now(self) -> None:
+        """What cannot be read for a while stays as it was, and that is said."""
+        try:
+            found = self._source.read()
+        except GpusliceError as error:
+            sentence = f"{time.strftime('%H:%M:%S')}, shown as it was before: {error}"
+            found = replace(self._found, problems=(sentence,))
+        else:
+            self._history.take(found)
+        self.call_from_thread(self.take, found)
+
+    def take(self, found: Usage) -> None:
+        """Show another reading."""
+        self._found, self._read_at = found, time.strftime("%H:%M:%S")
+        self._show()
+        if isinstance(self.screen, PodScreen):
+            self.screen.refresh_usage(found)
+
+    def _show(self) -> None:
+        found, main = self._found, self.screen_stack[0] if self.screen_stack else self.screen
+        if not self._read_at:
+            return
+        main.query_one("#headline", Static).update(f"{headline(found, self._cluster)} · {self._read_at}")
+        main.query_one("#problems", Static).update("\n".join(found.problems))
+        containers, cards = self._chosen()
+        chosen = [
+            f"namespace {self._namespace}" if self._namespace else "all namespaces",
+            "as a tree"
+            if self._tree
+            else f"by {self._sort or 'node'}{', reversed' if self._reverse else ''}",
+            *([f'filter "{self._filter}"'] if self._filter else []),
+            *([f"{len(containers)} of {len(found.containers)} containers"] if containers else []),
+            *(["paused"] if self._paused else []),
+        ]
+        main.query_one("#status", Static).update(" · ".join(chosen))
+
+        width = self.size.width
+        upper, lower = main.query_one("#cards", DataTable), main.query_one("#containers", DataTable)
+        upper.display = not self._tree
+        self._fill(upper, [card_cells(row, self._history) for row in cards], CARD_COLUMNS, width)
+        self._rows, lines = [], []
+        for row in self._tree_rows(cards, containers) if self._tree else containers:
+            if isinstance(row, ContainerUsage):
+                cells = container_cells(row, self._history)
+                if self._tree:
+                    cells["POD"] = Text(f"    {row.namespace}/{row.pod}")
+                lines.append(cells)
+                self._rows.append(row)
+            else:
+                lines.append(row)
+                self._rows.append(None)
+        columns = [name for name in CONTAINER_COLUMNS if not self._tree or name not in {"NAMESPACE", "NODE"}]
+        self._fill(lower, lines, columns, width)
+
+    def _fill(
+        self, table: DataTable[Text], rows: Sequence[Cells], columns: Sequence[str], width: int
+    ) -> None:
+        """The table anew, with the cursor and the view where they were."""
+        at, left, top = table.cursor_row, table.scroll_x, table.scroll_y
+        widths = widths_for(rows, columns, width - CELL_GAP, CELL_GAP)
+        table.clear(columns=True)
+        for name in widths:
+            mark = (
+                ("▲" if self._reverse else "▼") if name == self._sort and columns is CONTAINER_COLUMNS else ""
+            )
+            table.add_column(Text(name + mark, justify="left" if name in WORDS else "right"), key=name)
+        for cells in rows:
+            aligned = []
+            for name, cell in zip(widths, fitted(cells, widths), strict=True):
+                cell.justify = "left" if name in WORDS else "right"
+                aligned.append(cell)
+            table.add_row(*aligned)
+        if rows:
+            table.move_cursor(row=min(at, len(rows) - 1), animate=False, scroll=False)
+            table.scroll_to(left, top, animate=False)
+
+    def _chosen(self) -> tuple[list[ContainerUsage], list[CardUsage]]:
+        """What namespace and filter leave, sorted."""
+        models = {(card.node, card.gpu): card.model for card in self._found.cards}
+        word = self._filter.lower()
+
+        def has_word(*texts: str) -> bool:
+            return any(word in text.lower() for text in texts)
+
+        containers = [
+            row
+            for row in self._found.containers
+            if (not self._namespace or row.namespace == self._namespace)
+            and has_word(row.namespace, row.pod, row.container, row.node, models.get((row.node, row.gpu), ""))
+        ]
+        if self._sort in SORTS:
+            containers.sort(key=SORTS[self._sort], reverse=not self._reverse)
+        elif self._sort:
+            attribute = self._sort.lower()
+            containers.sort(key=lambda row: str(getattr(row, attribute)), reverse=self._reverse)
+        elif self._reverse:
+            containers.reverse()
+        where = {(row.node, row.gpu) for row in containers}
+        cards = [
+            card
+            for card in self._found.cards
+            if (not self._namespace and has_word(card.node, card.model)) or (card.node, card.gpu) in where
+        ]
+        return containers, cards
+
+    def _tree_rows(
+        self, cards: Sequence[CardUsage], containers: Sequence[ContainerUsage]
+    ) -> list[Cells | ContainerUsage]:
+        """A line for each node and each card, and under it who is there."""
+        rows: list[Cells | ContainerUsage] = []
+        empty = {name: Text("") for name in CONTAINER_COLUMNS}
+        for node in dict.fromkeys(card.node for card in cards):
+            here = [card for card in cards if card.node == node]
+            used, total = (
+                sum(each.used_bytes or 0 for each in here),
+                sum(each.total_bytes or 0 for each in here),
+            )
+            memory = Text(f"{gib(used)}/{gib(total)}", "bold")
+            rows.append({**empty, "POD": Text(node, "bold"), "NODE": Text(node), "MEMORY": memory})
+            for card in here:
+                cells = card_cells(card, self._history)
+                name = Text(f"  card {card.gpu} {card.model}", "" if card.up else "red")
+                copied = {"MEMORY": cells["MEMORY"], "SM": cells["UTIL"], "HISTORY": cells["HISTORY"]}
+                rows.append({**empty, "POD": name, "NODE": Text(node), "GPU": Text(card.gpu), **copied})
+                rows += [row for row in containers if (row.node, row.gpu) == (node, card.gpu)]
+        return rows
+
+    # -- keys -----------------------------------------------------------------------------------------
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """On a page of its own only its own keys are shown and heard."""
+        return len(self.screen_stack) < 2 or action in {"pop_screen", "quit"}
+
+    def action_help(self) -> None:
+        self.push_screen(HelpScreen())
+
+    def action_open(self) -> None:
+        at = self.query_one("#containers", DataTable).cursor_row
+        row = self._rows[at] if 0 <= at < len(self._rows) else None
+        if row is not None:
+            self.push_screen(PodScreen(row, self._history, self._explain))
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter in a table comes as this."""
+        if event.data_table.id == "containers":
+            self.action_open()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        name = str(event.column_key.value)
+        if event.data_table.id == "containers" and name != "HISTORY":
+            self._reverse = not self._reverse if name == self._sort else False
+            self._sort = name
+            self._show()
+
+    def action_sort(self, step: int) -> None:
+        columns = ["", *(name for name in CONTAINER_COLUMNS if name != "HISTORY")]
+        self._sort = columns[(columns.index(self._sort) + step) % len(columns)]
+        self._show()
+
+    def action_reverse(self) -> None:
+        self._reverse = not self._reverse
+        self._show()
+
+    def action_tree(self) -> None:
+        self._tree = not self._tree
+        self._show()
+
+    def action_pause(self) -> None:
+        self._paused = not self._paused
+        self._show()
+
+    def action_namespace(self) -> None:
+        names = ["", *sorted({row.namespace for row in self._found.containers})]
+        at = names.index(self._namespace) if self._namespace in names else 0
+        self._namespace = names[(at + 1) % len(names)]
+        self._show()
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display = True
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._filter = event.value
+        self._show()
+
+    def on_input_submitted(self) -> None:
+        self.query_one("#filter", Input).display = False
+        self.query_one("#containers", DataTable).focus()
+
+    def action_clear(self) -> None:
+        """Takes filter and namespace away."""
+        box = self.query_one("#filter", Input)
+        box.value, box.display, self._namespace = "", False, ""
+        self.query_one("#containers", DataTable).focus()
+        self._show()

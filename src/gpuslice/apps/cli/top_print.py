@@ -1,0 +1,214 @@
+"""What ``gpuslice top`` shows: the columns, the figures in them, and the tables as they are printed once.
+
+The live view (`top_app`) shows the same columns; which of them a terminal has room for is decided here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpuslice.apps.cli.usage import CardUsage, ContainerUsage, Usage
+from gpuslice.core.words import counted
+
+GIB = 1 << 30
+KEPT = 24
+PIPE_WIDTH = 1000
+_BARS = "▁▂▃▄▅▆▇█"
+GAP = 2
+HISTORY = "HISTORY"
+WORDS = {"NODE", "MODEL", "NAMESPACE", "POD", "CONTAINER", HISTORY}
+CARD_COLUMNS = ("NODE", "GPU", "MODEL", "UTIL", "MEMORY", "GIVEN OUT", "TEMP", "POWER", HISTORY)
+CONTAINER_COLUMNS = (
+    *("NAMESPACE", "POD", "CONTAINER", "NODE", "GPU"),
+    *("MEMORY", "OF LIMIT", "SM", "REFUSED", HISTORY),
+)
+NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "TEMP", "NODE", "NAMESPACE")
+"""Columns that a narrow terminal goes without, the first of them first: figures are never cut."""
+NEARLY_FULL = 0.95
+HOT_CELSIUS = 85.0
+
+Cells = dict[str, Text]
+Key = tuple[str, ...]
+
+
+def key_of(row: CardUsage | ContainerUsage) -> Key:
+    if isinstance(row, CardUsage):
+        return (row.uuid,)
+    return row.node, row.gpu, row.namespace, row.pod, row.container
+
+
+@dataclass(slots=True)
+class History:
+    """The last figures of each row: 0…1 for its sparkline, and refusals, of which only new ones alarm."""
+
+    seen: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
+    busy: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
+    refused: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
+
+    def take(self, found: Usage) -> None:
+        """Another reading. Rows that are gone are forgotten."""
+        here = {*map(key_of, found.cards), *map(key_of, found.containers)}
+        for figures in (self.seen, self.busy, self.refused):
+            for key in figures.keys() - here:
+                del figures[key]
+        for card in found.cards:
+            _append(self.seen[key_of(card)], card.utilization_ratio)
+        for each in found.containers:
+            _append(self.seen[key_of(each)], ratio(each.used_bytes, each.limit_bytes))
+            _append(self.busy[key_of(each)], each.sm_ratio)
+            _append(self.refused[key_of(each)], each.refused)
+
+    def newly_refused(self, key: Key) -> int:
+        """How often within the readings that are kept; a counter that began anew counts from there."""
+        seen = self.refused.get(key) or (0.0,)
+        return int(max(0.0, seen[-1] - seen[0]))
+
+
+def _append(figures: deque[float], value: float | None) -> None:
+    if value is not None:
+        figures.append(value)
+
+
+def sparkline(figures: Iterable[float]) -> str:
+    return "".join(_BARS[max(0, min(len(_BARS) - 1, int(each * len(_BARS))))] for each in figures)
+
+
+def card_cells(row: CardUsage, history: History) -> Cells:
+    """Red: it does not answer. Yellow: it is nearly full, or hot. Nothing is coloured for what is past."""
+    used = ratio(row.used_bytes, row.total_bytes)
+    hot = row.temperature_celsius is not None and row.temperature_celsius >= HOT_CELSIUS
+    return {
+        "NODE": Text(row.node),
+        "GPU": Text(row.gpu),
+        "MODEL": Text(row.model),
+        "UTIL": Text(percent(row.utilization_ratio)) if row.up else Text("lost", "bold red"),
+        "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.total_bytes)}", _warning((used or 0) >= NEARLY_FULL)),
+        "GIVEN OUT": Text(percent(ratio(row.allocated_bytes, row.total_bytes))),
+        "TEMP": Text(shown(row.temperature_celsius, "C"), _warning(hot)),
+        "POWER": Text(shown(row.power_watts, "W")),
+        HISTORY: Text(sparkline(history.seen.get(key_of(row), ())), "cyan"),
+    }
+
+
+def container_cells(row: ContainerUsage, history: History) -> Cells:
+    """Red: memory was refused within the last readings. Yellow: it has used nearly all of its limit."""
+    key, used = key_of(row), ratio(row.used_bytes, row.limit_bytes)
+    new = history.newly_refused(key)
+    refused = Text(f"{shown(row.refused, '')} (+{new})", "bold red") if new else Text(shown(row.refused, ""))
+    return {
+        "NAMESPACE": Text(row.namespace),
+        "POD": Text(row.pod),
+        "CONTAINER": Text(row.container),
+        "NODE": Text(row.node),
+        "GPU": Text(row.gpu),
+        "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.limit_bytes)}"),
+        "OF LIMIT": Text(percent(used), _warning((used or 0) >= NEARLY_FULL)),
+        "SM": Text(percent(row.sm_ratio)),
+        "REFUSED": refused,
+        HISTORY: Text(sparkline(history.seen.get(key, ())), "cyan"),
+    }
+
+
+def _warning(is_on: bool) -> str:
+    return "yellow" if is_on else ""
+
+
+def widths_for(
+    rows: Sequence[Cells], columns: Iterable[str], width: int, gap: int = GAP
+) -> Mapping[str, int]:
+    """Column → how wide it is, of those that a terminal of `width` has room for."""
+    widths = {name: max(map(cell_len, (name, *(cells[name].plain for cells in rows)))) for name in columns}
+    bars = widths[HISTORY]
+    widths[HISTORY] = len(HISTORY)  # of it, the newest part is as good
+
+    def total() -> int:
+        return sum(widths.values()) + gap * (len(widths) - 1)
+
+    for name in NOT_NEEDED:
+        if total() > width:
+            widths.pop(name, None)
+    if HISTORY in widths:
+        widths[HISTORY] += min(bars - len(HISTORY), width - total()) if bars > len(HISTORY) else 0
+    return widths
+
+
+def fitted(cells: Cells, widths: Mapping[str, int]) -> list[Text]:
+    """The cells of one row for the columns that there are; of the history, the newest part."""
+    bars = cells[HISTORY]
+    return [bars[-widths[name] :] if name == HISTORY and len(bars) else cells[name] for name in widths]
+
+
+def headline(found: Usage, context: str = "") -> str:
+    """The whole cluster in one line."""
+    cards, up = found.cards, [card for card in found.cards if card.up]
+    nodes = {card.node for card in cards}
+    lost = f" ({len(cards) - len(up)} lost)" if len(up) < len(cards) else ""
+    total = sum(card.total_bytes or 0 for card in up)
+    used = sum(card.used_bytes or 0 for card in up)
+    given = sum(card.allocated_bytes or 0 for card in up)
+    busy = [card.utilization_ratio for card in up if card.utilization_ratio is not None]
+    parts = [
+        f"{counted(len(nodes), 'node')}, {counted(len(cards), 'card')}{lost}",
+        f"memory {gib(used)}/{gib(total)} used ({percent(ratio(used, total))})",
+        f"{percent(ratio(given, total))} given out",
+        f"busy {percent(sum(busy) / len(busy)) if busy else '-'}",
+        counted(len(found.containers), "container"),
+    ]
+    return " · ".join([context, *parts] if context else parts)
+
+
+def show_once(found: Usage, console: Console | None = None) -> None:
+    """Cards above, containers below, what went wrong at the end."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH, file=console.file)  # a file or a pipe has no size to be cut to
+    history = History()
+    history.take(found)
+    if found.cards or found.containers:
+        console.print(table([card_cells(row, history) for row in found.cards], CARD_COLUMNS, console.width))
+        rows = [container_cells(row, history) for row in found.containers]
+        console.print(table(rows, CONTAINER_COLUMNS, console.width))
+    for sentence in found.problems:
+        console.print(Text(sentence, style="yellow"))
+
+
+def table(rows: Sequence[Cells], columns: Iterable[str], width: int) -> Table:
+    widths = widths_for(rows, columns, width)
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for name in widths:
+        made.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
+    for cells in rows:
+        made.add_row(*fitted(cells, widths))
+    return made
+
+
+SORTS: Mapping[str, Callable[[ContainerUsage], tuple[float, ...]]] = {
+    "MEMORY": lambda row: (row.used_bytes or 0,),
+    "OF LIMIT": lambda row: (ratio(row.used_bytes, row.limit_bytes) or 0,),
+    "SM": lambda row: (row.sm_ratio or 0,),
+    "REFUSED": lambda row: (row.refused or 0,),
+}
+"""Columns of figures: the most comes first. All others are sorted by their words."""
+
+
+def gib(amount: float | None) -> str:
+    return "-" if amount is None else f"{amount / GIB:.1f}G"
+
+
+def percent(part: float | None) -> str:
+    return "-" if part is None else f"{part * 100:.0f}%"
+
+
+def shown(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

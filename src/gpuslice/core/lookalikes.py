@@ -1,0 +1,85 @@
+"""Names and values that are nearly right, or another system's: what was probably meant, in one sentence.
+
+A misspelt resource is no error of Kubernetes: the pod waits for ever, or runs without a card. A misspelt
+label or value is silently no label. So the webhook, `doctor` and `explain` all look for what is nearly right,
+and say the same about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from gpuslice.core.contract import (
+    EXCLUSIVE_GPU,
+    GPU_CORE,
+    GPU_COUNT,
+    GPU_MEM,
+    LABEL_MODE,
+    LABEL_NO_ISOLATION,
+    LABEL_PLACEMENT,
+    LABEL_SCHEDULE,
+    LABEL_SHARED,
+)
+from gpuslice.core.hami import CORES, MEMORY, MEMORY_PERCENT, PRIORITY
+from gpuslice.core.mode import SCHEDULES
+from gpuslice.core.model import NodeMode
+
+ALIKE = 0.86  # of difflib's ratio: one letter more, less, or another in names of 15 letters and more
+HAMI = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
+OTHERS = {
+    "volcano.sh/vgpu-memory": "Volcano's",
+    "volcano.sh/vgpu-number": "Volcano's",
+    "volcano.sh/vgpu-cores": "Volcano's",
+    "volcano.sh/gpu-memory": "Volcano's",
+    "tencent.com/vcuda-core": "GPU Manager's",
+    "tencent.com/vcuda-memory": "GPU Manager's",
+    "elasticgpu.io/gpu-core": "Elastic GPU's",
+    "elasticgpu.io/gpu-memory": "Elastic GPU's",
+}
+_RESOURCES = (GPU_MEM, GPU_CORE, GPU_COUNT, EXCLUSIVE_GPU, *HAMI)
+_NODE_LABELS: Mapping[str, tuple[str, ...]] = {
+    LABEL_SCHEDULE: tuple(sorted(SCHEDULES)),
+    LABEL_MODE: tuple(NodeMode),
+    LABEL_PLACEMENT: ("binpack", "spread"),
+    LABEL_NO_ISOLATION: ("true", "false"),
+    LABEL_SHARED: ("true", "false"),
+}
+
+
+def resource_hint(name: str) -> str:
+    """What is wrong with asking for the resource `name`; "" where nothing is, or it is none of our affair."""
+    if name in {GPU_MEM, GPU_CORE, EXCLUSIVE_GPU}:
+        return ""
+    if name == GPU_COUNT:
+        return f"{GPU_COUNT} is a label of the pod, not a resource: set it under metadata.labels."
+    if name in HAMI:
+        return (
+            f"{name} is HAMi's name, and nothing in this cluster translates it: ask for {GPU_MEM} instead, "
+            "or let the webhook translate it (chart value webhook.hami.enabled)."
+        )
+    if name in OTHERS:
+        return f"{name} is {OTHERS[name]} name, which gpuslice does not know: ask for {GPU_MEM} instead."
+    (near,) = get_close_matches(name, _RESOURCES, n=1, cutoff=ALIKE) or ("",)
+    return f"{name} is no resource that gpuslice or NVIDIA gives out: did you mean {near}?" if near else ""
+
+
+def resource_hints(names: Iterable[str]) -> tuple[str, ...]:
+    """`resource_hint` of each, those without one left out."""
+    return tuple(filter(None, map(resource_hint, dict.fromkeys(names))))
+
+
+def node_label_hints(labels: Mapping[str, str], shared_label: str = LABEL_SHARED) -> Iterator[str]:
+    """What is nearly right among a node's labels. `shared_label`: the chart's nodeLabel."""
+    known = {**_NODE_LABELS, shared_label: _NODE_LABELS[LABEL_SHARED]}
+    for name, value in sorted(labels.items()):
+        if name in known:
+            if value in known[name]:
+                continue
+            (near,) = get_close_matches(value, known[name], n=1, cutoff=0.6) or ("",)
+            meant = f"; did you mean {near}?" if near else ""
+            yield f'label {name} is "{value}", must be one of {", ".join(known[name])}{meant}'
+            continue
+        (near,) = get_close_matches(name, known, n=1, cutoff=0.88) or ("",)
+        if near:
+            yield f"label {name} means nothing; did you mean {near}?"
