@@ -69,8 +69,9 @@ def command(
 ) -> None:
     """Look for what is wrong with a cluster that shares cards, and tell how to put it right.
 
-    Labels and resources of nodes, the device plugin, annotations of pods, cards promised twice, the extender,
-    the scheduler's configuration where it can be read, the webhook and its certificates.
+    Labels and resources of nodes, the device plugin, annotations of pods, pods that wait, never fit or fall
+    over, cards promised twice, the extender, the scheduler's configuration where it can be read, the webhook
+    and its certificates.
 
     Ends with 0 when nothing is wrong (notes do not count), with 3 for warnings and errors, with 1 when the
     cluster cannot be read. `helm test` runs it in the cluster.
@@ -93,7 +94,13 @@ def command(
             break
         time.sleep(PAUSE_S)
     if output == "table":
-        click.echo(_text(facts, findings), nl=False)
+        for each in findings:
+            click.echo(
+                f"{each.level.upper():<8} {each.where}\n         {each.what}\n         to do: {each.fix}\n"
+            )
+        counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
+        seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
+        click.echo(f"{seen}: {counts}.")
     else:
         fields = ("level", "where", "what", "fix")
         shown = [{name: str(getattr(each, name)) for name in fields} for each in findings]
@@ -107,6 +114,7 @@ def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
         doctor_answers,
         doctor_nodes,
         doctor_plugins,
+        doctor_pods,
         doctor_scheduler,
         doctor_services,
     )
@@ -117,8 +125,11 @@ def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
         doctor_nodes.shared_nodes,
         doctor_plugins.updates,
         doctor_nodes.one_unit,
-        doctor_nodes.pods_and_cards,
-        doctor_nodes.running_without_devices,
+        doctor_pods.pods_and_cards,
+        doctor_pods.running_without_devices,
+        doctor_pods.misspelt,
+        doctor_pods.waiting,
+        doctor_pods.falling_over,
         doctor_nodes.promised_twice,
         doctor_nodes.cards_out_of_use,
         doctor_services.extender,
@@ -139,15 +150,3 @@ def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
     ]
     order = list(Level)
     return sorted(found, key=lambda each: order.index(each.level))
-
-
-def _text(facts: Facts, findings: list[Finding]) -> str:
-    from gpuslice.apps.cli.doctor_facts import Level
-
-    lines = [
-        f"{each.level.upper():<8} {each.where}\n         {each.what}\n         to do: {each.fix}\n\n"
-        for each in findings
-    ]
-    counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
-    seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
-    return "".join(lines) + f"{seen}: {counts}.\n"

@@ -12,7 +12,9 @@ from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, Unautho
 from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SECRETS, SERVICES, Resource
 from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of
 
 T = TypeVar("T")
@@ -70,6 +72,17 @@ class Facts:
         """By its labels: an agent is to run there, and no other label says that the cards stay whole."""
         labels = node.metadata.labels or {}
         return labels.get(self.node_label) == "true" and rules_of(labels).shared
+
+    def ledger(self, *, all_cards: bool = False) -> Ledger:
+        """Who holds what, as the extender sees it; `all_cards`: those that are out of use count as well."""
+        views = map(unhealthy_view, () if all_cards else self.config_maps)
+        unhealthy = {view[0]: view[1] for view in views if view is not None}
+        ledger = Ledger()
+        for node in self.nodes:
+            ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
+        for pod in self.pods:
+            ledger.apply_pod(pod_view(pod))
+        return ledger
 
     def labelled(self) -> bool:
         """Whether any node is to share its cards."""
@@ -136,6 +149,10 @@ def read_facts(
         for hook in reader.list(resource)
         if hook["metadata"]["name"].startswith(WEBHOOK_PREFIX)
     ]
+    called = {service for hook in hooks if (service := hook_service(hook)) is not None}
+    wanted = {*places, *called}
+    wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
+    secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     return Facts(
         nodes=nodes,
@@ -144,9 +161,13 @@ def read_facts(
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,
-        slices=_slices(reader, services, hooks, places),
+        slices=[
+            found
+            for space, name in sorted(wanted)
+            for found in reader.list(SLICES, space, labels=f"kubernetes.io/service-name={name}")
+        ],
         hooks=hooks,
-        secrets=_secrets(reader, hooks),
+        secrets=[each for each in secrets if each is not None],
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
@@ -160,21 +181,3 @@ def hook_service(hook: Object) -> tuple[str, str] | None:
         if service:
             return service["namespace"], service["name"]
     return None
-
-
-def _slices(
-    reader: _Reader, services: Sequence[Object], hooks: Sequence[Object], places: Sequence[tuple[str, str]]
-) -> list[Object]:
-    wanted = set(places) | {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
-    wanted |= {service for hook in hooks if (service := hook_service(hook)) is not None}
-    return [
-        found
-        for space, name in sorted(wanted)
-        for found in reader.list(SLICES, space, labels=f"kubernetes.io/service-name={name}")
-    ]
-
-
-def _secrets(reader: _Reader, hooks: Sequence[Object]) -> list[Object]:
-    places = {service for hook in hooks if (service := hook_service(hook)) is not None}
-    found = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(places))
-    return [each for each in found if each is not None]

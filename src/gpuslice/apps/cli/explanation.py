@@ -31,7 +31,7 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
-from gpuslice.core.model import Node, Pod
+from gpuslice.core.model import Node, Pod, Request
 from gpuslice.core.sizing import suggested_size
 from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
@@ -218,13 +218,9 @@ def _waiting(
     begun: PodExplanation, pod: objects.Pod, ledger: Ledger, nodes: Sequence[objects.Node]
 ) -> PodExplanation:
     """Why no node takes it, and what would help."""
-    view, places = begun.pod, [_place(node) for node in nodes]
+    view, places = begun.pod, [place_of(node) for node in nodes]
     assert view.request is not None
-    tolerations = (
-        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
-        for each in pod.spec.tolerations or ()
-    )
-    wish = Wish(view.request, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
+    wish = wish_of(pod, view.request)
     explanation = explain(ledger, places, wish)
     if _wants_whole_cards(pod):
         return replace(begun, explanation=explanation, hints=(BOTH,))
@@ -265,7 +261,7 @@ def _on_its_node(
             f"Its node {view.node} is not there any more. Kubernetes deletes such pods after a while; delete "
             "it by hand where it stays."
         )
-    elif view.node and view.request is not None and at is not None and not _place(at).ready:
+    elif view.node and view.request is not None and at is not None and not place_of(at).ready:
         hints.append(
             f"Its node {view.node} is not ready: nobody can tell whether the pod runs there. It holds its "
             "card until the node is back, or the pod is deleted."
@@ -362,7 +358,8 @@ def _after_the_end(view: Pod) -> Iterator[str]:
         yield "It has ended and holds nothing any more."
 
 
-def _place(node: objects.Node) -> Place:
+def place_of(node: objects.Node) -> Place:
+    """What of a node decides, beside its cards."""
     conditions = {each.type: each.status for each in node.status.conditions or ()}
     return Place(
         name=node.metadata.name,
@@ -371,6 +368,15 @@ def _place(node: objects.Node) -> Place:
         labels=node.metadata.labels or {},
         taints=tuple(Taint(each.key, each.value, each.effect) for each in node.spec.taints or ()),
     )
+
+
+def wish_of(pod: objects.Pod, request: Request) -> Wish:
+    """What a pod wants of a node."""
+    tolerations = (
+        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
+        for each in pod.spec.tolerations or ()
+    )
+    return Wish(request, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
 
 
 def resources_of(pod: objects.Pod) -> list[str]:
