@@ -1,36 +1,45 @@
-"""The dashboards: applications, nodes, what sharing saves and wastes, and dcgm-exporter's well-known one."""
+"""The dashboards of single things: applications, nodes, sharing, and dcgm-exporter's well-known one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
+from monitoring.cluster_boards import scheduling, teams
 from monitoring.panels import Dashboard, Panel, Query, Variable, gauge, series, stat
-
-_APP = '{namespace=~"$namespace",pod=~"$pod"}'
-_CARD = '{node=~"$node",gpu=~"$gpu"}'
-_DCGM = '{instance=~"$instance",gpu=~"$gpu"}'
-_WHO = "{{namespace}}/{{pod}} {{container}}"
-_WHERE = "{{node}} GPU {{gpu}}"
+from monitoring.selectors import (
+    APP,
+    CARD,
+    CLUSTER,
+    CLUSTERS,
+    DCGM,
+    NAMESPACES,
+    NODES,
+    TEAM,
+    TO_APP,
+    TO_NODE,
+    WHERE,
+    WHO,
+)
 
 
 def _of_app(metric: c.Metric) -> str:
-    return f"{metric.name}{_APP}"
+    return f"{metric.name}{APP}"
 
 
 def _of_card(metric: c.Metric) -> str:
-    return f"{metric.name}{_CARD}"
+    return f"{metric.name}{CARD}"
 
 
 def _at_card_of_app(metric: c.Metric) -> str:
     """A card's figure beside each container on it."""
-    joined = f"{c.CONTAINER_INFO.name}{_APP}"
+    joined = f"{c.CONTAINER_INFO.name}{APP}"
     return f"{joined} * on (node, gpu_uuid) group_left () {metric.name}"
 
 
 def _neighbours() -> str:
     """Memory of every container on the cards where the chosen pods are."""
-    cards = f"group by (node, gpu_uuid) ({c.CONTAINER_INFO.name}{_APP})"
+    cards = f"group by (node, gpu_uuid) ({c.CONTAINER_INFO.name}{APP})"
     return f"{c.MEMORY_USED.name} and on (node, gpu_uuid) {cards}"
 
 
@@ -41,12 +50,18 @@ def app() -> Dashboard:
         "GPU APP",
         "What each application uses of its GPU, what it may use, and how its neighbours do.",
         (
-            Variable("namespace", f"label_values({c.CONTAINER_INFO.name}, namespace)"),
-            Variable("pod", f'label_values({c.CONTAINER_INFO.name}{{namespace=~"$namespace"}}, pod)'),
+            CLUSTERS,
+            NAMESPACES,
+            Variable("pod", f"label_values({c.CONTAINER_INFO.name}{TEAM}, pod)"),
         ),
         (
-            stat("GPU memory used", "bytes", f"sum({used})"),
-            stat("GPU memory limit", "bytes", f"sum({limit})"),
+            stat(
+                "GPU memory used",
+                "bytes",
+                f"sum({used})",
+                about="Memory of the card that the chosen containers hold now, by NVML.",
+            ),
+            stat("GPU memory limit", "bytes", f"sum({limit})", about="What they may hold at most, together."),
             stat(
                 "Used of limit",
                 "percentunit",
@@ -54,20 +69,65 @@ def app() -> Dashboard:
                 highest=1,
                 warns_at=0.9,
                 bad_at=0.98,
+                about="Of those containers that have a limit.",
             ),
-            stat("Refused allocations", "short", f"sum({_of_app(c.MEMORY_REFUSED)})", bad_at=1),
+            stat(
+                "Refused allocations",
+                "short",
+                f"sum({_of_app(c.MEMORY_REFUSED)})",
+                bad_at=1,
+                about="Allocations beyond the limit that were refused since the containers started.",
+            ),
             series(
                 "GPU memory by application",
                 "bytes",
-                Query(used, f"{_WHO} used"),
-                Query(limit, f"{_WHO} limit"),
+                Query(used, f"{WHO} used"),
+                Query(limit, f"{WHO} limit"),
+                about="Used, and how far it may grow. Flat at the limit means refused allocations.",
+                link=TO_NODE,
             ),
-            series("GPU memory, ratio to limit", "percentunit", Query(f"{used} / {limit}", _WHO), highest=1),
-            series("SM share", "percentunit", Query(_of_app(c.SM_UTILIZATION), _WHO), highest=1),
-            series("GPU time per second", "percentunit", Query(f"rate({_of_app(c.SM_SECONDS)}[5m])", _WHO)),
-            series("Temperature of the card", "celsius", Query(_at_card_of_app(c.GPU_TEMPERATURE), _WHO)),
-            series("Power of the card", "watt", Query(_at_card_of_app(c.GPU_POWER), _WHO)),
-            series("Everybody on these cards", "bytes", Query(_neighbours(), _WHO), width=24),
+            series(
+                "GPU memory, ratio to limit",
+                "percentunit",
+                Query(f"{used} / {limit}", WHO),
+                highest=1,
+                about="1 is full: the next allocation is refused.",
+                link=TO_NODE,
+            ),
+            series(
+                "SM share",
+                "percentunit",
+                Query(_of_app(c.SM_UTILIZATION), WHO),
+                highest=1,
+                about="Part of the card's multiprocessors that the container kept busy in the last sample.",
+                link=TO_NODE,
+            ),
+            series(
+                "GPU time per second",
+                "percentunit",
+                Query(f"rate({_of_app(c.SM_SECONDS)}[5m])", WHO),
+                about="The same from a counter: exact over any range.",
+            ),
+            series(
+                "Temperature of the card",
+                "celsius",
+                Query(_at_card_of_app(c.GPU_TEMPERATURE), WHO),
+                about="Of the card that the container is on; neighbours heat it too.",
+            ),
+            series(
+                "Power of the card",
+                "watt",
+                Query(_at_card_of_app(c.GPU_POWER), WHO),
+                about="Of the card that the container is on, all of its containers together.",
+            ),
+            series(
+                "Everybody on these cards",
+                "bytes",
+                Query(_neighbours(), WHO),
+                width=24,
+                about="Memory of all containers on the cards of the chosen pods.",
+                link=TO_APP,
+            ),
         ),
     )
 
@@ -81,47 +141,92 @@ def node() -> Dashboard:
         "GPU Node",
         "Each card of each node: memory used, given out and total, and how it is.",
         (
-            Variable("node", f"label_values({c.GPU_UP.name}, node)"),
-            Variable("gpu", f'label_values({c.GPU_UP.name}{{node=~"$node"}}, gpu)'),
+            CLUSTERS,
+            NODES,
+            Variable("gpu", f'label_values({c.GPU_UP.name}{{{CLUSTER},node=~"$node"}}, gpu)'),
         ),
         (
-            stat("GPUs", "short", f"count({_of_card(c.GPU_UP)})", width=4),
-            stat("GPUs given out", "short", f"count({mode} > 0) or vector(0)", width=4),
-            stat("Memory used", "bytes", f"sum({used})", width=4),
-            stat("Memory given out", "bytes", f"sum({given})", width=4),
-            stat("Memory total", "bytes", f"sum({total})", width=4),
-            stat("Power", "watt", f"sum({_of_card(c.GPU_POWER)})", width=4),
+            stat(
+                "GPUs",
+                "short",
+                f"count({_of_card(c.GPU_UP)})",
+                width=4,
+                about="Cards that are known, those that do not answer included.",
+            ),
+            stat(
+                "GPUs given out",
+                "short",
+                f"count({mode} > 0) or vector(0)",
+                width=4,
+                about="Cards of which at least a part is given to a container.",
+            ),
+            stat("Memory used", "bytes", f"sum({used})", width=4, about="By NVML, whoever uses it."),
+            stat(
+                "Memory given out",
+                "bytes",
+                f"sum({given})",
+                width=4,
+                about="What containers were given, used or not.",
+            ),
+            stat("Memory total", "bytes", f"sum({total})", width=4, about="Of all cards that answer."),
+            stat(
+                "Power", "watt", f"sum({_of_card(c.GPU_POWER)})", width=4, about="Of all chosen cards, now."
+            ),
             series(
                 "Memory by card",
                 "bytes",
-                Query(used, f"{_WHERE} used"),
-                Query(given, f"{_WHERE} given out"),
-                Query(total, f"{_WHERE} total"),
+                Query(used, f"{WHERE} used"),
+                Query(given, f"{WHERE} given out"),
+                Query(total, f"{WHERE} total"),
+                about="Used, given out, and all there is.",
             ),
-            series("Memory used, ratio", "percentunit", Query(f"{used} / {total}", _WHERE), highest=1),
-            series("Utilization", "percentunit", Query(_of_card(c.GPU_UTILIZATION), _WHERE), highest=1),
-            series("Temperature", "celsius", Query(_of_card(c.GPU_TEMPERATURE), _WHERE)),
-            series("Power", "watt", Query(_of_card(c.GPU_POWER), _WHERE)),
             series(
-                "PCIe traffic", "Bps", Query(f"rate({_of_card(c.GPU_PCIE)}[5m])", _WHERE + " {{direction}}")
+                "Memory used, ratio",
+                "percentunit",
+                Query(f"{used} / {total}", WHERE),
+                highest=1,
+                about="Of all memory of the card.",
+            ),
+            series(
+                "Utilization",
+                "percentunit",
+                Query(_of_card(c.GPU_UTILIZATION), WHERE),
+                highest=1,
+                about="Part of the time in which the card ran any kernel.",
+            ),
+            series("Temperature", "celsius", Query(_of_card(c.GPU_TEMPERATURE), WHERE), about="Of the chip."),
+            series("Power", "watt", Query(_of_card(c.GPU_POWER), WHERE), about="Of each card."),
+            series(
+                "PCIe traffic",
+                "Bps",
+                Query(f"rate({_of_card(c.GPU_PCIE)}[5m])", WHERE + " {{direction}}"),
+                about="Sent and received by the card.",
             ),
             series(
                 "Clocks held down",
                 "percentunit",
-                Query(f"rate({_of_card(c.GPU_THROTTLED)}[5m])", _WHERE + " {{reason}}"),
+                Query(f"rate({_of_card(c.GPU_THROTTLED)}[5m])", WHERE + " {{reason}}"),
+                about="Part of the time in which the driver held the clocks down, by reason.",
             ),
             series(
                 "Xid faults",
                 "short",
-                Query(f"sum by (node, gpu) ({_of_card(c.XID_ERRORS)})", f"{_WHERE} all"),
-                Query(f"{_of_card(c.XID_ERRORS)} > 0", _WHERE + " Xid {{xid}}"),
+                Query(f"sum by (node, gpu) ({_of_card(c.XID_ERRORS)})", f"{WHERE} all"),
+                Query(f"{_of_card(c.XID_ERRORS)} > 0", WHERE + " Xid {{xid}}"),
                 about="Since the exporter started, by code as far as there were any.",
             ),
-            series("Memory by container", "bytes", Query(of_app, f"{_WHERE} {_WHO}")),
+            series(
+                "Memory by container",
+                "bytes",
+                Query(of_app, f"{WHERE} {WHO}"),
+                about="Who uses how much of each card.",
+                link=TO_APP,
+            ),
             series(
                 "Memory of nobody",
                 "bytes",
-                Query(_of_card(c.UNATTRIBUTED_MEMORY), _WHERE + " {{reason}}"),
+                Query(_of_card(c.UNATTRIBUTED_MEMORY), WHERE + " {{reason}}"),
+                about="Memory of the driver, of the host, and of containers without a grant.",
             ),
         ),
     )
@@ -129,7 +234,7 @@ def node() -> Dashboard:
 
 def sharing() -> Dashboard:
     def at(metric: c.Metric) -> str:
-        return f'{metric.name}{{node=~"$node"}}'
+        return f'{metric.name}{{{CLUSTER},node=~"$node"}}'
 
     used, given, total = (
         f"sum({at(metric)})" for metric in (c.MEMORY_USED, c.GPU_MEMORY_ALLOCATED, c.GPU_MEMORY_TOTAL)
@@ -141,10 +246,22 @@ def sharing() -> Dashboard:
         "gpuslice-sharing",
         "GPU Sharing",
         "What is given out, what is used of it, what is wasted, and who is held back.",
-        (Variable("node", f"label_values({c.GPU_UP.name}, node)"),),
+        (CLUSTERS, NODES),
         (
-            stat("Given out", "percentunit", f"{given} / {total}", highest=1),
-            stat("Used of what is given out", "percentunit", f"{used} / {given}", highest=1),
+            stat(
+                "Given out",
+                "percentunit",
+                f"{given} / {total}",
+                highest=1,
+                about="Part of all memory that containers were given.",
+            ),
+            stat(
+                "Used of what is given out",
+                "percentunit",
+                f"{used} / {given}",
+                highest=1,
+                about="Low means that containers ask for much more than they use.",
+            ),
             stat("Wasted", "bytes", f"{given} - {used}", about="Given out and not used."),
             stat(
                 "Fragmentation",
@@ -159,28 +276,41 @@ def sharing() -> Dashboard:
                 Query(total, "total"),
                 Query(given, "given out"),
                 Query(used, "used by containers"),
+                about="All there is, what is given out, and what is used of it.",
             ),
             series(
                 "Given out and not used",
                 "bytes",
-                Query(f"topk(20, {unused})", _WHO),
+                Query(f"topk(20, {unused})", WHO),
+                about="The 20 containers that hold most without using it.",
+                link=TO_APP,
             ),
             series(
                 "Containers by card",
                 "short",
-                Query(f'count by (node, gpu) ({c.CONTAINER_INFO.name}{{node=~"$node"}})', _WHERE),
+                Query(f'count by (node, gpu) ({c.CONTAINER_INFO.name}{{{CLUSTER},node=~"$node"}})', WHERE),
+                about="How many share each card.",
+                link=TO_NODE,
             ),
-            series("Free by card", "bytes", Query(free, _WHERE)),
+            series(
+                "Free by card",
+                "bytes",
+                Query(free, WHERE),
+                about="What could still be given out.",
+                link=TO_NODE,
+            ),
             series(
                 "Launches held back",
                 "percentunit",
-                Query(f'rate({c.THROTTLED.name}{{node=~"$node"}}[5m])', _WHO),
+                Query(f'rate({c.THROTTLED.name}{{{CLUSTER},node=~"$node"}}[5m])', WHO),
                 about="Seconds per second that launches waited for the compute share.",
+                link=TO_APP,
             ),
             series(
                 "Refused allocations",
                 "short",
-                Query(f'increase({c.MEMORY_REFUSED.name}{{node=~"$node"}}[5m])', _WHO),
+                Query(f'increase({c.MEMORY_REFUSED.name}{{{CLUSTER},node=~"$node"}}[5m])', WHO),
+                about="Allocations beyond the limit that were refused, in five minutes.",
             ),
         ),
     )
@@ -189,8 +319,9 @@ def sharing() -> Dashboard:
 def dcgm() -> Dashboard:
     """The panels of dashboard 12239, titles and order, with what is wrong in it put right."""
 
-    def card(title: str, field: str, unit: str, scale: str = "", **more: Any) -> Panel:
-        return series(title, unit, Query(f"{field}{_DCGM}{scale}", "{{hostname}} GPU {{gpu}}"), **more)
+    def card(title: str, field: str, unit: str, scale: str = "", *, about: str, **more: Any) -> Panel:
+        query = Query(f"{field}{DCGM}{scale}", "{{hostname}} GPU {{gpu}}")
+        return series(title, unit, query, about=about, **more)
 
     return Dashboard(
         "gpuslice-dcgm",
@@ -201,25 +332,53 @@ def dcgm() -> Dashboard:
             Variable("gpu", 'label_values(DCGM_FI_DEV_FB_USED{instance=~"$instance"}, gpu)'),
         ),
         (
-            card("GPU Temperature", "DCGM_FI_DEV_GPU_TEMP", "celsius", width=18),
+            card("GPU Temperature", "DCGM_FI_DEV_GPU_TEMP", "celsius", width=18, about="Of the chip."),
             gauge(
                 "GPU Avg. Temp",
                 "celsius",
-                f"avg(DCGM_FI_DEV_GPU_TEMP{_DCGM})",
+                f"avg(DCGM_FI_DEV_GPU_TEMP{DCGM})",
                 highest=100,
                 warns_at=80,
                 bad_at=90,
+                about="Mean of the chosen cards.",
             ),
-            card("GPU Power Usage", "DCGM_FI_DEV_POWER_USAGE", "watt", width=18),
-            gauge("GPU Power Total", "watt", f"sum(DCGM_FI_DEV_POWER_USAGE{_DCGM})"),
-            card("GPU SM Clocks", "DCGM_FI_DEV_SM_CLOCK", "hertz", " * 1e6"),
-            card("GPU Utilization", "DCGM_FI_DEV_GPU_UTIL", "percent", highest=100),
-            card("Tensor Core Utilization", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "percentunit", highest=1),
-            card("GPU Framebuffer Mem Used", "DCGM_FI_DEV_FB_USED", "mbytes"),
+            card("GPU Power Usage", "DCGM_FI_DEV_POWER_USAGE", "watt", width=18, about="Of each card."),
+            gauge(
+                "GPU Power Total", "watt", f"sum(DCGM_FI_DEV_POWER_USAGE{DCGM})", about="Of all chosen cards."
+            ),
+            card(
+                "GPU SM Clocks",
+                "DCGM_FI_DEV_SM_CLOCK",
+                "hertz",
+                " * 1e6",
+                about="Clock of the multiprocessors.",
+            ),
+            card(
+                "GPU Utilization",
+                "DCGM_FI_DEV_GPU_UTIL",
+                "percent",
+                highest=100,
+                about="Part of the time in which the card ran any kernel.",
+            ),
+            card(
+                "Tensor Core Utilization",
+                "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+                "percentunit",
+                highest=1,
+                about="Part of the time in which tensor cores were busy.",
+            ),
+            card("GPU Framebuffer Mem Used", "DCGM_FI_DEV_FB_USED", "mbytes", about="Memory in use."),
         ),
     )
 
 
 def dashboards() -> dict[str, Dashboard]:
     """By file name."""
-    return {"gpu-app": app(), "gpu-node": node(), "gpu-sharing": sharing(), "nvidia-dcgm": dcgm()}
+    return {
+        "gpu-app": app(),
+        "gpu-node": node(),
+        "gpu-sharing": sharing(),
+        "gpu-teams": teams(),
+        "gpu-scheduling": scheduling(),
+        "nvidia-dcgm": dcgm(),
+    }

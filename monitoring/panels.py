@@ -1,19 +1,30 @@
-"""Grafana dashboards as plain values: only what we use of Grafana's schema (version 39)."""
+"""Grafana dashboards as plain values, written out by Grafana's own Foundation SDK."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+from grafana_foundation_sdk.builders import common, prometheus, timeseries
+from grafana_foundation_sdk.builders import dashboard as dashboards
+from grafana_foundation_sdk.builders import gauge as gauges
+from grafana_foundation_sdk.builders import stat as stats
+from grafana_foundation_sdk.builders import table as tables
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as kinds
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 WIDTH = 24
 TAG = "gpuslice"
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression; `legend` is a template of labels."""
+    """One expression; `legend` is a template of labels, or the heading of a table's column."""
 
     expression: str
     legend: str = ""
@@ -21,18 +32,21 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `unit` is Grafana's name of the unit that all its queries have."""
+    """One panel. `unit` is Grafana's name of the unit that all its queries have; a table's columns have their
+    own, by heading, in `units`. `link`: title and address of where a click on a figure leads."""
 
     title: str
     kind: str
     unit: str
     queries: tuple[Query, ...]
+    about: str
     width: int = 12
     height: int = 8
-    about: str = ""
     highest: float | None = None
     warns_at: float | None = None  # and from here to `bad_at` it is orange, then red
     bad_at: float | None = None
+    units: Mapping[str, str] = field(default_factory=dict)
+    link: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +55,16 @@ class Variable:
 
     name: str
     query: str
-    many: bool = True
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A box to type a number into."""
+
+    name: str
+    label: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,131 +74,129 @@ class Dashboard:
     about: str
     variables: tuple[Variable, ...]
     panels: tuple[Panel, ...]
+    entries: tuple[Entry, ...] = ()
 
 
-def series(title: str, unit: str, *queries: Query, **more: Any) -> Panel:
-    return Panel(title, "timeseries", unit, queries, **more)
+def series(title: str, unit: str, *queries: Query, about: str, **more: Any) -> Panel:
+    return Panel(title, "timeseries", unit, queries, about, **more)
 
 
-def stat(title: str, unit: str, expression: str, **more: Any) -> Panel:
-    return Panel(title, "stat", unit, (Query(expression),), **{"width": 6, "height": 4, **more})
+def stat(title: str, unit: str, expression: str, *, about: str, **more: Any) -> Panel:
+    return Panel(title, "stat", unit, (Query(expression),), about, **{"width": 6, "height": 4, **more})
 
 
-def gauge(title: str, unit: str, expression: str, **more: Any) -> Panel:
-    return Panel(title, "gauge", unit, (Query(expression),), **{"width": 6, "height": 8, **more})
+def gauge(title: str, unit: str, expression: str, *, about: str, **more: Any) -> Panel:
+    return Panel(title, "gauge", unit, (Query(expression),), about, **{"width": 6, "height": 8, **more})
+
+
+def table(title: str, *queries: Query, about: str, units: Mapping[str, str], **more: Any) -> Panel:
+    """One row for each set of labels, one column for each query."""
+    return Panel(title, "table", "short", queries, about, units=units, **{"width": WIDTH, **more})
 
 
 def document(dashboard: Dashboard) -> dict[str, Any]:
     """The dashboard as Grafana imports it, for any Prometheus data source."""
-    return {
-        "uid": dashboard.uid,
-        "title": dashboard.title,
-        "description": dashboard.about,
-        "tags": ["gpu", TAG],
-        "schemaVersion": 39,
-        "version": 1,
-        "editable": True,
-        "graphTooltip": 1,
-        "refresh": "15s",
-        "time": {"from": "now-1h", "to": "now"},
-        "timezone": "browser",
-        "annotations": {"list": []},
-        "links": [_others()],
-        "templating": {"list": [_source(), *map(_variable, dashboard.variables)]},
-        "panels": list(_placed(dashboard.panels)),
-    }
-
-
-def _placed(panels: Sequence[Panel]) -> Iterable[dict[str, Any]]:
-    """Left to right, then down; a row is as high as its highest panel."""
-    across = down = row_height = 0
-    for number, panel in enumerate(panels, start=1):
+    others = (  # a drop-down of our other dashboards, which takes the time and what was chosen along
+        dashboards.DashboardLink("GPU")
+        .type(models.DashboardLinkType.DASHBOARDS)
+        .tags([TAG])
+        .as_dropdown(True)
+        .include_vars(True)
+        .keep_time(True)
+        .icon("external link")
+    )
+    made = (
+        dashboards.Dashboard(dashboard.title)
+        .uid(dashboard.uid)
+        .description(dashboard.about)
+        .tags(["gpu", TAG])
+        .version(1)
+        .editable()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .refresh("15s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .link(others)
+        .with_variable(dashboards.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+    )
+    for each in dashboard.variables:
+        made.with_variable(
+            dashboards.QueryVariable(each.name)
+            .label(each.label or each.name)
+            .datasource(SOURCE)
+            .query({"query": each.query, "refId": each.name})
+            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .sort(models.VariableSort.ALPHABETICAL_ASC)
+            .multi(True)
+            .include_all(True)
+            .all_value(".*")
+        )
+    for entry in dashboard.entries:
+        made.with_variable(
+            dashboards.TextBoxVariable(entry.name).label(entry.label).default_value(entry.value)
+        )
+    across = down = row_height = 0  # left to right, then down; a row is as high as its highest panel
+    for number, panel in enumerate(dashboard.panels, start=1):
         if across + panel.width > WIDTH:
             across, down, row_height = 0, down + row_height, 0
-        place = {"x": across, "y": down, "w": panel.width, "h": panel.height}
-        yield _panel(number, panel, place)
+        place = models.GridPos(h=panel.height, w=panel.width, x=across, y=down)
+        made.with_panel(_panel(number, panel).grid_pos(place))
         across, row_height = across + panel.width, max(row_height, panel.height)
-
-
-def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"unit": panel.unit, "min": 0, "thresholds": _thresholds(panel)}
-    if panel.highest is not None:
-        defaults["max"] = panel.highest
-    return {
-        "id": number,
-        "type": panel.kind,
-        "title": panel.title,
-        "description": panel.about,
-        "datasource": SOURCE,
-        "gridPos": place,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": _options(panel.kind),
-        "targets": [_target(chr(65 + n), query, panel.kind) for n, query in enumerate(panel.queries)],
-    }
-
-
-def _thresholds(panel: Panel) -> dict[str, Any]:
-    """Written out: where there are none, Grafana takes 80 for too much, whatever the unit."""
-    steps: list[dict[str, Any]] = [{"color": "blue" if panel.bad_at is None else "green", "value": None}]
-    for color, value in (("orange", panel.warns_at), ("red", panel.bad_at)):
-        if value is not None:
-            steps.append({"color": color, "value": value})
-    return {"mode": "absolute", "steps": steps}
-
-
-def _others() -> dict[str, Any]:
-    """A drop-down of our other dashboards, which takes the time and what was chosen along."""
-    return {
-        "type": "dashboards",
-        "title": "GPU",
-        "tags": [TAG],
-        "asDropdown": True,
-        "includeVars": True,
-        "keepTime": True,
-        "icon": "external link",
-    }
-
-
-def _options(kind: str) -> dict[str, Any]:
-    if kind == "timeseries":
-        legend = {"displayMode": "table", "placement": "right", "showLegend": True}
-        return {"legend": {**legend, "calcs": ["mean", "lastNotNull", "max"]}, "tooltip": {"mode": "multi"}}
-    if kind == "table":
-        return {"showHeader": True}
-    return {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
-
-
-def _target(letter: str, query: Query, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"refId": letter, "datasource": SOURCE, "expr": query.expression}
-    found["legendFormat"] = query.legend or "__auto"
-    if kind == "table":
-        found |= {"instant": True, "format": "table"}
+    found: dict[str, Any] = json.loads(json.dumps(made.build(), cls=JSONEncoder))
     return found
 
 
-def _source() -> dict[str, Any]:
-    return {
-        "name": "datasource",
-        "label": "Prometheus",
-        "type": "datasource",
-        "query": "prometheus",
-        "current": {},
-        "hide": 0,
-    }
+def _panel(number: int, panel: Panel) -> Any:
+    """A builder of the panel's kind. Thresholds are written out: where there are none, Grafana takes 80 for
+    too much, whatever the unit."""
+    kind: Any = {
+        "timeseries": timeseries.Panel,
+        "stat": stats.Panel,
+        "gauge": gauges.Panel,
+        "table": tables.Panel,
+    }[panel.kind]
+    made: Any = kind()
+    steps = [models.Threshold(color="blue" if panel.bad_at is None else "green", value=None)]
+    for color, value in (("orange", panel.warns_at), ("red", panel.bad_at)):
+        if value is not None:
+            steps.append(models.Threshold(color=color, value=value))
+    levels = dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+    made.id(number).title(panel.title).description(panel.about).datasource(SOURCE)
+    made.unit(panel.unit).min(0).thresholds(levels)
+    if panel.highest is not None:
+        made.max(panel.highest)
+    if panel.link is not None:
+        title, address = panel.link
+        made.data_links([dashboards.DashboardLink(title).url(address)])
+    for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
+        target = prometheus.Dataquery().ref_id(letter).datasource(SOURCE).expr(query.expression)
+        if panel.kind == "table":
+            target.instant().format(PromQueryFormat.TABLE)
+        made.with_target(target.legend_format(query.legend or "__auto"))
+    if panel.kind == "timeseries":
+        made.legend(
+            common.VizLegendOptions()
+            .display_mode(kinds.LegendDisplayMode.TABLE)
+            .placement(kinds.LegendPlacement.RIGHT)
+            .show_legend(True)
+            .calcs(["mean", "lastNotNull", "max"])
+        ).tooltip(common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI))
+    elif panel.kind == "table":
+        made.show_header(True)
+        _columns(made, panel.queries, panel.units)
+    else:
+        made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
+    return made
 
 
-def _variable(variable: Variable) -> dict[str, Any]:
-    return {
-        "name": variable.name,
-        "type": "query",
-        "datasource": SOURCE,
-        "definition": variable.query,
-        "query": {"query": variable.query, "refId": variable.name},
-        "refresh": 2,
-        "sort": 1,
-        "multi": variable.many,
-        "includeAll": variable.many,
-        "allValue": ".*" if variable.many else None,
-        "current": {},
-        "hide": 0,
-    }
+def _columns(made: Any, queries: Sequence[Query], units: Mapping[str, str]) -> None:
+    """The queries' rows side by side, under headings instead of "Value #A"."""
+    made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    names = {f"Value #{letter}": query.legend for letter, query in zip("ABCDEFGH", queries, strict=False)}
+    if len(queries) == 1:
+        names = {"Value": queries[0].legend}
+    hidden = {"Time": True, "__name__": True, "instance": True, "job": True}
+    options = {"excludeByName": hidden, "renameByName": names}
+    made.with_transformation(models.DataTransformerConfig(id_val="organize", options=options))
+    for heading, unit in units.items():
+        made.override_by_name(heading, [models.DynamicConfigValue(id_val="unit", value=unit)])

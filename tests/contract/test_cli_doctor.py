@@ -6,7 +6,6 @@ import base64
 import json
 import ssl
 import threading
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -14,14 +13,12 @@ from typing import Any
 import pytest
 import trustme
 import yaml
-from msgspec import convert
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node, Pod
+from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.cli import doctor_pods
 from gpuslice.apps.cli.certificate import ends
 from gpuslice.apps.cli.doctor_answers import ask
 from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES, Facts, Level
@@ -29,7 +26,7 @@ from gpuslice.apps.cli.doctor_scheduler import sample_size, scheduler_configurat
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
-from tests.contract.test_cli_explain import asking, crashed, node, placed
+from tests.contract.test_cli_explain import node, placed
 
 __all__ = ["shell"]
 
@@ -417,65 +414,3 @@ async def test_cards_out_of_use_are_told_with_whoever_took_them_out(shell: Shell
     assert ("note", "card 0 of n1 was taken out of use by hand") in found
     assert any(level == "warning" and '"x", must be card indices' in what for level, what in found)
     assert len(found) == 3
-
-
-async def test_a_label_that_is_nearly_right_is_found(shell: Shell) -> None:
-    await healthy(shell)
-    labels = {"cgpu": "true", "ack.node.gpu.schedule": "coremem"}
-    await shell.has([node("n1", 8, labels=labels)], [])
-    code, found = await findings(shell)
-    assert code == 3
-    assert found["node n1"]["level"] == "warning"
-    assert found["node n1"]["what"].endswith("did you mean core_mem?")
-
-
-def waiting(name: str, units: str) -> Object:
-    pod = api_pod(name, units)
-    pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    return pod
-
-
-async def test_pods_that_wait_and_pods_that_never_fit_are_told_apart(shell: Shell) -> None:
-    await healthy(shell)
-    held = placed("a", 6, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
-    await shell.has([node("n1", 8, labels={"cgpu": "true"})], [held])
-    facts = Facts(
-        nodes=[convert(node("n1", 8, labels={"cgpu": "true"}), Node)],
-        pods=[convert(each, Pod) for each in (held, waiting("later", "4"), waiting("never", "9"))],
-    )
-    found = {each.where: each for each in doctor_pods.waiting(facts)}
-    assert found["pod default/later"].level is Level.NOTE
-    assert found["pod default/later"].what.startswith("waits since 2026-01-01T00:00:00Z: ")
-    assert found["pod default/never"].level is Level.WARNING
-    assert "will never fit here: it asks for 9 units" in found["pod default/never"].what
-    assert found["pod default/never"].fix == "gpuslice explain default/never"
-    young = replace(facts, now=datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC))
-    assert list(doctor_pods.waiting(young)) == []
-
-
-async def test_of_many_that_wait_the_rest_is_counted() -> None:
-    pods = [convert(waiting(f"p{number}", "9"), Pod) for number in range(25)]
-    found = list(doctor_pods.waiting(Facts(nodes=[convert(node("n1", 8), Node)], pods=pods)))
-    assert len(found) == 21
-    assert found[-1].what == "5 more pods that ask for a part of a card wait"
-
-
-async def test_a_pod_that_falls_over_again_and_again_is_found(shell: Shell) -> None:
-    await healthy(shell)
-    await shell.has([node("n1", 15, labels={"cgpu": "true"})], [crashed("p")])
-    code, found = await findings(shell)
-    assert code == 3
-    assert found["pod default/p"]["what"] == (
-        "container main was started again 3 times, last with exit code 1, and waits: CrashLoopBackOff: it "
-        "holds its card all the while"
-    )
-    assert "logs p -c main --previous" in found["pod default/p"]["fix"]
-
-
-async def test_a_pod_that_asks_for_what_nobody_gives_is_found(shell: Shell) -> None:
-    await healthy(shell)
-    pods = [asking("typo", "aliyun.com/gpu-mm"), asking("hami", "nvidia.com/gpumem", "4096")]
-    await shell.has([node("n1", 8, labels={"cgpu": "true"})], pods)
-    _, found = await findings(shell)
-    assert found["pod default/typo"]["what"].endswith("did you mean aliyun.com/gpu-mem?")
-    assert found["pod default/hami"]["what"].startswith("nvidia.com/gpumem is HAMi's name")

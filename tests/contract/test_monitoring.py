@@ -50,7 +50,8 @@ def test_every_metric_is_documented_once() -> None:
 @pytest.mark.parametrize(("where", "expression"), expressions(), ids=lambda value: str(value)[:40])
 def test_rules_and_panels_name_only_metrics_that_exist(where: str, expression: str) -> None:
     known = {metric.name for metric in METRICS} | OF_OTHERS
-    assert set(_OURS.findall(expression)) - {"gpuslice_memory_balance"} <= known, where
+    ours = {name for name in _OURS.findall(expression) if not name.startswith("gpuslice_extender_")}
+    assert ours - {"gpuslice_memory_balance"} <= known, where
 
 
 def test_what_alerts_ask_of_agent_and_extender_is_what_those_document() -> None:
@@ -142,19 +143,41 @@ def test_a_dashboard_is_what_grafana_imports(name: str) -> None:
     variables = {each["name"]: each for each in board["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
     asked = {*map(str, re.findall(r"\$\{?(\w+)", json.dumps(board)))}
-    assert asked <= variables.keys() | {"__rate_interval", "__interval"}, asked
+    assert asked <= variables.keys() | {"__rate_interval", "__range", "__url_time_range", "__field"}, asked
+    assert "cluster" in variables or name == "nvidia-dcgm"
+    for address in re.findall(r'"url": "(/d/[^"]+)"', json.dumps(board)):
+        target = next(each for each in dashboards().values() if address.startswith(f"/d/{each.uid}?"))
+        carried = re.findall(r"var-(\w+)=", address)
+        assert set(carried) <= {each.name for each in target.variables}, address
     for panel in board["panels"]:
         assert panel["type"] in PANELS
+        assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"] in UNITS, panel["title"]
         first, *above = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         assert first["value"] is None  # else Grafana's own: red from 80, whatever of
         assert [each["value"] for each in above] == sorted(each["value"] for each in above)
         if panel["type"] == "timeseries":
-            assert all("{{" in each["legendFormat"] for each in panel["targets"]) or name == "gpu-sharing"
+            whole = name in {"gpu-sharing", "gpu-scheduling"}  # curves of a whole cluster have names
+            assert all("{{" in each["legendFormat"] for each in panel["targets"]) or whole
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters) > 0
         for where in (panel, *panel["targets"]):
             assert where["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_a_tables_columns_have_headings_and_units(name: str) -> None:
+    for panel in dashboards()[name].panels:
+        if panel.kind == "table":
+            assert {query.legend for query in panel.queries} == panel.units.keys(), panel.title
+            assert set(panel.units.values()) <= UNITS
+
+
+def test_what_boards_ask_of_the_extender_is_what_it_documents() -> None:
+    page = (ROOT / "docs" / "reference" / "extender.md").read_text()
+    asked = set(re.findall(r"gpuslice_extender_\w+", str(expressions())))
+    assert len(asked) > 8
+    assert {name for name in asked if f"`{name}`" not in page} == set()
 
 
 @pytest.mark.parametrize("name", dashboards())

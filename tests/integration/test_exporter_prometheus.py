@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import aiohttp.web
@@ -21,6 +22,7 @@ from gpuslice_demo.ports import free_port
 from simcluster import gpu
 from tests import HANG_S
 from tests.integration.exporter_rig import RunningExporter, gpu_node, have_native, running_exporter
+from tests.integration.extender_rig import cluster, rig
 from tests.integration.test_exporter_story import app, running
 from tests.tools import find
 
@@ -33,7 +35,7 @@ rule_files: [{rules}]
 scrape_configs:
 - job_name: gpuslice-exporter
   honor_labels: true
-  static_configs: [{{targets: [{targets}]}}]
+  static_configs: [{{targets: [{targets}], labels: {{cluster: lab}}}}]
 """
 
 
@@ -176,8 +178,12 @@ async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_pat
     async with (
         gpu_node(tmp_path, ("H100-80GB-HBM3",)) as host,
         host.exporter() as exporter,
+        rig(cluster(n1=(15, 1))) as extender,
         aiohttp.ClientSession() as session,
     ):
+        await extender.add_and_bind("a")
+        await extender.filter(extender.api.add_pod("b", 4), "n1")
+        await extender.filter(extender.api.add_pod("c", 15), "n1")
         for name in ("app-0", "app-1"):
             await host.node.create(app(name, 4))
         await running(host, "app-0", "app-1")
@@ -189,12 +195,14 @@ async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_pat
                 and page.value("gpuslice_gpu_xid_errors_total", xid="31")
             )
         )
-        async with prometheus(tmp_path, exporter.port) as url:
+        async with prometheus(tmp_path, exporter.port, urlsplit(extender.url).port or 0) as url:
             await wait_for(session, url, "rate(gpuslice_container_sm_seconds_total[5m])")
+            await wait_for(session, url, "rate(gpuslice_extender_requests_total[5m])")
             for name, board in dashboards().items():
                 for panel in board.panels:
                     for each in panel.queries:
-                        expression = re.sub(r"\$\w+", ".*", each.expression)
+                        expression = each.expression.replace("$__range", "10m").replace("$price", "0.05")
+                        expression = re.sub(r"\$\w+", ".*", expression)
                         assert await query(session, url, expression), f"{name}: {panel.title}"
                 for variable in board.variables:
                     assert await label_values(session, url, variable.query), f"{name}: {variable.name}"

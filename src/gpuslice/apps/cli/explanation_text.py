@@ -19,8 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuslice.adapters.kube import objects
 from gpuslice.apps.cli.explanation import Explanations, PodExplanation, event_time
 from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.cli.usage import ContainerUsage
 from gpuslice.core.errors import printable
 from gpuslice.core.model import Pod
 from gpuslice.core.units import MIB, limit_mib
@@ -135,6 +137,19 @@ def pod_document(told: PodExplanation) -> dict[str, Any]:
             corePercent=request.compute_percent or None,
         )
     slices = pod.placement.slices if pod.placement is not None and _holds(pod) else None
+    classes = [
+        _known(
+            reason=each.reason,
+            nodes=list(each.nodes),
+            fits=each.fits,
+            never=each.never,
+            best=each.best,
+            card=each.card,
+            most=each.most,
+            detail=each.detail or None,
+        )
+        for each in (told.explanation.classes if told.explanation else ())
+    ]
     return _known(
         namespace=pod.namespace,
         name=pod.name,
@@ -147,45 +162,32 @@ def pod_document(told: PodExplanation) -> dict[str, Any]:
         gpus={str(part.card): part.units for part in slices} if slices is not None else None,
         assigned=pod.assigned if slices is not None else None,
         neighbours=[{"pod": key, "units": units} for key, units in told.neighbours] or None,
-        classes=[
-            _known(
-                reason=each.reason,
-                nodes=list(each.nodes),
-                fits=each.fits,
-                never=each.never,
-                best=each.best,
-                card=each.card,
-                most=each.most,
-                detail=each.detail or None,
-            )
-            for each in told.explanation.classes
-        ]
-        if told.explanation
-        else None,
+        classes=classes if told.explanation else None,
         ends=list(told.ends) or None,
-        usage=[
-            _known(
-                container=each.container,
-                gpu=each.gpu,
-                usedBytes=each.used_bytes,
-                limitBytes=each.limit_bytes,
-                peakBytes=each.peak_bytes,
-                refused=each.refused,
-            )
-            for each in told.usage
-        ]
-        or None,
+        usage=[_usage_document(each) for each in told.usage] or None,
         hints=list(told.hints),
-        events=[
-            _known(
-                time=event_time(each) or None,
-                type=each.type,
-                reason=each.reason,
-                message=each.message,
-                count=each.count or None,
-            )
-            for each in told.events
-        ],
+        events=[_event_document(each) for each in told.events],
+    )
+
+
+def _usage_document(each: ContainerUsage) -> dict[str, Any]:
+    return _known(
+        container=each.container,
+        gpu=each.gpu,
+        usedBytes=each.used_bytes,
+        limitBytes=each.limit_bytes,
+        peakBytes=each.peak_bytes,
+        refused=each.refused,
+    )
+
+
+def _event_document(each: objects.Event) -> dict[str, Any]:
+    return _known(
+        time=event_time(each) or None,
+        type=each.type,
+        reason=each.reason,
+        message=each.message,
+        count=each.count or None,
     )
 
 

@@ -1,0 +1,197 @@
+"""The dashboards of the whole cluster: teams and what they cost, and scheduling."""
+
+from __future__ import annotations
+
+from gpuslice.apps.exporter import catalogue as c
+from monitoring.panels import Dashboard, Entry, Query, Variable, series, stat, table
+from monitoring.rules import EXTENDER_READY, SAMPLED
+from monitoring.selectors import CLUSTER, CLUSTERS, EXTENDER, GIB, NAMESPACES, TEAM, TO_APP, TO_TEAM
+
+
+def teams() -> Dashboard:
+    """What each namespace holds, uses and leaves idle, now and over the chosen time."""
+
+    def by_team(metric: c.Metric) -> str:
+        return f"sum by (namespace) ({metric.name}{TEAM})"
+
+    def hours(metric: c.Metric) -> str:
+        """GiB-hours within the chosen time, from one figure a minute."""
+        return f"sum by (namespace) (sum_over_time({metric.name}{TEAM}[$__range:1m])) / 60 / {GIB}"
+
+    held, used = by_team(c.MEMORY_ALLOCATED), by_team(c.MEMORY_USED)
+    sm_hours = f"sum by (namespace) (increase({c.SM_SECONDS.name}{TEAM}[$__range])) / 3600"
+    idle = f"{c.MEMORY_ALLOCATED.name}{TEAM} - {c.MEMORY_USED.name}{TEAM}"
+    held_hours = f"sum(sum_over_time({c.MEMORY_ALLOCATED.name}{TEAM}[$__range:1m])) / 60 / {GIB}"
+    return Dashboard(
+        "gpuslice-teams",
+        "GPU Teams and Cost",
+        "What each namespace holds of the cards, what it uses of that, and what it costs.",
+        (CLUSTERS, NAMESPACES),
+        (
+            stat("Held now", "bytes", f"sum({held})", about="Memory given to the chosen namespaces."),
+            stat(
+                "Used of it",
+                "percentunit",
+                f"sum({used}) / sum({held})",
+                about="Low means that memory is held and left idle.",
+                highest=1,
+            ),
+            stat("GiB-hours", "short", held_hours, about="Memory held times how long, of the chosen time."),
+            stat(
+                "Cost",
+                "short",
+                f"{held_hours} * $price",
+                about="GiB-hours times the price above, in its currency. What is held is paid, used or not.",
+            ),
+            table(
+                "Teams",
+                Query(held, "held now"),
+                Query(used, "used now"),
+                Query(hours(c.MEMORY_ALLOCATED), "GiB-hours held"),
+                Query(hours(c.MEMORY_USED), "GiB-hours used"),
+                Query(sm_hours, "SM-hours"),
+                Query(f"{hours(c.MEMORY_ALLOCATED)} * $price", "cost"),
+                about="One row for each namespace; hours and cost are of the chosen time.",
+                units={
+                    "held now": "bytes",
+                    "used now": "bytes",
+                    "GiB-hours held": "short",
+                    "GiB-hours used": "short",
+                    "SM-hours": "short",
+                    "cost": "short",
+                },
+            ),
+            series(
+                "Held by namespace",
+                "bytes",
+                Query(held, "{{namespace}}"),
+                about="Memory that was given to each namespace.",
+                link=TO_TEAM,
+            ),
+            series(
+                "Used by namespace",
+                "bytes",
+                Query(used, "{{namespace}}"),
+                about="Memory that each namespace uses of what it holds.",
+                link=TO_TEAM,
+            ),
+            series(
+                "GPU time by namespace",
+                "short",
+                Query(f"sum by (namespace) (rate({c.SM_SECONDS.name}{TEAM}[5m]))", "{{namespace}}"),
+                about="Cards that each namespace keeps busy: 1 is one card all the time.",
+                link=TO_TEAM,
+            ),
+            table(
+                "Idle holdings",
+                Query(f"topk(20, {idle})", "idle now"),
+                Query(f"topk(20, max_over_time({c.MEMORY_PEAK.name}{TEAM}[$__range]))", "peak"),
+                about="The 20 containers that hold most without using it, and the most they used.",
+                units={"idle now": "bytes", "peak": "bytes"},
+                link=TO_APP,
+            ),
+        ),
+        (Entry("price", "Price of a GiB-hour", "0.05"),),
+    )
+
+
+def scheduling() -> Dashboard:
+    """How the extender does: what it is asked, how fast it answers, and what is left to give out."""
+
+    def of(name: str, by: str = "", of_rate: bool = False) -> str:
+        figure = f"gpuslice_extender_{name}{EXTENDER}"
+        figure = f"rate({figure}[5m])" if of_rate else figure
+        return f"sum by ({by}) ({figure})" if by else f"sum({figure})"
+
+    asked = "gpuslice_extender_requests_total"
+    units, free = (f"max(gpuslice_extender_{name}{EXTENDER})" for name in ("units", "free_units"))
+    return Dashboard(
+        "gpuslice-scheduling",
+        "GPU Scheduling",
+        "The scheduler extender: room, decisions and how long they take, preemption, the API server.",
+        (Variable("cluster", f"label_values({EXTENDER_READY}, cluster)"),),
+        (
+            stat("Units", "short", units, about="Of all usable cards, by the extender's ledger."),
+            stat(
+                "Free units",
+                "short",
+                free,
+                about="Units that nobody holds.",
+            ),
+            stat(
+                "Pods",
+                "short",
+                f"max(gpuslice_extender_pods{EXTENDER})",
+                about="Living pods that ask for a part of a card, those that wait included.",
+            ),
+            stat(
+                "Ready replicas",
+                "short",
+                of("ready"),
+                about="Replicas of the extender that answer; the leader is one of them.",
+            ),
+            series(
+                "Given out",
+                "percentunit",
+                Query(f"1 - {free} / {units}", "given out"),
+                about="Part of all units that pods hold. Pods may wait before 1: the rest is in pieces.",
+                highest=1,
+            ),
+            series(
+                "Decisions",
+                "short",
+                Query(of("requests_total", "verb, result", of_rate=True), "{{verb}} {{result}}"),
+                about="Calls a second by verb and result; no means an error, or that no node fits.",
+            ),
+            series(
+                "Time of a call",
+                "s",
+                Query(
+                    f"{of('request_seconds_total', 'verb', of_rate=True)} / "
+                    f"{of('requests_total', 'verb', of_rate=True)}",
+                    "{{verb}}",
+                ),
+                about="Mean by verb; bind waits for the API server.",
+            ),
+            series(
+                "Filters that find no node",
+                "percentunit",
+                Query(
+                    f'sum(rate({asked}{{{CLUSTER},verb="filter",result="no"}}[5m])) / '
+                    f'sum(rate({asked}{{{CLUSTER},verb="filter"}}[5m]))',
+                    "no node fits",
+                ),
+                about="Near 1 where pods wait: kube-scheduler asks for them again and again.",
+                highest=1,
+            ),
+            series(
+                "Time of a request to the API server",
+                "s",
+                Query(
+                    f"{of('api_seconds_total', of_rate=True)} / {of('api_requests_total', of_rate=True)}",
+                    "mean",
+                ),
+                about="Mean over all requests but watches. A slow API server makes slow binds.",
+            ),
+            series(
+                "Preemption attempts",
+                "short",
+                Query(of("preemptions_total", "result", of_rate=True), "{{result}}"),
+                about="A second, by result.",
+            ),
+            series(
+                "Placements under way",
+                "short",
+                Query(of("assumed_pods"), "assumed"),
+                Query(of("nominated_pods"), "cards kept for a waiting pod"),
+                about="Placements that the API server has not shown yet; waiting pods that have cards kept.",
+            ),
+            series(
+                "Pods refused for want of a look",
+                "short",
+                Query(f"sum(rate({SAMPLED}{EXTENDER}[5m]))", "sampled away"),
+                about="Above 0, percentageOfNodesToScore is not 100 and pods wait beside free cards.",
+                bad_at=0.001,
+            ),
+        ),
+    )

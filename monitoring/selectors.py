@@ -1,0 +1,32 @@
+"""What the dashboards have in common: which series are chosen, how they are named, and where a click leads.
+
+`cluster` is a label that Prometheus' own ``external_labels`` or a federation adds; where there is none, "All"
+matches everything.
+"""
+
+from __future__ import annotations
+
+from gpuslice.apps.exporter import catalogue as c
+from monitoring.panels import Variable
+
+CLUSTER = 'cluster=~"$cluster"'
+APP = f'{{{CLUSTER},namespace=~"$namespace",pod=~"$pod"}}'
+CARD = f'{{{CLUSTER},node=~"$node",gpu=~"$gpu"}}'
+TEAM = f'{{{CLUSTER},namespace=~"$namespace"}}'
+EXTENDER = f"{{{CLUSTER}}}"
+DCGM = '{instance=~"$instance",gpu=~"$gpu"}'
+WHO = "{{namespace}}/{{pod}} {{container}}"
+WHERE = "{{node}} GPU {{gpu}}"
+GIB = 1 << 30
+
+CLUSTERS = Variable("cluster", f"label_values({c.GPU_UP.name}, cluster)")
+IN_CLUSTER = f"{{{CLUSTER}}}"
+NODES = Variable("node", f"label_values({c.GPU_UP.name}{IN_CLUSTER}, node)")
+NAMESPACES = Variable("namespace", f"label_values({c.CONTAINER_INFO.name}{IN_CLUSTER}, namespace)")
+CARRIED = "${__url_time_range}&${cluster:queryparam}"
+TO_NODE = ("the node's cards", f"/d/gpuslice-node?var-node=${{__field.labels.node}}&{CARRIED}")
+TO_APP = (
+    "the application",
+    "/d/gpuslice-app?var-namespace=${__field.labels.namespace}&var-pod=${__field.labels.pod}&" + CARRIED,
+)
+TO_TEAM = ("the namespace", f"/d/gpuslice-teams?var-namespace=${{__field.labels.namespace}}&{CARRIED}")
