@@ -73,6 +73,31 @@ async def test_the_table_compares_with_the_cluster_as_it_is(tmp_path: Path) -> N
     assert "opportunity-cost in place of how it is now: +4 wholly free cards, +1 free nodes" in out
 
 
+def ascending() -> tuple[list[Any], list[Any]]:
+    """One card of 15 units, 14 of them held, and a pod of 12 that waits."""
+    pods = [pod(f"p{number}", units, "a.1", "0") for number, units in enumerate((4, 4, 3, 3))]
+    return [node("a.1", units=15, cards=1)], [*pods, pod("large", 12, "", None)]
+
+
+async def test_the_same_pods_on_the_same_nodes_are_placed_no_worse_than_now(tmp_path: Path) -> None:
+    """In another order the large one would come first, and the table would compare two different things."""
+    for seed in ("1", "2", "3"):
+        words = ("--policy", "all", "-o", "json", "--no-needed", "--seed", seed)
+        code, out, err = await simulated(tmp_path, *ascending(), *words)
+        assert code == 0, err
+        found = json.loads(out)
+        assert round(found["now"]["allocatedPercent"], 1) == 93.3
+        assert {each["allocatedPercent"] for each in found["policies"]} == {found["now"]["allocatedPercent"]}
+
+
+async def test_of_other_nodes_the_amounts_are_told(tmp_path: Path) -> None:
+    code, out, err = await simulated(tmp_path, *ascending(), "--add", "1x1", "--no-needed")
+    assert code == 0, err
+    lines = {line.split()[0]: line for line in out.splitlines() if " of " in line}
+    assert "93.3 % of 15 units" in lines["(now)"]
+    assert "86.7 % of 30 units" in lines["opportunity-cost"]
+
+
 async def test_a_cluster_without_shared_cards_is_said(tmp_path: Path) -> None:
     code, _, err = await simulated(tmp_path, [node("a.1")], [])
     assert code == 1

@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeVar
 import click
 import msgspec
 
-from gpuslice.apps.nearest import nearest
+from gpuslice.apps.command_line import nearest
 from gpuslice.core.errors import GpusliceError, words_of
 
 ENVIRONMENT_PREFIX = "GPUSLICE_"

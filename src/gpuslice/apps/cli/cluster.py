@@ -9,7 +9,7 @@ from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.flags import Flags
-from gpuslice.apps.nearest import nearest
+from gpuslice.apps.command_line import nearest
 from gpuslice.core.contract import EXCLUSIVE_GPU
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.quantity import whole_number

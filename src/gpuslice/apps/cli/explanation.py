@@ -15,7 +15,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.usage import ContainerUsage, read_containers
-from gpuslice.apps.nearest import nearest
+from gpuslice.apps.command_line import nearest
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.explanation import (

@@ -10,7 +10,7 @@ import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import output_flag, print_document
-from gpuslice.apps.finite import FiniteRange
+from gpuslice.apps.command_line import FiniteRange
 from gpuslice.core.errors import GpusliceError, words_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--drop", multiple=True, metavar="NAME", help="Leave out nodes; * stands for anything.")
 @click.option("--growth", type=FiniteRange(0, min_open=True), default=1.0, help="Demand, times today's.")
 @click.option("--policy", default="opportunity-cost", show_default=True, help="all, or names with commas.")
-@click.option("--seed", type=click.IntRange(0), default=42, show_default=True, help="The order of the pods.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=42, show_default=True, help="The order of a trace's pods."
+)
 @click.option("--needed/--no-needed", default=True, show_default=True, help="Look for the cards needed.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the filling as SVG.")
 @output_flag

@@ -13,7 +13,6 @@ from math import log2
 from pathlib import Path
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
-from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
@@ -40,7 +39,8 @@ MOST_PODS = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The nodes, empty, and the pods to begin with. `now`: how the cluster is, where there is one."""
+    """The nodes, empty, and the pods to begin with. `now`: how the cluster is, where there is one; its pods
+    are then those that have a place first."""
 
     name: str
     nodes: Sequence[FleetNode]
@@ -131,7 +131,13 @@ def from_files(pods: Path, nodes: Path | None) -> Start:
 
 def from_cluster(flags: Flags) -> Start:
     """The nodes that share cards, and all living pods that ask for a part of one."""
-    ledger = _read_ledger(client_of(flags))
+    client, ledger = client_of(flags), Ledger()
+    views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
+    unhealthy = {view[0]: view[1] for view in views if view is not None}
+    for each in client.list(NODES):
+        ledger.apply_node(node_view(each, unhealthy.get(each.metadata.name, frozenset())))
+    for pod in client.list(PODS):
+        ledger.apply_pod(pod_view(pod))
     states = [state for name in ledger.node_names() if (state := ledger.state(name)) and state.node.cards]
     nodes = []
     for state in states:
@@ -147,22 +153,8 @@ def from_cluster(flags: Flags) -> Start:
     shapes = {pod.uid: shape_of(pod.request) for pod in ledger.pods.values() if pod.request is not None}
     waiting = [shape for uid, shape in shapes.items() if ledger.allocation(uid) is None]
     now = outcome_of(ledger.flush(), waiting, len(shapes) - len(waiting), {})
-    return Start("the cluster's pods", nodes, list(shapes.values()), now)
-
-
-def _read_ledger(client: SyncClient) -> Ledger:
-    """What the cluster holds now, as the scheduler extender sees it."""
-    unhealthy = {}
-    for config_map in client.list(CONFIG_MAPS, SYSTEM_NAMESPACE):
-        found = unhealthy_view(config_map)
-        if found is not None:
-            unhealthy[found[0]] = found[1]
-    ledger = Ledger()
-    for node in client.list(NODES):
-        ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-    for pod in client.list(PODS):
-        ledger.apply_pod(pod_view(pod))
-    return ledger
+    placed = [shape for uid, shape in shapes.items() if ledger.allocation(uid) is not None]
+    return Start("the cluster's pods", nodes, [*placed, *waiting], now)
 
 
 # -- what is different -------------------------------------------------------------------------------------
@@ -187,7 +179,10 @@ def plan(start: Start, wish: Wish) -> Plan:
     grown = len(start.pods) * wish.growth
     if grown > MOST_PODS:
         raise ValueError(f"--growth {wish.growth:g} makes {grown:.0f} pods: {MOST_PODS} are the most")
-    pods = filling_arrivals(start.pods, units, wish.seed, wish.growth)
+    if start.now is not None and wish.growth == 1:
+        pods = list(start.pods)  # as they are: only so can it be compared with how it is now
+    else:
+        pods = filling_arrivals(start.pods, units, wish.seed, wish.growth)
     if not pods:
         raise ValueError(f"--growth {wish.growth:g} leaves no pods")
     return Plan(start.name, nodes, pods, wish.policies, wish.needed, start.now)

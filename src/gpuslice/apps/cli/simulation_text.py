@@ -17,7 +17,7 @@ from typing import Any
 from gpuslice.apps.cli.simulation import Result, Simulation
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.policy import Shape
-from gpuslice.core.simulation.capacity import Needed, Outcome, Unplaced
+from gpuslice.core.simulation.capacity import Outcome, Unplaced
 from gpuslice.core.words import counted
 
 MOST_LINES = 10  # of what does not fit, in a table
@@ -76,11 +76,21 @@ def table(simulation: Simulation) -> str:
     """For people: what is asked, a line for each policy, then what does not fit with the best of them."""
     wanted = ("CARDS NEEDED",) if simulation.plan.needed else ()
     text = row("POLICY", "ALLOCATED", "PODS PLACED", "FREE CARDS", "FREE NODES", *wanted)
-    if simulation.plan.now is not None:
-        text += _line("(now)", simulation.plan.now, *("" for _ in wanted))
+    now, of = simulation.plan.now, ""
+    if now is not None:
+        others = any(result.outcome.units != now.units for result in simulation.policies.values())
+        of = " of {0.units} units" if others else ""  # a part of other nodes is another amount
+        text += _line("(now)", now, of.format(now), *("" for _ in wanted))
     for name, result in simulation.policies.items():
-        text += _line(name, result.outcome, *(_needed(result.needed) for _ in wanted))
-    return _question(simulation) + aligned(text) + _freed(simulation) + _not_fitting(simulation)
+        needed = []
+        for _ in wanted:
+            if result.needed is None:
+                needed.append("not found")
+                continue
+            more = f", {result.needed.added} more" if result.needed.added else ""
+            needed.append(f"{result.needed.cards} ({counted(result.needed.nodes, 'node')}{more})")
+        text += _line(name, result.outcome, of.format(result.outcome), *needed)
+    return f"{question(simulation)}.\n\n" + aligned(text) + _freed(simulation) + _not_fitting(simulation)
 
 
 def question(simulation: Simulation) -> str:
@@ -93,10 +103,6 @@ def question(simulation: Simulation) -> str:
     )
 
 
-def _question(simulation: Simulation) -> str:
-    return f"{question(simulation)}.\n\n"
-
-
 def asked_percent(simulation: Simulation) -> float:
     """GPU that all pods ask for together, in % of the cluster."""
     return 100 * simulation.asked_units / (simulation.cards * simulation.card_units)
@@ -107,17 +113,10 @@ def _cards(simulation: Simulation, units: int) -> str:
     return f"{units / simulation.card_units:.1f}"
 
 
-def _line(name: str, outcome: Outcome, *needed: str) -> str:
+def _line(name: str, outcome: Outcome, of: str, *needed: str) -> str:
     placed = f"{outcome.placed} of {outcome.pods}"
-    allocated = f"{outcome.allocation_pct:.1f} %"
+    allocated = f"{outcome.allocation_pct:.1f} %{of}"
     return row(name, allocated, placed, outcome.free_cards, outcome.free_nodes, *needed)
-
-
-def _needed(needed: Needed | None) -> str:
-    if needed is None:
-        return "not found"
-    more = f", {needed.added} more" if needed.added else ""
-    return f"{needed.cards} ({counted(needed.nodes, 'node')}{more})"
 
 
 def _freed(simulation: Simulation) -> str:

@@ -9,7 +9,7 @@ import click
 
 from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document
-from gpuslice.apps.finite import FiniteRange
+from gpuslice.apps.command_line import FiniteRange
 from gpuslice.core.errors import GpusliceError
 
 

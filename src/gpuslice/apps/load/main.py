@@ -201,13 +201,14 @@ def _beside(card: Cuda, ordinal: int) -> Cuda:
 
 
 def line(work: Work, interval: Interval, measured: float | None) -> str:
-    """One report, in the shape of dcgmproftester's lines."""
+    """One report, in the shape of dcgmproftester's lines; without `measured` it is of the load alone."""
     generated = f"{interval.busy_ratio:.3f}" if work.exact else "???"
-    shown = 0.0 if measured is None else measured
     if interval.bytes_per_s:
-        return f"{work.title}: generated {interval.bytes_per_s / MIB:.1f}, dcgm {shown / MIB:.1f} MiB/sec"
+        shown = "" if measured is None else f", dcgm {measured / MIB:.1f}"
+        return f"{work.title}: generated {interval.bytes_per_s / MIB:.1f}{shown} MiB/sec"
+    shown = "" if measured is None else f", dcgm {measured:.3f}"
     flops = f" ({interval.gflops:.1f} gflops)" if interval.gflops else ""
-    return f"{work.title}: generated {generated}, dcgm {shown:.3f}{flops}"
+    return f"{work.title}: generated {generated}{shown}{flops}"
 
 
 def _measured(order: Order, work: Work, who: Who) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gpuslice.apps.finite import FiniteRange
+from gpuslice.apps.command_line import FiniteRange
 from gpuslice.apps.load.fields import BETWEEN_CARDS, WORKS, Work
 from gpuslice.apps.load.judge import Who
 
