@@ -48,22 +48,30 @@ def svg(chart: Chart) -> str:
         _end((x for line in chart.lines for x, _ in line.points), chart.start),
         _end((y for line in chart.lines for _, y in line.points), chart.start),
     )
-    middle = TOP + AREA[3] / 2
+    middle, title = TOP + AREA[3] / 2, escape(chart.title, {'"': "&quot;"})
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{_quoted(chart.title)}" font-family="sans-serif" font-size="13">',
+        f'aria-label="{title}" font-family="sans-serif" font-size="13">',
         f"<style>{STYLE}</style>",
-        f'<clipPath id="area"><rect {_box(AREA)}/></clipPath>',
+        '<clipPath id="area"><rect x="{}" y="{}" width="{}" height="{}"/></clipPath>'.format(*AREA),
         _text(LEFT, 24, chart.title, size=17),
         _text(LEFT, 45, chart.note, soft=True),
         _text(LEFT + AREA[2] / 2, HEIGHT - 12, chart.across, anchor="middle"),
         f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, chart.up, anchor="middle")}</g>',
         *_grid(scale),
-        *(_line(line, scale) for line in reversed(chart.lines)),  # the first on top
-        *(_legend(line, number) for number, line in enumerate(chart.lines)),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    for line in reversed(chart.lines):  # the first on top
+        points = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{line.color}" {_width(line)} '
+            'stroke-linejoin="round" clip-path="url(#area)"/>'
+        )
+    for number, line in enumerate(chart.lines):
+        y, start = TOP + 12 + 42 * number, WIDTH - RIGHT + 18
+        bar = f'<path d="M{start} {y - 4}h20" stroke="{line.color}" {_width(line)}/>'
+        words = _text(start + 28, y, line.name) + _text(start + 28, y + 17, line.note, soft=True)
+        parts.append(bar + words)
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _end(values: Iterable[float], start: float) -> float:
@@ -118,26 +126,8 @@ def _kind(value: float, scale: _Scale) -> str:
     return f'class="{"axis" if value == scale.start else "grid"}"'
 
 
-def _line(line: Line, scale: _Scale) -> str:
-    points = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
-    return (
-        f'<polyline points="{points}" fill="none" stroke="{line.color}" {_width(line)} '
-        'stroke-linejoin="round" clip-path="url(#area)"/>'
-    )
-
-
 def _width(line: Line) -> str:
     return 'stroke-width="1.5" stroke-dasharray="5 4"' if line.dashed else 'stroke-width="2.5"'
-
-
-def _legend(line: Line, number: int) -> str:
-    y, start = TOP + 12 + 42 * number, WIDTH - RIGHT + 18
-    bar = f'<path d="M{start} {y - 4}h20" stroke="{line.color}" {_width(line)}/>'
-    return bar + _text(start + 28, y, line.name) + _text(start + 28, y + 17, line.note, soft=True)
-
-
-def _box(area: tuple[float, float, float, float]) -> str:
-    return 'x="{}" y="{}" width="{}" height="{}"'.format(*area)
 
 
 def _text(
@@ -148,7 +138,3 @@ def _text(
     kind = ' class="soft"' if soft else ""
     where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"'
     return f"<text {where}{kind}>{escape(words)}</text>"
-
-
-def _quoted(words: str) -> str:
-    return escape(words, {'"': "&quot;"})

@@ -24,27 +24,18 @@ def answers(facts: Facts, urls: Sequence[str]) -> Iterator[Finding]:
     """Each of `urls` must answer with success."""
     for url in urls:
         place = _place(url)
-        if place is not None and not _has_pods(facts, place):
-            yield from _without_pods(facts, url, place)
-        elif why := ask(url, _authority(facts, place)):
-            yield Finding(
-                Level.ERROR,
-                url,
-                f"does not answer: {why}",
-                "see whether the pods behind it are ready, their logs, and network policies before them",
-            )
-
-
-def _without_pods(facts: Facts, url: str, place: tuple[str, str]) -> Iterator[Finding]:
-    """Nothing to ask: a note only where its pods run on nodes that share cards, and there is none yet."""
-    if place[1] == EXTENDER:
-        return  # told by the check of the extender
-    anywhere = any(hook_service(hook) == place for hook in facts.hooks)
-    level = Level.ERROR if anywhere or facts.labelled() else Level.NOTE
-    fix = f"kubectl -n {place[0]} get all -l component={place[1]}, and the events of what is there"
-    if level is Level.NOTE:
-        fix = f"label a node with cards {facts.node_label}=true, if pods of it are expected"
-    yield Finding(level, url, "has no pod behind it", fix)
+        if place is None or _has_pods(facts, place):
+            if why := ask(url, _authority(facts, place)):
+                fix = "see whether the pods behind it are ready, their logs, and network policies before them"
+                yield Finding(Level.ERROR, url, f"does not answer: {why}", fix)
+        elif place[1] != EXTENDER:  # of that, its own check tells
+            # a note only where its pods run on nodes that share cards, and there is none yet
+            anywhere = any(hook_service(hook) == place for hook in facts.hooks)
+            level = Level.ERROR if anywhere or facts.labelled() else Level.NOTE
+            fix = f"kubectl -n {place[0]} get all -l component={place[1]}, and the events of what is there"
+            if level is Level.NOTE:
+                fix = f"label a node with cards {facts.node_label}=true, if pods of it are expected"
+            yield Finding(level, url, "has no pod behind it", fix)
 
 
 def _place(url: str) -> tuple[str, str] | None:

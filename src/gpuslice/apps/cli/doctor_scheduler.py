@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 
-from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.doctor_facts import Facts, Finding, Level, Object, is_ready
@@ -68,20 +67,32 @@ class _Configuration(msgspec.Struct, rename="camel"):
 
 def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
     """Every configuration that can be read and calls an extender for GPU memory; and whether there is one."""
-    configurations = {where: _configuration(text) for where, text in _texts(facts)}
     found = {}
-    for where, read in configurations.items():
-        if isinstance(read, str):
-            yield Finding(Level.WARNING, where, read, "correct it: kube-scheduler does not start with it")
-        elif read.sections:
-            found[where] = read
+    for config_map in facts.config_maps:
+        for key, text in (config_map.data or {}).items():
+            if _KIND not in text or GPU_MEM not in text:
+                continue
+            where = f"ConfigMap {config_map.metadata.namespace}/{config_map.metadata.name}, {key}"
+            try:
+                read = msgspec.yaml.decode(text, type=_Configuration)
+            except ValueError as error:
+                what = f"is no {_KIND} that can be read: {words_of(error)}"
+                yield Finding(Level.WARNING, where, what, "correct it: kube-scheduler does not start with it")
+                continue
+            if read.sections:
+                found[where] = read
     for where, read in found.items():
         for section in read.sections:
             yield from _section(where, section)
         yield from _sampling(where, read, len(facts.nodes))
     files = sorted({file for pod in facts.schedulers if (file := _config_file(pod))})
     if found:
-        yield from ([] if files else _elsewhere(facts, _profiles(found.values())))
+        names = {
+            profile.scheduler_name or _DEFAULT
+            for configuration in found.values()
+            for profile in configuration.profiles or [_Profile()]
+        }
+        yield from ([] if files else _elsewhere(facts, names))
     elif files:
         yield Finding(
             Level.NOTE,
@@ -89,7 +100,14 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
             f"is configured by {files[0]} on its host, which cannot be read from here",
             f"see there that an extender manages {GPU_MEM}, and percentageOfNodesToScore is 100",
         )
-    elif facts.services and _all_read(facts):
+    elif (
+        facts.services
+        and facts.knows(PODS, SYSTEM_NAMESPACE)
+        and all(
+            facts.knows(CONFIG_MAPS, space)
+            for space in {SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in facts.services)}
+        )
+    ):
         hidden = "" if facts.schedulers else "; it runs without a pod here, so its file cannot be read"
         yield Finding(
             Level.WARNING if hidden else Level.ERROR,
@@ -106,7 +124,13 @@ def second_scheduler(facts: Facts) -> Iterator[Finding]:
         ours = (meta.labels or {}).get("app.kubernetes.io/name") == "gpuslice"
         if not ours or not any(_KIND in text for text in (each.data or {}).values()):
             continue
-        if facts.knows(PODS) and not any(_runs(pod, meta.namespace, meta.name) for pod in facts.pods):
+        runs = any(
+            pod.metadata.namespace == meta.namespace
+            and (pod.metadata.labels or {}).get("component") == meta.name
+            and is_ready(pod)
+            for pod in facts.pods
+        )
+        if facts.knows(PODS) and not runs:
             yield Finding(
                 Level.ERROR,
                 f"scheduler {meta.namespace}/{meta.name}",
@@ -114,43 +138,6 @@ def second_scheduler(facts: Facts) -> Iterator[Finding]:
                 f"kubectl -n {meta.namespace} describe deployment {meta.name}; kubectl -n {meta.namespace} "
                 f"logs deployment/{meta.name}",
             )
-
-
-def _runs(pod: Pod, namespace: str, component: str) -> bool:
-    labels = pod.metadata.labels or {}
-    return pod.metadata.namespace == namespace and labels.get("component") == component and is_ready(pod)
-
-
-def _all_read(facts: Facts) -> bool:
-    """Whether we saw every place where a configuration is looked for."""
-    spaces = {SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in facts.services)}
-    return facts.knows(PODS, SYSTEM_NAMESPACE) and all(facts.knows(CONFIG_MAPS, space) for space in spaces)
-
-
-def _texts(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Where a configuration with an extender for GPU memory stands, and what stands there."""
-    for config_map in facts.config_maps:
-        for key, text in (config_map.data or {}).items():
-            if _KIND in text and GPU_MEM in text:
-                name = f"{config_map.metadata.namespace}/{config_map.metadata.name}"
-                yield f"ConfigMap {name}, {key}", text
-
-
-def _configuration(text: str) -> _Configuration | str:
-    """The configuration, or why it is none."""
-    try:
-        return msgspec.yaml.decode(text, type=_Configuration)
-    except ValueError as error:
-        return f"is no {_KIND} that can be read: {words_of(error)}"
-
-
-def _profiles(found: Iterable[_Configuration]) -> set[str]:
-    """The scheduler names that the configurations answer to."""
-    return {
-        profile.scheduler_name or _DEFAULT
-        for configuration in found
-        for profile in configuration.profiles or [_Profile()]
-    }
 
 
 def _elsewhere(facts: Facts, known: set[str]) -> Iterator[Finding]:
@@ -180,7 +167,14 @@ ONE_BINDER = ", and take it from any other extender: only one may bind"
 
 
 def _section(where: str, section: _Section) -> Iterator[Finding]:
-    yield from _verbs(where, section)
+    for verb, said in section.verbs.items():
+        level, what = WITHOUT[verb]
+        fix = f"set {verb}Verb: {verb}{ONE_BINDER if verb == 'bind' else ''}"
+        if not said:
+            yield Finding(level, where, f"the extender has no {verb}Verb: {what}", fix)
+        elif said.strip("/") != verb:
+            what = f'{verb}Verb is "{said}", which the extender does not know'
+            yield Finding(Level.ERROR, where, what, fix)
     if section.ignorable:
         yield Finding(
             Level.ERROR,
@@ -202,18 +196,6 @@ def _section(where: str, section: _Section) -> Iterator[Finding]:
             f"{GPU_MEM} is ignoredByScheduler: nodes without cards fill what the extender is shown",
             "set ignoredByScheduler: false",
         )
-
-
-def _verbs(where: str, section: _Section) -> Iterator[Finding]:
-    for verb, said in section.verbs.items():
-        level, what = WITHOUT[verb]
-        fix = f"set {verb}Verb: {verb}{ONE_BINDER if verb == 'bind' else ''}"
-        if not said:
-            yield Finding(level, where, f"the extender has no {verb}Verb: {what}", fix)
-        elif said.strip("/") != verb:
-            yield Finding(
-                Level.ERROR, where, f'{verb}Verb is "{said}", which the extender does not know', fix
-            )
 
 
 def _sampling(where: str, configuration: _Configuration, nodes: int) -> Iterator[Finding]:

@@ -17,11 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpuslice.core.report import (
-    CardUse,
     ExclusiveUse,
     NodeFacts,
     NodeUse,
-    PodUse,
     Report,
     compute_total,
     percent,
@@ -32,52 +30,52 @@ Document = dict[str, Any]
 
 
 def inspect_document(report: Report) -> Document:
+    nodes = []
+    for node in report.shared:
+        cards = [
+            _known(
+                index=card.index,
+                allocated=card.allocated,
+                total=card.total,
+                corePercent=card.compute_percent or None,
+                uuid=(card.gpu.uuid or None) if card.gpu else None,
+                model=(card.gpu.model or None) if card.gpu else None,
+                memoryMiB=(card.gpu.memory_mib or None) if card.gpu else None,
+            )
+            for card in node.cards
+        ]
+        pods = [
+            _known(
+                namespace=pod.namespace,
+                name=pod.name,
+                phase=pod.phase or None,
+                units=pod.units,
+                pending=pod.pending,
+                gpus=_keyed(pod.by_card),
+                corePercent=_keyed(pod.compute_by_card) or None,
+            )
+            for pod in node.pods
+        ]
+        nodes.append(
+            _known(
+                name=node.name,
+                address=node.facts.address or None,
+                allocated=node.allocated,
+                total=node.total,
+                percent=percent(node.allocated, node.total),
+                pending=node.pending,
+                gpus=cards,
+                pods=pods,
+                problem=node.problem or None,
+            )
+        )
     head: Document = {"unit": report.unit} if report.unit else {}
     return head | {
         "allocated": report.allocated,
         "total": report.total,
         "percent": percent(report.allocated, report.total),
-        "nodes": [_node(node) for node in report.shared],
+        "nodes": nodes,
     }
-
-
-def _node(node: NodeUse) -> Document:
-    return _known(
-        name=node.name,
-        address=node.facts.address or None,
-        allocated=node.allocated,
-        total=node.total,
-        percent=percent(node.allocated, node.total),
-        pending=node.pending,
-        gpus=[_card(card) for card in node.cards],
-        pods=[_pod(pod) for pod in node.pods],
-        problem=node.problem or None,
-    )
-
-
-def _card(card: CardUse) -> Document:
-    gpu = card.gpu
-    return _known(
-        index=card.index,
-        allocated=card.allocated,
-        total=card.total,
-        corePercent=card.compute_percent or None,
-        uuid=(gpu.uuid or None) if gpu else None,
-        model=(gpu.model or None) if gpu else None,
-        memoryMiB=(gpu.memory_mib or None) if gpu else None,
-    )
-
-
-def _pod(pod: PodUse) -> Document:
-    return _known(
-        namespace=pod.namespace,
-        name=pod.name,
-        phase=pod.phase or None,
-        units=pod.units,
-        pending=pod.pending,
-        gpus=_keyed(pod.by_card),
-        corePercent=_keyed(pod.compute_by_card) or None,
-    )
 
 
 def _known(**values: Any) -> Document:
@@ -103,41 +101,39 @@ def arena_document(report: Report) -> Document:
 
 
 def _share_node(node: NodeUse, unit_bytes: int) -> Document:
-    whole = sum(card.allocated / card.total for card in node.cards if card.total)
+    whole = round(sum(card.allocated / card.total for card in node.cards if card.total), 1)
     return {
-        "instances": [_instance(pod) for pod in node.pods],
+        "instances": [
+            {
+                "name": pod.name,
+                "namespace": pod.namespace,
+                "status": pod.phase,
+                "requestGPUMemory": pod.units,
+                "requestGPUCore": sum(pod.compute_by_card.values()),
+                "gpuMemoryAllocation": _keyed(pod.by_card),
+                "gpuCoreAllocation": _keyed(pod.compute_by_card),
+            }
+            for pod in node.pods
+        ],
         "totalGPUMemory": node.total * unit_bytes,
         "allocatedGPUMemory": node.allocated * unit_bytes,
         "totalGPUCore": compute_total(node.facts, node.card_count),
         "allocatedGPUCore": sum(card.compute_percent for card in node.cards),
-        "devices": [_device(card, node.facts, unit_bytes) for card in node.cards],
+        "devices": [
+            {
+                "id": str(card.index),
+                "totalGPUMemory": card.total * unit_bytes,
+                "allocatedGPUMemory": card.allocated * unit_bytes,
+                "totalGPUCore": compute_total(node.facts, 1),
+                "allocatedGPUCore": card.compute_percent,
+            }
+            for card in node.cards
+        ],
         "totalGPUs": node.card_count,
-        "allocatedGPUs": _plain(round(whole, 1)),
+        "allocatedGPUs": int(whole) if float(whole).is_integer() else whole,
         "unhealthyGPUs": 0,
         "gpuMetrics": [],
         **_common(node.facts, "GPUShare"),
-    }
-
-
-def _instance(pod: PodUse) -> Document:
-    return {
-        "name": pod.name,
-        "namespace": pod.namespace,
-        "status": pod.phase,
-        "requestGPUMemory": pod.units,
-        "requestGPUCore": sum(pod.compute_by_card.values()),
-        "gpuMemoryAllocation": _keyed(pod.by_card),
-        "gpuCoreAllocation": _keyed(pod.compute_by_card),
-    }
-
-
-def _device(card: CardUse, facts: NodeFacts, unit_bytes: int) -> Document:
-    return {
-        "id": str(card.index),
-        "totalGPUMemory": card.total * unit_bytes,
-        "allocatedGPUMemory": card.allocated * unit_bytes,
-        "totalGPUCore": compute_total(facts, 1),
-        "allocatedGPUCore": card.compute_percent,
     }
 
 
@@ -170,7 +166,3 @@ def _common(facts: NodeFacts, kind: str) -> Document:
         "role": ",".join(roles(facts.labels)) or "<none>",
         "type": kind,
     }
-
-
-def _plain(number: float) -> float | int:
-    return int(number) if number.is_integer() else number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,14 +49,8 @@ OWNERS = {
     "job": Resource("batch/v1", "jobs", "Job", DICT),
 }
 """Whose pods can be asked about by its name."""
-SHORT = {
-    "deploy": "deployment",
-    "sts": "statefulset",
-    "ds": "daemonset",
-    "rs": "replicaset",
-    "po": "pod",
-    "ns": "namespace",
-}
+SHORT = {"deploy": "deployment", "sts": "statefulset", "ds": "daemonset", "rs": "replicaset"}
+SHORT |= {"po": "pod", "ns": "namespace"}
 
 
 class NoSuchPodError(GpusliceError):
@@ -181,7 +175,10 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     for pod in client.list(PODS, fields=f"{_LIVING},spec.nodeName!="):
         ledger.apply_pod(pod_view(pod))
     holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and pod_view(pod).request is not None}
-    usage = _usage_on(client, holding)
+    try:
+        usage = [each for node in sorted(holding) for each in read_containers(client, node)]
+    except KubeError:  # where the exporter cannot be asked, nothing is known
+        usage = []
     for pod in pods:
         view = pod_view(pod)
         fields = f"involvedObject.kind=Pod,involvedObject.name={view.name}"
@@ -204,14 +201,6 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             yield _on_its_node(begun, pod, ledger, nodes)
         else:
             yield _waiting(begun, pod, ledger, nodes)
-
-
-def _usage_on(client: SyncClient, nodes: Iterable[str]) -> list[ContainerUsage]:
-    """What containers of these nodes use; where the exporter cannot be asked, nothing is known."""
-    try:
-        return [each for node in sorted(nodes) for each in read_containers(client, node)]
-    except KubeError:
-        return []
 
 
 def _waiting(

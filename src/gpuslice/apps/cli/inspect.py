@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from gpuslice.apps.cli.complete import nodes
-from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
+from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document
-from gpuslice.core.report import Report
 
 
 @click.command("inspect")
@@ -30,8 +29,17 @@ def command(context: click.Context, /, node: str, details: bool, output: str, **
       kubectl inspect cgpu -d node-1       one node only
       gpuslice inspect -o json             for programs
     """
-    report = _read(flags_of(context, cluster), node)
-    _warn(report, node)
+    from gpuslice.apps.cli.cluster import client_of, read_report
+
+    report = read_report(client_of(flags_of(context, cluster)), node)
+    if not report.shared:
+        where = f'Node "{node}" shares no GPU' if node else "No node shares its GPUs"
+        complain(
+            f"{where}: nothing allocatable of aliyun.com/gpu-mem. Label a GPU node cgpu=true to share it."
+        )
+    for use in report.shared:
+        if use.problem:
+            complain(f"node {use.name}: {use.problem}")
     if output != "table":
         from gpuslice.apps.cli.documents import inspect_document
 
@@ -41,20 +49,3 @@ def command(context: click.Context, /, node: str, details: bool, output: str, **
 
         text = inspect_table.details(report) if details else inspect_table.summary(report)
         click.echo(text, nl=False)
-
-
-def _read(flags: Flags, node: str) -> Report:
-    from gpuslice.apps.cli.cluster import client_of, read_report
-
-    return read_report(client_of(flags), node)
-
-
-def _warn(report: Report, node: str) -> None:
-    if not report.shared:
-        where = f'Node "{node}" shares no GPU' if node else "No node shares its GPUs"
-        complain(
-            f"{where}: nothing allocatable of aliyun.com/gpu-mem. Label a GPU node cgpu=true to share it."
-        )
-    for use in report.shared:
-        if use.problem:
-            complain(f"node {use.name}: {use.problem}")

@@ -20,7 +20,12 @@ def summary(report: Report) -> str:
     some_pending = any(node.pending for node in report.shared)
     heads = [f"GPU{index}(Allocated/Total)" for index in range(columns)]
     heads += ["PENDING(Allocated)"] if some_pending else []
-    rows = [_summary_row(node, columns, some_pending) for node in report.shared]
+    rows = []
+    for node in report.shared:
+        cells = card_cells(node, columns)
+        if some_pending:
+            cells.append(str(node.pending) if node.pending else "")
+        rows.append(row(node.name, address(node), *cells, f"{node.allocated}/{node.total}"))
     ruler = dashes(size(rows[0]) + 20 if rows else 0)
     share = f"{report.allocated}/{report.total} ({percent(report.allocated, report.total)}%)"
     return aligned(
@@ -46,20 +51,14 @@ def node_blocks(nodes: Sequence[NodeUse], *, pending_column: bool = True) -> str
     for node in nodes:
         rows = "".join(pod_row(pod, node, pending_column=pending_column) for pod in node.pods)
         ruler = ruler or dashes(size(rows) + 10)
-        parts.append(_heading(node, pending_column=pending_column) + rows + _totals(node) + ruler)
+        heads = [f"GPU{index}(Allocated)" for index in range(columns_of([node]))]
+        heads += ["Pending(Allocated)"] if pending_column and node.pending else []
+        heading = row("NAME:", node.name) + row("IPADDRESS:", address(node)) + "\n"
+        heading += closed_row("NAME", "NAMESPACE", *heads)
+        used = f"{node.allocated} ({percent(node.allocated, node.total)}%)"
+        totals = closed_row("Allocated :", used) + closed_row("Total :", f"{node.total} ")
+        parts.append("\n" + heading + rows + totals + ruler)
     return "".join(parts)
-
-
-def _heading(node: NodeUse, *, pending_column: bool) -> str:
-    heads = [f"GPU{index}(Allocated)" for index in range(columns_of([node]))]
-    heads += ["Pending(Allocated)"] if pending_column and node.pending else []
-    return (
-        "\n"
-        + row("NAME:", node.name)
-        + row("IPADDRESS:", address(node))
-        + "\n"
-        + closed_row("NAME", "NAMESPACE", *heads)
-    )
 
 
 def pod_row(pod: PodUse, node: NodeUse, *, pending_column: bool) -> str:
@@ -67,11 +66,6 @@ def pod_row(pod: PodUse, node: NodeUse, *, pending_column: bool) -> str:
     if pending_column and node.pending:
         cells.append(pod.units if pod.pending else 0)
     return closed_row(pod.name, pod.namespace, *cells)
-
-
-def _totals(node: NodeUse) -> str:
-    used = f"{node.allocated} ({percent(node.allocated, node.total)}%)"
-    return closed_row("Allocated :", used) + closed_row("Total :", f"{node.total} ")
 
 
 def address(node: NodeUse) -> str:
@@ -89,10 +83,3 @@ def card_cells(node: NodeUse, columns: int) -> list[str]:
     absent = CardUse(index=-1, allocated=0, total=0)
     found = (cards.get(index, absent) for index in range(columns))
     return [f"{card.allocated}/{card.total}" for card in found]
-
-
-def _summary_row(node: NodeUse, columns: int, some_pending: bool) -> str:
-    cells = card_cells(node, columns)
-    if some_pending:
-        cells.append(str(node.pending) if node.pending else "")
-    return row(node.name, address(node), *cells, f"{node.allocated}/{node.total}")

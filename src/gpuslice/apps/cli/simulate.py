@@ -58,8 +58,15 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
         click.echo(table(simulation), nl=False)
     else:
         print_document(document(simulation), output)
-    if plot is not None:  # last: a disk that is full takes the picture alone
-        _draw(simulation, plot)
+    if plot is None:
+        return
+    from gpuslice.apps.cli.chart import svg
+    from gpuslice.apps.cli.simulation_chart import chart
+
+    try:  # last: a disk that is full takes the picture alone
+        plot.write_text(svg(chart(simulation)), encoding="utf-8")
+    except OSError as error:
+        raise GpusliceError(f"--plot: {plot} cannot be written: {words_of(error)}") from error
 
 
 def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
@@ -90,13 +97,3 @@ def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
     steps, unseen = simulation.steps(plan), not sys.stderr.isatty()
     with click.progressbar(length=PARTS * steps, label="placing", file=sys.stderr, hidden=unseen) as bar:
         return simulation.run(plan, lambda done: bar.update(int(PARTS * min(done, steps)) - bar.pos))
-
-
-def _draw(simulation: Simulation, path: Path) -> None:
-    from gpuslice.apps.cli.chart import svg
-    from gpuslice.apps.cli.simulation_chart import chart
-
-    try:
-        path.write_text(svg(chart(simulation)), encoding="utf-8")
-    except OSError as error:
-        raise GpusliceError(f"--plot: {path} cannot be written: {words_of(error)}") from error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpuslice.apps.cli.chart import Chart, Line
-from gpuslice.apps.cli.simulation import Result, Simulation
+from gpuslice.apps.cli.simulation import Simulation
 from gpuslice.apps.cli.simulation_text import asked_percent, question
 from gpuslice.core.policy import POLICIES
 from gpuslice.core.words import counted
@@ -18,7 +16,17 @@ def chart(simulation: Simulation) -> Chart:
     """The best policy first. Begins where the policies begin to differ, at 0 where they hardly do."""
     ordered = sorted(simulation.policies.items(), key=lambda item: -item[1].outcome.allocated_units)
     asked = asked_percent(simulation)
-    lines = [_line(name, result, asked) for name, result in ordered]
+    lines = []
+    for name, result in ordered:
+        outcome = result.outcome
+        on_the_way = ((float(at), pct) for at, pct in outcome.allocation_pct_at.items())
+        points = ((0.0, 0.0), *on_the_way, (asked, outcome.allocation_pct))
+        left = outcome.pods - outcome.placed
+        rest = f"{counted(left, 'pod')} left over" if left else "all placed"
+        color = COLORS[[policy.name for policy in POLICIES].index(name) % len(COLORS)]
+        lines.append(Line(name, points, color, f"{outcome.allocation_pct:.1f} %, {rest}"))
+    full = min(asked, 100.0)
+    most = ((0.0, 0.0), (full, full), (asked, full))
     lowest = min(line.points[-1][1] for line in lines)
     start = (lowest - (asked - lowest)) // 10 * 10
     return Chart(
@@ -26,21 +34,6 @@ def chart(simulation: Simulation) -> Chart:
         note=f"{simulation.plan.pods_name}: {question(simulation)}",
         across="GPU asked for so far, % of the cluster",
         up="GPU allocated, % of the cluster",
-        lines=[*lines, Line("the most there could be", _most(asked), "#999", dashed=True)],
+        lines=[*lines, Line("the most there could be", most, "#999", dashed=True)],
         start=start if asked - lowest > 1.0 and start >= LEAST_START else 0.0,
     )
-
-
-def _most(asked: float) -> Sequence[tuple[float, float]]:
-    full = min(asked, 100.0)
-    return ((0.0, 0.0), (full, full), (asked, full))
-
-
-def _line(name: str, result: Result, asked: float) -> Line:
-    outcome = result.outcome
-    on_the_way = ((float(at), pct) for at, pct in outcome.allocation_pct_at.items())
-    points = ((0.0, 0.0), *on_the_way, (asked, outcome.allocation_pct))
-    left = outcome.pods - outcome.placed
-    rest = f"{counted(left, 'pod')} left over" if left else "all placed"
-    color = COLORS[[policy.name for policy in POLICIES].index(name) % len(COLORS)]
-    return Line(name, points, color, f"{outcome.allocation_pct:.1f} %, {rest}")

@@ -195,14 +195,10 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         self.query_one("#containers", DataTable).focus()
         self.read_now()
-        self.set_interval(self._every_s, self._tick)
+        self.set_interval(self._every_s, lambda: None if self._paused else self.read_now())
 
     def on_resize(self) -> None:
         self._show()
-
-    def _tick(self) -> None:
-        if not self._paused:
-            self.read_now()
 
     @work(thread=True, exclusive=True, group="read")
     def read_now(self) -> None:

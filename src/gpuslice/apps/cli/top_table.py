@@ -62,9 +62,28 @@ def summary(report: Report) -> str:
     heads = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
     heads += ["GPU(Unhealthy)"] if ails else []
     heads += ["GPU(Shareable)"] if shares else []
-    rows = [_summary_row(node, shares, ails) for node in nodes]
-    ruler = dashes(_RULERS[shares, ails])
-    return aligned(row(*heads) + "".join(rows) + ruler + _summary_tail(nodes, ails))
+    rows = []
+    for node in nodes:
+        cells: list[object] = [
+            node.facts.name,
+            node.facts.address or UNKNOWN_ADDRESS,
+            _roles(node.facts),
+            "ready" if node.facts.ready else "notReady",
+            node.total,
+            node.allocated,
+        ]
+        cells += [node.unhealthy] if ails else []
+        cells += ["Yes" if node.shared is not None else "No"] if shares else []
+        rows.append(row(*cells))
+    total, allocated = _sum(nodes)
+    active = sum(node.total for node in nodes if node.facts.ready)
+    tail = row("Allocated/Total GPUs In Cluster:") + closed_row(_ratio(allocated, total))
+    if active != total:
+        tail += row("Allocated/Total GPUs(Active) In Cluster:") + closed_row(_ratio(allocated, active))
+    if ails:
+        unhealthy = sum(node.unhealthy for node in nodes)
+        tail += row("Unhealthy/Total GPUs In Cluster:") + closed_row(_ratio(unhealthy, total))
+    return aligned(row(*heads) + "".join(rows) + dashes(_RULERS[shares, ails]) + tail)
 
 
 def details(report: Report) -> str:
@@ -73,7 +92,12 @@ def details(report: Report) -> str:
     ails = any(node.unhealthy for node in nodes)
     others = {node.facts.name: node for node in report.others}
     blocks = "".join(_block(node, others.get(node.facts.name), ails) for node in nodes)
-    return aligned("\n" + blocks + "\n\n" + _details_tail(nodes, ails))
+    total, allocated = _sum(nodes)
+    tail = closed_row("Allocated/Total GPUs In Cluster:", _ratio(allocated, total))
+    if ails:
+        unhealthy = sum(node.unhealthy for node in nodes)
+        tail += closed_row("Unhealthy/Total GPUs In Cluster:", _ratio(unhealthy, total))
+    return aligned("\n" + blocks + "\n\n" + tail)
 
 
 def _nodes(report: Report) -> list[_Cards]:
@@ -83,41 +107,6 @@ def _nodes(report: Report) -> list[_Cards]:
         for node in report.others
     ]
     return sorted([*shared, *others], key=lambda node: node.facts.name)
-
-
-def _summary_row(node: _Cards, shares: bool, ails: bool) -> str:
-    cells: list[object] = [
-        node.facts.name,
-        node.facts.address or UNKNOWN_ADDRESS,
-        _roles(node.facts),
-        "ready" if node.facts.ready else "notReady",
-        node.total,
-        node.allocated,
-    ]
-    cells += [node.unhealthy] if ails else []
-    cells += ["Yes" if node.shared is not None else "No"] if shares else []
-    return row(*cells)
-
-
-def _summary_tail(nodes: Sequence[_Cards], ails: bool) -> str:
-    total, allocated = _sum(nodes)
-    active = sum(node.total for node in nodes if node.facts.ready)
-    lines = row("Allocated/Total GPUs In Cluster:") + closed_row(_ratio(allocated, total))
-    if active != total:
-        lines += row("Allocated/Total GPUs(Active) In Cluster:") + closed_row(_ratio(allocated, active))
-    if ails:
-        unhealthy = sum(node.unhealthy for node in nodes)
-        lines += row("Unhealthy/Total GPUs In Cluster:") + closed_row(_ratio(unhealthy, total))
-    return lines
-
-
-def _details_tail(nodes: Sequence[_Cards], ails: bool) -> str:
-    total, allocated = _sum(nodes)
-    lines = closed_row("Allocated/Total GPUs In Cluster:", _ratio(allocated, total))
-    if ails:
-        unhealthy = sum(node.unhealthy for node in nodes)
-        lines += closed_row("Unhealthy/Total GPUs In Cluster:", _ratio(unhealthy, total))
-    return lines
 
 
 def _block(node: _Cards, other: ExclusiveUse | None, ails: bool) -> str:
@@ -137,7 +126,9 @@ def _block(node: _Cards, other: ExclusiveUse | None, ails: bool) -> str:
     if node.shared is not None:
         lines += row("If Node is Shareable :", "Yes ")
     if ails:
-        lines += closed_row(f"Unhealthy GPUs In Node {name}:", _share(node.unhealthy, node.total))
+        lines += closed_row(
+            f"Unhealthy GPUs In Node {name}:", f"{node.unhealthy} ({percent(node.unhealthy, node.total)}%)"
+        )
     return lines + dashes(_RULERS[False, False])
 
 
@@ -164,10 +155,6 @@ def _sum(nodes: Sequence[_Cards]) -> tuple[int, int]:
 
 def _ratio(part: int, whole: int) -> str:
     return f"{part}/{whole} ({percent(part, whole)}%)"
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part} ({percent(part, whole)}%)"
 
 
 def _roles(facts: NodeFacts) -> str:
