@@ -176,7 +176,7 @@ def scheduling() -> Dashboard:
             series(
                 "Preemption attempts",
                 "short",
-                Query(of("preemptions_total", "result", of_rate=True), "{{result}}"),
+                Query(f"{of('preemptions_total', 'result', of_rate=True)} or vector(0)", "{{result}}"),
                 about="A second, by result.",
             ),
             series(
@@ -189,7 +189,7 @@ def scheduling() -> Dashboard:
             series(
                 "Pods refused for want of a look",
                 "short",
-                Query(f"sum(rate({SAMPLED}{EXTENDER}[5m]))", "sampled away"),
+                Query(f"sum(rate({SAMPLED}{EXTENDER}[5m])) or vector(0)", "sampled away"),
                 about="Above 0, percentageOfNodesToScore is not 100 and pods wait beside free cards.",
                 bad_at=0.001,
             ),
