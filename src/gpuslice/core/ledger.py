@@ -80,12 +80,15 @@ class Ledger:
 
     def apply_pod(self, pod: Pod) -> None:
         """A pod as the API server showed it. Old, repeated and late news change nothing."""
-        if pod.uid in self._gone or self._is_old(pod):
+        known, namesake = self.pods.get(pod.uid), self.pod_named(pod.namespace, pod.name)
+        before = known or namesake
+        if pod.uid in self._gone or (before is not None and 0 < pod.version < before.version):
             return
-        self._end_namesake(pod)
+        if namesake is not None and namesake.uid != pod.uid:
+            self.remove_pod(namesake.uid)  # names are unique: the old pod is gone, seen or not
         if pod.finished:
             self.remove_pod(pod.uid)
-        elif _concerns_us(pod):
+        elif pod.request is not None or pod.placement is not None or pod.problem:
             self._keep(pod)
         else:
             self._let_go(pod.uid)
@@ -232,7 +235,11 @@ class Ledger:
     def flush(self) -> Fleet:
         """The fleet arrays, brought up to date with what changed since the last call."""
         for name in self._stale:
-            self._write_row(name)
+            allocations = self._nodes.get(name)
+            if allocations is None or allocations.node is None or not allocations.node.divides_cards:
+                self.fleet.drop(name)
+            else:
+                self.fleet.put(allocations.row(self._host_usage.used(name)))
         self._stale.clear()
         return self.fleet
 
@@ -241,7 +248,7 @@ class Ledger:
         return {name: self._nodes[name].state() for name in self.node_names()}
 
     def overcommitted(self) -> Iterator[tuple[str, int, int, int]]:
-        """Node, card, promised units and the card's units wherever more is promised than there is."""
+        """Node, card, allocated units and the card's units wherever more is allocated than there is."""
         for name in self.node_names():
             allocations = self._nodes[name]
             used = allocations.used()
@@ -249,20 +256,7 @@ class Ledger:
                 if used.get(card.index, 0) > card.units:
                     yield name, card.index, used[card.index], card.units
 
-    # -- the book ----------------------------------------------------------------------------------------
-
-    def _is_old(self, pod: Pod) -> bool:
-        known = self.pods.get(pod.uid)
-        if known is None:
-            namesake = self.pod_named(pod.namespace, pod.name)
-            return namesake is not None and 0 < pod.version < namesake.version
-        return 0 < pod.version < known.version
-
-    def _end_namesake(self, pod: Pod) -> None:
-        """Names are unique: a new uid under a name means that the old pod is gone, seen or not."""
-        uid = self._uid_of.get(pod.key)
-        if uid is not None and uid != pod.uid:
-            self.remove_pod(uid)
+    # -- allocations -------------------------------------------------------------------------------------
 
     def _keep(self, pod: Pod) -> None:
         self._remember(pod)
@@ -310,7 +304,10 @@ class Ledger:
         self.replicas.put(allocation.pod.uid, allocation.pod.replica_of, allocation.node)
         self._stale[allocation.node] = None
         if self._planned and not allocation.assumed:
-            self._crowd_out(self._nodes[allocation.node])
+            allocations = self._nodes[allocation.node]
+            if allocations.crowded:  # a pod that we did not expect took the room: plans give way
+                for uid in [uid for uid, each in allocations.by_uid.items() if each.planned]:
+                    self._drop(uid)
 
     def _write_down(self, allocation: Allocation) -> None:
         uid = allocation.pod.uid
@@ -320,12 +317,6 @@ class Ledger:
         self._assumed.pop(uid, None)
         if allocation.assumed:
             (self._planned if allocation.planned else self._assumed)[uid] = None
-
-    def _crowd_out(self, allocations: NodeAllocations) -> None:
-        """Give up a node's plans where a pod that we did not expect took the room."""
-        if allocations.crowded:
-            for uid in [uid for uid, allocation in allocations.by_uid.items() if allocation.planned]:
-                self._drop(uid)
 
     def _drop(self, uid: str) -> bool:
         name = self._where.pop(uid, None)
@@ -343,7 +334,7 @@ class Ledger:
         return True
 
     def _use_host(self, uid: str, node: str, host: HostResources) -> None:
-        """A pod eats of this node and of no other; of none without `node`."""
+        """A pod uses CPU and memory of this node and of no other; of none without `node`."""
         for name in self._host_usage.put(uid, node, host):
             if name in self._nodes:
                 self._stale[name] = None
@@ -369,7 +360,17 @@ class Ledger:
         pod, placement = after.pod, after.placement
         assert placement is not None
         self._drop(pod.uid)
-        refusal = self._no_room(pod, placement)
+        state, refusal = self.state(placement.node), None
+        if state is None or pod.request is None:
+            refusal = not_shared(placement.node)
+        elif not _has_room(state, placement):
+            found = place(state, pod.request)
+            if isinstance(found, Refusal):
+                refusal = found
+            else:
+                cards = ", ".join(str(part.card) for part in found.slices)
+                detail = f"card {cards} would still fit"
+                refusal = Refusal("The chosen card was taken meanwhile", detail=detail)
         if refusal is not None:
             if before is not None:
                 self._hold(before)
@@ -379,32 +380,11 @@ class Ledger:
         self._hold(after)
         return None
 
-    def _no_room(self, pod: Pod, placement: Placement) -> Refusal | None:
-        state = self.state(placement.node)
-        if state is None or pod.request is None:
-            return not_shared(placement.node)
-        slot_of = {card.index: slot for slot, card in enumerate(state.node.cards)}
-        for part in placement.slices:
-            slot = slot_of.get(part.card, -1)
-            if slot < 0 or state.left[slot] < part.units or state.compute_left[slot] < part.compute_percent:
-                return _refusal(state, pod.request)
-        return None
 
-    def _write_row(self, name: str) -> None:
-        allocations = self._nodes.get(name)
-        if allocations is None or allocations.node is None or not allocations.node.divides_cards:
-            self.fleet.drop(name)
-            return
-        self.fleet.put(allocations.row(self._host_usage.used(name)))
-
-
-def _concerns_us(pod: Pod) -> bool:
-    return pod.request is not None or pod.placement is not None or bool(pod.problem)
-
-
-def _refusal(state: NodeState, request: Request) -> Refusal:
-    answer = place(state, request)
-    if isinstance(answer, Refusal):
-        return answer
-    cards = ", ".join(str(part.card) for part in answer.slices)
-    return Refusal("The chosen card was taken meanwhile", detail=f"card {cards} would still fit")
+def _has_room(state: NodeState, placement: Placement) -> bool:
+    slot_of = {card.index: slot for slot, card in enumerate(state.node.cards)}
+    for part in placement.slices:
+        slot = slot_of.get(part.card, -1)
+        if slot < 0 or state.left[slot] < part.units or state.compute_left[slot] < part.compute_percent:
+            return False
+    return True

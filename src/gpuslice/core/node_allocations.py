@@ -85,9 +85,21 @@ class NodeAllocations:
         return any(used.get(card.index, 0) > card.units for card in (self.node.cards if self.node else ()))
 
     def state(self) -> NodeState:
-        """What is free now; never less than nothing, whatever the book says."""
+        """What is free now; never less than nothing, whatever is allocated."""
         if self._state is None:
-            self._state = self._work_out()
+            node = self.node or Node(self.name, ())
+            used, unplaced = self.used(), self.unplaced_units()
+            left = [
+                0 if card.index in node.unhealthy else max(0, card.units - used.get(card.index, 0) - unplaced)
+                for card in node.cards
+            ]
+            compute_left = [0] * len(node.cards)
+            if node.compute_percent:  # most nodes do not divide compute
+                compute = self.compute_used()
+                compute_left = [
+                    max(0, node.compute_percent - compute.get(card.index, 0)) for card in node.cards
+                ]
+            self._state = NodeState(node, tuple(left), tuple(compute_left))
         return self._state
 
     def state_without(self, uids: Collection[str]) -> NodeState:
@@ -114,21 +126,6 @@ class NodeAllocations:
             max(0.0, cpu - host_used.cpu_milli),
             max(0.0, memory - host_used.memory_mib),
         )
-
-    def _work_out(self) -> NodeState:
-        node = self.node or Node(self.name, ())
-        used, unplaced = self.used(), self.unplaced_units()
-        left = [
-            0 if card.index in node.unhealthy else max(0, card.units - used.get(card.index, 0) - unplaced)
-            for card in node.cards
-        ]
-        return NodeState(node, tuple(left), self._compute_left(node))
-
-    def _compute_left(self, node: Node) -> tuple[int, ...]:
-        if not node.compute_percent:  # most nodes do not divide compute
-            return (0,) * len(node.cards)
-        core = self.compute_used()
-        return tuple(max(0, node.compute_percent - core.get(card.index, 0)) for card in node.cards)
 
     def _sum(self, amount: Callable[[CardSlice], int]) -> dict[int, int]:
         sums: dict[int, int] = {}

@@ -47,7 +47,9 @@ class Nominations:
     def keep(self, nomination: Nomination) -> None:
         """Keep these cards. Nominations of lower priority for the same cards end: their turn is over."""
         for other in self:
-            if other.priority < nomination.priority and _overlap(other.placement, nomination.placement):
+            one, another = other.placement, nomination.placement
+            cards = {part.card for part in one.slices} & {part.card for part in another.slices}
+            if other.priority < nomination.priority and one.node == another.node and cards:
                 self.drop(other.uid)
         self._by_uid[nomination.uid] = nomination
 
@@ -102,9 +104,3 @@ def _leaving(allocations: NodeAllocations) -> Taken:
                 units, core = leaving.get(part.card, (0, 0))
                 leaving[part.card] = (units + part.units, core + part.compute_percent)
     return leaving
-
-
-def _overlap(one: Placement, other: Placement) -> bool:
-    if one.node != other.node:
-        return False
-    return not {part.card for part in one.slices}.isdisjoint(part.card for part in other.slices)

@@ -167,7 +167,12 @@ def _cards(
         everywhere += allocation.unplaced_units
         if allocation.placement is None:
             continue
-        evictable = priority is not None and _may_go(allocation, priority)
+        evictable = (  # a pod that is being bound at this moment is let alone: who asks again sees it bound
+            priority is not None
+            and allocation.pod.priority < priority
+            and not allocation.pod.terminating
+            and not allocation.assumed
+        )
         for part in allocation.placement.slices:
             card = cards.get(part.card)
             if card is None:
@@ -186,11 +191,6 @@ def _cards(
 
 def _leaves(allocation: Allocation) -> bool:
     return allocation.pod.terminating
-
-
-def _may_go(allocation: Allocation, priority: int) -> bool:
-    """A pod that is being bound at this moment is let alone: who asks again sees it bound."""
-    return allocation.pod.priority < priority and not allocation.pod.terminating and not allocation.assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,8 @@ def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | Non
     room = {card.index: left for card in cards if (left := card.room(rules.request)) is not None}
     if len(room) < len(cards):
         return None
-    important = sorted(_present(cards), key=rules.order)
+    evictable = {each.pod.uid: each for card in cards for each in card.evictable}
+    important = sorted(evictable.values(), key=rules.order)
     protected = _protected(important, rules.budgets)
     if protected:
         important.sort(key=lambda allocation: allocation.pod.uid not in protected)
@@ -233,12 +234,6 @@ def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | Non
         gone.sort(key=rules.order)
     violations = sum(allocation.pod.uid in protected for allocation in gone)
     return Eviction(node, tuple(room), tuple(gone), violations)
-
-
-def _present(cards: Sequence[_Card]) -> Iterable[Allocation]:
-    if len(cards) == 1:
-        return cards[0].evictable
-    return {allocation.pod.uid: allocation for card in cards for allocation in card.evictable}.values()
 
 
 def _stays(allocation: Allocation, room: dict[int, tuple[int, int]]) -> bool:

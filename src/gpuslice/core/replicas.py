@@ -25,7 +25,7 @@ class Replicas:
         self._on: dict[str, Counter[str]] = {}  # owner → node → pods
         self._in: dict[
             str, Counter[str]
-        ] = {}  # owner → zone → pods, of owners asked about since a zone changed
+        ] = {}  # owner → zone → pods, of those asked about since a zone changed
         self._zone: dict[str, str] = {}
 
     def put(self, uid: str, owner: str, node: str) -> None:
@@ -54,19 +54,15 @@ class Replicas:
         """
         zone_of = [self._zone.get(node, "") for node in nodes]
         by_node, by_zone = log(len(nodes) + 2), log(len({*zone_of} - {""}) + 2)
-        on, within = self._on.get(owner, _NOBODY), self._zones(owner)
+        on, within = self._on.get(owner, _NOBODY), self._in.get(owner)
+        if within is None:
+            within = self._in[owner] = Counter()
+            for node, pods in on.items():
+                within[self._zone.get(node, "")] += pods
         crowd = np.array([on[node] for node in nodes]) * by_node + NODE_SKEW - 1
         crowd += [within[zone] * by_zone + ZONE_SKEW - 1 if zone else 0.0 for zone in zone_of]
         scores: Floats = 100 * (crowd.max() + crowd.min() - crowd) / crowd.max()
         return scores
-
-    def _zones(self, owner: str) -> Counter[str]:
-        found = self._in.get(owner)
-        if found is None:
-            found = self._in[owner] = Counter()
-            for node, pods in self._on.get(owner, _NOBODY).items():
-                found[self._zone.get(node, "")] += pods
-        return found
 
     def _add(self, owner: str, node: str, pods: int) -> None:
         on, zone = self._on.setdefault(owner, Counter()), self._zone.get(node, "")

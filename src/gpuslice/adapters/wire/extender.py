@@ -7,7 +7,6 @@ something is missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -256,9 +255,13 @@ def decode_binding(body: bytes) -> BindingArgs:
     args = _decode(_BINDING, body)
     if not (args.pod_name and args.pod_namespace and args.node):
         args = _in_any_case(_BINDING, body)
-    for name in ("pod_name", "pod_namespace", "node"):
-        if not getattr(args, name):
-            raise MalformedError(f"{_go_name(name)} is empty, must be a name")
+    for name, value in (
+        ("PodName", args.pod_name),
+        ("PodNamespace", args.pod_namespace),
+        ("Node", args.node),
+    ):
+        if not value:
+            raise MalformedError(f"{name} is empty, must be a name")
     return args
 
 
@@ -270,10 +273,6 @@ def decode_preemption(body: bytes) -> PreemptionArgs:
     return args
 
 
-def _go_name(name: str) -> str:
-    return "".join(part.capitalize() for part in name.split("_"))
-
-
 def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
     try:
         return decoder.decode(body)
@@ -283,11 +282,8 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
 
 def _in_any_case(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode once more with the outer keys spelt as declared, whatever their case was."""
-    spelling = {field.encode_name.lower(): field.encode_name for field in _fields(decoder)}
+    struct: Any = decoder.type
+    spelling = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(struct)}
     given = _decode(_ANY_KEYS, body)
     respelt = {spelling[key.lower()]: value for key, value in given.items() if key.lower() in spelling}
     return _decode(decoder, msgspec.json.encode(respelt))
-
-
-def _fields(decoder: msgspec.json.Decoder[Any]) -> Sequence[msgspec.structs.FieldInfo]:
-    return msgspec.structs.fields(decoder.type)

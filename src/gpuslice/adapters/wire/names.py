@@ -50,9 +50,25 @@ class NameTable:
         self._quoted = _matrix(self._row_of, size)
         self._lines: dict[tuple[bytes, bytes], Bytes] = {}
         self._longest = self._quoted.shape[1] - 2 + len(_EDGE)
-        self._factors = _odd_numbers(-(-self._longest // _WORD), seed)
+        words = -(-self._longest // _WORD)
+        numbers = np.random.default_rng(seed).integers(0, 2**63, size=words, dtype=np.uint64)
+        self._factors = numbers * np.uint64(2) + np.uint64(1)  # odd: what they multiply can be told again
         self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)  # empty places of a table point to the last
-        self._fill_table()
+
+        # a table by the first bits of a hash, and in order those for which it has no place
+        names, rows = list(self._row_of), np.array(list(self._row_of.values()), dtype=np.int32)
+        bits = max(4, len(names).bit_length() + _SPARE_BITS)
+        self._shift = np.uint64(64 - bits)
+        narrow = np.int16 if len(self._hash_of_row) < 1 << 15 else np.int32  # half the memory to look up in
+        self._table = np.full(1 << bits, UNKNOWN, dtype=narrow)
+        raw = msgspec.json.encode(names)
+        hashes = self._hashes(raw, _uneven_cut(raw)) if names else np.zeros(0, dtype=np.uint64)
+        self._hash_of_row[rows] = hashes
+        self._table[self._places(hashes)] = rows
+        left = np.flatnonzero(self._table.take(self._places(hashes)) != rows)
+        left = left[np.argsort(hashes[left])]
+        self._crowded = np.append(hashes[left], np.uint64(0))  # one more, for what is larger than all
+        self._crowded_rows = np.append(rows[left], np.int32(UNKNOWN))
 
     def rows(self, raw: Json) -> Rows:
         """The row of each name in a JSON list of strings, `UNKNOWN` for names that are none of ours.
@@ -90,7 +106,12 @@ class NameTable:
         if lines is None:
             if len(self._lines) >= _KEPT_TEXTS:
                 self._lines.clear()
-            lines = self._lines[before, after] = _framed(self._quoted, before, after)
+            size, width = self._quoted.shape
+            lines = np.empty((size, len(before) + width + len(after)), dtype=np.uint8)
+            lines[:, : len(before)] = np.frombuffer(before, dtype=np.uint8)
+            lines[:, len(before) : len(before) + width] = self._quoted
+            lines[:, len(before) + width :] = np.frombuffer(after, dtype=np.uint8)
+            self._lines[before, after] = lines
         cells: Bytes = lines.take(rows, axis=0)  # four times as fast as lines[rows]
         return cells
 
@@ -129,22 +150,6 @@ class NameTable:
     def _places(self, hashes: Words) -> Rows:
         """In the table, by the first bits."""
         return (hashes >> self._shift).view(np.int64)
-
-    def _fill_table(self) -> None:
-        """A table by the first bits of a hash, and in order those for which it has no place."""
-        names, rows = list(self._row_of), np.array(list(self._row_of.values()), dtype=np.int32)
-        bits = max(4, len(names).bit_length() + _SPARE_BITS)
-        self._shift = np.uint64(64 - bits)
-        narrow = np.int16 if len(self._hash_of_row) < 1 << 15 else np.int32  # half the memory to look up in
-        self._table = np.full(1 << bits, UNKNOWN, dtype=narrow)
-        raw = msgspec.json.encode(names)
-        hashes = self._hashes(raw, _uneven_cut(raw)) if names else np.zeros(0, dtype=np.uint64)
-        self._hash_of_row[rows] = hashes
-        self._table[self._places(hashes)] = rows
-        left = np.flatnonzero(self._table.take(self._places(hashes)) != rows)
-        left = left[np.argsort(hashes[left])]
-        self._crowded = np.append(hashes[left], np.uint64(0))  # one more, for what is larger than all
-        self._crowded_rows = np.append(rows[left], np.int32(UNKNOWN))
 
 
 def name_list(raw: Json) -> list[str]:
@@ -190,15 +195,6 @@ def _is_plain(raw: Json, cut: _Cut) -> bool:
     return all(between) and np.count_nonzero(text == _QUOTE) == 2 * len(starts) and b"\\" not in bytes(raw)
 
 
-def _framed(quoted: Bytes, before: bytes, after: bytes) -> Bytes:
-    size, width = quoted.shape
-    lines = np.empty((size, len(before) + width + len(after)), dtype=np.uint8)
-    lines[:, : len(before)] = np.frombuffer(before, dtype=np.uint8)
-    lines[:, len(before) : len(before) + width] = quoted
-    lines[:, len(before) + width :] = np.frombuffer(after, dtype=np.uint8)
-    return lines
-
-
 def _matrix(row_of: Mapping[str, int], size: int) -> Bytes:
     """Each row's name in quotes, padded with blanks to a common width."""
     quoted = {row: msgspec.json.encode(name) for name, row in row_of.items()}
@@ -206,11 +202,6 @@ def _matrix(row_of: Mapping[str, int], size: int) -> Bytes:
     blank = b'""'.ljust(width)
     lines = [quoted.get(row, blank).ljust(width) for row in range(size)]
     return np.frombuffer(b"".join(lines), dtype=np.uint8).reshape(size, width)
-
-
-def _odd_numbers(count: int, seed: int) -> Words:
-    numbers = np.random.default_rng(seed).integers(0, 2**63, size=count, dtype=np.uint64)
-    return numbers * np.uint64(2) + np.uint64(1)
 
 
 def framed(parts: Sequence[Json], opening: bytes, closing: bytes) -> Pieces:
