@@ -138,7 +138,14 @@ class Rig:
         return {each["Host"]: each["Score"] for each in hosts}
 
     async def bind(self, pod: dict[str, Any], node: str = "n1", *, uid: str = "") -> str:
-        """The error text, "" when the pod was bound."""
+        """Filter and bind, as kube-scheduler asks; the error text of bind, "" when the pod was bound."""
+        await self.filter(
+            {**pod, "metadata": {**pod["metadata"], "uid": uid or pod["metadata"]["uid"]}}, node
+        )
+        return await self.bind_unasked(pod, node, uid=uid)
+
+    async def bind_unasked(self, pod: dict[str, Any], node: str = "n1", *, uid: str = "") -> str:
+        """Bind alone."""
         meta = pod["metadata"]
         args = {
             "PodName": meta["name"],

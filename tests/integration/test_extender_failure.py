@@ -72,11 +72,15 @@ async def test_a_missing_pod_is_named() -> None:
 
 async def test_a_bind_that_does_not_fit_says_what_would() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
-        error = await extender.bind(extender.api.add_pod("p", "16"))
+        pod = extender.api.add_pod("p", "8")
+        await extender.filter(pod, "n1")
+        await extender.add_and_bind("q", "8")
+        await extender.caught_up()
+        error = await extender.bind_unasked(pod)
         assert error.startswith(
             "The node n1 can't place the pod p in ns default: Insufficient GPU Memory in one"
         )
-        assert "the most free on one card of n1 is 15 of 15 (card 0)" in error
+        assert "the most free on one card of n1 is 7 of 15 (card 0)" in error
         await until(lambda: bool(extender.api.events("GPUBindFailed")))
         assert extender.api.events("GPUBindFailed")[0]["message"] == error
 

@@ -114,6 +114,7 @@ class Stage:
             containers=[api_container(units, **({GPU_CORE: core} if core else {}))],
             labels={GPU_COUNT: cards} if cards else None,
         )
+        self.ledger.apply_pod(_pod(document))
         names = [on] if on else self.ledger.node_names()
         args = Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": names}))
         answer = self.cycle.filter(args)

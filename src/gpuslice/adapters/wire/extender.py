@@ -255,6 +255,8 @@ def decode_binding(body: bytes) -> BindingArgs:
     args = _decode(_BINDING, body)
     if not (args.pod_name and args.pod_namespace and args.node):
         args = _in_any_case(_BINDING, body)
+    if not args.pod_uid:
+        raise MalformedError("PodUID is empty, must be the uid of the pod to bind")
     for name, value in (
         ("PodName", args.pod_name),
         ("PodNamespace", args.pod_namespace),

@@ -28,7 +28,8 @@ from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.world import World
-from gpuslice.core.annotations import placement_annotations
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
+from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 
 _log = logging.getLogger(__name__)
@@ -149,8 +150,10 @@ class Binder:
                 if pod.node:
                     raise NotBoundError(f"pod {pod.key} is bound to {pod.node} already, not to {args.node}")
                 if (request := pod.request) is None:
-                    await self._bind_plain(pod, args.node)
-                    return
+                    why = (
+                        f"it asks for no {GPU_MEM}; kube-scheduler binds it where managedResources names that"
+                    )
+                    raise NotBoundError(f"pod {pod.key}: {pod.problem or why}")
                 placement = self._placer.assume(pod, request, args.node)
                 if isinstance(placement, Refusal):
                     who = f"the pod {pod.name} in ns {pod.namespace}"
@@ -174,14 +177,12 @@ class Binder:
         annotations = placement_annotations(placement, request, state.node, self._now_ns())
         version = str(pod.version) if pod.version else ""
         self._expect_leading()
-        if (
-            pod.placement is None
-        ):  # else nominated: who takes over finds these annotations as well as new ones
+        if not self._nominator.wrote(pod):  # else who takes over finds those annotations as well as new ones
             try:
                 patched = await self._client.merge_patch(
                     SLIM_PODS,
                     pod.name,
-                    {"metadata": {"annotations": annotations}},
+                    {"metadata": {"annotations": dict.fromkeys(PLACEMENT_ANNOTATIONS) | annotations}},
                     pod.namespace,
                     uid=pod.uid,
                     resource_version=version,
@@ -214,15 +215,6 @@ class Binder:
                 raise
             raise NotBoundError(f"pod {pod.key}: {error}") from error
         return True
-
-    async def _bind_plain(self, pod: Pod, node: str) -> None:
-        """A pod that asks for nothing of ours needs a binding all the same, if we are the binder."""
-        if pod.problem:
-            raise NotBoundError(f"pod {pod.key}: {pod.problem}")
-        try:
-            await self._client.bind(pod.namespace, pod.name, node, uid=pod.uid)
-        except KubeError as error:
-            raise NotBoundError(f"pod {pod.key}: {error}") from error
 
     async def _read(self, args: BindingArgs) -> Pod:
         try:

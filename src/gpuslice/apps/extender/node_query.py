@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +15,7 @@ from gpuslice.adapters.wire.names import UNKNOWN, Json, NameTable, Pieces, Rows,
 from gpuslice.core.policy.fleet import Fleet, Ints
 
 EXPECTED = 4  # filters whose prioritize may still come
+MOST_PASSED_ROWS = 1_000_000  # remembered, of all pods together: 4 MB
 
 Positions = npt.NDArray[np.int64]
 """Some of the nodes of a question: their places in its list of names, in order."""
@@ -118,3 +119,28 @@ class NodeNames:
     def expect(self, query: NodeQuery, ranked: Ranked) -> None:
         """kube-scheduler prioritizes what filter let pass, in the very same order and words."""
         self._expected.appendleft(replace(query, ranked=ranked))
+
+
+class PassedNodes:
+    """Which nodes filter let pass for which pod when it was asked last, as rows of the fleet."""
+
+    def __init__(self) -> None:
+        self._rows: OrderedDict[str, npt.NDArray[np.int32]] = OrderedDict()  # by uid
+        self._count = 0
+
+    def note(self, uid: str, rows: Rows) -> None:
+        """Filter let these pass for a pod, and no others."""
+        self.drop(uid)
+        self._rows[uid] = rows.astype(np.int32)
+        self._count += len(rows)
+        while self._count > MOST_PASSED_ROWS:
+            self.drop(next(iter(self._rows)))
+
+    def drop(self, uid: str) -> None:
+        """The pod is bound, or what filter said of it holds no more."""
+        if (rows := self._rows.pop(uid, None)) is not None:
+            self._count -= len(rows)
+
+    def holds(self, uid: str, row: int) -> bool:
+        """Whether filter let this row pass for the pod."""
+        return uid in self._rows and bool((self._rows[uid] == row).any())

@@ -12,19 +12,28 @@ copy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from gpuslice.adapters.wire.extender import BindingArgs, ExtenderArgs, FilterResult, MetaVictims, NodeList
 from gpuslice.adapters.wire.extender import Pod as WirePod
-from gpuslice.adapters.wire.names import Json, Pieces
+from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
 from gpuslice.apps.extender.binder import Binder
-from gpuslice.apps.extender.node_query import NodeNames, NodeQuery, Positions, Ranked, Reason
+from gpuslice.apps.extender.node_query import (
+    NodeNames,
+    NodeQuery,
+    PassedNodes,
+    Positions,
+    Ranked,
+    Reason,
+)
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
+from gpuslice.apps.extender.preemption.reservations import LOWEST
 from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.core.model import Pod, Request
@@ -64,6 +73,7 @@ class SchedulingCycle:
         self._binder = binder
         self._events = events
         self._names = NodeNames(placer.ledger.fleet)
+        self._passed = PassedNodes()
         self._impossible = ImpossibleNodes(placer.ledger.fleet)
         self._explain = explain
 
@@ -76,17 +86,18 @@ class SchedulingCycle:
         if args.pod is None or raw is None:
             return FilterResult(error=NO_POD if args.pod is None else NO_NAMES)
         self.ledger.flush()
-        query, pod = self._names.query(raw), _pod_of(args.pod)
+        query, (pod, is_known) = self._names.query(raw), self._asking(args.pod)
 
         # nominated before: that one node was chosen for the pod, and its cards are held for it
         self._nominator.note_query(pod.uid, query)
         planned = self.ledger.planned(pod.uid) if len(query.rows) == 1 else None
-        if planned is not None and self.ledger.fleet.row_of.get(planned.node) == query.rows[0]:
+        is_planned = planned is not None and self.ledger.fleet.row_of.get(planned.node) == query.rows[0]
+        if is_planned or (pod.request is None and not pod.problem):  # or none of our business
+            self._passed.note(pod.uid, query.rows)
             return _answer(args, query.all_names(), query.everyone)
         if pod.request is None:
-            if not pod.problem:  # we were asked about a pod that is none of our business
-                return _answer(args, query.all_names(), query.everyone)
-            self._events.warn(pod, "InsufficientGPU", pod.problem)
+            if is_known:
+                self._events.warn(pod, "InsufficientGPU", pod.problem)
             problem = dict.fromkeys(query.names(query.everyone), pod.problem)
             return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (query.reasons_json([], problem),))
 
@@ -100,8 +111,7 @@ class SchedulingCycle:
 
         # pass the one nominated now, else the best few of those that fit
         outranked, fitting = kept[:0], np.count_nonzero(fits)
-        held = self._nominator.hold(pod.uid, query) if fitting > 1 else None
-        if held is not None:
+        if fitting > 1 and (held := self._nominator.hold(pod.uid, query)) is not None:
             chosen = query.rows == fleet.row_of[held.node]
             passing, outranked = (fits & chosen).nonzero()[0], (fits & ~chosen).nonzero()[0]
         elif 0 < self._placer.filter_best < fitting and not args.pod.spec.prefers:
@@ -111,14 +121,17 @@ class SchedulingCycle:
 
         # answer
         names: Json = _NO_NAMES
+        self._passed.note(pod.uid, query.rows.take(passing))
         if len(passing):
             next_query = query.part(passing)
             names = next_query.raw
             self._names.expect(next_query, Ranked(args.pod, fleet.clock, keys.take(passing)))
             if len(passing) == len(query.rows):
                 return _answer(args, names, passing)
-        else:
-            self._report_refused(pod, request, query)
+        else:  # tell its owner, and have room made for it if it is important enough
+            self._preemptor.note_refused(pod.uid, query)
+            if is_known:
+                self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
         never = np.setdiff1d((~fits).nonzero()[0], kept) if len(kept) else (~fits).nonzero()[0]
         compute_counts = bool(request.compute_percent or self.ledger.compute_required)
         full = reasons(fleet, query, never, request, compute_counts=compute_counts)
@@ -139,7 +152,7 @@ class SchedulingCycle:
         ranked = query.ranked
         if ranked is not None and ranked.pod is args.pod and ranked.clock == fleet.clock:
             return query.scores_json(scores(ranked.keys))
-        pod = _pod_of(args.pod) if args.pod is not None else None
+        pod = self._asking(args.pod)[0] if args.pod is not None else None
         if pod is None or pod.request is None:
             return query.scores_json(np.zeros(len(query.rows), dtype=np.int64))
         keys, _ = self._placer.rank(query, pod, pod.request)
@@ -151,20 +164,30 @@ class SchedulingCycle:
         """Keep the nodes on which evicting lower pods makes room on the cards, with those to evict."""
         if asking is None:
             return proposed
-        pod = _pod_of(asking)
-        if pod.request is None:
-            return {} if pod.problem else proposed
+        pod, is_known = self._asking(asking)
+        if pod.request is None or not is_known:
+            return {} if pod.problem or pod.request is not None else proposed
         found = self._pending_evictions.victims(pod, pod.request, proposed)
         if found:
             self._preemptor.leave_to_scheduler(pod.uid)
         return found
 
     async def bind(self, args: BindingArgs) -> str:
-        """Hold the cards, annotate, bind; the reason why not, "" when the pod is bound."""
+        """Hold the cards, annotate, bind; the reason why not, "" when the pod is bound.
+
+        Nobody who has not asked filter first gets anything bound: where a pod may run is kube-scheduler's to
+        say, and a filter that this replica answered tells that it was asked.
+        """
+        key, row = f"{args.pod_namespace}/{args.pod_name}", self.ledger.flush().row_of.get(args.node, UNKNOWN)
+        if not self._passed.holds(args.pod_uid, row):
+            return f"pod {key}: filter has not let node {args.node} pass for it; ask filter first"
         why_not = await self._binder.bind(args)
-        if why_not:
-            pod = Pod(args.pod_uid, args.pod_namespace, args.pod_name)
-            self._events.warn(pod, "GPUBindFailed", why_not)
+        known = self.ledger.pods.get(args.pod_uid)
+        if known is not None and known.key == key:
+            if why_not:
+                self._events.warn(known, "GPUBindFailed", why_not)
+            else:
+                self._passed.drop(args.pod_uid)
         return why_not
 
     def prewarm(self, shape: Shape | None) -> None:
@@ -174,10 +197,19 @@ class SchedulingCycle:
         if shape is not None:
             self._placer.policy.keys(shape)
 
-    def _report_refused(self, pod: Pod, request: Request, query: NodeQuery) -> None:
-        """It fits nowhere: tell its owner, and have room made for it if it is important enough."""
-        self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
-        self._preemptor.note_refused(pod, request, query)
+    def _asking(self, asking: WirePod) -> tuple[Pod, bool]:
+        """The pod that a question is about, as the API server shows it, and whether it has shown it yet.
+
+        kube-scheduler may have heard of a pod before us. Such a pod is answered by its own words, as one that
+        comes after all others, and nothing is done for it: anybody could have asked.
+        """
+        meta = asking.metadata
+        known = self.ledger.pods.get(meta.uid)
+        if known is not None:
+            return known, True
+        asked = pod_requests(asking.spec, meta.labels)
+        pod = Pod(meta.uid, meta.namespace, meta.name, priority=LOWEST)
+        return replace(pod, request=asked.request, problem=asked.problem), False
 
     def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
         """The texts of `reasons`; nodes that share nothing are told so by name."""
@@ -192,19 +224,6 @@ class SchedulingCycle:
                     own[name] = str(refusal)
             reasons = []
         return query.reasons_json(reasons, own)
-
-
-def _pod_of(asking: WirePod) -> Pod:
-    meta = asking.metadata
-    asked = pod_requests(asking.spec, meta.labels)
-    return Pod(
-        uid=meta.uid,
-        namespace=meta.namespace,
-        name=meta.name,
-        request=asked.request,
-        problem=asked.problem,
-        priority=asking.spec.priority or 0,
-    )
 
 
 def _answer(

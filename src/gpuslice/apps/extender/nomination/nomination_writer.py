@@ -38,23 +38,23 @@ class NominationWriter:
         self._leadership = leadership
         self._now_ns = now_ns
 
-    async def nominate(self, pod: Pod, placement: Placement) -> bool:
-        """False when it was not written, or perhaps not."""
+    async def nominate(self, pod: Pod, placement: Placement) -> int:
+        """The version of the pod that bears it; 0 when it was not written, or perhaps not."""
         state = self._ledger.state(placement.node)
         assert state is not None
         assert pod.request is not None
         annotations = placement_annotations(placement, pod.request, state.node, self._now_ns())
-        return await self._patch(pod, annotations, placement.node)
+        return await self._patch(pod, dict.fromkeys(PLACEMENT_ANNOTATIONS) | annotations, placement.node)
 
     async def take_back(self, pod: Pod, node: str) -> None:
         """Take off what was written for `node`; another's nomination stays."""
         nominated = pod.nominated if pod.nominated != node else None
         await self._patch(pod, dict.fromkeys(PLACEMENT_ANNOTATIONS), nominated or None)
 
-    async def _patch(self, pod: Pod, annotations: dict[str, Any], node: str | None) -> bool:
+    async def _patch(self, pod: Pod, annotations: dict[str, Any], node: str | None) -> int:
         """Both in one write, on the version that is known."""
         if not self._leadership.may_bind:
-            return False
+            return 0
         try:
             seen = await self._client.merge_patch(
                 SLIM_PODS,
@@ -66,9 +66,10 @@ class NominationWriter:
                 subresource="status",
             )
         except NotFoundError:
-            return False
+            return 0
         except KubeError as error:
             _log.info("not nominated", extra={"pod": pod.key, "error": str(error)})
-            return False
-        self._ledger.apply_pod(pod_view(seen))
-        return True
+            return 0
+        shown = pod_view(seen)
+        self._ledger.apply_pod(shown)
+        return shown.version

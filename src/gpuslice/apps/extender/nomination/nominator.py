@@ -70,6 +70,7 @@ class _Waiting:
     node: str = ""
     since_s: float = 0.0
     written_s: float = inf
+    version: int = 0  # of the pod, that our nomination made
     over: bool = False
 
 
@@ -209,6 +210,11 @@ class Nominator:
 
         return nominations_written()
 
+    def wrote(self, pod: Pod) -> bool:
+        """Whether the pod's annotations are as our nomination left them."""
+        waiting = self._waiting.get(pod.uid)
+        return waiting is not None and 0 < waiting.version == pod.version
+
     async def written(self, uid: str) -> None:
         """Until no request of ours for this pod is under way."""
         while (write := self._writes.get(uid)) is not None:
@@ -280,7 +286,8 @@ class Nominator:
     async def _nominate(self, pod: Pod, placement: Placement) -> None:
         waiting = self._waiting[pod.uid]
         try:
-            if await self._writer.nominate(pod, placement):
+            waiting.version = await self._writer.nominate(pod, placement)
+            if waiting.version:
                 waiting.written_s = self._clock()
                 if not waiting.over:
                     self._ready.add(pod.uid)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
 from gpuslice.apps.extender.preemption.evictor import Evictor
-from gpuslice.apps.extender.preemption.reservations import Reservations, loop_time
+from gpuslice.apps.extender.preemption.reservations import LOWEST, Reservations, loop_time
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.nomination import open_to
@@ -54,16 +54,19 @@ LEAST_CANDIDATES, CANDIDATES_PART = (
 SLICE = 20  # nodes looked at before other requests get their turn
 
 
+NOTHING = Request(0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A pod that was refused, and on which rows of the fleet as it was in `version`."""
 
     uid: str
-    priority: int
-    request: Request
     rows: npt.NDArray[np.int32]
     version: int
     due_s: float
+    priority: int = LOWEST  # this and the request as the API server shows them, once the pod's turn has come
+    request: Request = NOTHING
 
 
 @dataclass(slots=True)
@@ -103,16 +106,20 @@ class Preemptor:
 
     # -- what is heard -------------------------------------------------------------------------------------
 
-    def note_refused(self, pod: Pod, request: Request, query: NodeQuery) -> None:
-        """kube-scheduler was told that the pod fits on none of the nodes that it would take."""
-        if not self._enabled or self._ledger.nominations.of(pod.uid):
+    def note_refused(self, uid: str, query: NodeQuery) -> None:
+        """kube-scheduler was told that the pod fits on none of the nodes that it would take.
+
+        It may have heard of the pod before us: what the pod asks for is looked up when its turn comes.
+        """
+        if not self._enabled or self._ledger.nominations.of(uid):
             return
-        known = self._waiting.pop(pod.uid, None)
+        known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
-        rows, version = query.rows.astype(np.int32), self._ledger.fleet.cards_version
-        self._waiting[pod.uid] = _Waiting(pod.uid, pod.priority, request, rows, version, due_s)
+        self._waiting[uid] = _Waiting(
+            uid, query.rows.astype(np.int32), self._ledger.fleet.cards_version, due_s
+        )
         if len(self._waiting) > WAITING:
-            del self._waiting[min(self._waiting.values(), key=lambda each: each.priority).uid]
+            del self._waiting[min(self._waiting, key=self._priority)]
 
     def leave_to_scheduler(self, uid: str) -> None:
         """kube-scheduler asked whom to evict for this pod and was told: it evicts, and nominates soon."""
@@ -137,16 +144,21 @@ class Preemptor:
             return
         now_s = self._clock()
         due = [
-            each
+            each.uid
             for each in self._waiting.values()
             if max(each.due_s, self._rest_until_s) <= now_s and not self._is_paused(each.uid)
         ]
         if due:
-            chosen = max(due, key=lambda each: each.priority)  # the earliest among equals
-            del self._waiting[chosen.uid]
-            result = await self._preempt(chosen)
-            if result:
-                self.results[result] += 1
+            chosen = self._waiting.pop(max(due, key=self._priority))  # the earliest among equals
+            pod = self._ledger.pods.get(chosen.uid)
+            if pod is not None and pod.request is not None:
+                result = await self._preempt(replace(chosen, priority=pod.priority, request=pod.request))
+                if result:
+                    self.results[result] += 1
+
+    def _priority(self, uid: str) -> int:
+        pod = self._ledger.pods.get(uid)
+        return pod.priority if pod is not None else LOWEST
 
     def _is_paused(self, uid: str) -> bool:
         pause = self._pauses.get(uid)

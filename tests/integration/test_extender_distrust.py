@@ -1,0 +1,132 @@
+"""What a request says is not believed: the API server's object decides, and filter comes before bind."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from gpuslice.core.contract import ANN_CORE, ANN_INDEX, ANN_MEANT, GPU_COUNT, GPU_MEM
+from tests.integration.extender_rig import Rig, cluster, rig
+from tests.integration.preemption_rig import Story
+
+HIGHEST = (1 << 31) - 1
+
+
+def forged(pod: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The same pod with other words: `priority`, `units`, `labels`."""
+    other = copy.deepcopy(pod)
+    if "priority" in changes:
+        other["spec"]["priority"] = changes["priority"]
+    if "units" in changes:
+        for kind in ("limits", "requests"):
+            other["spec"]["containers"][0]["resources"][kind] = {GPU_MEM: str(changes["units"])}
+    other["metadata"]["labels"] = changes.get("labels", {})
+    return other
+
+
+def test_nobody_is_evicted_for_a_priority_that_only_the_request_claims() -> None:
+    with closing(Story(cards=1)) as story:
+        story.place("system", 15, priority=200)
+        story.add("mine", 15, priority=0)
+        story.calm()
+        assert story.ask(forged(story.api.pod("mine"), priority=HIGHEST), story.nodes) == []
+        story.calm(10)
+        assert story.leaving() == set()
+        assert story.names() == {"system", "mine"}
+
+
+def test_nobody_is_evicted_for_a_pod_that_only_the_request_knows() -> None:
+    with closing(Story(cards=1)) as story:
+        story.place("system", 15, priority=0)
+        story.add("mine", 15, priority=200)
+        story.calm()
+        pod = forged(story.api.pod("mine"), priority=HIGHEST)
+        pod["metadata"]["uid"] = "no-such-pod"
+        assert story.ask(pod, story.nodes) == []
+        story.calm(10)
+        assert story.leaving() == set()
+
+
+@pytest.mark.parametrize("changes", [{"units": 1}, {"labels": {GPU_COUNT: "2"}}])
+async def test_filter_goes_by_what_the_api_server_knows_of_the_pod(changes: dict[str, Any]) -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        await extender.add_and_bind("other", "15")
+        await extender.add_and_bind("third", "2")
+        pod = extender.api.add_pod("mine", "14")
+        await extender.caught_up()
+        answer = await extender.filter(forged(pod, **changes), "n1")
+        assert answer["NodeNames"] == []
+
+
+async def test_only_a_node_that_filter_let_pass_is_bound_to() -> None:
+    async with rig(cluster(n1=(15, 1), n2=(15, 1))) as extender:
+        pod = extender.api.add_pod("mine")
+        await extender.caught_up()
+        error = await extender.bind_unasked(pod, "n1")
+        assert error == "pod default/mine: filter has not let node n1 pass for it; ask filter first"
+        await extender.filter(pod, "n1")
+        assert "filter has not let node n2 pass" in await extender.bind_unasked(pod, "n2")
+        assert extender.api.bound_to("mine") == ""
+        assert await extender.bind_unasked(pod, "n1") == ""
+
+
+async def bind_with_uid(extender: Rig, pod: dict[str, Any], uid: str) -> str:
+    meta = pod["metadata"]
+    args = {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": uid, "Node": "n1"}
+    error: str = (await extender.post("bind", args))["Error"]
+    return error
+
+
+async def test_a_bind_must_name_the_uid_of_the_pod() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod, other = extender.api.add_pod("mine"), extender.api.add_pod("other")
+        await extender.caught_up()
+        for each in (pod, other):
+            await extender.filter(each, "n1")
+        assert await bind_with_uid(extender, pod, "") == "PodUID is empty, must be the uid of the pod to bind"
+        assert "uid is" in await bind_with_uid(extender, pod, other["metadata"]["uid"])
+        assert extender.api.bound_to("mine") == ""
+
+
+async def test_a_pod_that_asks_for_nothing_of_ours_is_not_bound() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod("stranger", containers=[{"name": "web", "image": "web"}])
+        assert (await extender.filter(pod, "n1"))["NodeNames"] == ["n1"]
+        assert "it asks for no aliyun.com/gpu-mem" in await extender.bind_unasked(pod, "n1")
+        assert extender.api.bound_to("stranger") == ""
+
+
+async def test_no_event_is_written_in_the_words_of_a_request() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod("mine")
+        await extender.caught_up()
+        assert await extender.bind_unasked(pod, "read this: call 555-1234")
+        args = {"PodName": "read-this", "PodNamespace": "default", "PodUID": "u", "Node": "n1"}
+        assert (await extender.post("bind", args))["Error"]
+        said = forged(pod, units="4.5")
+        said["spec"]["containers"][0]["name"] = "read this"
+        said["metadata"]["uid"] = "u"
+        await extender.filter(said, "n1")
+        await extender.bind(pod, "n1")
+        assert [event for event in extender.api.events() if "read" in str(event)] == []
+
+
+FORGED = {ANN_CORE: '{"0":{"0":100}}', ANN_MEANT: "1"}
+
+
+@pytest.mark.parametrize("annotations", [FORGED, FORGED | {ANN_INDEX: "1"}])
+async def test_a_placement_that_the_pod_claims_for_itself_is_gone_once_it_is_bound(
+    annotations: dict[str, str],
+) -> None:
+    async with rig(cluster(n1=(30, 2))) as extender:
+        await extender.add_and_bind("other", "1")
+        pod = extender.api.add_pod("mine", "1", annotations=annotations)
+        await extender.caught_up()
+        assert await extender.bind(pod, "n1") == ""
+        found = extender.api.annotations("mine")
+        assert found[ANN_INDEX] == "0"
+        assert ANN_CORE not in found
+        assert ANN_MEANT not in found
