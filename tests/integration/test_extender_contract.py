@@ -423,3 +423,28 @@ async def test_a_pod_refused_on_a_sample_of_the_nodes_is_told_why() -> None:
         await extender.filter(extender.api.add_pod("q", "8"), *sample[:50])
         _, text = await extender.get("/metrics")
         assert "gpuslice_extender_sampled_pods_total 1\n" in text
+
+
+async def test_each_bind_is_remembered_with_its_cards_and_its_reason() -> None:
+    async with rig(cluster(n1=(30, 2)), lease_identity="replica-a") as extender:
+        pod, other = extender.api.add_pod("p", "4"), extender.api.add_pod("other", "15")
+        assert await extender.bind(pod) == ""
+        assert await extender.bind(other, uid="gone")
+        status, text = await extender.get("/debug/decisions")
+        assert status == 200
+        first, second = msgspec.json.decode(text)
+        assert first.pop("seconds") >= 0
+        assert first.pop("time").endswith("+00:00")
+        assert first == {
+            "pod": "default/p",
+            "uid": pod["metadata"]["uid"],
+            "node": "n1",
+            "cards": {"0": 4},
+            "policy": "binpack",
+            "passed": 1,
+            "nominated": False,
+            "replica": "replica-a",
+            "error": "",
+        }
+        assert "not equal with expected gone" in second["error"]
+        assert second["cards"] == {}

@@ -13,7 +13,7 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingsError
 from gpuslice.core.contract import LABEL_LEADER
 from simcluster.apiserver.server import ApiServer
-from tests.integration.extender_rig import Api, cluster, running_extender, until
+from tests.integration.extender_rig import PREFIX, Api, cluster, running_extender, until
 
 
 def labelled(api: Api) -> set[str]:
@@ -74,3 +74,33 @@ async def test_nobody_is_labelled_unless_asked_for() -> None:
 def test_a_label_without_a_pod_is_refused() -> None:
     with pytest.raises(SettingsError, match="POD_NAME"):
         ExtenderSettings(label_leader=True)
+
+
+async def test_who_asks_a_replica_that_does_not_lead_is_sent_to_another_connection() -> None:
+    """kube-scheduler keeps its connections: an old leader would be asked for ever, and nothing bound."""
+    api = cluster(n1=(15, 1))
+    pod = api.add_pod("p")
+    args = {"PodName": "p", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": "n1"}
+    bodies = {"filter": {"Pod": pod, "NodeNames": ["n1"]}, "prioritize": {"Pod": pod, "NodeNames": ["n1"]}}
+    bodies |= {"bind": args, "preempt": {"Pod": pod, "NodeNameToMetaVictims": {}}}
+
+    async def connections(url: str) -> set[str]:
+        async with aiohttp.ClientSession() as web:
+            found = set()
+            for verb, body in bodies.items():
+                async with web.post(f"{url}{PREFIX}/{verb}", json=body) as answer:
+                    found.add(answer.headers["Connection"])
+            return found
+
+    async with ApiServer(api.cluster) as server, contextlib.AsyncExitStack() as stack:
+        own = {"leader_elect": True, "lease_namespace": "default", "lease_duration_s": 1.5}
+        start = running_extender(server.url, lease_identity="a", **own)
+        leader, leads = await stack.enter_async_context(start)
+        await until(lambda: not leader.not_ready())
+        start = running_extender(server.url, lease_identity="b", **own)
+        follower, follows = await stack.enter_async_context(start)
+        await until(lambda: not follower.not_prepared())
+        assert await connections(leads) == {"keep-alive"}
+        assert await connections(follows) == {"close"}
+        assert follower.metrics.asked_while_not_ready == len(bodies)
+        assert leader.metrics.asked_while_not_ready == 0

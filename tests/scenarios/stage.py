@@ -21,10 +21,12 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.extender import Questions
 from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.core.contract import GPU_CORE, GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
@@ -33,6 +35,19 @@ from tests.builders import api_container, api_pod, make_node, make_placement, ma
 from tests.unit.kube_wire import ScriptedTransport
 
 Options = dict[str, str]
+
+
+class Nobody(StrandedPods):
+    """Is told of refusals and wakes nobody."""
+
+    def __init__(self) -> None:
+        pass
+
+    def note_refused(self, uid: str, query: NodeQuery) -> None:
+        pass
+
+    def note_passed(self, uid: str) -> None:
+        pass
 
 
 class Told(PodEvents):
@@ -86,7 +101,12 @@ class Stage:
         extender = Extender(settings, KubeClient(ScriptedTransport()))
         self.ledger, self.placer = extender.ledger, extender.placer
         self.cycle = SchedulingCycle(
-            extender.placer, extender.nominator, extender.preemptor, extender.binder, self.events
+            extender.placer,
+            extender.nominator,
+            extender.preemptor,
+            Nobody(),
+            extender.binder,
+            events=self.events,
         )
         return "ok"
 

@@ -261,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answered(self, request: Request, answer: Response) -> None:
         last_word = self._deaf and self._refusal is None and not self._waiting
-        last = not request.keep_alive or last_word or self._clients.draining
+        last = answer.last or not request.keep_alive or last_word or self._clients.draining
         self._write(answer, last, without_body=request.method == "HEAD")
         if last and self._transport is not None:
             self._waiting.clear()

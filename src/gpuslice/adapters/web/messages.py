@@ -48,13 +48,17 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """One answer. `more`: what follows `body`; to put large pieces together would be to copy them."""
+    """One answer. `more`: what follows `body`; to put large pieces together would be to copy them.
+
+    `last`: the client is to come back on another connection, which may lead to another process.
+    """
 
     body: bytes = b""
     status: int = 200
     content_type: str = TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
     more: Sequence[bytes | memoryview] = ()
+    last: bool = False
 
     @property
     def length_bytes(self) -> int:

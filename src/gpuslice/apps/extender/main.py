@@ -36,6 +36,7 @@ from gpuslice.apps.extender.rank_prewarmer import RankPrewarmer
 from gpuslice.apps.extender.routes import Routes
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.apps.extender.world import World
 from gpuslice.apps.settings import shown
@@ -102,13 +103,16 @@ class Extender:
             self.leadership,
             timeout_s=settings.bind_timeout_s,
         )
+        self.stranded = StrandedPods(self.placer, self.waker, self.leadership)
         self.cycle = SchedulingCycle(
             self.placer,
             self.nominator,
             self.preemptor,
+            self.stranded,
             self.binder,
-            self.events,
+            events=self.events,
             explain=settings.explain_refusals,
+            replica=settings.lease_identity or platform.node(),
         )
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
@@ -168,6 +172,7 @@ class Extender:
             tasks.create_task(self.preemptor.run(), name="preempt")
             tasks.create_task(self.nominator.run(), name="nominate")
             tasks.create_task(self.waker.run(), name="wake")
+            tasks.create_task(self.stranded.run(), name="stranded pods")
             if self.settings.label_leader:
                 tasks.create_task(self.label.run(), name="label of the leader")
 
@@ -225,6 +230,7 @@ class Extender:
             preemptions=self.preemptor.results,
             preempted=self.preemptor.evictor.evicted,
             nominations=self.nominator.results,
+            wakeups=self.stranded.woken,
         )
 
 

@@ -65,6 +65,7 @@ class Metrics:
         self._api_times = api_times
         self.calls: dict[tuple[str, str], int] = {}  # (verb, result)
         self.seconds: dict[str, float] = {}
+        self.asked_while_not_ready = 0
 
     def observe(self, verb: str, result: str, seconds: float) -> None:
         self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
@@ -79,6 +80,7 @@ class Metrics:
         preemptions: Mapping[str, int] = NO_COUNTS,
         preempted: int = 0,
         nominations: Mapping[str, int] = NO_COUNTS,
+        wakeups: int = 0,
     ) -> list[Family]:
         """What a scrape gets. `sampled`: pods refused because not all nodes were asked about."""
         fleet, ledger = self._ledger.flush(), self._ledger
@@ -91,6 +93,11 @@ class Metrics:
         return [
             _counter("requests_total", "Calls by verb and result.", calls),
             _counter("request_seconds_total", "Time spent answering calls.", seconds),
+            _counter(
+                "asked_while_not_ready_total",
+                "Calls to a replica that does not lead, or has not read the cluster.",
+                self.asked_while_not_ready,
+            ),
             _counter("api_requests_total", "Requests to the API server.", self._api_times.requests),
             _counter("api_seconds_total", "Time waited for the API server.", self._api_times.seconds),
             _counter(
@@ -101,6 +108,7 @@ class Metrics:
             _counter("preemptions_total", "Preemption attempts by result.", made),
             _counter("preempted_pods_total", "Pods evicted for others.", preempted),
             _counter("nominations_total", "Nodes nominated for waiting pods, by result.", results),
+            _counter("wakeups_total", "Times all waiting pods were woken for one that fits.", wakeups),
             _gauge("units", "Units of all usable cards.", int(fleet.size.sum())),
             _gauge("free_units", "Units nobody holds.", int(fleet.left.sum())),
             _gauge("nodes", "Nodes with shared cards.", len(fleet.row_of)),

@@ -141,6 +141,10 @@ class PassedNodes:
         if (rows := self._rows.pop(uid, None)) is not None:
             self._count -= len(rows)
 
+    def count(self, uid: str) -> int:
+        """How many nodes filter let pass for the pod."""
+        return len(self._rows.get(uid, ()))
+
     def holds(self, uid: str, row: int) -> bool:
         """Whether filter let this row pass for the pod."""
         return uid in self._rows and bool((self._rows[uid] == row).any())

@@ -55,7 +55,7 @@ class Routes:
         except MalformedError as error:
             result = FilterResult(error=str(error))
         answer = Response(content_type=JSON, more=result.pieces())
-        self._observe("filter", bool(result.error) or result.node_names == b"[]", began)
+        self._observe("filter", bool(result.error) or result.node_names == b"[]", began, answer)
         waiting = self.nominator.keep_pace()
         if waiting is None:
             return answer
@@ -73,8 +73,9 @@ class Routes:
         except MalformedError as error:
             _log.warning("prioritize not understood", extra={"error": str(error)})
             scores = b"[]"  # the answer has no place for an error, and the scheduler ignores one
-        self._observe("prioritize", scores == b"[]", began)
-        return Response(scores, content_type=JSON)
+        answer = Response(scores, content_type=JSON)
+        self._observe("prioritize", scores == b"[]", began, answer)
+        return answer
 
     def preempt(self, request: Request) -> Response:
         began = time.perf_counter()
@@ -84,8 +85,9 @@ class Routes:
         except MalformedError as error:
             _log.warning("preempt not understood", extra={"error": str(error)})
             result = PreemptionResult({})
-        self._observe("preempt", not result.node_name_to_meta_victims, began)
-        return json_answer(result)
+        answer = json_answer(result)
+        self._observe("preempt", not result.node_name_to_meta_victims, began, answer)
+        return answer
 
     async def bind(self, request: Request) -> Response:
         began = time.perf_counter()
@@ -94,11 +96,16 @@ class Routes:
             error = self.not_ready() or await self.cycle.bind(args)
         except MalformedError as malformed:
             error = str(malformed)
-        self._observe("bind", bool(error), began)
-        return json_answer(BindingResult(error), 500 if error and self.bind_errors_as_500 else 200)
+        answer = json_answer(BindingResult(error), 500 if error and self.bind_errors_as_500 else 200)
+        self._observe("bind", bool(error), began, answer)
+        return answer
 
-    def _observe(self, verb: str, no: bool, began: float) -> None:
+    def _observe(self, verb: str, no: bool, began: float, answer: Response) -> None:
+        """Count it. Who asks a replica that does not lead is sent away: the Service knows who does."""
         self.metrics.observe(verb, "no" if no else "yes", time.perf_counter() - began)
+        if self.not_ready():
+            self.metrics.asked_while_not_ready += 1
+            answer.last = True
 
     # -- for people ----------------------------------------------------------------------------------------
 
@@ -126,4 +133,5 @@ class Routes:
             get(f"{PREFIX}/inspect/", self.inspect),
             get(f"{PREFIX}/inspect/{{}}", self.inspect_one),
             get("/debug/state", self.debug_state),
+            get("/debug/decisions", lambda _: json_answer(list(self.cycle.decisions))),
         ]

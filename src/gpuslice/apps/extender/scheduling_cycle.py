@@ -11,8 +11,13 @@ copy.
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -36,12 +41,16 @@ from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reservations import LOWEST
 from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals
+from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.placement import not_shared, refuse
 from gpuslice.core.policy import NEVER
 from gpuslice.core.policy.fleet import Shape
 from gpuslice.core.views import pod_requests
 
+_log = logging.getLogger(__name__)
+
+KEPT_DECISIONS = 1000
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
 OUTRANKED = "Outranked"  # short: it goes over the wire once for nearly every node
@@ -59,10 +68,12 @@ class SchedulingCycle:
         placer: Placer,
         nominator: Nominator,
         preemptor: Preemptor,
+        stranded: StrandedPods,
         binder: Binder,
-        events: PodEvents,
         *,
+        events: PodEvents,
         explain: bool = False,
+        replica: str = "",
     ) -> None:
         self.ledger = placer.ledger
         self.refusals = Refusals(placer.ledger, placer.policy)
@@ -70,12 +81,15 @@ class SchedulingCycle:
         self._nominator = nominator
         self._preemptor = preemptor
         self._pending_evictions = PendingEvictions(placer.ledger)
+        self._stranded = stranded
         self._binder = binder
         self._events = events
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
         self._impossible = ImpossibleNodes(placer.ledger.fleet)
         self._explain = explain
+        self._replica = replica
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)  # binds, the latest last
 
     def filter(self, args: ExtenderArgs) -> FilterResult:
         """Part the nodes asked about into those that can hold the pod and the others with their reasons.
@@ -123,6 +137,7 @@ class SchedulingCycle:
         names: Json = _NO_NAMES
         self._passed.note(pod.uid, query.rows.take(passing))
         if len(passing):
+            self._stranded.note_passed(pod.uid)
             next_query = query.part(passing)
             names = next_query.raw
             self._names.expect(next_query, Ranked(args.pod, fleet.clock, keys.take(passing)))
@@ -130,6 +145,7 @@ class SchedulingCycle:
                 return _answer(args, names, passing)
         else:  # tell its owner, and have room made for it if it is important enough
             self._preemptor.note_refused(pod.uid, query)
+            self._stranded.note_refused(pod.uid, query)
             if is_known:
                 self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
         never = np.setdiff1d((~fits).nonzero()[0], kept) if len(kept) else (~fits).nonzero()[0]
@@ -179,10 +195,26 @@ class SchedulingCycle:
         say, and a filter that this replica answered tells that it was asked.
         """
         key, row = f"{args.pod_namespace}/{args.pod_name}", self.ledger.flush().row_of.get(args.node, UNKNOWN)
+        began, passed = time.monotonic(), self._passed.count(args.pod_uid)
         if not self._passed.holds(args.pod_uid, row):
             return f"pod {key}: filter has not let node {args.node} pass for it; ask filter first"
         why_not = await self._binder.bind(args)
-        known = self.ledger.pods.get(args.pod_uid)
+        known, held = self.ledger.pods.get(args.pod_uid), self.ledger.allocation(args.pod_uid)
+        slices = held.placement.slices if held is not None and held.placement is not None else ()
+        decision = {
+            "pod": key,
+            "uid": args.pod_uid,
+            "node": args.node,
+            "cards": {str(part.card): part.units for part in slices},
+            "policy": self._placer.policy.name,
+            "passed": passed,  # nodes that filter left kube-scheduler to choose from
+            "nominated": known is not None and bool(known.nominated),
+            "replica": self._replica,
+            "seconds": round(time.monotonic() - began, 4),
+            "error": why_not,
+        }
+        self.decisions.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **decision})
+        _log.info("bind decided", extra=decision)
         if known is not None and known.key == key:
             if why_not:
                 self._events.warn(known, "GPUBindFailed", why_not)

@@ -1,0 +1,132 @@
+"""Pods that were refused and would fit by now, though kube-scheduler does not ask about them again.
+
+kube-scheduler may hear before us that a pod is gone. It then asks at once, is answered from what we know, and
+tries the waiting pod again only at an event of its own, else after five minutes. So who was refused is
+remembered, and when it would fit and nobody has asked for a moment, a node is shown to change (`waker`).
+That wakes all waiting pods, so it is done seldom: once for all, and ever more rarely while it does not help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.node_query import NodeQuery
+from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.preemption.reservations import loop_time
+from gpuslice.apps.extender.waker import Waker
+from gpuslice.core.ledger import shape_of
+from gpuslice.core.model import Placement
+from gpuslice.core.policy import NEVER
+from gpuslice.core.policy.fleet import Shape
+
+CHECK_EVERY_S = 0.5
+STRANDED_AFTER_S = 1.0  # of fitting: what kube-scheduler heard as well it acts on in milliseconds
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0  # between two times that all are woken
+REMEMBERED = 1000  # pods; the oldest are left to kube-scheduler
+LOOKED_AT = 50  # pods in one check for which a node is chosen
+UNKNOWN_FOR_S = 30.0  # a pod that the watch does not show by then was none
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A pod that was refused on `rows` of the fleet as it was in `version`."""
+
+    rows: npt.NDArray[np.int32]
+    version: int
+    at_s: float
+    fits_since_s: float = inf
+
+
+class StrandedPods:
+    """Wakes kube-scheduler for them, while this replica leads."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        waker: Waker,
+        leadership: Leadership,
+        *,
+        clock: Callable[[], float] = loop_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.woken = 0
+        self._placer = placer
+        self._ledger = placer.ledger
+        self._waker = waker
+        self._leadership = leadership
+        self._clock = clock
+        self._sleep = sleep
+        self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by uid, the oldest first
+        self._pause_s = FIRST_PAUSE_S
+        self._quiet_until_s = 0.0
+
+    def note_refused(self, uid: str, query: NodeQuery) -> None:
+        """kube-scheduler asked about this pod and was told that it fits nowhere."""
+        rows = query.rows[query.rows >= 0].astype(np.int32)
+        self._refused.pop(uid, None)
+        self._refused[uid] = _Refused(rows, self._ledger.fleet.cards_version, self._clock())
+        if len(self._refused) > REMEMBERED:
+            self._refused.popitem(last=False)
+
+    def note_passed(self, uid: str) -> None:
+        """It fits somewhere, and kube-scheduler knows."""
+        self._refused.pop(uid, None)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await self._sleep(CHECK_EVERY_S)
+            self.check()
+
+    def check(self) -> None:
+        """Wake kube-scheduler if somebody has fitted for a while without having been asked about."""
+        if not self._leadership.may_bind:
+            self._refused.clear()
+            return
+        stranded = self._stranded() if self._refused else None
+        now_s = self._clock()
+        if stranded is None:
+            if now_s >= self._quiet_until_s + self._pause_s:
+                self._pause_s = FIRST_PAUSE_S
+        elif now_s >= self._quiet_until_s:
+            self.woken += 1
+            self._waker.free_again(stranded)
+            self._quiet_until_s = now_s + self._pause_s
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+
+    def _stranded(self) -> Placement | None:
+        """Where the first of them would go."""
+        fleet, now_s = self._ledger.flush(), self._clock()
+        fits: dict[Shape, bool] = {}
+        looked_at = 0
+        for uid, refused in tuple(self._refused.items()):
+            pod = self._ledger.pods.get(uid)
+            if pod is None:
+                if now_s > refused.at_s + UNKNOWN_FOR_S:
+                    del self._refused[uid]
+                continue
+            if pod.node or pod.request is None or self._ledger.allocation(uid) is not None:
+                del self._refused[uid]
+                continue
+            shape = shape_of(pod.request)
+            if shape not in fits:
+                fits[shape] = bool((self._placer.policy.keys(shape) != NEVER).any())
+            placement = None
+            if fits[shape] and looked_at < LOOKED_AT:
+                looked_at += 1
+                open_rows = np.full(fleet.rows, refused.version != fleet.cards_version)
+                if refused.version == fleet.cards_version:  # else rows may be others'
+                    open_rows[refused.rows] = True
+                placement = self._placer.choose_node(pod, open_rows, 1)
+            refused.fits_since_s = min(refused.fits_since_s, now_s) if placement is not None else inf
+            if placement is not None and now_s >= refused.fits_since_s + STRANDED_AFTER_S:
+                return placement
+        return None

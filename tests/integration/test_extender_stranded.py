@@ -1,0 +1,66 @@
+"""Who was refused because our news was late is tried again, and nobody is woken in vain for long."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from tests.integration.preemption_rig import Story
+
+
+def version(story: Story) -> str:
+    """Of the node: a new one makes kube-scheduler try all waiting pods."""
+    found: str = story.api.call("GET", "/api/v1/nodes/n1")["metadata"]["resourceVersion"]
+    return found
+
+
+def test_a_pod_refused_before_we_heard_of_the_room_is_woken() -> None:
+    with closing(Story(cards=1)) as story:
+        story.place("a", 15)
+        story.add("b", 15)
+        story.calm(3)
+        before = version(story)
+        story.api.delete_pod("a")  # kube-scheduler has heard of it, our watch has not
+        assert story.schedule("b") == ""
+        story.calm(3)
+        assert version(story) != before
+        assert story.schedule("b") == "n1"
+        after = version(story)
+        story.calm(300)
+        assert version(story) == after
+
+
+def test_a_pod_asked_about_before_the_watch_showed_it_is_woken() -> None:
+    with closing(Story(cards=1)) as story:
+        story.place("a", 15)
+        story.api.delete_pod("a")
+        story.add("b", 15)
+        before = version(story)
+        assert story.schedule("b") == ""
+        story.calm(3)
+        assert version(story) != before
+
+
+def test_who_fits_nowhere_wakes_nobody() -> None:
+    with closing(Story(cards=1)) as story:
+        story.place("a", 15)
+        story.add("b", 4)
+        story.calm()
+        before = version(story)
+        assert story.schedule("b") == ""
+        story.calm(60)
+        assert version(story) == before
+
+
+def test_many_that_would_fit_are_woken_together_and_ever_more_rarely() -> None:
+    """A kube-scheduler that does not come, though a hundred pods would fit, is not stormed with changes."""
+    with closing(Story(cards=1)) as story:
+        story.place("a", 15)
+        names = [f"b{number}" for number in range(100)]
+        for name in names:
+            story.add(name, 4)
+        story.calm()
+        story.api.delete_pod("a")
+        for name in names:
+            assert story.schedule(name) == ""
+        story.calm(120)
+        assert 3 <= story.extender.stranded.woken <= 7
