@@ -266,7 +266,7 @@ async def test_the_reflector_misses_no_delete_while_the_server_forgets(
         server.cluster.compact()
         server.cluster.faults.clear()
         await until(lambda: len(following.told) >= 6)
-        assert sorted(following.told[3:]) == ["added again", "deleted again", "deleted gone"]
+        assert sorted(following.told[3:]) == ["added again", "deleted again", "deleted gone", "synced"]
         assert following.told.index("deleted again") < following.told.index("added again", 3)
 
 

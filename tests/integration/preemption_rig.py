@@ -116,7 +116,6 @@ class Story(Played):
 
     def propose(self, name: str, *victims: str) -> set[str]:
         """kube-scheduler asks whom to evict from the first node, these for one; the answer."""
-        self.calm()
         uids = [{"UID": self.api.pod(victim)["metadata"]["uid"]} for victim in victims]
         proposed = {self.nodes[0]: {"Pods": uids, "NumPDBViolations": 0}}
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})

@@ -25,14 +25,6 @@ from tests.integration.extender_rig import PREFIX, Api, cluster, rig, until
 
 NO_ROOM = "Insufficient GPU Memory in one device"
 
-CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-PRIORITY = {
-    "apiVersion": "scheduling.k8s.io/v1",
-    "kind": "PriorityClass",
-    "metadata": {"name": "high"},
-    "value": 100,
-}
-
 
 async def test_version_is_plain_text() -> None:
     async with rig() as extender:
@@ -384,32 +376,6 @@ async def test_requests_of_init_containers_and_sidecars_count_like_kubelet_count
         assert GPU_MEM in extender.api.pod()["spec"]["containers"][0]["resources"]["limits"]
 
 
-async def test_preempt_answers_with_victims_by_card() -> None:
-    async with rig(cluster(n1=(16, 2), n2=(8, 1))) as extender:
-        names = {name: await extender.add_and_bind(name, "4") for name in "abcd"}
-        assert list(names.values()) == ["0", "0", "1", "1"]
-        await extender.caught_up()
-        uid = {name: extender.api.pod(name)["metadata"]["uid"] for name in names}
-        extender.api.call("POST", CLASSES, PRIORITY)
-        high, huge = [
-            extender.api.add_pod(name, units, priorityClassName="high")
-            for name, units in (("high", "8"), ("huge", "9"))
-        ]
-        await extender.caught_up()
-        proposed = {
-            "n1": {"Pods": [{"UID": uid["a"]}, {"UID": uid["c"]}], "NumPDBViolations": 0},
-            "n2": {"Pods": [{"UID": "gone"}], "NumPDBViolations": 0},
-        }
-        body = {"Pod": high, "NodeNameToMetaVictims": proposed}
-        answer = await extender.post("preempt", body)
-        kept = answer["NodeNameToMetaVictims"]["n1"]
-        assert {each["UID"] for each in kept["Pods"]} in ({uid["a"], uid["b"]}, {uid["c"], uid["d"]})
-        full = {"n1": {"Pods": [{"metadata": {"uid": uid["a"]}}], "NumPDBViolations": 1}}
-        body = {"Pod": huge, "NodeNameToVictims": full}
-        assert await extender.post("preempt", body) == {"NodeNameToMetaVictims": {}}
-        assert await extender.post("preempt", b"nonsense") == {"NodeNameToMetaVictims": {}}
-
-
 async def test_a_pod_refused_on_a_sample_of_the_nodes_is_told_why() -> None:
     api = cluster(**{f"n{number:03d}": (4, 1) for number in range(249)}, roomy=(15, 1))
     async with rig(api) as extender:
@@ -423,28 +389,3 @@ async def test_a_pod_refused_on_a_sample_of_the_nodes_is_told_why() -> None:
         await extender.filter(extender.api.add_pod("q", "8"), *sample[:50])
         _, text = await extender.get("/metrics")
         assert "gpuslice_extender_sampled_pods_total 1\n" in text
-
-
-async def test_each_bind_is_remembered_with_its_cards_and_its_reason() -> None:
-    async with rig(cluster(n1=(30, 2)), lease_identity="replica-a") as extender:
-        pod, other = extender.api.add_pod("p", "4"), extender.api.add_pod("other", "15")
-        assert await extender.bind(pod) == ""
-        assert await extender.bind(other, uid="gone")
-        status, text = await extender.get("/debug/decisions")
-        assert status == 200
-        first, second = msgspec.json.decode(text)
-        assert first.pop("seconds") >= 0
-        assert first.pop("time").endswith("+00:00")
-        assert first == {
-            "pod": "default/p",
-            "uid": pod["metadata"]["uid"],
-            "node": "n1",
-            "cards": {"0": 4},
-            "policy": "binpack",
-            "passed": 1,
-            "nominated": False,
-            "replica": "replica-a",
-            "error": "",
-        }
-        assert "not equal with expected gone" in second["error"]
-        assert second["cards"] == {}

@@ -1,4 +1,4 @@
-"""Which replica a Service shows, and who counts as ready."""
+"""Which replica a Service shows, who counts as ready, and which replica decided what."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import aiohttp
+import msgspec
 import pytest
 
 from gpuslice.apps.extender.main import Extender
@@ -13,7 +14,7 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingsError
 from gpuslice.core.contract import LABEL_LEADER
 from simcluster.apiserver.server import ApiServer
-from tests.integration.extender_rig import PREFIX, Api, cluster, running_extender, until
+from tests.integration.extender_rig import PREFIX, Api, cluster, rig, running_extender, until
 
 
 def labelled(api: Api) -> set[str]:
@@ -104,3 +105,28 @@ async def test_who_asks_a_replica_that_does_not_lead_is_sent_to_another_connecti
         assert await connections(follows) == {"close"}
         assert follower.metrics.asked_while_not_ready == len(bodies)
         assert leader.metrics.asked_while_not_ready == 0
+
+
+async def test_each_bind_is_remembered_with_its_cards_and_its_reason() -> None:
+    async with rig(cluster(n1=(30, 2)), lease_identity="replica-a") as extender:
+        pod, other = extender.api.add_pod("p", "4"), extender.api.add_pod("other", "15")
+        assert await extender.bind(pod) == ""
+        assert await extender.bind(other, uid="gone")
+        status, text = await extender.get("/debug/decisions")
+        assert status == 200
+        first, second = msgspec.json.decode(text)
+        assert first.pop("seconds") >= 0
+        assert first.pop("time").endswith("+00:00")
+        assert first == {
+            "pod": "default/p",
+            "uid": pod["metadata"]["uid"],
+            "node": "n1",
+            "cards": {"0": 4},
+            "policy": "binpack",
+            "passed": 1,
+            "nominated": False,
+            "replica": "replica-a",
+            "error": "",
+        }
+        assert "not equal with expected gone" in second["error"]
+        assert second["cards"] == {}

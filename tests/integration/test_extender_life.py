@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
+from dataclasses import replace
 
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM, NODE_OUT_OF_USE
-from tests.builders import api_pod
+from tests.builders import api_pod, make_placement, make_pod
 from tests.integration.extender_rig import Rig, cluster, rig, until
+from tests.integration.preemption_rig import Story
 
 
 async def test_a_hundred_pods_at_once_on_eight_cards() -> None:
@@ -188,3 +191,22 @@ async def left(extender: Rig, *expected: int) -> None:
 
 def has_annotations(pod: dict[str, dict[str, object]]) -> bool:
     return bool(pod["metadata"].get("annotations"))
+
+
+def test_a_pod_that_came_and_went_while_nothing_was_watched_holds_no_room() -> None:
+    """Its bind read it from the API server; the next list alone can tell that it is gone."""
+    with closing(Story(cards=1)) as story:
+        version = int(story.api.add_pod("ghost", "15")["metadata"]["resourceVersion"])
+        ghost = replace(make_pod("ghost", 15, node="n1"), uid="ghost", version=version)
+        story.network.calm()
+        story.extender.ledger.apply_pod(replace(ghost, placement=make_placement("n1", 15, 0)))
+        assert story.extender.ledger.state("n1") is not None
+        story.api.delete_pod("ghost")
+        for stream in tuple(story.network.streams):
+            story.network.cut(stream)
+        story.api.cluster.compact()
+        story.calm(3)
+        assert "ghost" not in story.extender.ledger.pods
+        state = story.extender.ledger.state("n1")
+        assert state is not None
+        assert state.left == (15,)

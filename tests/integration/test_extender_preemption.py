@@ -136,6 +136,7 @@ def test_who_asks_whom_to_evict_is_given_time_to_do_it(story: Story) -> None:
     full(story)
     story.add("high", 10, 100)
     story.schedule("high")
+    story.calm()
     assert story.propose("high", "a") == {"a"}
     story.schedule("high")
     story.calm(4)  # kube-scheduler's eviction and nomination are slow to come

@@ -101,3 +101,38 @@ async def test_two_schedulers_never_get_the_same_card() -> None:
         errors = await asyncio.gather(*(extender.bind(pod) for pod in pods))
         assert sorted(bool(error) for error in errors) == [False, True]
         assert sorted(extender.api.bound_to(f"p{number}") for number in range(2)) == ["", "n1"]
+
+
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+PRIORITY = {
+    "apiVersion": "scheduling.k8s.io/v1",
+    "kind": "PriorityClass",
+    "metadata": {"name": "high"},
+    "value": 100,
+}
+
+
+async def test_preempt_answers_with_victims_by_card() -> None:
+    async with rig(cluster(n1=(16, 2), n2=(8, 1))) as extender:
+        names = {name: await extender.add_and_bind(name, "4") for name in "abcd"}
+        assert list(names.values()) == ["0", "0", "1", "1"]
+        await extender.caught_up()
+        uid = {name: extender.api.pod(name)["metadata"]["uid"] for name in names}
+        extender.api.call("POST", CLASSES, PRIORITY)
+        high, huge = [
+            extender.api.add_pod(name, units, priorityClassName="high")
+            for name, units in (("high", "8"), ("huge", "9"))
+        ]
+        await extender.caught_up()
+        proposed = {
+            "n1": {"Pods": [{"UID": uid["a"]}, {"UID": uid["c"]}], "NumPDBViolations": 0},
+            "n2": {"Pods": [{"UID": "gone"}], "NumPDBViolations": 0},
+        }
+        body = {"Pod": high, "NodeNameToMetaVictims": proposed}
+        answer = await extender.post("preempt", body)
+        kept = answer["NodeNameToMetaVictims"]["n1"]
+        assert {each["UID"] for each in kept["Pods"]} in ({uid["a"], uid["b"]}, {uid["c"], uid["d"]})
+        full = {"n1": {"Pods": [{"metadata": {"uid": uid["a"]}}], "NumPDBViolations": 1}}
+        body = {"Pod": huge, "NodeNameToVictims": full}
+        assert await extender.post("preempt", body) == {"NodeNameToMetaVictims": {}}
+        assert await extender.post("preempt", b"nonsense") == {"NodeNameToMetaVictims": {}}

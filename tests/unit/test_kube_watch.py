@@ -130,7 +130,7 @@ async def test_after_410_a_new_list_reports_what_was_missed(expired: Any) -> Non
         expired,
         page("90", pod("changed", "80"), pod("same", "5"), pod("new", "81")),
     ).run()
-    assert followed.told()[4:] == ["deleted gone", "modified changed", "added new"]
+    assert followed.told()[4:] == ["deleted gone", "modified changed", "added new", "synced"]
     assert followed.versions() == ["", "7", "", "90"]
     assert followed.time.slept == []
 
@@ -142,8 +142,9 @@ async def test_an_object_made_anew_under_its_name_is_deleted_first() -> None:
         page("20", pod("a-0", "15", uid="new")),
         [line("MODIFIED", pod("a-0", "25", uid="newest"))],
     ).run()
-    assert followed.told()[2:] == ["deleted a-0", "added a-0", "deleted a-0", "added a-0"]
-    assert [followed.last(place).metadata.uid for place in (2, 3, 4, 5)] == ["old", "new", "new", "newest"]
+    told = ["deleted a-0", "added a-0", "synced", "deleted a-0", "added a-0"]
+    assert followed.told()[2:] == told
+    assert [followed.last(place).metadata.uid for place in (2, 3, 5, 6)] == ["old", "new", "new", "newest"]
 
 
 async def test_a_late_delete_of_an_earlier_namesake_leaves_the_new_one() -> None:

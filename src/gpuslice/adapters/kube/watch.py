@@ -34,19 +34,20 @@ class ChangeKind(StrEnum):
     ADDED = "added"
     MODIFIED = "modified"
     DELETED = "deleted"
-    SYNCED = "synced"  # everything that was there at the start has been reported
+    SYNCED = "synced"  # all that a list found has been reported
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
     """One change. `object` is the object as last known, also when DELETED; None when SYNCED.
 
-    `old` is what was known before, for MODIFIED only.
+    `old` is what was known before, for MODIFIED only; `version` the list's, for SYNCED only.
     """
 
     kind: ChangeKind
     object: T | None = None
     old: T | None = None
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,8 @@ class Reflector(Generic[T]):
             self._put(item)
         self._version = listing.metadata.resource_version
         self._failures = 0
-        if not self.synced.is_set():
-            self.synced.set()
-            self._handle(Change(ChangeKind.SYNCED))
+        self.synced.set()
+        self._handle(Change(ChangeKind.SYNCED, version=self._version))
 
     # -- watch ----------------------------------------------------------------------------------------
 

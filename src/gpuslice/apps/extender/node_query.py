@@ -130,16 +130,10 @@ class PassedNodes:
 
     def note(self, uid: str, rows: Rows) -> None:
         """Filter let these pass for a pod, and no others."""
-        self.drop(uid)
+        self._count += len(rows) - len(self._rows.pop(uid, ()))
         self._rows[uid] = rows.astype(np.int32)
-        self._count += len(rows)
         while self._count > MOST_PASSED_ROWS:
-            self.drop(next(iter(self._rows)))
-
-    def drop(self, uid: str) -> None:
-        """The pod is bound, or what filter said of it holds no more."""
-        if (rows := self._rows.pop(uid, None)) is not None:
-            self._count -= len(rows)
+            self._count -= len(self._rows.popitem(last=False)[1])
 
     def count(self, uid: str) -> int:
         """How many nodes filter let pass for the pod."""

@@ -45,7 +45,7 @@ from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.placement import not_shared, refuse
 from gpuslice.core.policy import NEVER
-from gpuslice.core.policy.fleet import Shape
+from gpuslice.core.policy.fleet import Flags, Ints, Shape
 from gpuslice.core.views import pod_requests
 
 _log = logging.getLogger(__name__)
@@ -121,17 +121,9 @@ class SchedulingCycle:
         if not (keys != NEVER).any() and self.ledger.make_way(request, pod.priority):
             fleet = self.ledger.flush()
             keys, kept = self._placer.rank(query, pod, request)
-        fits = keys != NEVER
 
         # pass the one nominated now, else the best few of those that fit
-        outranked, fitting = kept[:0], np.count_nonzero(fits)
-        if fitting > 1 and (held := self._nominator.hold(pod.uid, query)) is not None:
-            chosen = query.rows == fleet.row_of[held.node]
-            passing, outranked = (fits & chosen).nonzero()[0], (fits & ~chosen).nonzero()[0]
-        elif 0 < self._placer.filter_best < fitting and not args.pod.spec.prefers:
-            passing, outranked = best_of(keys, self._placer.filter_best)
-        else:
-            passing = fits.nonzero()[0]
+        passing, outranked = self._best(pod.uid, query, keys, all_that_fit=args.pod.spec.prefers)
 
         # answer
         names: Json = _NO_NAMES
@@ -148,12 +140,8 @@ class SchedulingCycle:
             self._stranded.note_refused(pod.uid, query)
             if is_known:
                 self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
-        never = np.setdiff1d((~fits).nonzero()[0], kept) if len(kept) else (~fits).nonzero()[0]
-        compute_counts = bool(request.compute_percent or self.ledger.compute_required)
-        full = reasons(fleet, query, never, request, compute_counts=compute_counts)
-        impossible = [(self._impossible.of(query, which, request), text) for which, text in full]
-        failed = self._reasons_json(query, [*full, (kept, KEPT), (outranked, OUTRANKED)], request)
-        return _answer(args, names, passing, failed, self._reasons_json(query, impossible, request))
+        kept_back = [(kept, KEPT), (outranked, OUTRANKED)]
+        return _answer(args, names, passing, *self._why_not(query, keys == NEVER, kept_back, request))
 
     def prioritize(self, args: ExtenderArgs) -> bytes:
         """Scores 0…10 as JSON: the node to take has 10, alone, since kube-scheduler draws lots among equals.
@@ -215,11 +203,8 @@ class SchedulingCycle:
         }
         self.decisions.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **decision})
         _log.info("bind decided", extra=decision)
-        if known is not None and known.key == key:
-            if why_not:
-                self._events.warn(known, "GPUBindFailed", why_not)
-            else:
-                self._passed.drop(args.pod_uid)
+        if why_not and known is not None and known.key == key:
+            self._events.warn(known, "GPUBindFailed", why_not)
         return why_not
 
     def prewarm(self, shape: Shape | None) -> None:
@@ -242,6 +227,32 @@ class SchedulingCycle:
         asked = pod_requests(asking.spec, meta.labels)
         pod = Pod(meta.uid, meta.namespace, meta.name, priority=LOWEST)
         return replace(pod, request=asked.request, problem=asked.problem), False
+
+    def _best(
+        self, uid: str, query: NodeQuery, keys: Ints, *, all_that_fit: bool
+    ) -> tuple[Positions, Positions]:
+        """Which nodes pass, and which would do as well and do not."""
+        fits = keys != NEVER
+        fitting = np.count_nonzero(fits)
+        if fitting > 1 and (held := self._nominator.hold(uid, query)) is not None:
+            chosen = query.rows == self.ledger.fleet.row_of[held.node]
+            return (fits & chosen).nonzero()[0], (fits & ~chosen).nonzero()[0]
+        if 0 < self._placer.filter_best < fitting and not all_that_fit:
+            return best_of(keys, self._placer.filter_best)
+        return fits.nonzero()[0], query.unknown[:0]
+
+    def _why_not(
+        self, query: NodeQuery, unfit: Flags, kept_back: list[Reason], request: Request
+    ) -> tuple[Pieces, Pieces]:
+        """Why each node did not pass, and the same of those alone that preemption cannot help."""
+        refused = unfit.nonzero()[0]
+        if len(kept := kept_back[0][0]):
+            refused = np.setdiff1d(refused, kept)
+        compute_counts = bool(request.compute_percent or self.ledger.compute_required)
+        full = reasons(self.ledger.fleet, query, refused, request, compute_counts=compute_counts)
+        impossible = [(self._impossible.of(query, which, request), text) for which, text in full]
+        failed = self._reasons_json(query, [*full, *kept_back], request)
+        return failed, self._reasons_json(query, impossible, request)
 
     def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
         """The texts of `reasons`; nodes that share nothing are told so by name."""

@@ -19,7 +19,7 @@ from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node
-from gpuslice.core.views import with_unhealthy
+from gpuslice.core.views import version_number, with_unhealthy
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ class World:
 
     def _pod_changed(self, change: Change[SlimPod]) -> None:
         if change.object is None:
+            self._drop_unlisted(version_number(change.version))
             return
         meta = change.object.metadata
         own = self._own_writes.pop(meta.uid, None) == meta.resource_version
@@ -104,6 +105,14 @@ class World:
             self._unreadable.add(pod.uid)
             _log.warning("pod's annotations are unreadable", extra={"pod": pod.key, "problem": pod.problem})
             self._events.warn(pod, "GPURequestUnreadable", pod.problem)
+
+    def _drop_unlisted(self, version: int) -> None:
+        """After a list: what we read of single pods while nothing was watched, and what is gone since."""
+        listed = {pod.metadata.uid for pod in self.pods.objects.values()}
+        for uid in [uid for uid, pod in self.ledger.pods.items() if 0 < pod.version <= version]:
+            if uid not in listed:
+                self.ledger.remove_pod(uid)
+                self._nominator.pod_left(uid)
 
     def _node_changed(self, change: Change[SlimNode]) -> None:
         if change.object is None:
