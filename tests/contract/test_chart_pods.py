@@ -19,6 +19,7 @@ def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, 
     return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind in kinds}
 
 
+AGENT = "gpushare"
 EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2,scheduler.replicas=2"
 
 
@@ -36,15 +37,58 @@ def test_every_container_is_held_short_and_looked_after(helm: str) -> None:
         assert spec["priorityClassName"] in ("system-node-critical", "system-cluster-critical"), name
         for container in spec["containers"]:
             context = container["securityContext"]
-            assert context["allowPrivilegeEscalation"] is False, name
             assert context["readOnlyRootFilesystem"] is True, name
-            assert context["capabilities"] == {"drop": ["ALL"]}, name
-            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+            if container["name"] == AGENT:  # it mounts for others
+                assert context == {"privileged": True, "readOnlyRootFilesystem": True}
+            else:
+                assert context["allowPrivilegeEscalation"] is False, name
+                assert context["capabilities"] == {"drop": ["ALL"]}, name
+                assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
             assert container["livenessProbe"]["httpGet"]["path"] == "/healthz", name
             ready = READY.get((name, container["name"]), READY.get(name, "/readyz"))
             assert container["readinessProbe"]["httpGet"]["path"] == ready, name
             assert "memory" in container["resources"]["requests"], name
             assert name == KUBE_SCHEDULER or "memory" in container["resources"]["limits"], name
+
+
+def test_an_agent_that_mounts_nothing_needs_no_privileges(helm: str) -> None:
+    """It has root's way past the modes of files alone: a tenant's files have any owner and mode."""
+    for value, mounts in (("true", "Bidirectional"), ("false", None)):
+        found = pods(render(helm, "--set", f"devicePlugin.regionFileSystem={value}"))
+        (agent,) = found["gpushare-device-plugin-ds"]["containers"]
+        (files,) = (each for each in agent["volumeMounts"] if each["name"] == "host-files")
+        assert files.get("mountPropagation") == mounts
+        assert ("--region-file-system" in agent["args"]) is (value == "true")
+    context = agent["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}
+    assert context["allowPrivilegeEscalation"] is False
+    assert "privileged" not in context
+
+
+@pytest.mark.parametrize("action", ["off", "warn", "stop"])
+def test_the_watchdog_sees_the_hosts_processes(helm: str, action: str) -> None:
+    values = f"devicePlugin.watchdog={action},devicePlugin.regionFileSystem=false"
+    found = pods(render(helm, "--set", values))
+    for name in ("gpushare-device-plugin-ds", "device-plugin-recover-ds"):
+        (agent,) = (each for each in found[name]["containers"] if each["name"] == AGENT)
+        assert f"--watchdog={action}" in agent["args"]
+        assert found[name].get("hostPID", False) is (action != "off")
+        assert ("KILL" in agent["securityContext"]["capabilities"]["add"]) is (action == "stop")
+
+
+def test_the_exporter_sees_what_agents_mount(helm: str) -> None:
+    spec = pods(render(helm, "--set", EVERYTHING))["gpuslice-exporter"]
+    (files,) = (each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "host-files")
+    assert files["mountPropagation"] == "HostToContainer"
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_whether_containers_may_be_without_a_limit_is_one_value(helm: str, allowed: str) -> None:
+    found = pods(render(helm, "--set", f"{EVERYTHING},allowCgpuDisable={allowed}"))
+    (agent,) = found["gpushare-device-plugin-ds"]["containers"]
+    (webhook,) = found["gpuslice-webhook"]["containers"]
+    assert ("--allow-cgpu-disable" in agent["args"]) is (allowed == "true")
+    assert ("--allow-cgpu-disable" in webhook["args"]) is (allowed == "true")
 
 
 def test_a_slow_start_is_no_reason_to_start_again(helm: str) -> None:

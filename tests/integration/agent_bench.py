@@ -219,7 +219,9 @@ class Bench:
 
     async def start_agent(self) -> None:
         source = self.source or RecordedSource(self.recording, poll_s=0.05)
-        self.agent = Agent(self.agent_settings(), self.client, source, boot=self.boot)
+        self.agent = Agent(
+            self.agent_settings(), self.client, source, boot=self.boot, proc=self.folder / "proc"
+        )
         self._stopped = asyncio.Event()
         self._agent_task = asyncio.create_task(self.agent.run(self._stopped.wait(), self._listening))
         if self.ready:
@@ -292,7 +294,7 @@ class Bench:
         return placement_annotations(Placement(NODE, shares), request, self.node(), assume_ns)
 
     def _knows(self, pod: Pod) -> bool:
-        return self.agent.desk.alive(pod["metadata"]["uid"])
+        return self.agent.state.alive(pod["metadata"]["uid"])
 
     async def annotations(self, name: str) -> dict[str, str]:
         found = await self.client.get(PODS, name, "default")

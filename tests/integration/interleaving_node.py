@@ -1,4 +1,4 @@
-"""One node in a virtual world: kubelet's book, what runs, and the real parts of the agent beside it."""
+"""One node in a virtual world: what kubelet assigned, what runs, and the real parts of the agent."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Running:
 
 @dataclass(eq=False)
 class NodeInMemory:
-    """One node: kubelet's book, the pods it runs, and the agent beside it."""
+    """One node: kubelet's device assignments, the pods it runs, and the agent beside it."""
 
     name: str
     world: World
@@ -100,7 +100,7 @@ class NodeInMemory:
         self.process = Process(f"agent {self.name}", self.world.loop)
         client = KubeClient(HeldTransport(self.world.network, self.process))
         source = RecordedSource(self.folder / "cards.json")
-        self.agent = Agent(self._settings(), client, source, book=self, boot=f"boot {self.boots}")
+        self.agent = Agent(self._settings(), client, source, kubelet=self, boot=f"boot {self.boots}")
         for name, work in self.agent.upkeep().items():
             self.process.start(work, name)
         self.process.start(self._register(self.agent), "register")
@@ -135,7 +135,7 @@ class NodeInMemory:
     # -- kubelet ---------------------------------------------------------------------------------------
 
     async def assignments(self, resource: str) -> tuple[device_assignment.DeviceAssignment, ...]:
-        """What the pod-resources socket tells; the seam of the agent's bookkeeper."""
+        """What the pod-resources socket tells; the seam of the agent's reconciler."""
         return tuple(
             device_assignment.DeviceAssignment("default", pod["metadata"]["name"], one.container, one.ids)
             for uid, pod in self.admitted.items()
@@ -198,7 +198,7 @@ class NodeInMemory:
         self.world.loop.settle()
 
     def reboot(self) -> None:
-        """The machine starts anew, without kubelet's book: nothing runs any more."""
+        """The machine starts anew, without kubelet's device assignments: nothing runs any more."""
         was_there = self.agent is not None
         if was_there:
             self.kill_agent()
@@ -246,7 +246,7 @@ class NodeInMemory:
     # -- what is true ------------------------------------------------------------------------------------
 
     def cards_of(self, uid: str) -> dict[str, int]:
-        """Units by card uuid: by what the container was started with, else by kubelet's book."""
+        """Units by card uuid: by what the container was started with, else by kubelet's assignments."""
         held = self.book.assignments_of(uid, "main")
         if not held and uid in self.running:
             ids = list(self.running[uid].ids)

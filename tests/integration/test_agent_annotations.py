@@ -1,4 +1,4 @@
-"""What stands on a pod is what kubelet's book says, whoever wrote something else there."""
+"""What stands on a pod is what kubelet's device assignments says, whoever wrote something else there."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ async def test_no_annotation_says_something_else_than_the_others(tmp_path: Path,
         await node.kubelet.start_container(pod)
         before = await node.annotations("p")
         await node.client.merge_patch(PODS, "p", {"metadata": {"annotations": {name: lie}}}, "default")
-        node.agent.bookkeeper.look()
+        node.agent.reconciler.wake()
 
         async def mended() -> bool:
             return without_times(await node.annotations("p")) == without_times(before)
 
         await eventually(mended, f"{name} is set right")
-        await eventually(lambda: not node.agent.desk.steps(), "nothing is left to be written")
+        await eventually(lambda: not node.agent.state.due_repairs(), "nothing is left to be written")
 
 
 def without_times(annotations: dict[str, str]) -> dict[str, str]:

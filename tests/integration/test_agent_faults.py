@@ -108,7 +108,10 @@ async def test_after_a_lost_checkpoint_assigned_pods_get_their_own_cards_again(t
         await node.annotated("c", ASSIGNED="true")
         before = {pod["metadata"]["name"]: node.kubelet.cards(pod) for pod in pods}
         await node.kubelet.restart(lose_checkpoint=True)
-        await eventually(lambda: node.kubelet.healthy() == 30 and node.agent.desk.book == (), "book is empty")
+        await eventually(
+            lambda: node.kubelet.healthy() == 30 and node.agent.state.assignments == (),
+            "nothing is assigned",
+        )
         for pod in pods:  # kubelet admits by creation time
             await node.kubelet.admit(pod)
         assert {pod["metadata"]["name"]: node.kubelet.cards(pod) for pod in pods} == before
@@ -150,7 +153,7 @@ async def test_kubelets_book_unreadable_does_not_keep_a_container_from_its_limit
         await node.kubelet.start_container(pod)
         (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
         assert f"{uuid(1)} memory=4509925376" in limits.read_text()
-        assert "pod-resources" in node.agent.bookkeeper.problem
+        assert "pod-resources" in node.agent.reconciler.problem
         await node.kubelet.open_pod_resources()
         await node.annotated("p", ASSIGNED="true")
 
@@ -163,7 +166,7 @@ async def test_where_compute_is_divided_a_container_waits_until_it_is_told_apart
         pod = await node.place("p", 0, 0, containers=[spec])
         await node.kubelet.close_pod_resources()
         await node.kubelet.admit(pod)
-        with pytest.raises(PluginError, match="does not tell yet which container"):
+        with pytest.raises(PluginError, match="does not list this container yet"):
             await node.kubelet.start_container(pod)
         await node.kubelet.open_pod_resources()
         await node.kubelet.start_container(pod)
@@ -247,7 +250,7 @@ async def test_a_pod_of_the_same_name_made_anew_at_once_is_another_pod(tmp_path:
             await node.annotated("web-0", IDX=str(turn % 2), ASSIGNED="true")
             node.kubelet.remove(pod)
             await node.client.delete(PODS, "web-0", "default", grace_s=0)
-        assert node.agent.desk.waiting() == []
+        assert node.agent.state.waiting() == []
 
 
 async def test_a_pod_heard_of_a_moment_after_kubelets_question_is_waited_for(tmp_path: Path) -> None:
@@ -353,7 +356,7 @@ async def test_a_clock_that_is_set_moves_nothing(tmp_path: Path) -> None:
         (folder,) = (tmp_path / "host" / "containers").iterdir()
         for when in (0, 4_000_000_000):
             os.utime(folder, (when, when))
-            node.agent.bookkeeper._sweep()
+            await node.agent.sweeper.sweep()
             assert folder.exists()
         early = await node.place("early", 4, 0, assume_ns=past)
         await node.kubelet.admit(early)

@@ -32,11 +32,13 @@ async def started(node: Bench, name: str, memory: int, *cards: int, **fields: An
 
 
 async def forget(node: Bench) -> None:
-    """kubelet comes back without its book, and what ran goes on running."""
+    """kubelet comes back without its assignments, and what ran goes on running."""
     before = node.agent.server.registrations
     await node.kubelet.restart(lose_checkpoint=True)
     await eventually(lambda: node.agent.server.registrations > before, "registered again")
-    await eventually(lambda: node.agent.desk.book == () and node.agent.desk.forgotten(), "it is noticed")
+    await eventually(
+        lambda: node.agent.state.assignments == () and node.agent.state.forgotten(), "it is noticed"
+    )
 
 
 def owners(node: Bench) -> dict[str, tuple[str, frozenset[str]]]:
@@ -122,7 +124,7 @@ async def test_a_card_is_not_filled_beyond_what_runs_there(tmp_path: Path) -> No
         with pytest.raises(PluginError, match=r"forgotten \(default/old\); delete those pods"):
             await node.kubelet.start_container(new)
         await node.client.delete(PODS, "old", "default", grace_s=0)
-        await eventually(lambda: not node.agent.desk.forgotten(), "old is gone")
+        await eventually(lambda: not node.agent.state.forgotten(), "old is gone")
         await node.kubelet.start_container(new)
 
 
@@ -138,7 +140,7 @@ async def test_after_a_reboot_nobody_is_taken_for_running(tmp_path: Path) -> Non
         await node.kubelet.start()
         await node.start_agent()
         await started(node, "new", 12, 0)
-        assert node.agent.desk.forgotten() == ()
+        assert node.agent.state.forgotten() == ()
         assert held
 
 
@@ -152,13 +154,13 @@ async def test_a_container_that_did_end_with_kubelet_gets_its_card_again_and_a_c
         await forget(node)
         await node.kubelet.admit(old)
         await node.kubelet.start_container(old)
-        await eventually(lambda: not node.agent.desk.forgotten(), "kubelet knows it again")
+        await eventually(lambda: not node.agent.state.forgotten(), "kubelet knows it again")
         await eventually(lambda: not before.exists(), "nobody lives there any more")
         assert owners(node)["old"][1] == node.kubelet.ids(old)
 
 
 async def test_an_init_container_that_has_ended_is_not_taken_for_forgotten(tmp_path: Path) -> None:
-    """kubelet's book never shows it. Were it counted, a full card would let nobody start again."""
+    """kubelet never lists it. Were it counted, a full card would let nobody start again."""
     async with Bench(tmp_path, ONE).running() as node:
         init = container(4, "first")
         pod = await node.place("p", 3, 0, initContainers=[init])
@@ -167,8 +169,8 @@ async def test_an_init_container_that_has_ended_is_not_taken_for_forgotten(tmp_p
             await node.kubelet.start_container(pod, name)
         rest = await started(node, "rest", 11, 0)
         await node.restart_agent()
-        await eventually(lambda: node.agent.desk.book, "the book is read")
-        assert node.agent.desk.forgotten() == ()
+        await eventually(lambda: node.agent.state.assignments, "the assignments are read")
+        assert node.agent.state.forgotten() == ()
         await node.kubelet.start_container(rest)
         await node.kubelet.start_container(pod)
 
@@ -178,12 +180,12 @@ async def test_folders_of_one_name_go_when_their_pods_do(tmp_path: Path) -> None
     folders = Folders(tmp_path, boot="this")
     first = folders.prepare(ids)
     assert folders.prepare(ids) == first
-    second = folders.prepare(ids, kept={first})
-    assert folders.prepare(ids, kept={first}) == second
-    third = folders.prepare(ids, kept={first, second})
+    second = folders.prepare(ids, occupied={first})
+    assert folders.prepare(ids, occupied={first}) == second
+    third = folders.prepare(ids, occupied={first, second})
     assert [first, second, third] == [token(ids), f"{token(ids)}-2", f"{token(ids)}-3"]
-    folders.remove(third)
-    folders.remove(second)
+    folders.discard(third)
+    folders.discard(second)
     assert folders.current(ids) == first
 
 
@@ -205,9 +207,9 @@ async def test_a_pod_that_runs_without_devices_is_told_of_once(tmp_path: Path) -
         (event,) = await eventually(told, "an event")
         assert event.involved_object.name == "bare"
         assert f"container main runs without the {GPU_MEM} it asks for" in event.message
-        await eventually(lambda: node.agent.bookkeeper.bare == 1, "counted")
+        await eventually(lambda: node.agent.reconciler.pods_without_devices == 1, "counted")
         await node.client.delete(PODS, "bare", "default", grace_s=0)
-        await eventually(lambda: node.agent.bookkeeper.bare == 0, "no longer")
+        await eventually(lambda: node.agent.reconciler.pods_without_devices == 0, "no longer")
         assert len(await told()) == 1
 
 
@@ -225,7 +227,7 @@ async def test_what_was_planned_before_a_pods_start_is_not_written_after_it(tmp_
         await node.kubelet.admit(slow)
         await node.kubelet.admit(early)  # gets the card of "late", whose annotation is to tell so
         uid = late["metadata"]["uid"]
-        await eventually(lambda: uid in node.agent.desk.wishes, "it is planned, and the first is written")
+        await eventually(lambda: uid in node.agent.state.targets, "it is planned, and the first is written")
         await node.kubelet.admit(late)
         await node.kubelet.start_container(late)
         await node.annotated("slow", ASSIGNED="true")

@@ -13,7 +13,8 @@ import pytest
 from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
-from gpuslice.apps.agent.node import TooManyUnitsError
+from gpuslice.apps.agent.device_list import TooManyUnitsError
+from gpuslice.core.attribution import ProcessReading
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError
 from tests.integration.agent_bench import NODE, Bench, eventually, uuid
@@ -155,6 +156,9 @@ class HangingSource:
     def _read(self) -> Inventory:
         return Inventory(tuple(DriverCard(index, uuid(index), V100) for index in TWO))
 
+    async def processes(self) -> tuple[ProcessReading, ...]:
+        raise GpuUnavailableError("this driver tells of no processes")
+
     async def events(self) -> AsyncGenerator[XidEvent]:
         raise GpuUnavailableError("this driver reports nothing")
         yield XidEvent(0)
@@ -251,7 +255,7 @@ async def test_as_an_option_the_isolation_label_counts_at_once_for_new_container
         first = await node.place("first", 4, 0)
         await node.kubelet.admit(first)
         await relabel(node, {"cgpu.disable.isolation": "true"})
-        await eventually(lambda: not node.agent.node.rules.isolation, "the rules changed")
+        await eventually(lambda: not node.agent.state.rules.isolation, "the rules changed")
         granted = (await node.kubelet.admit(await node.place("second", 4, 0)))["main"]
         assert granted.envs["CGPU_DISABLE"] == "true"
         await node.kubelet.start_container(first)

@@ -115,9 +115,9 @@ async def test_a_change_that_waits_for_the_agents_restart_is_told(tmp_path: Path
         await label(node, **{"cgpu.disable.isolation": "true"})
         (told,) = await eventually(lambda: said(node, "GPUModeWaits"), "an event on the node")
         assert "shared-without-isolation" in told
-        assert node.agent.node.rules.isolation
+        assert node.agent.state.rules.isolation
         await node.restart_agent()
-        assert not node.agent.node.rules.isolation
+        assert not node.agent.state.rules.isolation
 
 
 async def offers(node: Bench, resource: str) -> bool | None:
@@ -205,7 +205,7 @@ async def test_what_a_pod_leaves_behind_is_nobodys_where_cards_are_not_shared_an
         first, second = [await node.place(name, 4, 0) for name in ("first", "second")]
         await node.kubelet.admit(first)
         await label(node, **EXCLUSIVE[0])
-        await eventually(lambda: not node.agent.node.rules.shared, "the rules are in force")
+        await eventually(lambda: not node.agent.state.rules.shared, "the rules are in force")
         with pytest.raises(AdmissionError, match="does not share its cards any more"):
             await node.kubelet.admit(second)
         await eventually(lambda: node.kubelet.healthy() == 4, "kubelet has what is held")

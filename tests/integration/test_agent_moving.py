@@ -23,7 +23,7 @@ async def test_a_pod_that_another_plugin_gave_ids_of_several_cards_keeps_its_ann
         node.kubelet.hold(theirs, ids, dp.ContainerAllocateResponse())
         ours = await node.place("ours", 4, 0)
         await node.kubelet.admit(ours)
-        await node.annotated("ours", ASSIGNED="true", IDX="0")  # kubelet's book was read
+        await node.annotated("ours", ASSIGNED="true", IDX="0")  # kubelet's device assignments was read
         assert (await node.annotations("theirs"))["ALIYUN_COM_GPU_MEM_IDX"] == "1"
 
 

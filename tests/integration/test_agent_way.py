@@ -170,14 +170,17 @@ async def test_without_isolation_the_env_says_so_and_nothing_is_mounted(
         assert (await node.annotations("p"))["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
 
 
-async def test_a_container_may_exempt_itself_from_the_limit(tmp_path: Path) -> None:
-    async with Bench(tmp_path).running() as node:
+@pytest.mark.parametrize(("allowed", "limit"), [(True, "-"), (False, "3382706176")])
+async def test_a_container_may_exempt_itself_from_the_limit_where_that_is_allowed(
+    tmp_path: Path, allowed: bool, limit: str
+) -> None:
+    async with Bench(tmp_path, settings={"allow_cgpu_disable": allowed}).running() as node:
         spec = {**container(3), "env": [{"name": "CGPU_DISABLE", "value": "true"}]}
         pod = await node.place("p", 0, 0, containers=[spec])
         await node.kubelet.admit(pod)
         await node.kubelet.start_container(pod)
         (limits,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
-        assert f"{uuid(0)} memory=- share=-\n" in limits.read_text()
+        assert f"{uuid(0)} memory={limit} share=-\n" in limits.read_text()
 
 
 async def test_on_a_node_with_one_card_a_pod_that_nobody_placed_gets_it_and_the_annotation(

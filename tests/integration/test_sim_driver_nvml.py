@@ -134,6 +134,34 @@ def test_the_exporter_reads_the_process_list_of_any_driver(tmp_path: Path, versi
     assert nvml(READER, state) == [[4711, 711], [4712, 712], [4713, 713]]
 
 
+SOURCE = """
+import asyncio
+from gpuslice.adapters.gpu.nvml import NvmlSource
+
+async def processes():
+    source = NvmlSource()
+    try:
+        found = await source.processes()
+        again = await source.processes()
+        assert found == again
+        print(json.dumps([[each.pid, each.uuid, each.memory_bytes >> 20] for each in found]))
+    finally:
+        await source.close()
+
+asyncio.run(processes())
+"""
+
+
+def test_the_agent_reads_the_processes_of_every_card(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "state", ["V100-SXM2-16GB", "V100-SXM2-16GB"])
+    with gpu.Machine(state) as machine:
+        machine.add_ghost(0, 100, 1000, "python")
+        machine.add_ghost(1, 100, 2000, "python")
+    found = nvml(SOURCE, state)
+    assert [[pid, mib] for pid, _, mib in found] == [[100, 1000], [100, 2000]]
+    assert len({uuid for _, uuid, _ in found}) == 2
+
+
 def test_a_process_without_a_figure_has_none(tmp_path: Path) -> None:
     """Drivers of 535 to 560 list processes in a PID namespace with 0 bytes, which is not what they hold."""
     state = gpu.create(tmp_path / "state", ["H200"])

@@ -190,9 +190,13 @@ async def test_what_is_no_review_is_answered_400_and_counted(certificates: Certi
         async with session.post(f"{url}/mutate", data=b"{}", ssl=trust) as answer:
             assert answer.status == 400
             assert "must be AdmissionReview" in (await answer.json())["error"]
+        deep = b'{"request":{"object":' + b"[" * 100_000
+        async with session.post(f"{url}/mutate", data=deep, ssl=trust) as answer:
+            assert answer.status == 400
+            assert "cannot be read" in (await answer.json())["error"]
         async with session.get(f"{url}/metrics", ssl=trust) as answer:
             assert (
-                'gpuslice_webhook_reviews_total{verb="mutate",outcome="malformed"} 1' in await answer.text()
+                'gpuslice_webhook_reviews_total{verb="mutate",outcome="malformed"} 2' in await answer.text()
             )
 
 

@@ -54,11 +54,11 @@ def test_the_amount_of_one_card_is_told_where_a_pod_is_on_several() -> None:
 
 def test_switching_the_limit_off_is_kept_where_it_is_allowed() -> None:
     pod = with_env({"name": "CGPU_DISABLE", "value": "true"})
-    assert env_of(mutated(pod)) == {"CGPU_DISABLE": "true"}
-    strict = AdmissionRules(allow_no_isolation=False)
-    assert env_of(mutated(pod, strict)) == {}
-    assert 'env["CGPU_DISABLE"] is "true"' in invalid(pod, strict)
-    assert not invalid(pod)
+    lenient = AdmissionRules(allow_no_isolation=True)
+    assert env_of(mutated(pod, lenient)) == {"CGPU_DISABLE": "true"}
+    assert not invalid(pod, lenient)
+    assert env_of(mutated(pod)) == {}
+    assert 'env["CGPU_DISABLE"] is "true"' in invalid(pod)
 
 
 def test_a_node_chosen_by_hand_is_warned_about() -> None:

@@ -11,9 +11,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.agent.desk import Desk
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.pending import Claim
 from gpuslice.apps.agent.pods import AgentPod, NodePod, node_pod
-from gpuslice.apps.agent.preference import Claim
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import ANN_INDEX, ANN_MEANT, device_id
@@ -26,7 +26,7 @@ from tests.builders import api_pod, make_node, make_request
 
 @dataclass
 class Play:
-    """A node's pods as the API server has them, kubelet's book, and the agent's desk between them."""
+    """A node's pods as the API server has them, kubelet's assignments, and the agent's state between them."""
 
     node: Node
     units: list[int]  # by pod
@@ -43,7 +43,7 @@ class Play:
     def another_agent(self) -> None:
         """It knows what is written and nothing else; by then nothing of the one before is on its way."""
         self.late.clear()
-        self.desk = Desk(self.node, clock=lambda: 0.0)
+        self.state = AllocationState(self.node, clock=lambda: 0.0)
         for number in range(len(self.pods)):
             self.show(number)
 
@@ -56,7 +56,7 @@ class Play:
             pod["metadata"]["annotations"] = placement_annotations(placement, request, self.node, number + 1)
 
     def add(self, units: int, placement: Placement) -> Pod:
-        """One more that an extender has placed and bound. The desk has not heard of it."""
+        """One more that an extender has placed and bound. The agent has not heard of it."""
         self.units.append(units)
         self.annotated.append(placement.slices[0].card)
         number = len(self.pods)
@@ -68,7 +68,7 @@ class Play:
         return node_pod(msgspec.convert(self.pods[number], AgentPod))
 
     def show(self, number: int) -> None:
-        self.desk.pod_changed(self.view(number))
+        self.state.pod_changed(self.view(number))
 
     def ids_of(self, true: dict[int, int]) -> dict[int, frozenset[str]]:
         """`true`: the card of each pod, in the order in which kubelet gives."""
@@ -82,15 +82,15 @@ class Play:
 
     def kubelet_gave(self, true: dict[int, int]) -> None:
         ids = self.ids_of(true).items()
-        self.desk.book_read(
+        self.state.assignments_read(
             [DeviceAssignment("default", f"p{number}", "main", each) for number, each in ids], 1.0
         )
 
     def granted(self, ids: frozenset[str]) -> None:
         """kubelet asks, and does not say for whom."""
-        claimed = self.desk.claim(ids)
+        claimed = self.state.claim(ids)
         assert isinstance(claimed, Claim)
-        self.desk.granted(ids, claimed)
+        self.state.granted(ids, claimed)
 
     def write(self, step: Repair) -> None:
         """What the API server does with it: nothing, where the pod has changed since."""
@@ -105,17 +105,17 @@ class Play:
         metadata["resourceVersion"] = str(int(metadata["resourceVersion"]) + (after != before))
 
     def send(self, step: Repair, dice: random.Random | None = None) -> None:
-        """As the bookkeeper does. `dice`: whether it arrives, is answered, and when given up arrives late."""
+        """As the reconciler does. `dice`: whether it arrives, is answered, and when given up arrives late."""
         if dice is not None and self.late and dice.random() < 0.3:
             self.write(self.late.pop())
-        in_doubt = self.desk.sent(step)
+        in_doubt = self.state.sent(step)
         fate = dice.choice(["", "", "", "unanswered", "lost", "late", "refused"]) if dice is not None else ""
         if fate in {"", "unanswered"}:
             self.write(step)
         if fate == "late":
             self.late.append(step)
         if fate == "" or (fate == "refused" and not in_doubt):
-            self.desk.answered(step)
+            self.state.answered(step)
         if fate == "":
             self.show(int(step.pod.view.name[1:]))
 
@@ -175,7 +175,7 @@ def test_every_moment_adds_up_whatever_is_lost_and_the_truth_is_told_in_the_end(
     dice = random.Random(seed)
     play.kubelet_gave(true)
     for round_ in range(400):
-        steps = play.desk.steps()
+        steps = play.state.due_repairs()
         if not steps:
             break
         play.send(dice.choice(steps), dice if round_ < 200 else None)
@@ -184,7 +184,7 @@ def test_every_moment_adds_up_whatever_is_lost_and_the_truth_is_told_in_the_end(
             play.another_agent()
             play.kubelet_gave(true)
     else:
-        raise AssertionError(f"never ends: {play.desk.steps()}")
+        raise AssertionError(f"never ends: {play.state.due_repairs()}")
     assert {number: play.said(number) for number in true} == {n: str(card) for n, card in true.items()}
 
 
@@ -249,7 +249,7 @@ def test_an_extender_that_is_behind_never_places_too_much_while_equal_pods_excha
             granted += 1
         if dice.random() < 0.2:
             play.kubelet_gave({number: true[number] for number in asked[:granted]})
-        if steps := play.desk.steps():
+        if steps := play.state.due_repairs():
             play.send(dice.choice(steps), dice)
             extender.remember()
         more = dice.randint(1, 3)
@@ -266,7 +266,7 @@ def test_an_extender_that_is_behind_never_places_too_much_while_equal_pods_excha
 def steps_of(play: Play) -> list[tuple[str, str]]:
     """Pod and new card ("" for none) of each write, always the first that may be done."""
     done: list[tuple[str, str]] = []
-    while steps := [step for step in play.desk.steps() if step.of_cards]:
+    while steps := [step for step in play.state.due_repairs() if step.of_cards]:
         done.append((steps[0].pod.view.name, steps[0].annotations[ANN_INDEX] or ""))
         play.write(steps[0])
         play.show(int(steps[0].pod.view.name[1:]))
@@ -276,7 +276,7 @@ def steps_of(play: Play) -> list[tuple[str, str]]:
 def test_who_waits_leaves_its_card_before_another_comes_and_goes_where_there_is_room_then() -> None:
     play = Play(make_node(cards=(4, 3)), [2, 2, 2], [1, 0, 0])
     play.kubelet_gave({2: 1})
-    (first,) = [step for step in play.desk.steps() if step.pod.view.name == "p0"]
+    (first,) = [step for step in play.state.due_repairs() if step.pod.view.name == "p0"]
     assert first.annotations[ANN_MEANT] == "0"
     assert steps_of(play) == [("p0", ""), ("p2", "1"), ("p0", "0")]
     assert ANN_MEANT not in play.view(0).said
@@ -295,11 +295,11 @@ def test_a_chain_is_written_from_its_end_and_nobody_is_taken_off() -> None:
 
 
 def test_a_smaller_pod_whose_room_was_taken_waits_for_its_card_without_a_promise() -> None:
-    """Of another amount, so it takes over nobody's card: kubelet's book will tell."""
+    """Of another amount, so it takes over nobody's card: kubelet's device assignments will tell."""
     play = Play(make_node(cards=(3, 2)), [2, 1], [0, 1])
     play.kubelet_gave({0: 1})
     assert steps_of(play) == [("p1", ""), ("p0", "1")]
-    (want,) = play.desk.acceptable()
+    (want,) = play.state.acceptable()
     assert (want.pod.view.name, want.cards) == ("p1", (1,))
     play.kubelet_gave({0: 1, 1: 0})
     assert steps_of(play) == [("p1", "0")]
@@ -321,10 +321,10 @@ def test_of_pods_with_other_shares_of_compute_the_memory_alone_decides_who_takes
 def test_the_card_that_a_pod_moves_to_is_known_to_the_next_agent() -> None:
     play = Play(make_node(cards=(4, 3)), [2, 2, 2], [1, 0, 0])
     play.kubelet_gave({2: 1})
-    play.write(next(step for step in play.desk.steps() if step.pod.view.name == "p0"))
+    play.write(next(step for step in play.state.due_repairs() if step.pod.view.name == "p0"))
     play.another_agent()
     play.kubelet_gave({2: 1})
-    (want,) = [want for want in play.desk.acceptable() if want.pod.view.name == "p0"]
+    (want,) = [want for want in play.state.acceptable() if want.pod.view.name == "p0"]
     assert want.cards == (0,)
     assert steps_of(play) == [("p2", "1"), ("p0", "0")]
 
@@ -333,13 +333,13 @@ def test_news_that_are_older_than_the_answer_to_a_write_change_nothing() -> None
     play = Play(make_node(cards=(3,)), [2], [0])
     old = play.view(0)
     play.pods[0]["metadata"]["resourceVersion"] = "5"
-    play.desk.written(play.view(0))
-    play.desk.pod_changed(old)
-    assert [pod.view.version for pod in play.desk._pods.values()] == [5]
+    play.state.written(play.view(0))
+    play.state.pod_changed(old)
+    assert [pod.view.version for pod in play.state._pods.values()] == [5]
 
 
 def test_the_answer_to_a_write_brings_no_pod_back_that_is_gone() -> None:
     play = Play(make_node(cards=(3,)), [2], [0])
-    play.desk.pod_gone("uid-p0")
-    play.desk.written(play.view(0))
-    assert play.desk.waiting() == []
+    play.state.pod_gone("uid-p0")
+    play.state.written(play.view(0))
+    assert play.state.waiting() == []

@@ -11,7 +11,8 @@ import pytest
 from gpuslice.adapters.gpu.source import DriverCard, XidEvent
 from gpuslice.adapters.kube.objects import Node, NodeStatus
 from gpuslice.adapters.region.limits import CardLimit, read_limits
-from gpuslice.apps.agent.flags import translated
+from gpuslice.apps.agent.command import translated
+from gpuslice.apps.agent.device_list import TooManyUnitsError, cut, memory_unit
 from gpuslice.apps.agent.folders import Folders, Owner, token
 from gpuslice.apps.agent.health import (
     Health,
@@ -20,8 +21,7 @@ from gpuslice.apps.agent.health import (
     unhealthy_data,
 )
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, IsolationMissingError
-from gpuslice.apps.agent.node import TooManyUnitsError, cut, memory_unit
-from gpuslice.apps.agent.nodekeeper import amounts_to_write, wanted_amounts
+from gpuslice.apps.agent.node_reconciler import amounts_to_write, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.errors import ContractError
@@ -120,7 +120,7 @@ def test_the_operators_file_names_cards_by_index_or_uuid() -> None:
     cards = make_node(cards=(15, 15, 15)).cards
     assert excluded_cards(b'{"index":["1"],"uuid":["GPU-n1-2"]}', cards) == {"GPU-n1-1", "GPU-n1-2"}
     assert excluded_cards(b'{"index":[0]}', cards) == {"GPU-n1-0"}
-    for text in (b"", b"[]", b'{"index":"0"}', b"\xff", b'{"uuid":["\xff"]}'):
+    for text in (b'{"x":' + b"[" * 100_000, b"", b"[]", b'{"index":"0"}', b"\xff", b'{"uuid":["\xff"]}'):
         with pytest.raises(ContractError, match=r"unhealthyDevices\.json"):
             excluded_cards(text, cards)
 
@@ -170,7 +170,7 @@ def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(
     assert own.is_dir()
     assert not (own / "claim").exists()
     (own / "claim").write_bytes(b"told")
-    folders.remove(name)
+    folders.discard(name)
     assert not own.exists()
 
 
@@ -222,7 +222,7 @@ def test_a_container_keeps_the_library_that_it_was_granted(tmp_path: Path) -> No
     folders.sweep_libraries(older_than_s=-1)
     for content, folder in granted.items():
         assert (folder / "libgpuslice.so").read_bytes() == content
-    folders.remove(folders.current(["GPU-a-_-one"]))
+    folders.discard(folders.current(["GPU-a-_-one"]))
     folders.sweep_libraries(older_than_s=60)
     assert granted[b"one"].exists(), "it may be that of an agent that begins"
     folders.sweep_libraries(older_than_s=-1)

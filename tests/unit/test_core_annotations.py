@@ -211,6 +211,7 @@ def test_the_cards_of_a_node_are_read_back_in_index_order() -> None:
         '[{"index":-1,"uuid":"a","memory_mib":1,"units":1}]',
         '[{"index":0,"uuid":"a","memory_mib":1,"units":-1}]',
         '[{"index":0,"uuid":"a","memory_mib":1,"units":1},{"index":0,"uuid":"b","memory_mib":1,"units":1}]',
+        pytest.param('[{"x":' + "[" * 100_000 + "]" * 100_000 + "}]", id="deep"),
     ],
 )
 def test_a_corrupt_list_of_cards_is_named(text: str) -> None:

@@ -31,7 +31,7 @@ def test_a_container_gets_its_card_and_plain_integers() -> None:
 @pytest.mark.parametrize(("units", "limit"), [(3, 3226), (4, 4301), (15, 16130)])
 def test_the_limit_follows_the_published_formula(units: int, limit: int) -> None:
     (card,) = container_grant(ids("GPU-a", units), NODE).limits
-    assert (card.gpu, card.units, card.memory_mib) == (V100, units, limit)
+    assert (card.card, card.units, card.memory_mib) == (V100, units, limit)
 
 
 def test_without_isolation_the_container_is_told() -> None:

@@ -52,11 +52,11 @@ async def test_kubelets_book_is_taken_apart_again_only_when_it_changed() -> None
         server = Server([kubelet])
         await server.start(path=str(socket))
         reader = PodResources(socket)
-        first = await reader.book(is_card_resource)
-        assert await reader.book(is_card_resource) is first
+        first = await reader.read(is_card_resource)
+        assert await reader.read(is_card_resource) is first
         kubelet.ids = ("GPU-a-_-0", "GPU-a-_-1")
-        (changed,) = (await reader.book(is_card_resource)).assignments[GPU_MEM]
+        (changed,) = (await reader.read(is_card_resource)).assignments[GPU_MEM]
         assert changed.ids == {"GPU-a-_-0", "GPU-a-_-1"}
-        assert (await reader.book(lambda _: False)).assignments == {}
+        assert (await reader.read(lambda _: False)).assignments == {}
         server.close()
         await server.wait_closed()

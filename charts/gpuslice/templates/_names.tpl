@@ -102,6 +102,13 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     {{- else }}
     - --node-label={{ .root.Values.nodeLabel }}
     {{- end }}
+    - --watchdog={{ $plugin.watchdog }}
+    {{- if .root.Values.allowCgpuDisable }}
+    - --allow-cgpu-disable
+    {{- end }}
+    {{- if $plugin.regionFileSystem }}
+    - --region-file-system
+    {{- end }}
     - --port={{ $plugin.port }}
     {{- with $plugin.extraArgs }}{{ toYaml . | nindent 4 }}{{- end }}
   env:
@@ -114,19 +121,24 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
   {{- $ready := ternary "/healthz" "/readyz" (eq .serves "holders") }}
   {{- include "gpuslice.probes" (dict "port" $plugin.port "ready" $ready) | nindent 2 }}
   resources: {{- toYaml $plugin.resources | nindent 4 }}
-  # Root, because kubelet's sockets and the host's folder belong to root; nothing more than that.
+  # Root, because kubelet's sockets and the host's folder belong to root. Privileged, because only such a pod may mount
+  # for others; else it has root's way past the modes of files alone, as tenants' files have any owner and mode.
   securityContext:
+    {{- if $plugin.regionFileSystem }}
+    privileged: true
+    {{- else }}
     allowPrivilegeEscalation: false
-    readOnlyRootFilesystem: true
-    capabilities: {drop: [ALL]}
+    capabilities: {drop: [ALL], add: [DAC_OVERRIDE, FOWNER{{ if eq $plugin.watchdog "stop" }}, KILL{{ end }}]}
     seccompProfile: {type: RuntimeDefault}
+    {{- end }}
+    readOnlyRootFilesystem: true
     {{- with $plugin.seLinuxType }}
     seLinuxOptions: {type: {{ . }}}
     {{- end }}
   volumeMounts:
     - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
     - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources}
-    - {name: host-files, mountPath: /var/lib/gpuslice}
+    - {name: host-files, mountPath: /var/lib/gpuslice{{ if $plugin.regionFileSystem }}, mountPropagation: Bidirectional{{ end }}}
     {{- if $plugin.fencingDir }}
     - {name: fencing, mountPath: /etc/nvidia-device-plugin, readOnly: true}
     {{- end }}

@@ -62,7 +62,7 @@ class AdmissionRules:
 
     scheduler: str = ""
     env: EnvSource = EnvSource.HIDDEN
-    allow_no_isolation: bool = True
+    allow_no_isolation: bool = False
     hide_cards: bool = True
     writers: frozenset[str] = frozenset()
 
@@ -101,11 +101,13 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     assert request is not None
+    left_open = rules.scheduler and pod.scheduler in ("", DEFAULT_SCHEDULER)
+    scheduler = rules.scheduler if left_open else pod.scheduler
     changed = replace(
         pod,
         containers=tuple(_container(each, request, rules) for each in pod.containers),
         annotations=without(pod.annotations, PLACEMENT_ANNOTATIONS),
-        scheduler=_scheduler(pod, rules),
+        scheduler=scheduler,
     )
     return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
 
@@ -151,23 +153,17 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
 
 def _check_resources(pod: PodForm) -> None:
     for each in pod.containers:
-        for name in OURS:
-            _check_equal(each, name)
+        for name in set(OURS) & each.requests.keys():
+            # the API server says the same of every extended resource, but in other words
+            asked, limit = each.requests[name], each.limits.get(name)
+            if limit is None or whole_number(asked) != whole_number(limit):
+                shown = "absent" if limit is None else f'"{limit}"'
+                must_be = f'the same as limits["{name}"], which is {shown}; limits alone are enough'
+                raise InvalidRequestError(f'container "{each.name}": requests["{name}"]', asked, must_be)
     for each in pod.containers:
         if whole_number(each.limits.get(EXCLUSIVE_GPU)):
             must_be = f"left out beside {GPU_MEM} in a pod: no node offers both"
             raise InvalidRequestError(limit_field(each, EXCLUSIVE_GPU), each.limits[EXCLUSIVE_GPU], must_be)
-
-
-def _check_equal(container: ContainerForm, name: str) -> None:
-    """The API server says the same of every extended resource, but in other words."""
-    if name not in container.requests:
-        return
-    asked, limit = container.requests[name], container.limits.get(name)
-    if limit is None or whole_number(asked) != whole_number(limit):
-        shown = "absent" if limit is None else f'"{limit}"'
-        must_be = f'the same as limits["{name}"], which is {shown}; limits alone are enough'
-        raise InvalidRequestError(f'container "{container.name}": requests["{name}"]', asked, must_be)
 
 
 # -- environment -----------------------------------------------------------------------------------------
@@ -198,7 +194,8 @@ def _written(
 ) -> Iterator[Mapping[str, Any]]:
     """The entries that must be there, in front of the author's so that those may refer to them."""
     if not container.asks:
-        if rules.hide_cards and not _other_cards(container):
+        other_plugins_devices = any("/" in name for name in container.limits)
+        if rules.hide_cards and not other_plugins_devices:
             yield {"name": ENV_VISIBLE, "value": NO_CARDS}
         return
     if rules.env is EnvSource.NEVER or (rules.env is EnvSource.HIDDEN and not container.env_from):
@@ -211,11 +208,6 @@ def _written(
         yield {"name": ENV_NO_ISOLATION, "value": "false"}
 
 
-def _other_cards(container: ContainerForm) -> bool:
-    """Whether the container gets devices from some other plugin."""
-    return any("/" in name for name in container.limits)
-
-
 def from_annotation(name: str, annotation: str) -> dict[str, Any]:
     """A variable with the value of one of the pod's own annotations, spelt as the API server stores it."""
     path = f"metadata.annotations['{annotation}']"
@@ -226,34 +218,20 @@ def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
     allowed = [from_annotation(name, ann) for name, ann in _FROM_ANNOTATION.items()]
     for container in (each for each in pod.containers if each.asks):
         for entry in container.env:
-            name = entry.get("name")
+            name, value = entry.get("name"), entry.get("value", "a reference")
+            field = f'container "{container.name}": env["{name}"]'
             if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
-                raise InvalidRequestError(
-                    f'container "{container.name}": env["{name}"]', _shown(entry), "left out: " + _WHY
-                )
-            if name == ENV_NO_ISOLATION and not rules.allow_no_isolation and _is_true(entry):
+                raise InvalidRequestError(field, value, "left out: " + _WHY)
+            true = "valueFrom" in entry or str(value).lower() in ("true", "1")
+            if name == ENV_NO_ISOLATION and true and not rules.allow_no_isolation:
                 must_be = "left out: this cluster does not let pods switch their memory limit off"
-                raise InvalidRequestError(
-                    f'container "{container.name}": env["{name}"]', _shown(entry), must_be
-                )
+                raise InvalidRequestError(field, value, must_be)
 
 
 _WHY = f"the node sets it to the card that the pod was given for its {GPU_MEM}"
 
 
-def _shown(entry: Mapping[str, Any]) -> object:
-    return entry.get("value", "a reference")
-
-
-def _is_true(entry: Mapping[str, Any]) -> bool:
-    return "valueFrom" in entry or str(entry.get("value", "")).lower() in ("true", "1")
-
-
 # -- the rest --------------------------------------------------------------------------------------------
-
-
-def _scheduler(pod: PodForm, rules: AdmissionRules) -> str:
-    return rules.scheduler if rules.scheduler and pod.scheduler in ("", DEFAULT_SCHEDULER) else pod.scheduler
 
 
 def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterator[str]:

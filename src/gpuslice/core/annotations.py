@@ -168,7 +168,7 @@ def decode_cards(text: str) -> tuple[Card, ...]:
     """The cards of the node annotation in index order. Raises `ContractError`."""
     try:
         records = _GPUS.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ContractError(
             f'annotation "{NODE_GPUS}"', text, f"a list of index, uuid, memory_mib, units ({error})"
         ) from error

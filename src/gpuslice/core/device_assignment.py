@@ -1,4 +1,4 @@
-"""Who holds which device ids, as kubelet's book has it."""
+"""Who holds which device ids, as kubelet lists it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class DeviceAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The holding that a set of device ids belongs to. `exact`: the sets are equal."""
+    """The assignment that a set of device ids belongs to. `exact`: the sets are equal."""
 
     assignment: DeviceAssignment
     exact: bool
 
 
 def holder_of(ids: frozenset[str], assignments: Iterable[DeviceAssignment]) -> Match | None:
-    """The container that these ids were given to; None when kubelet's book has no trace of them.
+    """The container that these ids were given to; None when kubelet lists nobody with any of them.
 
-    An ordinary init container is not in the book, but the pod's app containers use its ids again: where no
+    kubelet lists no ordinary init containers, but the pod's app containers use its ids again: where no
     set is equal, the one that shares the most ids belongs to the same pod.
     """
     matches = [Match(each, each.ids == ids) for each in assignments if each.ids & ids]

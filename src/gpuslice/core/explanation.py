@@ -168,20 +168,14 @@ def _hungry(ledger: Ledger, state: NodeState, request: Request) -> _Found | None
 
 def obstacle(node: Place, wish: Wish) -> str:
     """What keeps the pod from the node before its cards are looked at, "" when nothing does."""
-    if not node.schedulable:
-        return "Cordoned"
-    if not node.ready:
-        return "Not ready"
+    if not node.schedulable or not node.ready:
+        return "Not ready" if node.schedulable else "Cordoned"
     for taint in node.taints:
         if taint.effect in _REPELS and not any(each.covers(taint) for each in wish.tolerations):
             return f"Taint {taint} is not tolerated"
     for key, value in sorted(wish.selector.items()):
         if node.labels.get(key) != value:
             return f"Is not {key}={value}, as the pod's nodeSelector wants"
-    return _unmet(node, wish)
-
-
-def _unmet(node: Place, wish: Wish) -> str:
     if meets(wish.affinity, node.name, node.labels):
         return ""
     terms = terms_of(wish.affinity) or ()
@@ -192,20 +186,17 @@ def _unmet(node: Place, wish: Wish) -> str:
 
 def _class(members: Sequence[_Found]) -> NodeClass:
     best = max(members, key=lambda each: each.most)
-    first = members[0]
-    common = NodeClass(
-        first.reason,
+    found = NodeClass(
+        members[0].reason,
         tuple(sorted(each.name for each in members)),
-        fits=first.fits,
+        fits=members[0].fits,
         never=all(each.never for each in members),
         detail=best.detail,
     )
     if best.state is None or best.most < 0:
-        return common
+        return found
     card = best.state.node.cards[best.state.left.index(best.most)].index
-    return NodeClass(
-        common.reason, common.nodes, common.fits, common.never, best.name, card, best.most, common.detail
-    )
+    return replace(found, best=best.name, card=card, most=best.most)
 
 
 def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:

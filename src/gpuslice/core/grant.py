@@ -1,7 +1,7 @@
 """What a container gets for the device ids that kubelet gave it: environment and limits per card.
 
-The ids carry the card (``<uuid>-_-<n>``), so kubelet's own book is the truth about which card a container
-sits on; nothing is guessed from amounts.
+The ids carry the card (``<uuid>-_-<n>``), so kubelet's own device assignments are the truth about which card
+a container sits on; nothing is guessed from amounts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class GrantError(GpusliceError):
 class CardLimit:
     """The most that a container may hold of one card. `compute_percent` 0: compute is not limited."""
 
-    gpu: Card
+    card: Card
     units: int
     memory_mib: int
     compute_percent: int = 0
@@ -81,25 +81,25 @@ def placement_of_devices(device_ids: Iterable[str], node: Node, compute_percent:
     """Where device ids sit on `node`: what a reconciler compares the annotations with."""
     limits = _limits(units_per_card(device_ids), node, compute_percent)
     return Placement(
-        node.name, tuple(CardSlice(each.gpu.index, each.units, each.compute_percent) for each in limits)
+        node.name, tuple(CardSlice(each.card.index, each.units, each.compute_percent) for each in limits)
     )
 
 
 def _limits(units: dict[str, int], node: Node, compute_percent: int) -> list[CardLimit]:
-    cards = {gpu.uuid: gpu for gpu in node.cards}
+    cards = {card.uuid: card for card in node.cards}
     missing = sorted(set(units) - set(cards))
     if missing:
         known = ", ".join(sorted(cards)) or "none"
         raise GrantError(f"node {node.name} has no card {missing[0]} (it has: {known})")
-    held = sorted((cards[uuid] for uuid in units), key=lambda gpu: gpu.index)
-    return [_limit(gpu, units[gpu.uuid], compute_percent) for gpu in held]
-
-
-def _limit(card: Card, units: int, compute_percent: int) -> CardLimit:
-    try:
-        return CardLimit(card, units, limit_mib(card.memory_mib, units, card.units), compute_percent)
-    except ValueError as error:
-        raise GrantError(f"card {card.index} ({card.uuid}): {error}") from error
+    held = sorted((cards[uuid] for uuid in units), key=lambda card: card.index)
+    limits = []
+    for card in held:
+        try:
+            memory_mib = limit_mib(card.memory_mib, units[card.uuid], card.units)
+        except ValueError as error:
+            raise GrantError(f"card {card.index} ({card.uuid}): {error}") from error
+        limits.append(CardLimit(card, units[card.uuid], memory_mib, compute_percent))
+    return limits
 
 
 def _environment(limits: tuple[CardLimit, ...], pod_units: int | None, isolation: bool) -> dict[str, str]:
@@ -110,10 +110,10 @@ def _environment(limits: tuple[CardLimit, ...], pod_units: int | None, isolation
     """
     held = sum(limit.units for limit in limits)
     environment = {
-        ENV_VISIBLE: ",".join(limit.gpu.uuid for limit in limits),
-        ENV_INDEX: ",".join(str(limit.gpu.index) for limit in limits),
+        ENV_VISIBLE: ",".join(limit.card.uuid for limit in limits),
+        ENV_INDEX: ",".join(str(limit.card.index) for limit in limits),
         ENV_POD_UNITS: str(held if pod_units is None else pod_units),
         ENV_CONTAINER_UNITS: str(min(limit.units for limit in limits)),
-        ENV_CARD_UNITS: str(limits[0].gpu.units),
+        ENV_CARD_UNITS: str(limits[0].card.units),
     }
     return environment if isolation else {**environment, ENV_NO_ISOLATION: "true"}

@@ -82,7 +82,10 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
     asking = [each for each in pod.containers if not set(_PARTS).isdisjoint(each.limits)]
     if not asking or MIRROR in pod.annotations:
         return pod
-    _check_annotations(pod.annotations)
+    for name, instead in UNTRANSLATED.items():
+        given = pod.annotations.get(name, "")
+        if given and given not in ("hami-core", "false"):
+            raise InvalidRequestError(f'metadata.annotations["{name}"]', given, f"left out: {instead}")
     count = _count(pod, asking)
     labels = {**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels
     containers = tuple(_container(each, count, rules) if each in asking else each for each in pod.containers)
@@ -94,21 +97,17 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
 
 def remarks(pod: PodForm) -> tuple[str, ...]:
     """What of a pod that asks in HAMi's names is left out without changing what it gets."""
-    if all(set(_PARTS).isdisjoint(each.limits) for each in pod.containers):
-        return ()
-    return (*_of_annotations(pod.annotations), *_of_pod(pod), *_of_environment(pod))
+    asks = any(not set(_PARTS).isdisjoint(each.limits) for each in pod.containers)
+    return tuple(_remarks(pod)) if asks else ()
 
 
-def _of_annotations(annotations: Mapping[str, str]) -> Iterator[str]:
+def _remarks(pod: PodForm) -> Iterator[str]:
     for name, why in WITHOUT_EFFECT.items():
-        if given := annotations.get(name):
+        if given := pod.annotations.get(name):
             yield f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
-    others = sorted(name for name in annotations if name.startswith(FOREIGN) and name not in WITHOUT_EFFECT)
-    if others:
-        yield f"metadata.annotations of HAMi's own book mean nothing here: {', '.join(others)}"
-
-
-def _of_pod(pod: PodForm) -> Iterator[str]:
+    foreign = (name for name in pod.annotations if name.startswith(FOREIGN))
+    if others := sorted(name for name in foreign if name not in WITHOUT_EFFECT):
+        yield f"metadata.annotations of HAMi's own allocations mean nothing here: {', '.join(others)}"
     if pod.scheduler == SCHEDULER:
         yield f'spec.schedulerName "{SCHEDULER}" is replaced: it does not know the cards that are shared here'
     if given := pod.labels.get(OPT_OUT):
@@ -116,24 +115,14 @@ def _of_pod(pod: PodForm) -> Iterator[str]:
             f'metadata.labels["{OPT_OUT}"] "{given}" has no effect: '
             "a namespace is left out by its label gpuslice.io/webhook=ignore"
         )
-
-
-def _of_environment(pod: PodForm) -> Iterator[str]:
     for container in pod.containers:
         for name in (entry.get("name", "") for entry in container.env):
             if why := next((why for known, why in ENVIRONMENT.items() if name.startswith(known)), ""):
                 yield f'container "{container.name}": env {name} has no effect: {why}'
 
 
-def _check_annotations(annotations: Mapping[str, str]) -> None:
-    for name, instead in UNTRANSLATED.items():
-        given = annotations.get(name, "")
-        if given and given not in ("hami-core", "false"):
-            raise InvalidRequestError(f'metadata.annotations["{name}"]', given, f"left out: {instead}")
-
-
 def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:
-    counts = {each.name: _cards(each) for each in asking}
+    counts = {each.name: _amount(each, EXCLUSIVE_GPU, 1, 1, 1024) for each in asking}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
         must_be = "the same number in all containers of a pod, since they share their cards"
@@ -145,10 +134,6 @@ def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:
     return count
 
 
-def _cards(container: ContainerForm) -> int:
-    return _amount(container, EXCLUSIVE_GPU, 1, 1, 1024)
-
-
 def _container(container: ContainerForm, count: int, rules: HamiRules) -> ContainerForm:
     if GPU_MEM in container.limits:
         must_be = f"left out beside {MEMORY} in a container"
@@ -156,7 +141,12 @@ def _container(container: ContainerForm, count: int, rules: HamiRules) -> Contai
     if PRIORITY in container.limits:
         must_be = "left out: the containers of a card have no order among them here"
         raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], must_be)
-    ours = {GPU_MEM: str(count * _units(container, rules))} | _core(container, count)
+    ours = {GPU_MEM: str(count * _units(container, rules))}
+    if percent := _amount(container, CORES, 0, 0, 100):
+        if count > 1:
+            must_be = f'left out beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card'
+            raise InvalidRequestError(limit_field(container, CORES), percent, must_be)
+        ours[GPU_CORE] = str(-(-percent // CORE_STEP_PERCENT) * CORE_STEP_PERCENT)
     return replace(
         container,
         limits={**without(container.limits, _DOOR), **ours},
@@ -182,14 +172,6 @@ def _units(container: ContainerForm, rules: HamiRules) -> int:
     return -(-rules.card_units * percent // 100)
 
 
-def _core(container: ContainerForm, count: int) -> dict[str, str]:
-    percent = _amount(container, CORES, 0, 0, 100)
-    if percent and count > 1:
-        must_be = f'left out beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card here'
-        raise InvalidRequestError(limit_field(container, CORES), percent, must_be)
-    return {GPU_CORE: str(-(-percent // CORE_STEP_PERCENT) * CORE_STEP_PERCENT)} if percent else {}
-
-
 def _amount(container: ContainerForm, name: str, default: int, least: int, most: int) -> int:
     if name not in container.limits:
         return default
@@ -203,6 +185,9 @@ def _amount(container: ContainerForm, name: str, default: int, least: int, most:
 # -- models ----------------------------------------------------------------------------------------------
 
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
 def _affinity(pod: PodForm, rules: HamiRules) -> Mapping[str, Any]:
     """The pod's affinity, narrowed to nodes whose model is wanted."""
     wanted = [
@@ -210,8 +195,20 @@ def _affinity(pod: PodForm, rules: HamiRules) -> Mapping[str, Any]:
         for name, operator in ((USE_TYPE, "In"), (NO_TYPE, "NotIn"))
         if pod.annotations.get(name)
     ]
-    missing = [each for each in wanted if each["values"] and not _has(pod.affinity, each)]
-    return _narrowed(pod.affinity, missing) if missing else pod.affinity
+    node = pod.affinity.get("nodeAffinity") or {}
+    terms: list[dict[str, Any]] = list((node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
+
+    def has(expression: Mapping[str, Any]) -> bool:
+        return bool(terms) and all(expression in (term.get("matchExpressions") or []) for term in terms)
+
+    missing = [each for each in wanted if each["values"] and not has(each)]
+    if not missing:
+        return pod.affinity
+    narrowed = [  # terms are alternatives, so each of them gets the expressions
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *missing]}
+        for term in terms or [{}]
+    ]
+    return {**pod.affinity, "nodeAffinity": {**node, _REQUIRED: {"nodeSelectorTerms": narrowed}}}
 
 
 def _expression(pod: PodForm, name: str, operator: str, rules: HamiRules) -> dict[str, Any]:
@@ -223,26 +220,3 @@ def _expression(pod: PodForm, name: str, operator: str, rules: HamiRules) -> dic
         must_be = f'part of a model that the webhook knows as a value of label "{rules.model_label}": {known}'
         raise InvalidRequestError(f'metadata.annotations["{name}"]', pod.annotations[name], must_be)
     return {"key": rules.model_label, "operator": operator, "values": found}
-
-
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-
-
-def _terms(affinity: Mapping[str, Any]) -> list[dict[str, Any]]:
-    node = affinity.get("nodeAffinity") or {}
-    return list((node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
-
-
-def _has(affinity: Mapping[str, Any], expression: Mapping[str, Any]) -> bool:
-    terms = _terms(affinity)
-    return bool(terms) and all(expression in (term.get("matchExpressions") or []) for term in terms)
-
-
-def _narrowed(affinity: Mapping[str, Any], expressions: list[dict[str, Any]]) -> dict[str, Any]:
-    """Terms are alternatives, so each of them gets the expressions."""
-    terms = [
-        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), *expressions]}
-        for term in _terms(affinity) or [{}]
-    ]
-    node = {**(affinity.get("nodeAffinity") or {}), _REQUIRED: {"nodeSelectorTerms": terms}}
-    return {**affinity, "nodeAffinity": node}

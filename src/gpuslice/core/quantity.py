@@ -27,7 +27,8 @@ def whole_number(value: object) -> int | None:
         return None
     if len(value) < 16 and value.isascii() and value.isdecimal():  # nearly every quantity we meet
         return int(value)
-    return _parse(value)
+    number = _number(value)
+    return int(number) if number is not None and number.denominator == 1 else None
 
 
 def scaled(value: object, factor: int) -> int | None:
@@ -40,19 +41,13 @@ def scaled(value: object, factor: int) -> int | None:
     return None if number is None else int(number * factor)
 
 
-def _parse(text: str) -> int | None:
-    number = _number(text)
-    return int(number) if number is not None and number.denominator == 1 else None
-
-
 def _number(text: str) -> Fraction | None:
     match = _QUANTITY.fullmatch(text)
-    return None if match is None else Fraction(match[1]) * _factor(match[2] or "")
-
-
-def _factor(suffix: str) -> Fraction:
+    if match is None:
+        return None
+    number, suffix = Fraction(match[1]), match[2] or ""
     if suffix in _BINARY:
-        return Fraction(2) ** _BINARY[suffix]
+        return number * Fraction(2) ** _BINARY[suffix]
     if suffix in _DECIMAL:
-        return Fraction(10) ** _DECIMAL[suffix]
-    return Fraction(10) ** int(suffix[1:]) if suffix else Fraction(1)
+        return number * Fraction(10) ** _DECIMAL[suffix]
+    return number * Fraction(10) ** int(suffix[1:]) if suffix else number

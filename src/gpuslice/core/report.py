@@ -146,7 +146,10 @@ def percent(part: int, whole: int) -> int:
 
 def report(nodes: Iterable[NodeFacts], pods: Iterable[PodFacts]) -> Report:
     """What is allocated where. Finished pods hold nothing; pending and terminating ones do."""
-    by_node = _pods_by_node(pods)
+    by_node: dict[str, list[PodFacts]] = defaultdict(list)
+    for each in pods:
+        if each.pod.node and not each.pod.finished:
+            by_node[each.pod.node].append(each)
     ordered = sorted(nodes, key=lambda node: node.name)
     shared = tuple(
         _node_use(node, by_node.get(node.name, [])) for node in ordered if node.amount(GPU_MEM) > 0
@@ -164,14 +167,6 @@ def roles(labels: Mapping[str, str]) -> list[str]:
     return sorted(role for role in found | {labels.get("kubernetes.io/role", "")} if role)
 
 
-def _pods_by_node(pods: Iterable[PodFacts]) -> dict[str, list[PodFacts]]:
-    found: dict[str, list[PodFacts]] = defaultdict(list)
-    for each in pods:
-        if each.pod.node and not each.pod.finished:
-            found[each.pod.node].append(each)
-    return found
-
-
 def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
     node = node_of(
         name=facts.name,
@@ -181,7 +176,19 @@ def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
     )
     uses = [_pod_use(each) for each in pods if each.pod.request is not None]
     uses.sort(key=lambda use: (use.pending, min(use.by_card, default=0), use.namespace, use.name))
-    return NodeUse(facts, facts.amount(GPU_MEM), _cards(node.cards, uses), tuple(uses), node.problem)
+    known = {card.index: card for card in node.cards}
+    named = {index for use in uses for index in use.by_card}
+    cards = tuple(
+        CardUse(
+            index=index,
+            allocated=sum(use.by_card.get(index, 0) for use in uses),
+            total=known[index].units if index in known else 0,
+            compute_percent=sum(use.compute_by_card.get(index, 0) for use in uses),
+            gpu=known.get(index),
+        )
+        for index in sorted(known.keys() | named)
+    )
+    return NodeUse(facts, facts.amount(GPU_MEM), cards, tuple(uses), node.problem)
 
 
 def _pod_use(facts: PodFacts) -> PodUse:
@@ -195,22 +202,6 @@ def _pod_use(facts: PodFacts) -> PodUse:
         units=sum(part.units for part in shares) if shares else asked,
         by_card={part.card: part.units for part in shares},
         compute_by_card={part.card: part.compute_percent for part in shares if part.compute_percent},
-    )
-
-
-def _cards(gpus: Sequence[Card], pods: Sequence[PodUse]) -> tuple[CardUse, ...]:
-    known = {gpu.index: gpu for gpu in gpus}
-    named = {card for pod in pods for card in pod.by_card}
-    return tuple(_card(index, known.get(index), pods) for index in sorted(known.keys() | named))
-
-
-def _card(index: int, card: Card | None, pods: Sequence[PodUse]) -> CardUse:
-    return CardUse(
-        index=index,
-        allocated=sum(pod.by_card.get(index, 0) for pod in pods),
-        total=card.units if card is not None else 0,
-        compute_percent=sum(pod.compute_by_card.get(index, 0) for pod in pods),
-        gpu=card,
     )
 
 

@@ -52,15 +52,21 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
     containers = tuple(_container(spec) for spec in asking)
     held = tuple(container for container in containers if container.units)
     if not held:
-        raise InvalidRequestError(_field(asking[0], GPU_MEM), _given(asking[0]), _WANTS_UNITS)
+        given = asking[0].limits.get(GPU_MEM, "absent")
+        raise InvalidRequestError(_field(asking[0], GPU_MEM), given, RIGHT_UNITS)
     card_count = _card_count(held, labels or {})
-    return Request(
-        units=_units_of_pod(held),
-        card_count=card_count,
-        compute_percent=_compute_of_pod(held),
-        containers=held,
-        app_containers=sum(spec.kind is ContainerKind.APP for spec in everyone),
-    )
+    units = peak(held, lambda container: container.units)
+    if units > MOST_UNITS:
+        must_be = f"at most {MOST_UNITS} for all containers together"
+        raise InvalidRequestError(f'pod: limits["{GPU_MEM}"]', units, must_be)
+    percent = peak(held, lambda container: container.compute_percent)
+    if percent > WHOLE_CORE_PERCENT:
+        must_be = f"at most {WHOLE_CORE_PERCENT} for all containers together"
+        raise InvalidRequestError(
+            f'pod: limits["{GPU_CORE}"]', percent, f"{must_be}: a pod's containers share one card"
+        )
+    app_containers = sum(spec.kind is ContainerKind.APP for spec in everyone)
+    return Request(units, card_count, percent, held, app_containers)
 
 
 def peak(containers: Sequence[ContainerRequest], amount: Callable[[ContainerRequest], int]) -> int:
@@ -75,49 +81,24 @@ def peak(containers: Sequence[ContainerRequest], amount: Callable[[ContainerRequ
     return max(apps + sidecars, largest_init)
 
 
-_WANTS_UNITS = f"a whole number of units from 1 to {MOST_UNITS}, such as 4 (no fraction, no Gi)"
-_WANTS_CORE = f"a multiple of {CORE_STEP_PERCENT} from {CORE_STEP_PERCENT} to {WHOLE_CORE_PERCENT}"
+RIGHT_UNITS = f"a whole number of units from 1 to {MOST_UNITS}, such as 4 (no fraction, no Gi)"
 
 
 def _container(spec: ContainerSpec) -> ContainerRequest:
     units = whole_number(spec.limits.get(GPU_MEM, 0))
     if units is None or not 0 <= units <= MOST_UNITS:
-        raise InvalidRequestError(_field(spec, GPU_MEM), spec.limits[GPU_MEM], _WANTS_UNITS)
-    return ContainerRequest(spec.name, spec.index, units, _core(spec, units), spec.kind)
-
-
-def _core(spec: ContainerSpec, units: int) -> int:
+        raise InvalidRequestError(_field(spec, GPU_MEM), spec.limits[GPU_MEM], RIGHT_UNITS)
     if GPU_CORE not in spec.limits:
-        return 0
-    percent = whole_number(spec.limits[GPU_CORE])
+        return ContainerRequest(spec.name, spec.index, units, 0, spec.kind)
+    field, given = _field(spec, GPU_CORE), spec.limits[GPU_CORE]
+    percent = whole_number(given)
     if percent is None or not 0 < percent <= WHOLE_CORE_PERCENT or percent % CORE_STEP_PERCENT:
-        raise InvalidRequestError(_field(spec, GPU_CORE), spec.limits[GPU_CORE], _WANTS_CORE)
+        must_be = f"a multiple of {CORE_STEP_PERCENT} from {CORE_STEP_PERCENT} to {WHOLE_CORE_PERCENT}"
+        raise InvalidRequestError(field, given, must_be)
     if not units:
-        raise InvalidRequestError(
-            _field(spec, GPU_CORE),
-            spec.limits[GPU_CORE],
-            f"accompanied by limits of {GPU_MEM} in the same container",
-        )
-    return percent
-
-
-def _units_of_pod(containers: Sequence[ContainerRequest]) -> int:
-    units = peak(containers, lambda container: container.units)
-    if units > MOST_UNITS:
-        raise InvalidRequestError(
-            f'pod: limits["{GPU_MEM}"]', units, f"at most {MOST_UNITS} for all containers together"
-        )
-    return units
-
-
-def _compute_of_pod(containers: Sequence[ContainerRequest]) -> int:
-    percent = peak(containers, lambda container: container.compute_percent)
-    if percent > WHOLE_CORE_PERCENT:
-        must_be = (
-            f"at most {WHOLE_CORE_PERCENT} for all containers together: a pod's containers share one card"
-        )
-        raise InvalidRequestError(f'pod: limits["{GPU_CORE}"]', percent, must_be)
-    return percent
+        must_be = f"accompanied by limits of {GPU_MEM} in the same container"
+        raise InvalidRequestError(field, given, must_be)
+    return ContainerRequest(spec.name, spec.index, units, percent, spec.kind)
 
 
 def _card_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str]) -> int:
@@ -127,29 +108,20 @@ def _card_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str
     count = int(text) if _DIGITS.fullmatch(text) else 0
     if not count:
         raise InvalidRequestError(f'label "{GPU_COUNT}"', text, "a whole number of cards, at least 1")
-    for container in containers:
-        _check_spread(container, count)
+    for each in containers:
+        if each.units % count:
+            must_be = (
+                f'a multiple of {count}, because label "{GPU_COUNT}" spreads it evenly over {count} cards'
+            )
+            raise InvalidRequestError(_field(each, GPU_MEM), each.units, must_be)
+        if count > 1 and each.compute_percent:
+            must_be = f'left out beside label "{GPU_COUNT}": a share of compute is of one card'
+            raise InvalidRequestError(_field(each, GPU_CORE), each.compute_percent, must_be)
     return count
 
 
-def _check_spread(container: ContainerRequest, count: int) -> None:
-    field = f'container "{container.name}": limits["{GPU_MEM}"]'
-    if container.units % count:
-        must_be = f'a multiple of {count}, because label "{GPU_COUNT}" spreads it evenly over {count} cards'
-        raise InvalidRequestError(field, container.units, must_be)
-    if count > 1 and container.compute_percent:
-        must_be = f'left out beside label "{GPU_COUNT}": a share of compute is of one card'
-        raise InvalidRequestError(
-            f'container "{container.name}": limits["{GPU_CORE}"]', container.compute_percent, must_be
-        )
-
-
-def _field(spec: ContainerSpec, resource: str) -> str:
-    return f'container "{spec.name}": limits["{resource}"]'
-
-
-def _given(spec: ContainerSpec) -> object:
-    return spec.limits.get(GPU_MEM, "absent")
+def _field(container: ContainerSpec | ContainerRequest, resource: str) -> str:
+    return f'container "{container.name}": limits["{resource}"]'
 
 
 def held_at_peak(request: Request) -> list[tuple[ContainerRequest, int]]:
@@ -162,15 +134,13 @@ def held_at_peak(request: Request) -> list[tuple[ContainerRequest, int]]:
     amounts = [(each, each.units) for each in standing]
     surplus = request.units - sum(amount for _, amount in amounts)
     if surplus > 0:
-        amounts.append((_largest_init(request.containers), surplus))
+        sidecars = accumulate(
+            each.units if each.kind is ContainerKind.SIDECAR else 0 for each in request.containers
+        )
+        steps = [
+            (each.units + beside, each)
+            for each, beside in zip(request.containers, sidecars, strict=True)
+            if each.kind is ContainerKind.INIT
+        ]
+        amounts.append((max(steps, key=lambda step: step[0])[1], surplus))
     return amounts
-
-
-def _largest_init(containers: Sequence[ContainerRequest]) -> ContainerRequest:
-    beside = accumulate(each.units if each.kind is ContainerKind.SIDECAR else 0 for each in containers)
-    steps = [
-        (each.units + sidecars, each)
-        for each, sidecars in zip(containers, beside, strict=True)
-        if each.kind is ContainerKind.INIT
-    ]
-    return max(steps, key=lambda step: step[0])[1]

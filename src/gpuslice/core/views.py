@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -21,7 +22,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.host_resources import HostResources, node_host_resources, pod_host_resources
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import Card, ContainerKind, Node, Placement, Pod, Request
+from gpuslice.core.model import Card, ContainerKind, Node, Pod, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
 from gpuslice.core.units import MOST_UNITS
@@ -95,20 +96,20 @@ def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
 def _pod_requests(
     inits: tuple[Limits, ...], apps: tuple[Limits, ...], count: str | None, host: HostResources, bound: bool
 ) -> PodRequests:
-    specs = [*_init_specs(inits), *_app_specs(apps)]
-    request, problem = _request(specs, {} if count is None else {GPU_COUNT: count}, bound)
-    return PodRequests(None if request is None else replace(request, host=host), host, problem)
-
-
-def _init_specs(containers: Sequence[Limits]) -> Iterator[ContainerSpec]:
-    for index, (name, restart_policy, limits) in enumerate(containers):
+    specs = []
+    for index, (name, restart_policy, limits) in enumerate(inits):
         kind = ContainerKind.SIDECAR if restart_policy == "Always" else ContainerKind.INIT
-        yield ContainerSpec(name, index, dict(limits), kind)
-
-
-def _app_specs(containers: Sequence[Limits]) -> Iterator[ContainerSpec]:
-    for index, (name, _, limits) in enumerate(containers):
-        yield ContainerSpec(name, index, dict(limits))
+        specs.append(ContainerSpec(name, index, dict(limits), kind))
+    specs += [ContainerSpec(name, index, dict(limits)) for index, (name, _, limits) in enumerate(apps)]
+    request, problem = None, ""
+    try:
+        request = pod_request(specs, {} if count is None else {GPU_COUNT: count})
+    except InvalidRequestError as error:
+        problem = str(error)
+        if bound:  # wrongly labelled and bound all the same: the memory is gone either way
+            with contextlib.suppress(InvalidRequestError):
+                request = pod_request(specs)
+    return PodRequests(None if request is None else replace(request, host=host), host, problem)
 
 
 def pod_of(
@@ -131,8 +132,12 @@ def pod_of(
     A pod that asks for nothing of ours holds nothing, whatever its annotations say: anybody may write them.
     """
     annotations = annotations or _NOTHING
-    asks = requests.request is not None or bool(requests.problem)
-    placement, misread = _placement(annotations, node, requests.request) if asks else (None, "")
+    placement, misread = None, ""
+    if requests.request is not None or requests.problem:
+        try:
+            placement = decode_placement(annotations, node, requests.request)
+        except ContractError as error:
+            misread = str(error)
     return Pod(
         uid=uid,
         namespace=namespace,
@@ -210,32 +215,6 @@ def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Card, ...]:
     if units // count > MOST_UNITS:
         raise ContractError(f'capacity "{GPU_MEM}"', units, f"at most {MOST_UNITS} for each card")
     return tuple(Card(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
-
-
-def _request(
-    specs: Sequence[ContainerSpec], labels: Mapping[str, str], bound: bool
-) -> tuple[Request | None, str]:
-    try:
-        return pod_request(specs, labels), ""
-    except InvalidRequestError as error:
-        return _amount_held(specs) if bound else None, str(error)
-
-
-def _amount_held(specs: Sequence[ContainerSpec]) -> Request | None:
-    """What a wrongly labelled pod holds that is bound all the same: the memory is gone either way."""
-    try:
-        return pod_request(specs)
-    except InvalidRequestError:
-        return None
-
-
-def _placement(
-    annotations: Mapping[str, str], node: str, request: Request | None
-) -> tuple[Placement | None, str]:
-    try:
-        return decode_placement(annotations, node, request), ""
-    except ContractError as error:
-        return None, str(error)
 
 
 def _cards(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tuple[tuple[Card, ...], str]:

@@ -8,7 +8,7 @@ kubelet started counts, which is the first below a pod.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -39,13 +39,16 @@ def parse_cgroup(text: str) -> ContainerRef | None:
 
     With cgroup v1 each controller has its line; one that names a pod counts more than one that does not.
     """
-    found = [ref for path in _paths(text) if (ref := parse_path(path)) is not None]
+    lines = (line.split(":", 2) for line in text.splitlines())  # hierarchy:controllers:path
+    paths = [fields[2] for fields in lines if len(fields) == 3]  # which may hold colons itself
+    found = [ref for path in paths if (ref := parse_path(path)) is not None]
     return max(found, key=lambda ref: bool(ref.pod_uid), default=None)
 
 
 def parse_path(path: str) -> ContainerRef | None:
     """The container of one cgroup path, absolute or as seen from another cgroup namespace (``/../…``)."""
-    parts = [part for each in path.split("/") for part in _split_unit(each)]
+    # containerd under a systemd slice without its systemd driver: ``<pod>.slice:cri-containerd:<id>``
+    parts = path.replace(".slice:", "/").split("/")
     for place, part in enumerate(parts):
         if pod := _POD.search(part):
             return _first_container(parts[place + 1 :], pod[1].replace("_", "-"))
@@ -60,17 +63,3 @@ def _first_container(parts: Iterable[str], pod_uid: str) -> ContainerRef | None:
             prefix = match[1] or ""
             return ContainerRef(match[2], pod_uid, _RUNTIMES.get(prefix, prefix))
     return None
-
-
-def _split_unit(part: str) -> list[str]:
-    """containerd under a systemd slice without its systemd driver: ``<pod>.slice:cri-containerd:<id>``."""
-    slice_name, separator, rest = part.partition(".slice:")
-    return [slice_name, rest] if separator else [part]
-
-
-def _paths(text: str) -> Iterator[str]:
-    """``hierarchy:controllers:path``; a path may hold colons itself."""
-    for line in text.splitlines():
-        fields = line.split(":", 2)
-        if len(fields) == 3:
-            yield fields[2]

@@ -13,9 +13,11 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import optional, text
 from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
+from gpuslice.core.attribution import ProcessReading
 from gpuslice.core.units import MIB
 
 T = TypeVar("T")
@@ -34,6 +36,9 @@ class NvmlSource:
 
     async def inventory(self) -> Inventory:
         return await self._questions.call(_translated(self._driver.inventory), self._timeout_s)
+
+    async def processes(self) -> tuple[ProcessReading, ...]:
+        return await self._questions.call(_translated(self._driver.processes), self._timeout_s)
 
     async def events(self) -> AsyncGenerator[XidEvent]:
         """Xid events of all cards that can report them; nothing is lost between two questions."""
@@ -83,6 +88,7 @@ class _Driver:
     def __init__(self, library: str) -> None:
         self._library = library
         self._initialised = False
+        self._processes: dict[str, ProcessReader] = {}  # by uuid
         self._uuids: dict[int, str] = {}  # by handle: an event of a dead card can still be attributed
 
     def inventory(self) -> Inventory:
@@ -99,6 +105,20 @@ class _Driver:
         cards = sorted((one for one in found if isinstance(one, DriverCard)), key=lambda card: card.index)
         lost = tuple(one for one in found if isinstance(one, LostCard))
         return Inventory(tuple(cards), lost, version)
+
+    def processes(self) -> tuple[ProcessReading, ...]:
+        if not self._initialised:
+            self.inventory()
+        found: list[ProcessReading] = []
+        for position in range(pynvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(pynvml.NVMLError):  # lost, or it does not tell
+                handle = pynvml.nvmlDeviceGetHandleByIndex(position)
+                uuid = text(pynvml.nvmlDeviceGetUUID(handle))
+                if uuid not in self._processes:
+                    self._processes[uuid] = ProcessReader(handle, uuid)
+                memory = self._processes[uuid].memory()
+                found += [ProcessReading(pid, uuid, used) for pid, used in memory.items()]
+        return tuple(found)
 
     def subscribe(self) -> Any:
         """An event set with every card in it that can report Xid errors."""
@@ -124,6 +144,7 @@ class _Driver:
     def shutdown(self) -> None:
         if self._initialised:
             self._initialised = False
+            self._processes.clear()
             pynvml.nvmlShutdown()
 
     def _read(self, position: int) -> DriverCard | LostCard:

@@ -75,7 +75,7 @@ class ProcessReader:
 
     def read(self, now_s: float) -> list[ProcessReading]:
         """One reading for each process. A process without a sample is idle if samples can be had at all."""
-        memory = self._memory()
+        memory = self.memory()
         told = self._update(now_s)
         self._held = {pid: held for pid, held in self._held.items() if pid in memory and held[0] > now_s}
         readings = {pid: self._reading(pid, used, told) for pid, used in memory.items()}
@@ -90,7 +90,7 @@ class ProcessReader:
             return last
         return ProcessReading(pid, self._uuid, used, *busy)
 
-    def _memory(self) -> dict[int, int | None]:
+    def memory(self) -> dict[int, int | None]:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""
         found: dict[int, int | None] = {}
         for pid, told, *_ in self._listed():

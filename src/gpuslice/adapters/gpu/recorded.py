@@ -1,9 +1,9 @@
 """Cards from a recording: a user's machine as a fixture, or a machine without a card.
 
 The file is JSON: ``{"driver_version": "…", "cards": [{"index": 0, "uuid": "GPU-…", "memory_mib": 16130,
-"model": "…"}], "lost": [{"position": 1, "reason": "…"}], "events": [{"xid": 79, "uuid": "GPU-…"}]}``. It is
-read again for every question, so an edit of it is a card that comes or goes; events that are added at the end
-happen.
+"model": "…"}], "lost": [{"position": 1, "reason": "…"}], "events": [{"xid": 79, "uuid": "GPU-…"}],
+"processes": [{"pid": 1, "uuid": "GPU-…", "memory_bytes": 1048576}]}``. It is read again for every question,
+so an edit of it is a card that comes or goes; events that are added at the end happen.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.core.attribution import ProcessReading
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +25,7 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lost: list[LostCard] = []
     events: list[XidEvent] = []
     driver_version: str = ""
+    processes: list[ProcessReading] = []
 
 
 class RecordedSource:
@@ -37,6 +39,9 @@ class RecordedSource:
         recording = self._read()
         cards = tuple(sorted(recording.cards, key=lambda card: card.index))
         return Inventory(cards, tuple(recording.lost), recording.driver_version)
+
+    async def processes(self) -> tuple[ProcessReading, ...]:
+        return tuple(self._read().processes)
 
     async def events(self) -> AsyncGenerator[XidEvent]:
         told = 0

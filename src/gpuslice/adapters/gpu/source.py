@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpuslice.core.attribution import ProcessReading
 from gpuslice.core.errors import GpusliceError
 
 
@@ -57,6 +58,10 @@ class GpuSource(Protocol):
 
     async def inventory(self) -> Inventory:
         """The cards now. Raises `GpuUnavailableError` when the driver itself cannot be asked."""
+        ...
+
+    async def processes(self) -> tuple[ProcessReading, ...]:
+        """The memory of each process on each card that answers. Raises `GpuUnavailableError`."""
         ...
 
     def events(self) -> AsyncGenerator[XidEvent]:

@@ -93,7 +93,10 @@ class PluginServer:
         """Serve and stay registered. Never returns; a failed step is logged and tried again."""
         while True:
             try:
-                await self._wait_for_free_socket()
+                # of two plugins that steal the socket from each other, none works
+                while await asyncio.to_thread(_somebody_listens, self._address.socket):
+                    self._say_once(f"another plugin serves {self._address.socket}; waiting for it to end")
+                    await asyncio.sleep(self._patience.poll_s)
                 async with self._served() as identity:
                     await self._stay_registered(identity)
             except OSError as error:
@@ -101,12 +104,6 @@ class PluginServer:
                 await asyncio.sleep(self._patience.poll_s)
 
     # -- our socket -------------------------------------------------------------------------------
-
-    async def _wait_for_free_socket(self) -> None:
-        """Until nobody else serves our socket: of two plugins that steal it from each other, none works."""
-        while await asyncio.to_thread(_somebody_listens, self._address.socket):
-            self._say_once(f"another plugin serves {self._address.socket}; waiting for it to end")
-            await asyncio.sleep(self._patience.poll_s)
 
     @contextlib.asynccontextmanager
     async def _served(self) -> AsyncIterator[Identity]:
@@ -136,19 +133,16 @@ class PluginServer:
             if kubelet is None:
                 self._registered_with = None
                 self._say_once(f"waiting for kubelet: {self._address.kubelet} is not there")
-            elif self._needs_registering(kubelet):
+            elif (
+                self._again.is_set()
+                or self._registered_with != kubelet
+                or self._watched.lonely_s() > self._patience.stream_s
+            ):
                 self._again.clear()
                 self._registered_with = kubelet if await self._register() else None
-            await self._pause()
-
-    def _needs_registering(self, kubelet: Identity) -> bool:
-        lonely_s = self._watched.lonely_s()
-        return self._again.is_set() or self._registered_with != kubelet or lonely_s > self._patience.stream_s
-
-    async def _pause(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience.poll_s):  # wait_for of 3.11 may lose a cancellation
-                await self._again.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.poll_s):  # wait_for of 3.11 may lose a cancellation
+                    await self._again.wait()
 
     # -- kubelet ----------------------------------------------------------------------------------
 
@@ -173,7 +167,7 @@ class PluginServer:
         return True
 
     def _say_once(self, reason: str) -> None:
-        """Log why we wait, but not at every look."""
+        """Log why we wait, but not each time."""
         if reason != self._waiting_for:
             self._waiting_for = reason
             _log.warning(reason)

@@ -1,8 +1,8 @@
-"""Who holds which devices by kubelet's own book: pod-resources v1, as values."""
+"""Who holds which devices by kubelet itself: pod-resources v1, as values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ Wanted = Callable[[str], bool]
 
 
 class PodResourcesError(GpusliceError):
-    """kubelet's pod-resources socket does not answer; its book is unknown for now, not empty."""
+    """kubelet's pod-resources socket does not answer; who holds what is unknown for now, not nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DeviceAssignments:
 
 
 class PodResources:
-    """Reads kubelet's book at `path`. Each question opens its own connection: kubelet may be another one."""
+    """Asks kubelet at `path`. Each question opens its own connection: kubelet may be another one."""
 
     def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
         self._path = path
@@ -56,19 +56,15 @@ class PodResources:
         """
         return tuple(assignments_of((await self._answer()).pod_resources, resource))
 
-    async def book(self, wanted: Wanted) -> DeviceAssignments:
-        """As `holdings`, of every `wanted` resource that anybody holds; and all claims. One question.
+    async def read(self, wanted: Wanted) -> DeviceAssignments:
+        """As `assignments`, of every `wanted` resource that anybody holds; and all claims. One question.
 
         The same object as last time where kubelet says the same.
         """
         answer = await self._answer()
         if self._last is not None and self._last[0] == wanted and self._last[1] == answer:
             return self._last[2]
-        book = self._book(answer.pod_resources, wanted)
-        self._last = (wanted, answer, book)
-        return book
-
-    def _book(self, pods: Sequence[pr.PodResources], wanted: Wanted) -> DeviceAssignments:
+        pods = answer.pod_resources
         names = {
             devices.resource_name
             for pod in pods
@@ -76,7 +72,9 @@ class PodResources:
             for devices in container.devices
         }
         assignments = {name: tuple(assignments_of(pods, name)) for name in sorted(names) if wanted(name)}
-        return DeviceAssignments(assignments, tuple(claims_of(pods)))
+        found = DeviceAssignments(assignments, tuple(claims_of(pods)))
+        self._last = (wanted, answer, found)
+        return found
 
     async def _answer(self) -> pr.ListPodResourcesResponse:
         try:

@@ -28,7 +28,7 @@ from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
-ACCEPTING_TURNS = 100
+ACCEPTING_ITERATIONS = 100
 
 REGISTRATION = "/v1beta1.Registration"
 DEVICE_PLUGIN = "/v1beta1.DevicePlugin"
@@ -62,8 +62,8 @@ class Server(grpclib.server.Server):  # type: ignore[misc]  # grpclib has no typ
 
 
 async def _made(protocol: Any) -> bool:
-    """Whether the client is connected. One accepted this very moment will be in a turn of the loop or two."""
-    for _ in range(ACCEPTING_TURNS):
+    """Whether the client is connected. One accepted just now will be in an iteration or two."""
+    for _ in range(ACCEPTING_ITERATIONS):
         if hasattr(protocol, "connection"):
             return True
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import msgspec
 
 from gpuslice.core.errors import GpusliceError
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not what they should be; strings that are no UTF-8 are apart."""
 
 

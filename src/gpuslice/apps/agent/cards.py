@@ -1,4 +1,4 @@
-"""Keeps an eye on the cards: which there are, which must not be given out, and tells everybody."""
+"""Keeps an eye on the cards: which there are, which must not be given out, and says so everywhere."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
 from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.apps.agent.active_lock import ActiveLock
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.device_list import DeviceList, cut
 from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_by_agent, unhealthy_data
-from gpuslice.apps.agent.node import cut
+from gpuslice.apps.agent.node_reconciler import NodeReconciler
+from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import Card
@@ -24,8 +27,8 @@ FAILURES_TO_LOST = 3
 """One question that the driver does not answer in time is no lost card."""
 
 
-class CardKeeper:
-    """Follows the driver, the operator's file and the clock. `changed` is called after each new verdict.
+class CardMonitor:
+    """Follows the driver, the operator's file and the clock.
 
     A card that was seen once stays in the list with its units, lost or not: kubelet may not see an id vanish
     that a container holds.
@@ -34,49 +37,44 @@ class CardKeeper:
     def __init__(
         self,
         source: GpuSource,
+        state: AllocationState,
+        devices: DeviceList,
+        node: NodeReconciler,
         writer: Writer,
-        changed: Callable[[], Awaitable[None]],
         *,
+        lock: ActiveLock,
         unit: str,
-        health: Health,
-        unhealthy_file: Path,
-        every_s: float,
-        follow_events: bool = True,
-        may_write: Callable[[], bool] = lambda: True,
+        settings: AgentSettings,
     ) -> None:
         self.cards: tuple[Card, ...] = ()
-        self.health = health
+        self.health = Health(settings.recovery_s)
         self.problem = "the cards have not been read yet"  # "" while the driver answers with cards
         self.driver_version = ""
         self._source = source
+        self._state = state
+        self._devices = devices
+        self._node = node
         self._writer = writer
-        self._changed = changed
+        self._lock = lock
         self._unit = unit
-        self._file = unhealthy_file
-        self._every_s = every_s
-        self._follow_events = follow_events
-        self._may_write = may_write
+        self._file = Path(settings.unhealthy_file)
+        self._every_s = settings.inventory_s
+        self._follow_events = settings.health_check
         self._failures = 0
-        self._written: dict[int, str] | None = None
+        self._recorded: dict[int, str] | None = None
         self._file_problem = ""
-
-    # -- the verdict ----------------------------------------------------------------------------------
 
     def reasons(self) -> dict[int, str]:
         """Why cards are out of use, by index."""
         reasons = self.health.reasons()
         return {card.index: reasons[card.uuid] for card in self.cards if card.uuid in reasons}
 
-    def unhealthy_uuids(self) -> frozenset[str]:
-        reasons = self.health.reasons()
-        return frozenset(card.uuid for card in self.cards if card.uuid in reasons)
-
     # -- tasks ----------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         """Ask for the cards, the file and the time, for ever."""
         while True:
-            await self.look()
+            await self.refresh()
             await self._record()
             await asyncio.sleep(self._every_s)
 
@@ -84,26 +82,28 @@ class CardKeeper:
         """Take the driver's reports, for ever. A driver that cannot report is asked again now and then."""
         if not self._follow_events:
             return
-        told = ""
+        problem = ""
         while True:
             try:
                 async with contextlib.aclosing(self._source.events()) as events:
                     async for event in events:
-                        told = ""
+                        problem = ""
                         _log.warning("driver reports", extra={"xid": event.xid, "uuid": event.uuid})
                         known = [card.uuid for card in self.cards]
                         await self._set(self.health.event(event, known, time.monotonic()))
                         await self._record()
             except GpuUnavailableError as error:
-                if str(error) != told:
-                    told = str(error)
-                    _log.warning("no fault reports from the driver", extra={"error": told})
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("no fault reports from the driver", extra={"error": problem})
             await asyncio.sleep(self._every_s)
 
-    async def look(self) -> None:
-        """One look at everything. Never raises for a driver or file that cannot be read.
+    # -- the verdict ----------------------------------------------------------------------------------
 
-        Raises `TooManyUnitsError` for cards that cannot be told to kubelet in this unit.
+    async def refresh(self) -> None:
+        """Ask everybody once. Never raises for a driver or file that cannot be read.
+
+        Raises `TooManyUnitsError` for cards that are too many devices for kubelet in this unit.
         """
         inventory: Inventory | GpuUnavailableError
         try:
@@ -112,40 +112,30 @@ class CardKeeper:
             inventory = error
         health = self.health.aged(time.monotonic())  # only now: a report may have come meanwhile
         if isinstance(inventory, Inventory):
-            health = self._answered(health, inventory)
+            self._failures = 0
+            self.driver_version = inventory.driver_version
+            known = {card.uuid: card for card in self.cards}
+            answering = {card.uuid: card for card in cut(inventory.cards, self._unit)}
+            cards = sorted({**answering, **known}.values(), key=lambda card: card.index)
+            self.cards = tuple(card for card in cards if card.units > 0)
+            lost = "; ".join(f"card {each.position}: {each.reason}" for each in inventory.lost)
+            problem = f"no card can be read ({lost})" if lost else "the driver reports no card"
+            self._set_problem("" if self.cards else problem)
+            health = health.seen(answering, (card.uuid for card in self.cards))
         else:
-            health = self._unanswered(health, str(inventory))
+            self._failures += 1
+            self._set_problem(str(inventory))
+            if self._failures >= FAILURES_TO_LOST:
+                health = health.seen((), (card.uuid for card in self.cards))
         await self._set(replace(health, excluded=self._excluded()))
 
-    def _answered(self, health: Health, inventory: Inventory) -> Health:
-        self._failures = 0
-        self.driver_version = inventory.driver_version
-        known = {card.uuid: card for card in self.cards}
-        found = {card.uuid: card for card in cut(inventory.cards, self._unit)}
-        cards = tuple(sorted({**found, **known}.values(), key=lambda card: card.index))
-        self.cards = tuple(card for card in cards if card.units > 0)
-        self._say("" if self.cards else _why_none(inventory))
-        return health.seen(found, (card.uuid for card in self.cards))
-
-    def _unanswered(self, health: Health, reason: str) -> Health:
-        self._failures += 1
-        self._say(reason)
-        lost = self._failures >= FAILURES_TO_LOST
-        return health.seen((), (card.uuid for card in self.cards)) if lost else health
-
-    def _say(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem and problem != self.problem:
             _log.warning("cards cannot be given out", extra={"reason": problem})
         self.problem = problem
 
-    async def _set(self, health: Health) -> None:
-        before, self.health = self.health.reasons(), health
-        for uuid, reason in health.reasons().items():
-            if uuid not in before:
-                _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
-        await self._changed()
-
     def _excluded(self) -> frozenset[str]:
+        """What the operator's file takes out of use; while it cannot be read, what it did before."""
         try:
             excluded = excluded_cards(self._file.read_bytes(), self.cards)
         except FileNotFoundError:
@@ -158,34 +148,41 @@ class CardKeeper:
         self._file_problem = ""
         return excluded
 
+    async def _set(self, health: Health) -> None:
+        before, self.health = self.health.reasons(), health
+        for uuid, reason in health.reasons().items():
+            if uuid not in before:
+                _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
+        self._state.set_cards(self.cards, frozenset(self.reasons()))
+        unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
+        await self._devices.update(self.cards, unhealthy)
+        self._node.wake()
+
     # -- the ConfigMap --------------------------------------------------------------------------------
 
     async def _record(self) -> None:
-        """Write the ConfigMap when it does not say what we found; try again at the next look."""
-        wanted = self.reasons()
-        if not self.cards or wanted == self._written or not self._may_write():
+        """Write the ConfigMap when it does not say what we found; try again in the next round."""
+        reasons = self.reasons()
+        if not self.cards or reasons == self._recorded or not self._lock.held.is_set():
             return
         try:
             present = await self._writer.unhealthy()
-            if self._written is None:
+            if self._recorded is None:
                 await self._take_over(present)
-                wanted = self.reasons()
-            if wanted or present is not None:
-                data = unhealthy_data(present, wanted)
+                reasons = self.reasons()
+            if reasons or present is not None:
+                data = unhealthy_data(present, reasons)
                 if data != present:
                     await self._writer.set_unhealthy(data)
         except KubeError as error:
             _log.warning("ConfigMap of unhealthy cards not written", extra={"error": str(error)})
             return
-        await self._tell(self._written or {}, wanted)
-        self._written = wanted
-
-    async def _tell(self, before: dict[int, str], now: dict[int, str]) -> None:
-        """Say in `kubectl describe node` which cards left and came back."""
-        for index in sorted(now.keys() - before.keys()):
-            await self._writer.tell_node("GPUOutOfUse", f"card {index}: {now[index]}", warning=True)
-        for index in sorted(before.keys() - now.keys()):
-            await self._writer.tell_node("GPUBackInUse", f"card {index} is given out again", warning=False)
+        before = self._recorded or {}
+        for index in sorted(reasons.keys() - before.keys()):
+            await self._writer.node_event("GPUOutOfUse", f"card {index}: {reasons[index]}", warning=True)
+        for index in sorted(before.keys() - reasons.keys()):
+            await self._writer.node_event("GPUBackInUse", f"card {index} is given out again", warning=False)
+        self._recorded = reasons
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
         """What an earlier agent found is still so: its restart has mended nothing."""
@@ -199,8 +196,3 @@ class CardKeeper:
             if card.index in recorded and card.uuid not in known
         }
         await self._set(replace(self.health, faults={**found, **self.health.faults}))
-
-
-def _why_none(inventory: Inventory) -> str:
-    lost = "; ".join(f"card {each.position}: {each.reason}" for each in inventory.lost)
-    return f"no card can be read ({lost})" if lost else "the driver reports no card"

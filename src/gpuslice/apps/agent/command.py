@@ -3,13 +3,58 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from gpuslice.apps.agent.flags import VendorCommand
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import load, options
+
+WITH_VALUE = frozenset(
+    {
+        "kubelet-address",
+        "kubelet-port",
+        "client-cert",
+        "client-key",
+        "token",
+        "timeout",
+        "v",
+        "vmodule",
+        "log_dir",
+        "log_backtrace_at",
+        "stderrthreshold",
+    }
+)
+"""Flags of the vendor's plugin that have a value and mean nothing here."""
+SWITCHES = frozenset({"mps", "query-kubelet", "logtostderr", "alsologtostderr"})
+OWN_SWITCHES = frozenset({"health-check"})
+
+
+class VendorCommand(click.Command):
+    """Takes the vendor's command lines unchanged, so that existing DaemonSets start it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(translated(args)))
+
+
+def translated(arguments: Sequence[str]) -> Iterator[str]:
+    """The same command line with two dashes in place of one and without what has no meaning here."""
+    rest = iter(arguments)
+    for argument in rest:
+        name, separator, value = argument.lstrip("-").partition("=")
+        if not argument.startswith("-") or (len(name) == 1 and name != "v"):
+            yield argument
+        elif name in WITH_VALUE:
+            if not separator:
+                next(rest, None)
+        elif name in SWITCHES:
+            continue
+        elif name in OWN_SWITCHES and separator:
+            true = value.lower() in {"1", "t", "true"}  # Go's way to write a boolean flag
+            yield f"--{'' if true else 'no-'}{name}"
+        else:
+            yield f"--{name}{separator}{value}"
 
 
 @click.command("agent", cls=VendorCommand)

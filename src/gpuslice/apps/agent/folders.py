@@ -13,13 +13,18 @@ number behind the name (``-2`` …); the highest is the one that Allocate named 
     <root>/containers/<token>/library    the version of the library that it was granted
     <root>/cards/<uuid>/<token>/         where it tells its neighbours on a card what it uses, if compute is
                                          shared out; all of <uuid>/ is mounted read-only beside it
+    <root>/trash/                        what is to be removed, a little at a time
+
+Nobody but root gets below ``containers`` and ``cards``: what a tenant makes in its folder, such as a program
+that runs as its owner, is out of reach of the host's users.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
-import shutil
+import secrets
 import time
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,8 +34,10 @@ import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.counts import Counts, with_region
-from gpuslice.apps.agent.forgotten import Kept
+from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
+from gpuslice.apps.agent.region_file_system import RegionFileSystem
+from gpuslice.apps.agent.removal import remove_tree
 from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.mode import ComputePolicy
@@ -75,11 +82,30 @@ def token(ids: Iterable[str]) -> str:
 class Folders:
     """The agent's part of the host's file system, below `root`; mounts name it as `host_root`."""
 
-    def __init__(self, root: Path, host_root: Path | None = None, boot: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        host_root: Path | None = None,
+        boot: str | None = None,
+        *,
+        bound_regions: bool = False,
+    ) -> None:
         self._root = root
         self._host_root = host_root or root
         self._boot = boot_id() if boot is None else boot
+        # the second where an operator made `containers` a file system of its own
+        self._trash = (root / "trash", root / "containers" / ".trash")
         self.library = Library(root)
+        self.regions = RegionFileSystem(root, wanted=bound_regions)
+
+    def check(self) -> None:
+        """See that all is in place that enforces limits.
+
+        Raises `IsolationMissingError` or `RegionFileSystemError` with what is missing, OSError for a disk
+        that fails.
+        """
+        self.library.check()
+        self.regions.check()
 
     # -- one container --------------------------------------------------------------------------------
 
@@ -107,35 +133,37 @@ class Folders:
         numbers = (_number(found.name) for found in (self._root / "containers").glob(f"{first}*"))
         return _numbered(first, max(numbers, default=1))
 
-    def prepare(self, ids: Iterable[str], kept: Container[str] = ()) -> str:
+    def prepare(self, ids: Iterable[str], occupied: Container[str] = ()) -> str:
         """Make the folder that Allocate mounts, and answer its name. What an older container left stays.
 
-        Folders in `kept` are left alone: somebody lives there.
+        Folders in `occupied` are left alone: somebody lives there.
         """
         ids = sorted(ids)
         name = self.current(ids)
-        if name in kept:
+        if name in occupied:
             name = _numbered(token(ids), _number(name) + 1)
         folder = self._folder(name)
         (folder / "etc").mkdir(parents=True, exist_ok=True)
-        (folder / "var").mkdir(exist_ok=True)
-        (folder / "var").chmod(0o1777)  # any user of the container may write its region
+        folder.parent.chmod(0o700)
+        if not (folder / "var").exists():
+            self._make_region_folder(folder)
         if not (folder / "owner.json").exists():
             self._own(folder, Owner(ids))
         return name
 
     def grant(
-        self, ids: Iterable[str], kept: Container[str] = (), *, limits_compute: bool = False
+        self, ids: Iterable[str], occupied: Container[str] = (), *, limits_compute: bool = False
     ) -> tuple[HostMount, ...]:
         """What Allocate answers: the mounts of a folder that was made ready, and noted with its library."""
         self.library.check()
         ids = sorted(ids)
-        name = self.prepare(ids, kept)
+        name = self.prepare(ids, occupied)
         replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
         cards = {card_of_device_id(each) for each in ids} if limits_compute else set()
         for uuid in cards:
             own = self._root / "cards" / uuid / name
             own.mkdir(parents=True, exist_ok=True)
+            (self._root / "cards").chmod(0o700)
             own.chmod(0o1777)  # any user of the container may write its claim
         return self.mounts(name, cards)
 
@@ -148,22 +176,23 @@ class Folders:
         limited: bool,
         policy: ComputePolicy = ComputePolicy.CAP,
         interactive: bool = False,
-        kept: Container[str] = (),
+        occupied: Container[str] = (),
     ) -> None:
         """Ready for a container's first instruction: limits in place, and a region nobody has written in.
 
         Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says
-        that there is no limit, for a container that is exempt. `kept` as for `prepare`.
+        that there is no limit, for a container that is exempt. `occupied` as for `prepare`.
         """
-        name = self.prepare(ids, kept)
+        name = self.prepare(ids, occupied)
         folder = self._folder(name)
         before = _read_owner(folder)
         earlier = with_region(before.earlier, folder / "var" / "region") if before.is_of(owner) else {}
-        for left in (folder / "var").iterdir():
-            _remove(left)
+        self.regions.unmount(folder / "var")
+        self._move_to_trash(folder / "var")
+        self._make_region_folder(folder)
         self._own(folder, msgspec.structs.replace(owner, boot=self._boot, earlier=earlier))
         for claim in self._claims(name):
-            _remove(claim)
+            self._move_to_trash(claim)
         written = [
             _of_library(limit, policy, interactive) if limited else _unlimited(limit) for limit in limits
         ]
@@ -176,10 +205,15 @@ class Folders:
         containers = self._root / "containers"
         with contextlib.suppress(FileNotFoundError):
             for folder in sorted(containers.iterdir()):
-                with contextlib.suppress(FileNotFoundError):  # swept meanwhile
-                    yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
+                if folder not in self._trash:
+                    with contextlib.suppress(FileNotFoundError):  # swept meanwhile
+                        yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
 
-    def inhabited(self) -> Iterator[Kept]:
+    def owner(self, name: str) -> Owner:
+        """Of the folder `name`; of nobody where it cannot be read."""
+        return _read_owner(self._folder(name))
+
+    def running(self) -> Iterator[RunningContainer]:
         """The folders of containers that were started in this run of the machine, so may be running.
 
         None where the disk does not answer: what is not known there cannot be kept.
@@ -187,21 +221,57 @@ class Folders:
         with contextlib.suppress(OSError):
             for name, owner, _ in self.owners():
                 if owner.uid and owner.boot in ("", self._boot):
-                    yield Kept(name, frozenset(owner.ids), owner.uid, owner.container)
+                    yield RunningContainer(name, frozenset(owner.ids), owner.uid, owner.container)
 
     def exists(self, ids: Iterable[str]) -> bool:
         """Whether a container with these ids was granted a folder."""
         return self._folder(self.current(ids)).is_dir()
 
-    def remove(self, name: str) -> None:
-        shutil.rmtree(self._folder(name), ignore_errors=True)
+    def discard(self, name: str) -> None:
+        """Out of the way at once, whatever is in it; removed by and by. Raises OSError."""
+        self.regions.unmount(self._folder(name) / "var")
+        self._move_to_trash(self._folder(name))
         for claim in self._claims(name):
-            shutil.rmtree(claim.parent, ignore_errors=True)
+            self._move_to_trash(claim.parent)
+
+    def empty_trash(self, budget_s: float) -> bool:
+        """Remove what was discarded, for so long; True when nothing is left.
+
+        Raises OSError for what cannot be removed, after everything else was.
+        """
+        deadline_s, failure = time.monotonic() + budget_s, None
+        for each in (each for trash in self._trash if trash.is_dir() for each in trash.iterdir()):
+            try:
+                if not remove_tree(each, deadline_s):
+                    return False
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return True
 
     def sweep_libraries(self, older_than_s: float) -> None:
         """Remove versions of the library that no folder's container was granted."""
         notes = (self._root / "containers").glob("*/library")
         self.library.sweep({note.read_text() for note in notes}, older_than_s)
+
+    def _make_region_folder(self, folder: Path) -> None:
+        (folder / "var").mkdir(exist_ok=True)
+        self.regions.renew(folder / "var")
+        (folder / "var").chmod(0o1777)  # any user of the container may write its region
+
+    def _move_to_trash(self, folder: Path) -> None:
+        for trash in self._trash:
+            trash.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                folder.rename(trash / secrets.token_hex(16))
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno == errno.EXDEV and trash != self._trash[-1]:
+                    continue
+                raise
+            return
 
     def _folder(self, name: str) -> Path:
         return self._root / "containers" / name
@@ -232,7 +302,7 @@ def _numbered(first: str, number: int) -> str:
 
 
 def _unlimited(limit: CardLimit) -> limits_file.CardLimit:
-    return limits_file.CardLimit(limit.gpu.uuid, None)
+    return limits_file.CardLimit(limit.card.uuid, None)
 
 
 def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.CardLimit:
@@ -242,11 +312,11 @@ def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> l
     """
     percent = limit.compute_percent
     if policy is ComputePolicy.FAIR:
-        percent = percent or max(1, 100 * limit.units // limit.gpu.units)
+        percent = percent or max(1, 100 * limit.units // limit.card.units)
     if policy is ComputePolicy.OFF or not percent:
-        return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB)
+        return limits_file.CardLimit(limit.card.uuid, limit.memory_mib * MIB)
     most = 100 if policy is ComputePolicy.FAIR and percent < 100 else None
-    return limits_file.CardLimit(limit.gpu.uuid, limit.memory_mib * MIB, percent, most, interactive)
+    return limits_file.CardLimit(limit.card.uuid, limit.memory_mib * MIB, percent, most, interactive)
 
 
 def _read_owner(folder: Path) -> Owner:
@@ -254,10 +324,3 @@ def _read_owner(folder: Path) -> Owner:
         return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
     except (OSError, ValueError):
         return Owner([])
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,13 +1,13 @@
 """Containers that run and that kubelet does not know any more: it lost its checkpoint under them.
 
 kubelet then takes their device ids for free. What they hold is known from their folders: a folder's owner is
-written when its container starts. kubelet's book tells which of them it still knows, so they are sorted out
-once for each kubelet that follows the device list; whoever leaves its book later has ended.
+written when its container starts. kubelet lists which of them it still knows, so they are sorted out once for
+each kubelet that follows the device list; whoever it stops listing later has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gpuslice.core.device_assignment import DeviceAssignment
@@ -15,8 +15,8 @@ from gpuslice.core.model import ContainerKind, Pod
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The folder of a container that was started since the machine was, and what it was given."""
+class RunningContainer:
+    """A container that was started since the machine was: its folder, and the ids that it was given."""
 
     folder: str
     ids: frozenset[str]
@@ -24,45 +24,42 @@ class Kept:
     container: str
 
 
-class Forgotten:
-    """Who is to be kept from harm. `certain` once kubelet's book was read after that kubelet came."""
+class ForgottenContainers:
+    """Who is to be kept from harm. `certain` once kubelet was asked after it came."""
 
     def __init__(self) -> None:
         self.certain = True
-        self._kept: tuple[Kept, ...] = ()
+        self.containers: tuple[RunningContainer, ...] = ()
         self._since_s = 0.0
 
-    def kubelet_came(self, kept: Iterable[Kept], now_s: float) -> None:
-        """Another kubelet, or this one anew: until it shows its book, everybody may be forgotten."""
-        self._kept, self._since_s, self.certain = tuple(kept), now_s, False
+    def kubelet_came(self, running: Iterable[RunningContainer], now_s: float) -> None:
+        """Another kubelet, or this one anew: until its assignments are read, everybody may be forgotten."""
+        self.containers, self._since_s, self.certain = tuple(running), now_s, False
 
-    def book_read(
-        self, assignments: Iterable[DeviceAssignment], asked_at_s: float, pod_of: Callable[[str], Pod | None]
+    def assignments_read(
+        self,
+        assignments: Iterable[DeviceAssignment],
+        asked_at_s: float,
+        living_pod: Callable[[str], Pod | None],
     ) -> None:
-        """Whom the book shows is not forgotten. `pod_of`: a pod that lives by uid, None for others."""
+        """Whom kubelet lists is not forgotten. `living_pod`: a pod that lives by uid, None for others."""
         if asked_at_s < self._since_s:
             return
-        shown: dict[str, set[str]] = {}
+        listed: dict[str, set[str]] = {}
         for each in assignments:
-            shown.setdefault(each.pod_key, set()).add(each.container)
-        self._kept = tuple(each for each in self._kept if _hidden(each, pod_of(each.uid), shown))
+            listed.setdefault(each.pod_key, set()).add(each.container)
+
+        def unlisted(container: RunningContainer) -> bool:
+            pod = living_pod(container.uid)
+            if pod is None:
+                return False
+            names = listed.get(pod.key, set())
+            requests = pod.request.containers if pod.request else ()
+            listable = any(
+                each.name == container.container and each.kind is not ContainerKind.INIT for each in requests
+            )
+            # kubelet lists no ordinary init containers: they are known where their pod is
+            return container.container not in names if listable else not names
+
+        self.containers = tuple(each for each in self.containers if unlisted(each))
         self.certain = True
-
-    def living(self, alive: Callable[[str], bool]) -> tuple[Kept, ...]:
-        """Those whose pod is still there."""
-        return tuple(each for each in self._kept if alive(each.uid))
-
-
-def owners_by_id(kept: Iterable[Kept]) -> Mapping[str, str]:
-    """The pod's uid for each id that somebody holds without kubelet's knowledge."""
-    return {identifier: each.uid for each in kept for identifier in each.ids}
-
-
-def _hidden(kept: Kept, pod: Pod | None, shown: Mapping[str, set[str]]) -> bool:
-    """The book never shows ordinary init containers: they are known where their pod is."""
-    if pod is None:
-        return False
-    names = shown.get(pod.key, set())
-    apps = pod.request.containers if pod.request else ()
-    listed = any(each.name == kept.container and each.kind is not ContainerKind.INIT for each in apps)
-    return kept.container not in names if listed else not names

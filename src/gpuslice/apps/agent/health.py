@@ -85,7 +85,7 @@ def excluded_cards(text: bytes, cards: Iterable[Card]) -> frozenset[str]:
     """The uuids that ``unhealthyDevices.json`` takes out of use. Raises `ContractError`."""
     try:
         entries = msgspec.json.decode(text, type=_Excluded)
-    except ValueError as error:  # no JSON of this shape, or no text
+    except (ValueError, RecursionError) as error:  # no JSON of this shape, or no text
         shown = text[:80].decode(errors="replace")
         raise ContractError("unhealthyDevices.json", shown, f'{{"index":[],"uuid":[]}} ({error})') from error
     indices = {str(index) for index in entries.index}

@@ -1,7 +1,7 @@
 """The agent process: wires everything and starts named tasks.
 
-kubelet is told of the cards only when an answer to its first question can be right: the cards, the node's
-rules and the node's pods are known, and what enforces the limits is in place.
+The plugin registers with kubelet only when an answer to its first question can be right: the cards, the
+node's rules and the node's pods are known, and what enforces the limits is in place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +27,25 @@ from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
 from gpuslice.adapters.web.app import Probes, get, make_app
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import page_of
+from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Request, Response, json_answer
 from gpuslice.adapters.web.serve import Listen, run, until_stopped, work_until
-from gpuslice.apps.agent.bookkeeper import Bookkeeper, KubeletBook
-from gpuslice.apps.agent.cards import CardKeeper
-from gpuslice.apps.agent.desk import Desk
-from gpuslice.apps.agent.devices import DeviceList
+from gpuslice.apps.agent.active_lock import ActiveLock, serving_once_free
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.cards import CardMonitor
+from gpuslice.apps.agent.device_list import DeviceList, memory_unit
 from gpuslice.apps.agent.folders import Folders
-from gpuslice.apps.agent.health import Health
 from gpuslice.apps.agent.library import IsolationMissingError
-from gpuslice.apps.agent.metrics import Counters
-from gpuslice.apps.agent.node import memory_unit
-from gpuslice.apps.agent.nodekeeper import NodeKeeper
-from gpuslice.apps.agent.offer import Offer
-from gpuslice.apps.agent.plugin import GpuMemoryPlugin, PluginOptions
+from gpuslice.apps.agent.node_reconciler import NodeReconciler
+from gpuslice.apps.agent.plugin import GpuMemoryPlugin, plugin_options
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
+from gpuslice.apps.agent.reconciler import AssignmentSource, Reconciler
+from gpuslice.apps.agent.region_file_system import RegionFileSystemError
 from gpuslice.apps.agent.settings import AgentSettings
-from gpuslice.apps.agent.start import Starter
-from gpuslice.apps.agent.state import agent_state, families
-from gpuslice.apps.agent.turn import Turn, serving_in_turn
+from gpuslice.apps.agent.status import AgentStatus, Counters
+from gpuslice.apps.agent.sweeper import Sweeper
+from gpuslice.apps.agent.watchdog import Watchdog
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import shown
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, PLUGIN_ENDPOINT
@@ -66,70 +64,66 @@ class Agent:
         settings: AgentSettings,
         client: KubeClient,
         source: GpuSource,
-        book: KubeletBook | None = None,
+        kubelet: AssignmentSource | None = None,
+        *,
         boot: str | None = None,
+        proc: Path = Path("/proc"),
     ) -> None:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
-        name = settings.node_name
+        name, root = settings.node_name, Path(settings.root)
         self.counters = Counters()
-        self.turn = Turn(Path(settings.root))
-        self.desk = Desk(Node(name, ()), place_unplaced=settings.place_unplaced)
-        self.devices = DeviceList()
-        self.offer = Offer(self.desk, self.devices, lambda: self.node.rules)
+        self.lock = ActiveLock(root)
+        self.state = AllocationState(Node(name, ()), place_unplaced=settings.place_unplaced)
+        self.devices = DeviceList(self.state)
         host_root = Path(settings.host_root) if settings.host_root else None
-        self.folders = Folders(Path(settings.root), host_root, boot)
+        self.folders = Folders(root, host_root, boot, bound_regions=settings.region_file_system)
         self._writer = Writer(client, name)
-        self.node = NodeKeeper(
-            client,
-            self._writer,
-            name,
-            lambda: self.cards.cards,
-            hot=settings.hot_reload_isolation,
-            new_pods=settings.new_pods,
-        )
-        self.cards = CardKeeper(
+        hot, new_pods = settings.hot_reload_isolation, settings.new_pods
+        self.node = NodeReconciler(client, self._writer, self.state, hot=hot, new_pods=new_pods)
+        self.cards = CardMonitor(
             source,
+            self.state,
+            self.devices,
+            self.node,
             self._writer,
-            self._cards_changed,
+            lock=self.lock,
             unit=unit,
-            health=Health(settings.recovery_s),
-            unhealthy_file=Path(settings.unhealthy_file),
-            every_s=settings.inventory_s,
-            follow_events=settings.health_check,
-            may_write=self.turn.mine.is_set,
+            settings=settings,
         )
-        self.bookkeeper = Bookkeeper(
-            self.desk,
-            book or PodResources(Path(settings.pod_resources_socket)),
-            self._writer,
-            self.folders,
-            self.counters,
-            every_s=settings.reconcile_s,
-            sweep_after_s=settings.sweep_after_s,
+        kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
+        every_s, sweep_after_s = settings.reconcile_s, settings.sweep_after_s
+        self.reconciler = Reconciler(self.state, kubelet, self._writer, self.counters, every_s=every_s)
+        self.sweeper = Sweeper(
+            self.state, self.reconciler, self.folders, every_s=every_s, after_s=sweep_after_s
         )
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}"
         )
-        self.plugin = self._make_plugin(unit)
-        self.server = PluginServer(self.plugin, _address(settings))
-        self._source = source
-        self._holding_back = "starting"
-        self._told = ""
-
-    def _make_plugin(self, unit: str) -> GpuMemoryPlugin:
-        settings = self.settings
-        return GpuMemoryPlugin(
-            self.desk,
+        self.plugin = GpuMemoryPlugin(
+            self.state,
             self.devices,
-            folders=self.folders,
-            starter=Starter(self.desk, self.bookkeeper, self.folders, lambda: self.node.rules, self.counters),
-            rules=lambda: self.node.rules,
-            offer=self.offer,
-            look=self.bookkeeper.look,
+            self.folders,
+            self.reconciler,
             counters=self.counters,
-            options=PluginOptions(settings.match_wait_s, unit, settings.legacy_poison_env, settings.cdi_kind),
+            options=plugin_options(settings, unit),
         )
+        address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, GPU_MEM)
+        self.server = PluginServer(self.plugin, address)
+        self.watchdog = Watchdog(
+            source, self.state, self._writer, counters=self.counters, settings=settings, proc=proc
+        )
+        self._source = source
+        self._obstacle = "starting"  # why the plugin must not register with kubelet yet
+        self._reported = ""
+
+    def _pod_changed(self, change: Change[AgentPod]) -> None:
+        if change.object is None:
+            return
+        if change.kind is ChangeKind.DELETED:
+            self.state.pod_gone(change.object.metadata.uid)
+        else:
+            self.state.pod_changed(node_pod(change.object))
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -138,91 +132,106 @@ class Agent:
     ) -> None:
         """Serve until `stopped`; `listening` hears the port of health and metrics.
 
-        Raises `TooManyUnitsError` when the cards cannot be told to kubelet in the unit of the settings.
+        Raises `TooManyUnitsError` when the cards are too many devices for kubelet in this unit.
         """
         if self._warning:
             _log.warning(self._warning)
-        web = self._serve_web(listening)
-        tasks = {**self.upkeep(), "device plugin": self._serve_kubelet(), "web": web}
+
+        async def serve_web() -> None:
+            listen = Listen(self.settings.port, self.settings.host)
+            async with serving_once_free(self._app(), listen, self.lock) as port:
+                listening(port)
+                await asyncio.Event().wait()
+
+        async def sweep() -> None:
+            await self.lock.held.wait()
+            await self.sweeper.run()
+
+        async def watch_limits() -> None:
+            await self.lock.held.wait()
+            if self.settings.watchdog != "off":
+                await self.watchdog.run()
+
+        tasks = {
+            **self.upkeep(),
+            "sweeper": sweep(),
+            "watchdog": watch_limits(),
+            "device plugin": self._serve_kubelet(),
+            "web": serve_web(),
+        }
         try:
             await work_until(stopped, tasks)
         finally:
             await self._source.close()
-        if self.settings.node_label and self.turn.mine.is_set():
-            await self.node.leave(self.settings.node_label, self.desk.holders())
+        if self.settings.node_label and self.lock.held.is_set():
+            await self.node.leave(self.settings.node_label, self.state.holders())
 
     def upkeep(self) -> dict[str, Coroutine[Any, Any, None]]:
         """All that goes on beside kubelet's calls, by name."""
+
+        async def keep_node() -> None:
+            await self.lock.held.wait()
+            await self.node.keep()
+
+        async def reconcile() -> None:
+            await self._pods.synced.wait()
+            await self.lock.held.wait()
+            await self.reconciler.run()
+
         return {
-            "turn": self.turn.hold(),
+            "active lock": self.lock.hold(),
             "node": self.node.watch(),
-            "node object": self._in_turn(self.node.keep),
+            "node object": keep_node(),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
             "fault reports": self.cards.follow_events(),
-            "kubelet's book": self._keep_book(),
+            "device assignments": reconcile(),
         }
-
-    async def _keep_book(self) -> None:
-        await self._pods.synced.wait()
-        await self._in_turn(self.bookkeeper.run)
-
-    async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await self.turn.mine.wait()
-        await work()
-
-    async def _serve_web(self, listening: Callable[[int], None]) -> None:
-        listen = Listen(self.settings.port, self.settings.host)
-        async with serving_in_turn(self._app(), listen, self.turn) as port:
-            listening(port)
-            await asyncio.Event().wait()
 
     async def _serve_kubelet(self) -> None:
         while True:
             await self.until_servable()
-            await self.turn.mine.wait()
+            await self.lock.held.wait()
             await self.until_servable()  # much may have changed since
-            await self.offer.look()
-            with self.turn.serving():
-                await work_until(self.offer.keep_until_ended(), {"plugin server": self.server.run()})
+            await self.devices.refresh()
+            with self.lock.serving():
+                await work_until(self.devices.refresh_until_needless(), {"plugin server": self.server.run()})
 
     async def until_servable(self) -> None:
         """Wait until kubelet's questions can be answered rightly."""
         await self.node.read.wait()
         await self._pods.synced.wait()
-        while reason := self._obstacle():
-            if reason != self._holding_back:
+        while reason := self._find_obstacle():
+            if reason != self._obstacle:
                 _log.warning("not registering with kubelet", extra={"reason": reason})
-            self._holding_back = reason
-            await self._tell_waiting(reason)
+            self._obstacle = reason
+            if reason == self._in_use_whole() and reason != self._reported and self.lock.held.is_set():
+                await self._writer.node_event("GPUModeWaits", reason, warning=True)
+                self._reported = reason
             await asyncio.sleep(RETRY_S)
-        self._holding_back = ""
+        self._obstacle = ""
 
-    async def _tell_waiting(self, reason: str) -> None:
-        if reason != self._told and self.turn.mine.is_set() and reason == self._in_use_whole():
-            await self._writer.tell_node("GPUModeWaits", reason, warning=True)
-            self._told = reason
-
-    def _obstacle(self) -> str:
-        """Why kubelet must not be told of the cards yet; "" when it may."""
-        if self.offer.ended:
+    def _find_obstacle(self) -> str:
+        """Why the plugin must not register with kubelet yet; "" when it may."""
+        rules = self.state.rules
+        if self.devices.needless:
             return "the node's labels say that its cards are not shared"
-        if self.offer.unknown and self.turn.mine.is_set():
-            return self.bookkeeper.problem
-        if not self.desk.node.cards:
+        if not rules.shared and self.state.assignments is None and self.lock.held.is_set():
+            return self.reconciler.problem
+        if not self.state.node.cards:
             return self.cards.problem or "there are no cards"
-        if self.node.rules.shared and (reason := self._in_use_whole()):
+        if rules.shared and (reason := self._in_use_whole()):
             return reason
         try:
             self.folders.library.install(self.settings.library)
-            self.folders.library.check()
-        except (IsolationMissingError, OSError) as error:
-            return str(error) if self.node.rules.isolation else ""
+            self.folders.check()
+        except (IsolationMissingError, RegionFileSystemError, OSError) as error:
+            return str(error) if rules.isolation else ""
         return ""
 
     def _in_use_whole(self) -> str:
         """Why parts of cards would be parts of cards that somebody has as a whole."""
-        if holders := self.desk.holders_of_whole_cards():
+        if holders := self.state.holders_of_whole_cards():
             return (
                 f"{len(holders)} pods hold whole cards of this node ({', '.join(holders[:5])}); "
                 f"its cards are shared once they have ended"
@@ -237,60 +246,55 @@ class Agent:
     def register_again(self) -> None:
         """SIGHUP, as the vendor's plugin takes it."""
         self.server.register_again()
-        self.bookkeeper.look()
+        self.reconciler.wake()
 
-    # -- what changes ---------------------------------------------------------------------------------
-
-    def _pod_changed(self, change: Change[AgentPod]) -> None:
-        pod = change.object
-        if pod is None:
-            return
-        if change.kind is ChangeKind.DELETED:
-            self.desk.pod_gone(pod.metadata.uid)
-        else:
-            self.desk.pod_changed(node_pod(pod))
-
-    async def _cards_changed(self) -> None:
-        indices = frozenset(self.cards.reasons())
-        self.desk.set_cards(self.cards.cards, indices)
-        await self.devices.update(self.cards.cards, self.cards.unhealthy_uuids())
-        self.node.look()
-
-    # -- what is told ---------------------------------------------------------------------------------
+    # -- what others see --------------------------------------------------------------------------------
 
     def not_ready(self) -> str:
         """Why kubelet does not know our cards; "" when it does, or will once the agent before us ends."""
-        if self._holding_back or not self.turn.mine.is_set():
-            return self._holding_back
+        if self._obstacle or not self.lock.held.is_set():
+            return self._obstacle
         return "" if self.server.registered else "kubelet has not registered the plugin yet"
 
+    def status(self) -> AgentStatus:
+        return AgentStatus(
+            self.state,
+            self.server.registered,
+            self.server.registrations,
+            self.not_ready(),
+            self.devices.counts(),
+            self.cards.reasons(),
+            self.reconciler.pods_without_devices,
+            self.watchdog.containers_past_limit,
+            self.cards.driver_version,
+            self.cards.problem,
+            self.reconciler.problem,
+        )
+
     def _app(self) -> App:
-        probes = Probes(gpuslice.__version__, self.not_ready, page_of(lambda: families(self)))
-        return make_app(probes, [get("/debug/state", self._state)])
+        def families() -> Iterator[Family]:
+            yield from self.counters.families()
+            yield from self.status().families()
 
-    def _state(self, _: Request) -> Response:
-        return json_answer(agent_state(self, shown(self.settings), time.monotonic()))
+        def debug_state(_: Request) -> Response:
+            return json_answer(self.status().as_json(shown(self.settings), time.monotonic()))
 
-
-def _address(settings: AgentSettings) -> PluginAddress:
-    return PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, GPU_MEM)
-
-
-def _source(settings: AgentSettings) -> GpuSource:
-    if settings.recording:
-        return RecordedSource(Path(settings.recording))
-    return NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)
+        probes = Probes(gpuslice.__version__, self.not_ready, page_of(families))
+        return make_app(probes, [get("/debug/state", debug_state)])
 
 
 def start(settings: AgentSettings) -> None:
-    """The process, until it is told to end."""
+    """The process, until it is asked to end."""
+
+    async def main() -> None:
+        source: GpuSource = NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)
+        if settings.recording:
+            source = RecordedSource(Path(settings.recording))
+        connection = connect(os.environ, kubeconfig=settings.kubeconfig)
+        async with HttpTransport(connection) as transport:
+            agent = Agent(settings, KubeClient(transport, manager="gpuslice-agent"), source)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
+            await agent.run(until_stopped())
+
     configure_logs(settings.log_level)
-    run(_main(settings))
-
-
-async def _main(settings: AgentSettings) -> None:
-    connection = connect(os.environ, kubeconfig=settings.kubeconfig)
-    async with HttpTransport(connection) as transport:
-        agent = Agent(settings, KubeClient(transport, manager="gpuslice-agent"), _source(settings))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
-        await agent.run(until_stopped())
+    run(main())

@@ -1,4 +1,9 @@
-"""kubelet's questions about devices, answered from what the agent knows."""
+"""From kubelet's question to a granted container: which ids, what comes with them, and its last check.
+
+kubelet asks three times for each container: GetPreferredAllocation when it admits the pod, Allocate right
+after, and PreStartContainer before each start. Only the last comes with a certain answer to whose ids these
+are, so limits are written there.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +17,18 @@ from typing import TypeVar
 
 from grpclib import GRPCError, Status
 
+from gpuslice.adapters.kubelet.podresources import PodResourcesError
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginService
-from gpuslice.apps.agent.desk import Desk
-from gpuslice.apps.agent.devices import DeviceList
-from gpuslice.apps.agent.folders import Folders
+from gpuslice.adapters.region.limits import LimitsError
+from gpuslice.apps.agent.allocation_state import AllocationState, Holder
+from gpuslice.apps.agent.device_list import DeviceList
+from gpuslice.apps.agent.folders import Folders, HostMount, Owner
 from gpuslice.apps.agent.library import IsolationMissingError
-from gpuslice.apps.agent.metrics import Counters
-from gpuslice.apps.agent.offer import Offer
-from gpuslice.apps.agent.preference import Claim, Proposal
-from gpuslice.apps.agent.start import Starter
+from gpuslice.apps.agent.pending import Claim, Proposal
+from gpuslice.apps.agent.reconciler import Reconciler
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.status import Counters
 from gpuslice.core.contract import (
     ENV_CARD_UNITS,
     ENV_CONTAINER_UNITS,
@@ -29,12 +36,17 @@ from gpuslice.core.contract import (
     ENV_POD_UNITS,
     ENV_VISIBLE,
 )
-from gpuslice.core.grant import Grant, GrantError, container_grant
-from gpuslice.core.mode import Rules
+from gpuslice.core.grant import GrantError, container_grant
 from gpuslice.core.model import Refusal
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+IDENTIFY_S = 3.0
+"""kubelet waits 30 s for PreStartContainer and tries again after an error, so this may take its time."""
+
+ANNOTATE_S = 3.0
+RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +57,36 @@ class PluginOptions:
     memory_unit: str = "GiB"
     legacy_poison_env: bool = False
     cdi_kind: str = ""
+    allow_cgpu_disable: bool = False
+
+
+def plugin_options(settings: AgentSettings, memory_unit: str) -> PluginOptions:
+    return PluginOptions(
+        settings.match_wait_s,
+        memory_unit,
+        settings.legacy_poison_env,
+        settings.cdi_kind,
+        settings.allow_cgpu_disable,
+    )
 
 
 class GpuMemoryPlugin(DevicePluginService):
-    """The device plugin of ``aliyun.com/gpu-mem``. `look` asks for kubelet's book to be read soon."""
+    """The device plugin of ``aliyun.com/gpu-mem``."""
 
     def __init__(
         self,
-        desk: Desk,
+        state: AllocationState,
         devices: DeviceList,
-        *,
         folders: Folders,
-        starter: Starter,
-        offer: Offer,
-        rules: Callable[[], Rules],
-        look: Callable[[], None],
+        reconciler: Reconciler,
+        *,
         counters: Counters,
         options: PluginOptions = PluginOptions(),
     ) -> None:
-        self._desk = desk
+        self._state = state
         self._devices = devices
         self._folders = folders
-        self._starter = starter
-        self._offer = offer
-        self._rules = rules
-        self._look = look
+        self._reconciler = reconciler
         self._counters = counters
         self._options = options
         self._in_vain: dict[int, float] = {}  # size → until when waiting for it again is pointless
@@ -78,8 +95,8 @@ class GpuMemoryPlugin(DevicePluginService):
         return dp.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
     def list_and_watch(self, request: dp.Empty) -> AsyncGenerator[dp.ListAndWatchResponse]:
-        self._desk.kubelet_came(self._folders.inhabited())
-        self._look()
+        self._state.kubelet_came(self._folders.running())
+        self._reconciler.wake()
         return self._devices.messages()
 
     # -- which ids ------------------------------------------------------------------------------------
@@ -87,86 +104,86 @@ class GpuMemoryPlugin(DevicePluginService):
     async def get_preferred_allocation(
         self, request: dp.PreferredAllocationRequest
     ) -> dp.PreferredAllocationResponse:
-        answers = [await self._preferred(each) for each in request.container_requests]
+        answers = [await self._propose(each) for each in request.container_requests]
         return dp.PreferredAllocationResponse(container_responses=answers)
 
-    async def _preferred(
+    async def _propose(
         self, request: dp.ContainerPreferredAllocationRequest
     ) -> dp.ContainerPreferredAllocationResponse:
-        size = request.allocation_size
-        await self._until(size, lambda: self._expected(size), bool)
+        """Ids of the card where the extender placed the pod that kubelet probably asks for."""
+        state, size = self._state, request.allocation_size
 
-        def ask() -> Proposal | Refusal:
-            return self._desk.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
+        def expected() -> bool:
+            """Whether somebody waits for that much. With one card it makes no difference."""
+            return state.places_unplaced or any(each.units == size for each in state.acceptable())
 
-        # Whoever kubelet seems to have forgotten may just have ended: then the API server tells at once.
-        proposal = await self._until(size, ask, lambda got: not (self._desk.inhabited() and _refused(got)))
+        def proposed() -> Proposal | Refusal:
+            return state.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
+
+        def final(answer: Proposal | Refusal) -> bool:
+            """Whoever kubelet seems to have forgotten may just have ended: the API server tells at once."""
+            return isinstance(answer, Proposal) or not state.maybe_forgotten()
+
+        await self._until(size, expected, bool)
+        proposal = await self._until(size, proposed, final)
         if isinstance(proposal, Refusal):
             self._counters.refused("no room")
             raise GRPCError(Status.FAILED_PRECONDITION, proposal.reason)
         return dp.ContainerPreferredAllocationResponse(deviceIDs=proposal.ids)
 
-    def _expected(self, size: int) -> bool:
-        """Whether somebody waits for that much. With one card it makes no difference."""
-        return self._desk.places_unplaced or any(want.units == size for want in self._desk.acceptable())
-
     # -- what comes with them -------------------------------------------------------------------------
 
     async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
         began = time.perf_counter()
-        answers = [await self._allocated(frozenset(each.devices_ids)) for each in request.container_requests]
+        answers = [await self._grant(frozenset(each.devices_ids)) for each in request.container_requests]
         self._counters.answered(time.perf_counter() - began)
         return dp.AllocateResponse(container_responses=answers)
 
-    async def _allocated(self, ids: frozenset[str]) -> dp.ContainerAllocateResponse:
+    async def _grant(self, ids: frozenset[str]) -> dp.ContainerAllocateResponse:
+        """Environment, mounts and CDI devices of the container that `ids` are for, or an error that says why.
+
+        kubelet keeps what is answered here over every restart of the container.
+        """
+        state = self._state
+        if not state.rules.shared and not ids <= state.ids_of_living():  # a holder may just have ended
+            reason = f"node {state.node.name} does not share its cards any more: its labels say so"
+            return self._refuse("no match", reason, len(ids))
         try:
-            claimed = await self._claim(ids)
+            claimed = await self._until(
+                len(ids), lambda: state.claim(ids), lambda answer: isinstance(answer, Claim)
+            )
             if isinstance(claimed, Refusal):
-                return self._refused("no match", claimed.reason, len(ids))
-            return self._grant(ids, claimed)
+                return self._refuse("no match", claimed.reason, len(ids))
+            isolation = state.rules.isolation
+            grant = container_grant(ids, state.node, pod_units=state.pod_units(claimed), isolation=isolation)
+            occupied = {each.folder for each in state.maybe_forgotten()}
+            mounts: tuple[HostMount, ...] = ()
+            if isolation:
+                limits_compute = state.rules.limits_compute
+                mounts = self._folders.grant(ids, occupied, limits_compute=limits_compute)
         except GrantError as error:
-            return self._refused("foreign device", str(error), len(ids))
+            return self._refuse("foreign device", str(error), len(ids))
         except (IsolationMissingError, OSError) as error:
-            return self._refused("host", str(error), len(ids))
-
-    async def _claim(self, ids: frozenset[str]) -> Claim | Refusal:
-        if (refusal := self._offer.refusal(ids)) is not None:
-            return refusal
-
-        def ask() -> Claim | Refusal:
-            return self._desk.claim(ids)
-
-        return await self._until(len(ids), ask, lambda answer: isinstance(answer, Claim))
-
-    def _grant(self, ids: frozenset[str], claimed: Claim) -> dp.ContainerAllocateResponse:
-        isolation = self._rules().isolation
-        grant = container_grant(
-            ids, self._desk.node, pod_units=self._desk.pod_units(claimed), isolation=isolation
-        )
-        mounts = self._mounts(ids) if isolation else []
-        self._desk.granted(ids, claimed)
+            return self._refuse("host", str(error), len(ids))
+        state.granted(ids, claimed)
         self._counters.granted()
-        self._look()
-        pod = claimed.want.pod.view.key if claimed.want else ""
-        _log.info(
-            "granted", extra={"cards": grant.environment[ENV_INDEX], "units": len(ids), "probably_for": pod}
-        )
-        return dp.ContainerAllocateResponse(
-            envs=grant.environment, mounts=mounts, cdi_devices=self._cdi_devices(grant)
-        )
-
-    def _mounts(self, ids: frozenset[str]) -> list[dp.Mount]:
-        kept = {each.folder for each in self._desk.inhabited()}
-        return [
-            dp.Mount(container_path=each.container_path, host_path=each.host_path, read_only=each.read_only)
-            for each in self._folders.grant(ids, kept, limits_compute=self._rules().limits_compute)
-        ]
-
-    def _cdi_devices(self, grant: Grant) -> list[dp.CDIDevice]:
+        self._reconciler.wake()
+        pod = claimed.pending.pod.view.key if claimed.pending else ""
+        cards = grant.environment[ENV_INDEX]
+        _log.info("granted", extra={"cards": cards, "units": len(ids), "probably_for": pod})
         kind = self._options.cdi_kind
-        return [dp.CDIDevice(name=f"{kind}={limit.gpu.uuid}") for limit in grant.limits] if kind else []
+        return dp.ContainerAllocateResponse(
+            envs=grant.environment,
+            mounts=[
+                dp.Mount(
+                    container_path=each.container_path, host_path=each.host_path, read_only=each.read_only
+                )
+                for each in mounts
+            ],
+            cdi_devices=[dp.CDIDevice(name=f"{kind}={limit.card.uuid}") for limit in grant.limits if kind],
+        )
 
-    def _refused(self, why: str, reason: str, units: int) -> dp.ContainerAllocateResponse:
+    def _refuse(self, why: str, reason: str, units: int) -> dp.ContainerAllocateResponse:
         """An error, so that a controller makes the pod anew; as an option what the vendor's plugin says."""
         self._counters.refused(why)
         _log.warning("refused", extra={"reason": reason, "units": units})
@@ -174,11 +191,81 @@ class GpuMemoryPlugin(DevicePluginService):
             return dp.ContainerAllocateResponse(envs=poison(units, self._options.memory_unit))
         raise GRPCError(Status.FAILED_PRECONDITION, reason)
 
-    # -- starting -------------------------------------------------------------------------------------
+    # -- the last moment before the container's first instruction ---------------------------------------
 
     async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
-        await self._starter.start(frozenset(request.devices_ids))
+        """Whose ids these are, its limits and a fresh region in place, its annotations true.
+
+        The limit of memory follows from the ids alone, so a container that cannot be told from others still
+        gets its own. A share of compute does not: where compute is divided, unknown means not yet.
+        """
+        ids, state = frozenset(request.devices_ids), self._state
+        holder = await self._identify(ids)
+        container = holder.container if holder else None
+        if state.rules.divides_compute and (container is None or self._reconciler.problem):
+            raise GRPCError(Status.UNAVAILABLE, "kubelet does not list this container yet; try again")
+        try:
+            if holder and (refusal := state.crowded(ids, holder.pod.view.uid)):
+                self._counters.refused("crowded")
+                raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
+            self._counters.started("no" if holder is None else "exactly" if holder.exact else "by its pod")
+            if state.rules.isolation or self._folders.exists(ids):
+                self._write_limits(ids, holder)
+        except (GrantError, LimitsError, OSError) as error:
+            raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
+        if holder is None:
+            return dp.PreStartContainerResponse()
+
+        uid = holder.pod.view.uid
+        try:  # before the container can read its annotations, if the API server answers; else soon after
+            async with asyncio.timeout(ANNOTATE_S):
+                await self._reconciler.write(uid)
+        except TimeoutError:
+            _log.warning("container start: API server too slow", extra={"pod": holder.pod.view.key})
+            self._reconciler.wake()
+        # kubelet reads annotations for the environment when it begins to sync the pod: its next try begins
+        # with the corrected ones
+        reads = container is not None and container.name in holder.pod.reading
+        if reads and self._reconciler.take_corrected(uid):
+            raise GRPCError(
+                Status.UNAVAILABLE, "the pod's annotations were corrected to its card; try again with them"
+            )
         return dp.PreStartContainerResponse()
+
+    async def _identify(self, ids: frozenset[str]) -> Holder | None:
+        """By kubelet's assignments, read anew; by what was granted when kubelet does not list them."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + IDENTIFY_S
+        while True:
+            try:
+                async with asyncio.timeout(IDENTIFY_S):
+                    await self._reconciler.read()
+            except (PodResourcesError, TimeoutError) as error:
+                _log.warning("container start: kubelet's assignments not read", extra={"error": str(error)})
+            holder = self._state.holder(ids)
+            if holder is not None or now() >= deadline:
+                return holder
+            await asyncio.sleep(RETRY_S)
+
+    def _write_limits(self, ids: frozenset[str], holder: Holder | None) -> None:
+        container = holder.container if holder else None
+        percent = container.compute_percent if container else 0
+        grant = container_grant(ids, self._state.node, compute_percent=percent)
+        owner, limited, occupied = Owner(sorted(ids)), True, frozenset[str]()
+        if holder is not None:
+            pod, name = holder.pod.view, container.name if container else ""
+            owner = Owner(sorted(ids), pod.uid, pod.namespace, pod.name, name)
+            limited = not self._options.allow_cgpu_disable or name not in holder.pod.unlimited
+            occupied = frozenset(each.folder for each in self._state.forgotten())
+        self._folders.start(
+            ids,
+            grant.limits,
+            owner,
+            limited=limited,
+            policy=self._state.rules.compute_policy,
+            interactive=holder is not None and holder.pod.interactive,
+            occupied=occupied,
+        )
 
     # -- waiting --------------------------------------------------------------------------------------
 
@@ -194,16 +281,12 @@ class GpuMemoryPlugin(DevicePluginService):
             if now() >= deadline:
                 self._in_vain[size] = now() + self._options.match_wait_s
                 break
-            self._look()
-            self._desk.changed.clear()
+            self._reconciler.wake()
+            self._state.changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
-                    await self._desk.changed.wait()
+                    await self._state.changed.wait()
         return answer
-
-
-def _refused(answer: object) -> bool:
-    return isinstance(answer, Refusal)
 
 
 def poison(units: int, unit: str) -> dict[str, str]:

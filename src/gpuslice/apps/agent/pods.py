@@ -54,10 +54,10 @@ class NodePod:
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
     `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
-    `whole`: it asks for whole cards, which kubelet gave it by another plugin. `interactive`: small work that
-    somebody waits for. `said` are its placement
-    annotations as they stand, for others read them without our care. `meant_for`: the card that is kept
-    for it once it was taken off its own.
+    `container_ids` are the runtime's ids, with the containers' names. `whole`: it asks for whole cards, which
+    kubelet gave it by another plugin. `interactive`: small work that somebody waits for. `said` are its
+    placement annotations as they stand, for others read them without our care. `meant_for`: the card that is
+    kept for it once it was taken off its own.
     """
 
     view: Pod
@@ -65,10 +65,16 @@ class NodePod:
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
+    container_ids: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     interactive: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
     meant_for: Placement | None = None
+
+    @property
+    def holds_slices(self) -> bool:
+        """Whether it asks for parts of cards and has not ended."""
+        return self.view.request is not None and not self.view.finished
 
     @property
     def taken_off(self) -> bool:
@@ -77,40 +83,35 @@ class NodePod:
 
     @property
     def meant(self) -> Placement | None:
-        """Where its annotations want it."""
+        """Where its annotations say that it is or should be."""
         return self.view.placement or self.meant_for
 
 
 def node_pod(pod: AgentPod) -> NodePod:
-    annotations = pod.metadata.annotations or {}
+    annotations, spec, status = pod.metadata.annotations or {}, pod.spec, pod.status
     view = pod_view(pod)
+    containers = [*(spec.init_containers or ()), *spec.containers]
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+
+    def having(has: Callable[[EnvVar], bool]) -> frozenset[str]:
+        """The containers of which a variable is like that."""
+        return frozenset(each.name for each in containers if any(map(has, each.env or ())))
+
     return NodePod(
         view,
         pod.metadata.creation_timestamp or "",
-        unlimited=frozenset(_with(_switches_off, pod.spec)),
-        reading=frozenset(_with(_reads_placement, pod.spec)),
-        running=frozenset(_running(pod.status)),
+        unlimited=having(_switches_off),
+        reading=having(_reads_placement),
+        running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
+        container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses},
         interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
-        whole=any(_asks_whole(each) for each in [*(pod.spec.init_containers or ()), *pod.spec.containers]),
+        whole=any(
+            whole_number(((each.resources and each.resources.limits) or {}).get(EXCLUSIVE_GPU))
+            for each in containers
+        ),
         said={name: text for name, text in annotations.items() if name in PLACEMENT_ANNOTATIONS},
         meant_for=decode_meant(annotations, view.node, view.request) if view.request else None,
     )
-
-
-def _asks_whole(container: AgentContainer) -> bool:
-    limits = container.resources.limits if container.resources else None
-    return bool(whole_number((limits or {}).get(EXCLUSIVE_GPU)))
-
-
-def _running(status: objects.PodStatus) -> list[str]:
-    everyone = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
-    return [each.name for each in everyone if "running" in (each.state or {})]
-
-
-def _with(has: Callable[[EnvVar], bool], spec: AgentPodSpec) -> list[str]:
-    """The containers of which a variable is like that."""
-    everyone = [*(spec.init_containers or ()), *spec.containers]
-    return [each.name for each in everyone if any(map(has, each.env or ()))]
 
 
 def _switches_off(variable: EnvVar) -> bool:
@@ -119,7 +120,4 @@ def _switches_off(variable: EnvVar) -> bool:
 
 def _reads_placement(variable: EnvVar) -> bool:
     path = ((variable.value_from or {}).get("fieldRef") or {}).get("fieldPath", "")
-    return path in _PLACEMENT_PATHS
-
-
-_PLACEMENT_PATHS = tuple(f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX))
+    return path in {f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX)}

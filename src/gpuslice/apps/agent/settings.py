@@ -71,7 +71,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 1.0
     reconcile_s: Annotated[
-        float, about("How often kubelet's book is read without cause.", unit="s", ge=0.1)
+        float, about("How often kubelet's device assignments are read without cause.", unit="s", ge=0.1)
     ] = 5.0
     inventory_s: Annotated[
         float, about("How often the cards are asked whether they still answer.", unit="s", ge=0.1)
@@ -118,6 +118,29 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     cdi_kind: Annotated[
         str, about('Name cards to the runtime by CDI as well, e.g. "nvidia.com/gpu"; empty for not.')
     ] = ""
+    allow_cgpu_disable: Annotated[
+        bool,
+        about(
+            "Let a container switch its memory limit off with CGPU_DISABLE=true, as the vendor documents. "
+            "Off, because whoever may create pods could then take a whole card. Set the webhook's as well."
+        ),
+    ] = False
+    watchdog: Annotated[
+        Literal["off", "warn", "stop"],
+        about(
+            "What to do where a container holds more of a card than its limit by the driver's figures: warn "
+            "by an event on its pod, or stop the processes that hold the excess as well (SIGTERM, SIGKILL "
+            "5 s later). Needs the host's PID namespace."
+        ),
+    ] = "warn"
+    region_file_system: Annotated[
+        bool,
+        about(
+            "Give each container's region a small file system in memory (nosuid, nodev, noexec), so that "
+            "what it writes there is bounded. Needs CAP_SYS_ADMIN and a root that is mounted with "
+            "Bidirectional propagation; without them the agent does not register and says so."
+        ),
+    ] = False
     sweep_after_s: Annotated[
         float,
         about("How old a container's folder must be before it can be removed as unused.", unit="s", ge=1),

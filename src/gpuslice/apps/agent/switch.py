@@ -20,7 +20,6 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
-from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
@@ -72,54 +71,45 @@ class Switch:
         self._client = client
         self._writer = Writer(client, settings.node_name)
         self._static = StaticPod(Path(settings.manifest), Path(settings.backup_folder))
-        self._said = ""
+        self._last_logged = ""
 
     async def run(
         self, stopped: Awaitable[object], listening: Callable[[int], None] = lambda _: None
     ) -> None:
-        async with serving(self._app(), Listen(self._settings.port, self._settings.host)) as port:
+        async def keep() -> None:
+            while True:
+                try:
+                    await self._step()
+                except (KubeError, OSError) as error:
+                    self.waits = str(error)
+                    _log.warning("mode not switched, will try again", extra={"error": str(error)})
+                await asyncio.sleep(self._settings.every_s)
+
+        app = make_app(Probes(gpuslice.__version__, lambda: self.waits, page_of(tuple)))
+        async with serving(app, Listen(self._settings.port, self._settings.host)) as port:
             listening(port)
-            await work_until(stopped, {"switch": self._keep()})
-
-    def _app(self) -> App:
-        return make_app(Probes(gpuslice.__version__, lambda: self.waits, page_of(tuple)))
-
-    async def _keep(self) -> None:
-        while True:
-            try:
-                await self._step()
-            except (KubeError, OSError) as error:
-                self.waits = str(error)
-                _log.warning("mode not switched, will try again", extra={"error": str(error)})
-            await asyncio.sleep(self._settings.every_s)
+            await work_until(stopped, {"switch": keep()})
 
     async def _step(self) -> None:
         if self._settings.to == "shared":
-            self._say(self._static.remove())
+            self._log_once(self._static.remove())
             await self._label("false")
-        elif holders := await self._holders():
-            await self._wait(holders)
-            return
-        else:
-            self._say(self._static.recover())
+        else:  # not while pods of this node hold or wait for parts of its cards
+            found = await self._client.list(NODE_PODS, fields=f"spec.nodeName={self._settings.node_name}")
+            pods = [node_pod(each) for each in found.items or ()]
+            if holders := sorted(pod.view.key for pod in pods if pod.holds_slices):
+                waits = (
+                    f"{len(holders)} pods still hold parts of its cards ({', '.join(holders[:5])}); "
+                    "whole cards are given out again once they have ended"
+                )
+                if waits != self.waits:
+                    await self._writer.node_event("GPUModeWaits", waits, warning=True)
+                self.waits = waits
+                self._log_once(waits)
+                return
+            self._log_once(self._static.recover())
             await self._label("true")
         self.waits = ""
-
-    async def _holders(self) -> list[str]:
-        """Pods of this node that hold or wait for parts of its cards."""
-        found = await self._client.list(NODE_PODS, fields=f"spec.nodeName={self._settings.node_name}")
-        pods = [node_pod(each).view for each in found.items or ()]
-        return sorted(pod.key for pod in pods if pod.request is not None and not pod.finished)
-
-    async def _wait(self, holders: list[str]) -> None:
-        waits = (
-            f"{len(holders)} pods still hold parts of its cards ({', '.join(holders[:5])}); "
-            "whole cards are given out again once they have ended"
-        )
-        if waits != self.waits:
-            await self._writer.tell_node("GPUModeWaits", waits, warning=True)
-        self.waits = waits
-        self._say(waits)
 
     async def _label(self, value: str) -> None:
         node = await self._client.get(NODES, self._settings.node_name)
@@ -127,21 +117,22 @@ class Switch:
         if before in ("true", "false") and before != value:
             patch = {"metadata": {"labels": {OPERATOR_LABEL: value}}}
             await self._client.merge_patch(NODES, self._settings.node_name, patch)
-            self._say(f"Set label {OPERATOR_LABEL}={value}.")
+            self._log_once(f"Set label {OPERATOR_LABEL}={value}.")
 
-    def _say(self, words: str) -> None:
-        if words != self._said:
+    def _log_once(self, words: str) -> None:
+        if words != self._last_logged:
             _log.info(words)
-        self._said = words
+        self._last_logged = words
 
 
 def start(settings: SwitchSettings) -> None:
-    """The process, until it is told to end."""
+    """The process, until it is asked to end."""
+
+    async def main() -> None:
+        connection = connect(os.environ, kubeconfig=settings.kubeconfig)
+        async with HttpTransport(connection) as transport:
+            client = KubeClient(transport, manager="gpuslice-switch")
+            await Switch(settings, client).run(until_stopped())
+
     configure_logs(settings.log_level)
-    run(_main(settings))
-
-
-async def _main(settings: SwitchSettings) -> None:
-    connection = connect(os.environ, kubeconfig=settings.kubeconfig)
-    async with HttpTransport(connection) as transport:
-        await Switch(settings, KubeClient(transport, manager="gpuslice-switch")).run(until_stopped())
+    run(main())

@@ -60,12 +60,12 @@ class Writer:
     async def node_annotation(self, name: str, value: str) -> None:
         await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
 
-    async def tell_node(self, reason: str, message: str, *, warning: bool) -> None:
+    async def node_event(self, reason: str, message: str, *, warning: bool) -> None:
         """An event on the node; one that cannot be written is only logged."""
         about = node_reference(self._node)
         await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
 
-    async def tell_pod(self, pod: Pod, reason: str, message: str) -> None:
+    async def pod_event(self, pod: Pod, reason: str, message: str) -> None:
         """A warning on a pod; one that cannot be written is only logged."""
         about = pod_reference(pod.namespace, pod.name, pod.uid)
         await self._events.create_event(about, reason, message, type="Warning")

@@ -112,7 +112,7 @@ class Exporter:
         while True:
             began_s = time.monotonic()
             try:
-                found = await kubelet.book(wanted)
+                found = await kubelet.read(wanted)
                 devices = dict(await slices.of(found.claims))
                 if before is None or before[0] is not found or before[1] != devices:
                     before = found, devices

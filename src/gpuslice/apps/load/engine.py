@@ -41,21 +41,30 @@ class Engine:
         self._card = card
         self._kind = work.kind
         self._moved = 0
-        self._burst: Callable[[float], None] = self._copy
         self._copy_once: Callable[[], None]
         if work.kind in {"to_peer", "from_peer"}:
             self._copy_once = self._between_cards(work, peer)
         elif work.kind in {"to_host", "to_device"}:
-            self._copy_once = self._to_host_or_back()
+            host, device = card.allocate_host(COPY_BYTES), card.allocate(COPY_BYTES)
+            if work.kind == "to_host":
+                self._copy_once = lambda: card.copy_to_host(host, device, COPY_BYTES)
+            else:
+                self._copy_once = lambda: card.copy_to_device(device, host, COPY_BYTES)
         else:
             self._prepare_kernel()
-            self._burst = self._compute
 
     def run(self, level: float, seconds: float) -> Interval:
         """Work for `seconds` at `level` (0…1 of the time)."""
         began, busy_s, before = time.perf_counter(), 0.0, self._counted()
         while (now := time.perf_counter()) - began < seconds:
-            self._burst(level * PERIOD_S)
+            if self._kind in MOVING:
+                while time.perf_counter() < now + level * PERIOD_S:
+                    self._copy_once()
+                    self._moved += COPY_BYTES
+            elif level > 0:
+                parameters = (int(level * PERIOD_S * 1e9), self._sink, self._buffer, self._buffer_bytes)
+                self._card.launch(self._kernel, self._blocks, THREADS, parameters)
+                self._card.synchronize()
             busy_s += min(level * PERIOD_S, time.perf_counter() - now)
             time.sleep(max(0.0, now + PERIOD_S - time.perf_counter()))
         took_s = time.perf_counter() - began
@@ -67,13 +76,6 @@ class Engine:
             bytes_per_s=done / took_s if moving else 0.0,
             bytes_moved=done if moving else 0,
         )
-
-    def _to_host_or_back(self) -> Callable[[], None]:
-        card = self._card
-        host, device = card.allocate_host(COPY_BYTES), card.allocate(COPY_BYTES)
-        if self._kind == "to_host":
-            return lambda: card.copy_to_host(host, device, COPY_BYTES)
-        return lambda: card.copy_to_device(device, host, COPY_BYTES)
 
     def _between_cards(self, work: Work, peer: Cuda | None) -> Callable[[], None]:
         card = self._card
@@ -108,35 +110,18 @@ class Engine:
         self._sink = card.allocate(SINK_BYTES)
         card.fill(self._sink, SINK_BYTES)
         self._buffer, self._buffer_bytes = self._sink, SINK_BYTES
-        if self._kind == "memory":
-            self._buffer, self._buffer_bytes = self._make_buffer()
-        try:
-            self._kernel = card.kernel(ptx(kernel), ENTRY)
-        except CudaError as error:
-            raise CannotGenerateError(f"{self._kind}: the driver refuses the kernel: {error}") from error
-
-    def _make_buffer(self) -> tuple[int, int]:
-        """Larger than the card's caches; less where there is a limit."""
         size = LONGEST_BUFFER_BYTES
-        while True:
-            try:
-                return self._card.allocate(size), size
+        while self._kind == "memory" and self._buffer_bytes < size:
+            try:  # larger than the card's caches; less where there is a limit
+                self._buffer, self._buffer_bytes = card.allocate(size), size
             except CudaError as error:
                 if error.code != cuda.OUT_OF_MEMORY or size <= COPY_BYTES:
                     raise
                 size //= 2
-
-    def _compute(self, seconds: float) -> None:
-        if seconds > 0:
-            parameters = (int(seconds * 1e9), self._sink, self._buffer, self._buffer_bytes)
-            self._card.launch(self._kernel, self._blocks, THREADS, parameters)
-            self._card.synchronize()
-
-    def _copy(self, seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            self._copy_once()
-            self._moved += COPY_BYTES
+        try:
+            self._kernel = card.kernel(ptx(kernel), ENTRY)
+        except CudaError as error:
+            raise CannotGenerateError(f"{self._kind}: the driver refuses the kernel: {error}") from error
 
     def _counted(self) -> int:
         """Rounds of all warps, or bytes moved, so far."""

@@ -127,13 +127,36 @@ def command(**given: Any) -> None:
 def _run(order: Order, card: Cuda, report: Report) -> None:
     report.card, report.uuid = card.name, card.uuid
     who = Who(card.uuid, order.who.namespace, order.who.pod, order.who.container)
-    _greet(order, card)
+    order.say("Skipping CreateDcgmGroups() since DCGM validation is disabled")
+    values = {name: card.attribute(number) for name, number in _ATTRIBUTES.items()}
+    for name, value in values.items():
+        order.say(f"CU_DEVICE_ATTRIBUTE_{name}: {value}")
+    bandwidth = values["GLOBAL_MEMORY_BUS_WIDTH"] // 8 * values["MEMORY_CLOCK_RATE"] * 1000 * 2
+    order.say(f"Max Memory bandwidth: {bandwidth} bytes ({bandwidth / 1e9:.2f} GiB)")
+    order.say("CudaInit completed successfully.")
+    order.say()
+    order.say("Skipping WatchFields() since DCGM validation is disabled")
     if order.hold_bytes:
-        _hold(card, order.hold_bytes)
+        try:
+            card.fill(card.allocate(order.hold_bytes), order.hold_bytes)
+        except CudaError as error:
+            held_mib = order.hold_bytes / MIB
+            raise CannotGenerateError(f"{held_mib:.0f} MiB cannot be held: {error}") from error
         report.held_bytes = order.hold_bytes
         order.say(f"Holding {order.hold_bytes / MIB:.0f} MiB")
-    if order.grow_bytes:
-        _grow(order, card, report)
+    while order.grow_bytes:
+        try:
+            card.fill(card.allocate(order.grow_bytes), order.grow_bytes)
+        except CudaError as error:
+            if error.code != cuda.OUT_OF_MEMORY:
+                raise
+            report.refused_at_bytes = report.held_bytes + order.grow_bytes
+            report.refusal = str(error)
+            step, held = order.grow_bytes / MIB, report.held_bytes / MIB
+            order.say(f"Refused: {step:.0f} MiB more than {held:.0f} MiB: {error}")
+            break
+        report.held_bytes += order.grow_bytes
+        order.say(f"Holding {report.held_bytes / MIB:.0f} MiB")
     for work in order.works:
         _generate(order, card, work, report, who)
     if not order.works and (order.hold_bytes or order.grow_bytes):
@@ -147,21 +170,21 @@ def _run(order: Order, card: Cuda, report: Report) -> None:
         _add_verdicts(order, report, found)
 
 
-def _hold(card: Cuda, size_bytes: int) -> None:
-    try:
-        card.fill(card.allocate(size_bytes), size_bytes)
-    except CudaError as error:
-        raise CannotGenerateError(f"{size_bytes / MIB:.0f} MiB cannot be held: {error}") from error
-
-
 def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) -> None:
-    engine = Engine(card, work, _peer(order, card) if work.kind in BETWEEN_CARDS else None)
+    peer = None
+    if work.kind in BETWEEN_CARDS and len(order.cards) > 1:
+        peer = _beside(card, order.cards[1])
+    elif work.kind in BETWEEN_CARDS:  # the first that the card reaches, else any other
+        others = [_beside(card, ordinal) for ordinal in range(card.count()) if ordinal != card.ordinal]
+        peer = next((other for other in others if card.reaches(other)), others[0] if others else None)
+    engine = Engine(card, work, peer)
     before = fetch(order.url) if order.url and work.kind in MOVING else None
     began, moved_bytes = time.monotonic(), 0
     while (passed := time.monotonic() - began) < order.duration_s:
         interval = engine.run(order.level, min(order.report_s, order.duration_s - passed))
         moved_bytes += interval.bytes_moved
-        measured = _measured(order, work, who)
+        series = fetch(order.url).find(work.field, UUID=who.uuid) if order.url else []
+        measured = series[0].value if series else None
         order.say(line(work, interval, measured))
         report.intervals.append(
             {"field": work.number, "title": work.title, "measured": measured, **asdict(interval)}
@@ -176,14 +199,6 @@ def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) ->
             after = fetch(order.url)
             verdicts += judge_traffic(before, after, who, work, moved_bytes, tolerance=order.tolerance)
         _add_verdicts(order, report, verdicts)
-
-
-def _peer(order: Order, card: Cuda) -> Cuda | None:
-    """The card to copy to: the one that was named, else the first that `card` reaches, else any other."""
-    if len(order.cards) > 1:
-        return _beside(card, order.cards[1])
-    others = [_beside(card, ordinal) for ordinal in range(card.count()) if ordinal != card.ordinal]
-    return next((other for other in others if card.reaches(other)), others[0] if others else None)
 
 
 def _card(ordinal: int) -> Cuda:
@@ -211,44 +226,9 @@ def line(work: Work, interval: Interval, measured: float | None) -> str:
     return f"{work.title}: generated {generated}{shown}{flops}"
 
 
-def _measured(order: Order, work: Work, who: Who) -> float | None:
-    if not order.url:
-        return None
-    found = fetch(order.url).find(work.field, UUID=who.uuid)
-    return found[0].value if found else None
-
-
-def _grow(order: Order, card: Cuda, report: Report) -> None:
-    while True:
-        try:
-            card.fill(card.allocate(order.grow_bytes), order.grow_bytes)
-        except CudaError as error:
-            if error.code != cuda.OUT_OF_MEMORY:
-                raise
-            report.refused_at_bytes = report.held_bytes + order.grow_bytes
-            report.refusal = str(error)
-            step, held = order.grow_bytes / MIB, report.held_bytes / MIB
-            order.say(f"Refused: {step:.0f} MiB more than {held:.0f} MiB: {error}")
-            return
-        report.held_bytes += order.grow_bytes
-        order.say(f"Holding {report.held_bytes / MIB:.0f} MiB")
-
-
 def _add_verdicts(order: Order, report: Report, verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         report.verdicts.append(verdict)
         seen = "absent" if verdict.measured is None else f"{verdict.measured:g}"
         word = "agrees" if verdict.agrees else "PARTS"
         order.say(f"{verdict.series}: generated {verdict.generated:g}, exporter {seen}: {word}")
-
-
-def _greet(order: Order, card: Cuda) -> None:
-    order.say("Skipping CreateDcgmGroups() since DCGM validation is disabled")
-    values = {name: card.attribute(number) for name, number in _ATTRIBUTES.items()}
-    for name, value in values.items():
-        order.say(f"CU_DEVICE_ATTRIBUTE_{name}: {value}")
-    bandwidth = values["GLOBAL_MEMORY_BUS_WIDTH"] // 8 * values["MEMORY_CLOCK_RATE"] * 1000 * 2
-    order.say(f"Max Memory bandwidth: {bandwidth} bytes ({bandwidth / 1e9:.2f} GiB)")
-    order.say("CudaInit completed successfully.")
-    order.say()
-    order.say("Skipping WatchFields() since DCGM validation is disabled")

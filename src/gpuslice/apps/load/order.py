@@ -51,8 +51,13 @@ def order_of(given: dict[str, Any]) -> Order:
         given["pod"] or environ.get("POD_NAME", ""),
         given["container"],
     )
-    cards = _cards(given["cards"])
-    works = tuple(_works(given["fields"].strip(), between_cards=len(cards) > 1))
+    text = given["cards"]
+    parts = [part.strip() for part in text.split(",")]
+    numbers = all(part.isdecimal() and len(part) < LONGEST_CARD for part in parts)
+    if not numbers or len(set(parts)) != len(parts) or len(parts) > 2:
+        raise click.BadParameter(f'cards are "{text}", must be one number, or two for copies between cards')
+    cards = tuple(int(part) for part in parts)
+    works = tuple(works_of(given["fields"].strip(), between_cards=len(cards) > 1))
     if not works and not given["hold"] and not given["grow"]:
         works = (WORKS[1001],)
     return Order(
@@ -70,15 +75,8 @@ def order_of(given: dict[str, Any]) -> Order:
     )
 
 
-def _cards(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    numbers = all(part.isdecimal() and len(part) < LONGEST_CARD for part in parts)
-    if not numbers or len(set(parts)) != len(parts) or len(parts) > 2:
-        raise click.BadParameter(f'cards are "{text}", must be one number, or two for copies between cards')
-    return tuple(int(part) for part in parts)
-
-
-def _works(text: str, *, between_cards: bool) -> Iterator[Work]:
+def works_of(text: str, *, between_cards: bool) -> Iterator[Work]:
+    """The kinds of work that field ids, or "all", stand for. Raises `click.BadParameter`."""
     if text == "all":
         yield from (work for work in WORKS.values() if between_cards or work.kind not in BETWEEN_CARDS)
         return

@@ -13,7 +13,6 @@ from typing import Any
 
 import gpuslice
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
-from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import Request, Response, json_answer
@@ -41,29 +40,21 @@ class Webhook:
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` hears the port."""
-        async with serving(self._app(), self._listen()) as port:
-            listening(port)
-            await stopped
-
-    def _app(self) -> App:
-        probes = Probes(gpuslice.__version__, lambda: "", page_of(self._families))
-        return make_app(
-            probes,
-            [
-                post("/mutate", self._handler("mutate", self.reviewer.mutate)),
-                post("/validate", self._handler("validate", self.reviewer.validate)),
-            ],
-        )
-
-    def _listen(self) -> Listen:
-        chosen = self.settings
-        return Listen(
-            chosen.port,
-            chosen.host,
-            certificate=chosen.tls_certificate,
-            key=chosen.tls_key,
+        routes = [
+            post("/mutate", self._handler("mutate", self.reviewer.mutate)),
+            post("/validate", self._handler("validate", self.reviewer.validate)),
+        ]
+        listen = Listen(
+            self.settings.port,
+            self.settings.host,
+            certificate=self.settings.tls_certificate,
+            key=self.settings.tls_key,
             body_limit_bytes=LARGEST_REVIEW_BYTES,
         )
+        app = make_app(Probes(gpuslice.__version__, lambda: "", page_of(self.families)), routes)
+        async with serving(app, listen) as port:
+            listening(port)
+            await stopped
 
     def _handler(self, verb: str, decide: Decide) -> Handler:
         def handle(request: Request) -> Response:
@@ -75,22 +66,22 @@ class Webhook:
                 self._count(verb, "malformed", began)
                 _log.warning("review not understood", extra={"verb": verb, "error": str(error)})
                 return json_answer({"error": str(error)}, 400)
-            self._tell(verb, review, found["response"])
-            self._count(verb, _outcome(found["response"]), began)
+            response = found["response"]
+            if not response["allowed"]:
+                pod, reason = f"{review.namespace}/{review.name}", response["status"]["message"]
+                _log.info("denied", extra={"verb": verb, "pod": pod, "reason": reason})
+                self._count(verb, "denied", began)
+            else:
+                self._count(verb, "changed" if "patch" in response else "allowed", began)
             return json_answer(found)
 
         return handle
-
-    def _tell(self, verb: str, review: AdmissionRequest, response: dict[str, Any]) -> None:
-        if not response["allowed"]:
-            pod = f"{review.namespace}/{review.name}"
-            _log.info("denied", extra={"verb": verb, "pod": pod, "reason": response["status"]["message"]})
 
     def _count(self, verb: str, outcome: str, began: float) -> None:
         self._reviews[verb, outcome] += 1
         self._seconds[verb] += time.perf_counter() - began
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         reviews = Family(
             "gpuslice_webhook_reviews_total", MetricKind.COUNTER, "Reviews answered, by what came of them."
         )
@@ -102,12 +93,6 @@ class Webhook:
         for verb, spent in sorted(self._seconds.items()):
             seconds.add(spent, labels({"verb": verb}))
         return [reviews, seconds]
-
-
-def _outcome(response: dict[str, Any]) -> str:
-    if not response["allowed"]:
-        return "denied"
-    return "changed" if "patch" in response else "allowed"
 
 
 def start(settings: WebhookSettings) -> None:

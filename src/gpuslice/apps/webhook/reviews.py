@@ -38,14 +38,11 @@ class Reviewer:
         """The review that goes back, yes or no. Raises `MalformedError`."""
         if not request.is_pod:
             return answer(request.uid)
-        verdict = self._judge(request)
-        return answer(request.uid, denial=verdict.denial, warnings=verdict.warnings)
-
-    def _judge(self, request: AdmissionRequest) -> Verdict:
+        verdict = Verdict()
         if request.operation == "CREATE":
-            return validate(pod_form(request.object), self.rules)
-        if request.operation == "UPDATE":
+            verdict = validate(pod_form(request.object), self.rules)
+        elif request.operation == "UPDATE":
             old, new = pod_form(request.old_object), pod_form(request.object)
             user = User(request.user_info.username, request.user_info.groups or ())
-            return validate_update(old, new, user, self.rules)
-        return Verdict()
+            verdict = validate_update(old, new, user, self.rules)
+        return answer(request.uid, denial=verdict.denial, warnings=verdict.warnings)

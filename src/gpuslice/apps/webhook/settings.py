@@ -40,8 +40,11 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     ] = "hidden"
     allow_cgpu_disable: Annotated[
         bool,
-        about("Let a container switch its memory limit off with CGPU_DISABLE=true, as the vendor documents."),
-    ] = True
+        about(
+            "Let a container switch its memory limit off with CGPU_DISABLE=true, as the vendor documents. "
+            "Set the agent's as well."
+        ),
+    ] = False
     hide_cards: Annotated[
         bool,
         about(

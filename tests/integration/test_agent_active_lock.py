@@ -17,8 +17,8 @@ from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.kube.resources import EVENTS
 from gpuslice.adapters.web.app import Router
 from gpuslice.adapters.web.serve import Listen
+from gpuslice.apps.agent.active_lock import ActiveLock, serving_once_free
 from gpuslice.apps.agent.main import Agent
-from gpuslice.apps.agent.turn import Turn, serving_in_turn
 from gpuslice.apps.settings import SettingsError
 from gpuslice_demo.ports import free_port
 from tests import HANG_S
@@ -62,8 +62,8 @@ async def test_the_next_agent_is_prepared_and_takes_over_when_this_one_ends(tmp_
     bench = Bench(tmp_path, settings={"port": port})
     async with bench.running(), next_agent(bench) as following:
         await eventually(lambda: following.not_ready() == "", "the next one is prepared")
-        assert following.desk.node.cards
-        assert not following.turn.mine.is_set()
+        assert following.state.node.cards
+        assert not following.lock.held.is_set()
         assert (bench.kubelet.healthy(), bench.agent.server.registered) == (15, True)
         await bench.stop_agent()
         await eventually(lambda: following.server.registered, "the next one is registered")
@@ -78,8 +78,8 @@ async def test_an_agent_that_stands_by_writes_nothing(tmp_path: Path) -> None:
         await eventually(lambda: _is(told_memory_mib(bench), 16130), "this one told of its card")
         async with next_agent(bench, node_label="cgpu") as following:
             await eventually(lambda: following.not_ready() == "", "the next one is prepared")
-            following.node.look()
-            await following.cards.look()
+            following.node.wake()
+            await following.cards.refresh()
             pod = await bench.place("p", 4, 0)
             await bench.kubelet.admit(pod)
             await bench.annotated("p", ASSIGNED="true")
@@ -109,7 +109,7 @@ async def test_a_port_of_its_own_is_served_while_it_stands_by(tmp_path: Path) ->
         other = free_port()
         async with next_agent(bench, port=other) as following:
             await eventually(lambda: _is(readiness(other), 200), "ready on its own port")
-            assert not following.turn.mine.is_set()
+            assert not following.lock.held.is_set()
 
 
 async def test_a_folder_that_cannot_be_locked_stops_nobody(tmp_path: Path) -> None:
@@ -123,16 +123,16 @@ async def test_a_folder_that_cannot_be_locked_stops_nobody(tmp_path: Path) -> No
 
 async def test_the_turn_is_given_up_only_when_kubelet_is_served_no_more(tmp_path: Path) -> None:
     """Some versions of kubelet take the end of the old stream for that of the new one."""
-    turn, following = Turn(tmp_path), Turn(tmp_path)
-    first, second = (asyncio.create_task(each.hold()) for each in (turn, following))
-    await turn.mine.wait()
-    with turn.serving():
+    lock, following = ActiveLock(tmp_path), ActiveLock(tmp_path)
+    first, second = (asyncio.create_task(each.hold()) for each in (lock, following))
+    await lock.held.wait()
+    with lock.serving():
         first.cancel()
         await asyncio.wait({first}, timeout=0.2)
         assert not first.done()
-        assert not following.mine.is_set()
+        assert not following.held.is_set()
     await asyncio.wait({first})
-    await asyncio.wait_for(following.mine.wait(), HANG_S)
+    await asyncio.wait_for(following.held.wait(), HANG_S)
     second.cancel()
     await asyncio.wait({second})
 
@@ -142,10 +142,10 @@ async def test_a_port_of_another_program_is_named() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         listen = Listen(int(other.getsockname()[1]), "127.0.0.1")
-        turn = Turn(Path("/"))
-        turn.mine.set()
+        lock = ActiveLock(Path("/"))
+        lock.held.set()
         with pytest.raises(SettingsError, match=f"port {listen.port} is used by another program"):
-            async with serving_in_turn(Router([]), listen, turn, patience_s=0.1):
+            async with serving_once_free(Router([]), listen, lock, patience_s=0.1):
                 pass
 
 

@@ -1,7 +1,7 @@
-"""One agent of a node speaks at a time: an update starts the next one before it ends this one.
+"""One agent of a node is active at a time: an update starts the next one before it ends this one.
 
 The next one reads everything it needs meanwhile, so that kubelet goes without for a moment only. A lock on
-the agents' own folder tells whose turn it is; the kernel lets go of it however its holder ends.
+the agents' own folder tells which is active; the kernel lets go of it however its holder ends.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.05
 LAST_S = 10.0  # how long the end of serving kubelet may take; the container runtime kills us after 30 s
 PORT_S = 60.0
-"""How long an agent whose turn it is waits for the port: the one before it may still be answering."""
+"""How long an active agent waits for the port: the one before it may still be answering."""
 
 
-class Turn:
-    """The right to write about the node and to serve kubelet. `mine` is set once this agent has it."""
+class ActiveLock:
+    """The right to write about the node and to serve kubelet. `held` is set once this agent has it."""
 
     def __init__(self, folder: Path) -> None:
-        self.mine = asyncio.Event()
+        self.held = asyncio.Event()
         self._folder = folder
         self._served = asyncio.Event()
         self._served.set()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """While inside, the turn is not given up.
+        """While inside, the lock is not given up.
 
         Should the next agent register before kubelet has seen this one's stream end, some versions of kubelet
         drop the connection of the next one.
@@ -49,16 +49,21 @@ class Turn:
             self._served.set()
 
     async def hold(self) -> None:
-        """Take the turn as soon as nobody else has it, and keep it until cancelled."""
+        """Take the lock as soon as nobody else has it, and keep it until cancelled."""
         with contextlib.ExitStack() as stack:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, handle)
-                await self._locked(handle)
+                standing_by = False
+                while not _try_lock(handle):
+                    if not standing_by:
+                        _log.info("another agent serves this node; standing by until it ends")
+                    standing_by = True
+                    await asyncio.sleep(POLL_S)
             except OSError as error:  # worse than two agents for a moment is none
                 _log.warning("cannot tell whether another agent runs here", extra={"error": str(error)})
-            self.mine.set()
+            self.held.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -66,26 +71,23 @@ class Turn:
                     async with asyncio.timeout(LAST_S):
                         await self._served.wait()
 
-    async def _locked(self, handle: int) -> None:
-        """Raises `OSError` where the file system knows no locks."""
-        told = False
-        while True:
-            try:
-                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not told:
-                    _log.info("another agent serves this node; standing by until it ends")
-                told = True
-            await asyncio.sleep(POLL_S)
+
+def _try_lock(handle: int) -> bool:
+    """Raises `OSError` where the file system knows no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.asynccontextmanager
-async def serving_in_turn(
-    app: App, listen: Listen, turn: Turn, patience_s: float = PORT_S
+async def serving_once_free(
+    app: App, listen: Listen, lock: ActiveLock, patience_s: float = PORT_S
 ) -> AsyncIterator[int]:
     """As `serving`, once the agent before this one has let go of the port; it answers probes until then.
 
-    Raises `SettingsError` when somebody else has the port, `patience_s` after it became our turn.
+    Raises `SettingsError` when somebody else has the port, `patience_s` after this agent became active.
     """
     async with contextlib.AsyncExitStack() as stack:
         waited_s = 0.0
@@ -99,6 +101,6 @@ async def serving_in_turn(
                 if waited_s > patience_s:
                     taken = f"port {listen.port} is used by another program; choose another with --port"
                     raise SettingsError(taken) from error
-            waited_s += POLL_S if turn.mine.is_set() else 0.0
+            waited_s += POLL_S if lock.held.is_set() else 0.0
             await asyncio.sleep(POLL_S)
         yield port

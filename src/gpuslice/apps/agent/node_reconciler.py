@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.watch import Change, Reflector
+from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, NODE_GPUS
 from gpuslice.core.mode import Rules, rules_of
-from gpuslice.core.model import Card, NodeMode
+from gpuslice.core.model import NodeMode
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 
@@ -27,7 +28,7 @@ LEAVE_S = 3.0
 FIRST_RETRY_S = 0.5
 
 
-class NodeKeeper:
+class NodeReconciler:
     """Watches the node and writes what kubelet does not keep: kubelet zeroes it after it lost its checkpoint.
 
     The rules of the start stay in force until the agent is started anew, unless `hot`.
@@ -37,43 +38,89 @@ class NodeKeeper:
         self,
         client: KubeClient,
         writer: Writer,
-        name: str,
-        cards: Callable[[], tuple[Card, ...]],
+        state: AllocationState,
         *,
         hot: bool,
         new_pods: bool = True,
     ) -> None:
-        self.rules = Rules()
         self.read = asyncio.Event()
+        self.seen: Node | None = None
         self._client = client
-        self._name = name
         self._writer = writer
-        self._cards = cards
+        self._state = state
         self._hot = hot
         self._new_pods = new_pods
-        self.seen: Node | None = None
-        self._wanted = asyncio.Event()
+        self._woken = asyncio.Event()
         self._waits = ""  # what the node's labels say that does not hold yet
-        self._told = ""
+        self._reported = ""
+        name = state.node.name
         self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}")
 
     async def watch(self) -> None:
         await self._reflector.run()
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """The cards changed: see soon whether the node says so."""
-        self._wanted.set()
+        self._woken.set()
 
     def offered_whole(self) -> int:
         """How many whole cards somebody else's plugin gives out of this node."""
         status = self.seen.status if self.seen else None
         return whole_number(((status and status.allocatable) or {}).get(EXCLUSIVE_GPU)) or 0
 
+    def _changed(self, change: Change[Node]) -> None:
+        if change.object is None:
+            return
+        self.seen = change.object
+        rules = rules_of(self.seen.metadata.labels or {}) if self._new_pods else Rules(NodeMode.EXCLUSIVE)
+        if rules == self._state.rules:
+            self._waits = ""
+        elif self.read.is_set() and not self._hot:
+            self._waits = (
+                f"its labels say {rules.mode} now; that holds for new containers once the pod of the device "
+                "plugin on it was deleted and came again"
+            )
+            _log.warning("node labels changed; the agent follows them after its restart")
+        else:
+            self._state.rules = rules
+            _log.info("node rules", extra={"mode": str(rules.mode), "divides_compute": rules.divides_compute})
+        self._woken.set()
+        self.read.set()
+
+    async def keep(self) -> None:
+        """Write what the node object lacks, for ever."""
+        while True:
+            try:
+                await self._write()
+            except KubeError as error:
+                _log.warning("node object not written, will try again", extra={"error": str(error)})
+                asyncio.get_running_loop().call_later(FIRST_RETRY_S, self._woken.set)
+            if self._waits and self._waits != self._reported:
+                await self._writer.node_event("GPUModeWaits", self._waits, warning=True)
+            self._reported = self._waits
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def _write(self) -> None:
+        cards, rules = self._state.node.cards, self._state.rules
+        if self.seen is None or (rules.shared and not cards):
+            return
+        amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), rules))
+        if amounts:
+            await self._writer.node_status(amounts)
+        if not rules.shared:
+            return
+        text = encode_cards(cards)
+        if (self.seen.metadata.annotations or {}).get(NODE_GPUS) != text:
+            await self._writer.node_annotation(NODE_GPUS, text)
+
     async def leave(self, label: str, holders: list[str]) -> None:
         """At the agent's end: where the node is not to share any more, nothing may say that it does."""
         try:
             async with asyncio.timeout(LEAVE_S):
-                node = await self._client.get(NODES, self._name)
+                node = await self._client.get(NODES, self._state.node.name)
                 value = (node.metadata.labels or {}).get(label)
                 if value == "true":
                     return
@@ -81,67 +128,13 @@ class NodeKeeper:
                     "the node is not to share its cards any more", extra={"label": label, "value": value}
                 )
                 await self._writer.node_status({GPU_COUNT: None, GPU_CORE: None})
-                await self._writer.tell_node("GPUSharingEnds", _farewell(label, value, holders), warning=True)
+                await self._writer.node_event("GPUSharingEnds", farewell(label, value, holders), warning=True)
         except (KubeError, TimeoutError) as error:
             _log.warning("node not tidied", extra={"error": str(error)})
 
-    async def keep(self) -> None:
-        """Write what the node object lacks, for ever."""
-        while True:
-            await self._write()
-            await self._tell()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
-                    await self._wanted.wait()
-            self._wanted.clear()
 
-    def _changed(self, change: Change[Node]) -> None:
-        if change.object is None:
-            return
-        self.seen = change.object
-        labels = change.object.metadata.labels or {}
-        self._apply(rules_of(labels) if self._new_pods else Rules(NodeMode.EXCLUSIVE))
-        self._wanted.set()
-        self.read.set()
-
-    def _apply(self, rules: Rules) -> None:
-        if rules == self.rules:
-            self._waits = ""
-            return
-        if self.read.is_set() and not self._hot:
-            self._waits = (
-                f"its labels say {rules.mode} now; that holds for new containers once the pod of the device "
-                "plugin on it was deleted and came again"
-            )
-            _log.warning("node labels changed; the agent follows them after its restart")
-            return
-        self.rules = rules
-        _log.info("node rules", extra={"mode": str(rules.mode), "divides_compute": rules.divides_compute})
-
-    async def _tell(self) -> None:
-        if self._waits and self._waits != self._told:
-            await self._writer.tell_node("GPUModeWaits", self._waits, warning=True)
-        self._told = self._waits
-
-    async def _write(self) -> None:
-        cards = self._cards()
-        if self.seen is None or (self.rules.shared and not cards):
-            return
-        try:
-            amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), self.rules))
-            if amounts:
-                await self._writer.node_status(amounts)
-            if not self.rules.shared:
-                return
-            text = encode_cards(cards)
-            if (self.seen.metadata.annotations or {}).get(NODE_GPUS) != text:
-                await self._writer.node_annotation(NODE_GPUS, text)
-        except KubeError as error:
-            _log.warning("node object not written, will try again", extra={"error": str(error)})
-            asyncio.get_running_loop().call_later(FIRST_RETRY_S, self._wanted.set)
-
-
-def _farewell(label: str, value: str | None, holders: list[str]) -> str:
+def farewell(label: str, value: str | None, holders: list[str]) -> str:
+    """What becomes of the node and of who holds slices of its cards, now that it has no agent."""
     if value == "false":
         said = f"label {label} is false: parts of cards are not given out any more"
     else:

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuslice.apps.agent.pending import (
+    Claim,
+    PendingContainer,
+    Proposal,
+    TentativeGrant,
+    claim,
+    pending_containers,
+    propose,
+)
 from gpuslice.apps.agent.pods import NodePod
-from gpuslice.apps.agent.preference import Claim, Proposal, claim, propose
-from gpuslice.apps.agent.wants import Guess, Want, only_init_containers, outstanding
 from gpuslice.core.contract import device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import GrantError, units_per_card
@@ -31,8 +38,8 @@ def free(*amounts: int) -> list[str]:
     return [one for card, amount in enumerate(amounts) for one in ids(card, *range(15 - amount, 15))]
 
 
-def wants(*pods: Pod, served: Iterable[tuple[str, str]] = (), created: str = "") -> list[Want]:
-    return outstanding([NodePod(pod, created) for pod in pods], set(served), {})
+def wants(*pods: Pod, served: Iterable[tuple[str, str]] = (), created: str = "") -> list[PendingContainer]:
+    return pending_containers([NodePod(pod, created) for pod in pods], set(served), {})
 
 
 def cards_of(answer: Proposal | Refusal) -> dict[int, int]:
@@ -110,14 +117,14 @@ def test_the_wish_of_another_amount_is_nobodys_for_this_one() -> None:
     answer = propose(free(15, 9), [], 4, wants(make_pod(memory=8, card=0)), NODE)
     assert cards_of(answer) == {1: 4}
     assert isinstance(answer, Proposal)
-    assert answer.want is None
+    assert answer.pending is None
 
 
 def test_who_was_placed_by_nobody_gets_what_fits_best() -> None:
     answer = propose(free(15, 9), [], 4, wants(make_pod("placed", 6, card=0), make_pod("plain")), NODE)
     assert isinstance(answer, Proposal)
-    assert answer.want is not None
-    assert (answer.want.pod.view.name, answer.want.cards, cards_of(answer)) == ("plain", (), {1: 4})
+    assert answer.pending is not None
+    assert (answer.pending.pod.view.name, answer.pending.cards, cards_of(answer)) == ("plain", (), {1: 4})
 
 
 def test_a_pod_for_two_cards_that_nobody_placed_gets_half_of_each() -> None:
@@ -139,10 +146,10 @@ def test_an_amount_that_its_cards_cannot_halve_goes_where_it_fits() -> None:
 def test_ids_that_somebody_runs_with_are_for_nobody_else() -> None:
     """kubelet takes them for free: it forgot them with its checkpoint."""
     kept = dict.fromkeys(ids(1, 13, 14), "uid-runs")
-    assert cards_of(propose(free(15, 5), [], 4, [], NODE, kept=kept)) == {0: 4}
-    assert isinstance(propose(free(3, 5), [], 4, [], NODE, kept=kept), Refusal)
+    assert cards_of(propose(free(15, 5), [], 4, [], NODE, in_use=kept)) == {0: 4}
+    assert isinstance(propose(free(3, 5), [], 4, [], NODE, in_use=kept), Refusal)
     mine = make_pod(card=1, uid="uid-runs", assigned=True)
-    answer = propose(free(15, 5), [], 4, wants(mine), NODE, kept=kept)
+    answer = propose(free(15, 5), [], 4, wants(mine), NODE, in_use=kept)
     assert isinstance(answer, Proposal)
     assert set(answer.ids) == {*ids(1, 10, 11, 12), *ids(1, 13)}, "its own come last"
 
@@ -183,8 +190,8 @@ def test_ids_are_for_the_pod_that_was_placed_on_their_card() -> None:
     mine = make_pod("mine", card=1, assume_time_ns=2)
     claimed = claim(frozenset(ids(1, 0, 1, 2, 3)), wants(other, mine), [], [], NODE)
     assert isinstance(claimed, Claim)
-    assert claimed.want is not None
-    assert claimed.want.pod.view.name == "mine"
+    assert claimed.pending is not None
+    assert claimed.pending.pod.view.name == "mine"
 
 
 def test_ids_of_two_cards_are_refused_unless_a_pod_was_placed_like_that() -> None:
@@ -203,7 +210,7 @@ def test_an_uneven_mix_is_refused_also_for_a_pod_on_two_cards() -> None:
 
 def test_the_same_ids_again_are_granted_again() -> None:
     again = frozenset(ids(0, 0, 1, 2, 3))
-    guess = Guess("uid-p", "main", again, 0.0)
+    guess = TentativeGrant("uid-p", "main", again, 0.0)
     assert claim(again, [], [guess], [], NODE) == Claim(again=guess)
 
 
@@ -232,10 +239,10 @@ def test_an_app_container_may_get_any_mix_of_its_init_containers_ids() -> None:
     pod = make_pod(memory=4, cards=(0, 1))
     pod = Pod(uid="u", namespace="default", name="p", request=request, placement=pod.placement)
     waiting = wants(pod, served=[("u", "init")])
-    claimed = claim(frozenset(ids(0, 0, 1)), waiting, [Guess("u", "init", init, 0.0)], [], NODE)
+    claimed = claim(frozenset(ids(0, 0, 1)), waiting, [TentativeGrant("u", "init", init, 0.0)], [], NODE)
     assert isinstance(claimed, Claim)
-    assert claimed.want is not None
-    assert claimed.want.container.name == "app"
+    assert claimed.pending is not None
+    assert claimed.pending.container.name == "app"
 
 
 @pytest.mark.parametrize("bad", [["GPU-elsewhere-_-1"], ["x"]])
@@ -264,18 +271,20 @@ def test_whatever_comes_before_a_served_container_was_served() -> None:
 def test_of_several_served_containers_the_last_counts() -> None:
     pod = Pod(uid="u", namespace="d", name="p", request=containers(2, 2, 2), placement=make_placement())
     (want,) = wants(pod, served=[("u", "c0"), ("u", "c1")])
-    assert (want.container.name, want.in_turn, want.begun) == ("c2", True, True)
-    assert [(each.in_turn, each.begun) for each in wants(pod)] == [
+    assert (want.container.name, want.next_of_pod, want.begun) == ("c2", True, True)
+    assert [(each.next_of_pod, each.begun) for each in wants(pod)] == [
         (True, False),
         (False, False),
         (False, False),
     ]
 
 
-def test_only_pods_of_init_containers_alone_are_never_in_kubelets_book() -> None:
+def test_only_pods_of_init_containers_alone_are_never_listed_by_kubelet() -> None:
     init = ContainerRequest("i", 0, 4, kind=ContainerKind.INIT)
-    assert only_init_containers(Request(4, containers=(init,)))
-    assert not only_init_containers(Request(4, containers=(init, ContainerRequest("a", 0, 2))))
+    app = ContainerRequest("a", 0, 2)
+    only, both = Request(4, containers=(init,)), Request(4, containers=(init, app))
+    assert [each.never_listed for each in wants(make_pod(request=only))] == [True]
+    assert [each.never_listed for each in wants(make_pod(request=both))] == [False, False]
 
 
 def test_pods_that_had_their_devices_once_ask_in_the_order_of_their_creation() -> None:
@@ -284,7 +293,7 @@ def test_pods_that_had_their_devices_once_ask_in_the_order_of_their_creation() -
         NodePod(make_pod("a", card=1, assigned=True, assume_time_ns=2), "2026-01-01T00:00:00Z"),
         NodePod(make_pod("new", card=1, assume_time_ns=3), "2026-01-03T00:00:00Z"),
     ]
-    assert [want.pod.view.name for want in outstanding(pods, set(), {})] == ["new", "a", "b"]
+    assert [want.pod.view.name for want in pending_containers(pods, set(), {})] == ["new", "a", "b"]
 
 
 @pytest.mark.parametrize("state", [{"finished": True}, {"terminating": True}, {"request": None}])

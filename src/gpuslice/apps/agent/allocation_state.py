@@ -1,0 +1,361 @@
+"""What the agent knows of its node: who waits for devices, who was granted some, who has which; no I/O.
+
+kubelet's calls are answered from here at once: no question to the API server or to kubelet stands between a
+call and its answer. What is known comes in beside them, by `pod_changed` and `assignments_read`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer
+from gpuslice.apps.agent.pending import (
+    Claim,
+    PendingContainer,
+    Proposal,
+    TentativeGrant,
+    claim,
+    pending_containers,
+    propose,
+)
+from gpuslice.apps.agent.pods import NodePod
+from gpuslice.apps.agent.repair import (
+    ActualPlacement,
+    Repair,
+    actual_placements,
+    exchanges,
+    repairs,
+    target_repairs,
+)
+from gpuslice.apps.agent.repair_order import RepairOrder
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, GPU_MEM, card_of_device_id
+from gpuslice.core.device_assignment import DeviceAssignment, holder_of
+from gpuslice.core.grant import placement_of_devices, units_per_card
+from gpuslice.core.mode import Rules
+from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal
+
+LISTED_AFTER_S = 60.0
+"""How long kubelet may take from Allocate to listing the devices; after that it rejected the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The container that device ids belong to. `exact`: kubelet lists it with just these ids."""
+
+    pod: NodePod
+    container: ContainerRequest | None
+    exact: bool
+
+
+class AllocationState:
+    """The agent's knowledge of one node. Changes happen between awaits, so every answer is consistent.
+
+    `rules` are what the node's labels say, as far as they are in force. `assignments` are kubelet's, None
+    until it was asked. `tentative` are grants that kubelet does not list yet. `targets`, by pod uid, are the
+    cards where pods are meant to be in place of those that their annotations name.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        place_unplaced: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.node = node
+        self.rules = Rules()
+        self.assignments: tuple[DeviceAssignment, ...] | None = None
+        self.tentative: list[TentativeGrant] = []
+        self.targets: dict[str, Placement] = {}
+        self.changed = asyncio.Event()
+        self._unanswered: dict[str, Repair] = {}  # by pod uid, writes that may still be carried out
+        self._place_unplaced = place_unplaced
+        self._clock = clock
+        self._now_ns = now_ns
+        self._pods: dict[str, NodePod] = {}
+        self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
+        self._forgotten = ForgottenContainers()
+
+    # -- what becomes known ---------------------------------------------------------------------------
+
+    def set_cards(self, cards: tuple[Card, ...], unhealthy: frozenset[int] = frozenset()) -> None:
+        self.node = Node(self.node.name, cards, unhealthy)
+
+    def pod_changed(self, pod: NodePod) -> None:
+        """A pod as the API server showed it. The watch may be behind the answers to our own writes."""
+        known = self._pods.get(pod.view.uid)
+        if known is not None and 0 < pod.view.version < known.view.version:
+            return
+        self._pods[pod.view.uid] = pod
+        if known is not None and pod.view.version != known.view.version:
+            self._unanswered.pop(pod.view.uid, None)  # what was sent was for the version before
+        if self.targets.get(pod.view.uid) == pod.view.placement:
+            self.targets.pop(pod.view.uid, None)  # the annotation says so now
+        self.changed.set()
+
+    def written(self, pod: NodePod) -> None:
+        """A pod as the answer to our own write shows it, which may come after the news of its end."""
+        if pod.view.uid in self._pods:
+            self.pod_changed(pod)
+
+    def sent(self, repair: Repair) -> bool:
+        """Until it is answered it may be written any time. Answers whether one was unanswered before."""
+        uid = repair.pod.view.uid
+        unanswered = uid in self._unanswered
+        if repair.of_cards and uid in self._pods:
+            self._unanswered[uid] = repair
+        return unanswered
+
+    def answered(self, repair: Repair) -> None:
+        """It is known whether the repair was written."""
+        self._unanswered.pop(repair.pod.view.uid, None)
+
+    def pod_gone(self, uid: str) -> None:
+        self._pods.pop(uid, None)
+        self.targets.pop(uid, None)
+        self._unanswered.pop(uid, None)
+        self.tentative = [grant for grant in self.tentative if grant.uid != uid]
+
+    def kubelet_came(self, running: Iterable[RunningContainer]) -> None:
+        """A kubelet follows our list from now on. `running`: whoever may run, known to it or not."""
+        self._forgotten.kubelet_came(running, self._clock())
+
+    def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
+        """kubelet's device assignments as they were some time after `asked_at_s`."""
+        self.assignments = tuple(assignments)
+        self._forgotten.assignments_read(self.assignments, asked_at_s, self._living)
+        listed = frozenset[str]().union(*(each.ids for each in self.assignments))
+
+        def still_tentative(grant: TentativeGrant) -> bool:
+            if grant.never_listed:
+                return grant.uid in self._pods
+            if grant.at_s > asked_at_s:
+                return True
+            return not grant.ids & listed and self._clock() - grant.at_s < LISTED_AFTER_S
+
+        self.tentative = [grant for grant in self.tentative if still_tentative(grant)]
+        self._owners = {ids: uid for ids, uid in self._owners.items() if ids & listed}
+        for actual in self._actual_placements():
+            for each in self._assignments_of(actual.pod):
+                self._owners[each.ids] = actual.pod.view.uid
+        self.changed.set()
+
+    def granted(self, ids: frozenset[str], claimed: Claim) -> None:
+        """The ids are given away; they are nobody else's from now on."""
+        self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
+        if claimed.pending is None:
+            return
+        pending, uid = claimed.pending, claimed.uid
+        self.tentative.append(
+            TentativeGrant(uid, pending.container.name, ids, self._clock(), pending.never_listed)
+        )
+        got = placement_of_devices(ids, self.node)
+        cards = {part.card for part in got.slices}
+        if cards != set(pending.cards) and len(cards) == pending.request.card_count:
+            self.targets[uid] = got  # so that the pod's other containers join this one
+
+    # -- kubelet's questions --------------------------------------------------------------------------
+
+    @property
+    def places_unplaced(self) -> bool:
+        """Whether a pod without a card gets one here. With one card there is nothing to choose."""
+        return self._place_unplaced or len(self.node.cards) == 1
+
+    def waiting(self) -> list[PendingContainer]:
+        """Containers without devices, most probable first."""
+        return pending_containers(self._pods.values(), self._served(), self.targets)
+
+    def _served(self) -> set[tuple[str, str]]:
+        """(pod uid, container) of whoever has devices. A name that kubelet lists may be an earlier pod's."""
+        served = {(grant.uid, grant.container) for grant in self.tentative}
+        for each in self.assignments or ():
+            named = self._pod_named(each.pod_key)
+            uid = self._owners.get(each.ids) or (named.view.uid if named else "")
+            served.add((uid, each.container))
+        return served
+
+    def acceptable(self) -> list[PendingContainer]:
+        """Those who get what they ask for; whoever was taken off its card gets another one."""
+        any_card = self.places_unplaced
+        return [each for each in self.waiting() if each.cards or any_card or each.pod.taken_off]
+
+    def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
+        """Ids for whoever kubelet probably asks for; nothing that a container it forgot still uses."""
+        in_use = {identifier: each.uid for each in self.maybe_forgotten() for identifier in each.ids}
+        return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
+
+    def claim(self, ids: frozenset[str]) -> Claim | Refusal:
+        """For whom `ids` are. Raises `GrantError` for foreign ids. Nothing is remembered until `granted`."""
+        waiting, listed = self.acceptable(), self.assignments or ()
+        claimed = claim(ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced)
+        if isinstance(claimed, Claim):
+            return self.crowded(ids, claimed.uid) or claimed
+        return claimed
+
+    def pod_units(self, claimed: Claim) -> int | None:
+        """What the whole pod holds, None when the pod is not known."""
+        pod = self._pods.get(claimed.uid)
+        return pod.view.request.units if pod and pod.view.request else None
+
+    def holder(self, ids: frozenset[str]) -> Holder | None:
+        """The container that `ids` belong to, by kubelet's assignments, or else by what was granted."""
+        if (match := holder_of(ids, self.assignments or ())) is not None:
+            pod, name = self._pod_named(match.assignment.pod_key), match.assignment.container
+        else:
+            grant = next((each for each in reversed(self.tentative) if each.ids == ids), None)
+            pod, name = (self._pods.get(grant.uid), grant.container) if grant else (None, "")
+        if pod is None:
+            return None
+        containers = pod.view.request.containers if pod.view.request else ()
+        if match is None or match.exact:
+            container = next((each for each in containers if each.name == name), None)
+        else:  # an init container, whose ids the app containers use again: its amount tells which
+            inits = (each for each in containers if each.kind is ContainerKind.INIT)
+            container = next((each for each in inits if each.units == len(ids)), None)
+        return Holder(pod, container, exact=match is not None and match.exact)
+
+    # -- whom kubelet forgot ----------------------------------------------------------------------------
+
+    def maybe_forgotten(self) -> tuple[RunningContainer, ...]:
+        """Containers that may be running without kubelet listing them."""
+        again = {(grant.uid, grant.container) for grant in self.tentative}  # kubelet asked: it had ended
+        living = (each for each in self._forgotten.containers if self.alive(each.uid))
+        return tuple(each for each in living if (each.uid, each.container) not in again)
+
+    def forgotten(self) -> tuple[RunningContainer, ...]:
+        """Those of whom that is certain."""
+        return self.maybe_forgotten() if self._forgotten.certain else ()
+
+    def without_devices(self) -> dict[str, tuple[Pod, list[str]]]:
+        """Pods with containers that run without the devices that they ask for, by uid.
+
+        kubelet started them when it knew nothing of the resource: its checkpoint was lost, and we were away.
+        A pod that ever got its devices is annotated as assigned, or has a folder.
+        """
+        if self.assignments is None or not self._forgotten.certain:
+            return {}
+        served = self._served() | {(each.uid, each.container) for each in self.maybe_forgotten()}
+        found = {}
+        for uid, pod in self._pods.items():
+            if pod.view.request is None or pod.view.assigned or pod.view.finished:
+                continue
+            asking = [each.name for each in pod.view.request.containers if each.name in pod.running]
+            if without := [name for name in asking if (uid, name) not in served]:
+                found[uid] = (pod.view, without)
+        return found
+
+    def crowded(self, ids: frozenset[str], uid: str) -> Refusal | None:
+        """Why pod `uid` may not use `ids`: with those whom kubelet forgot it is too much for a card."""
+        others = [each for each in self.forgotten() if each.uid != uid]
+        known = units_per_card(ids | self.held_ids())
+        unknown = Counter(card_of_device_id(each) for other in others for each in other.ids)
+        for card in self.node.cards:
+            if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
+                pods = {self._pods[each.uid].view.key for each in others if each.uid in self._pods}
+                return Refusal(
+                    f"card {card.index} of node {self.node.name} has no room left beside "
+                    f"{unknown[card.uuid]} of its {card.units} units of {GPU_MEM} in running containers that "
+                    f"kubelet has forgotten ({', '.join(sorted(pods))}); "
+                    f"delete those pods, so that they are made anew, or this one"
+                )
+        return None
+
+    # -- what must be written ---------------------------------------------------------------------------
+
+    def due_repairs(self, uid: str = "") -> list[Repair]:
+        """What may be written next so that annotations say where pods are, or what leads to one pod's.
+
+        Each is for now: once one was written, ask again. Exchanges targets on the way.
+        """
+        if self.assignments is None:
+            return []
+        actual = self._actual_placements()
+        settled = {each.uid for each in self.forgotten()}  # their cards are what they are
+        waiting = [each for each in self.waiting() if each.pod.view.uid not in settled]
+        self.targets.update(exchanges(actual, waiting, self.targets, self.node))
+        never_listed = {grant.uid: self._pods[grant.uid] for grant in self.tentative if grant.never_listed}
+        now_ns = self._now_ns()
+        assigned = {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}
+        due = [
+            *repairs(actual, self.node, now_ns),
+            *target_repairs(self.targets, waiting, self.node),
+            *(Repair(pod, assigned, "assigned") for pod in never_listed.values() if not pod.view.assigned),
+        ]
+        fresh = [each.pod for each in waiting if each.first]
+        known = settled | never_listed.keys() | {each.pod.view.uid for each in actual}
+        known |= {pod.view.uid for pod in fresh}
+        # whoever was granted something, or was about to be, and is not listed (yet)
+        unlisted = [pod for pod in self._pods.values() if pod.holds_slices and pod.view.uid not in known]
+        order = RepairOrder(
+            due,
+            self._pods.values(),
+            self.node,
+            waiting=fresh,
+            granted=unlisted,
+            unanswered=self._unanswered.values(),
+        )
+        return order.next_writes(uid)
+
+    # -- who has what -----------------------------------------------------------------------------------
+
+    def held_ids(self) -> frozenset[str]:
+        """Every id that somebody has, by kubelet's assignments or by what was granted."""
+        held = [each.ids for each in self.assignments or ()]
+        return frozenset[str]().union(*held, *(grant.ids for grant in self.tentative))
+
+    def ids_of_living(self) -> frozenset[str]:
+        """What kubelet lists for pods that have not ended."""
+        holders = set(self.holders())
+        return frozenset[str]().union(
+            *(each.ids for each in self.assignments or () if each.pod_key in holders)
+        )
+
+    def listed_ids(self, uid: str, container: str) -> frozenset[str] | None:
+        """What kubelet lists for a container of a living pod; None when it does not list it."""
+        pod = self._living(uid)
+        mine = (pod.key if pod else None, container)
+        listed = self.assignments or ()
+        return next((each.ids for each in listed if (each.pod_key, each.container) == mine), None)
+
+    def holders(self) -> list[str]:
+        """Pods of this node that hold slices of its cards."""
+        return sorted(pod.view.key for pod in self._pods.values() if pod.holds_slices)
+
+    def holders_of_whole_cards(self) -> list[str]:
+        return sorted(pod.view.key for pod in self._pods.values() if pod.whole and not pod.view.finished)
+
+    def pod(self, uid: str) -> NodePod | None:
+        return self._pods.get(uid)
+
+    def alive(self, uid: str) -> bool:
+        """Whether the pod is still there and its containers may run."""
+        pod = self._pods.get(uid)
+        return pod is not None and not pod.view.finished
+
+    def _living(self, uid: str) -> Pod | None:
+        return self._pods[uid].view if self.alive(uid) else None
+
+    def _actual_placements(self) -> list[ActualPlacement]:
+        """Where pods are. Not of pods whose name kubelet still lists with the devices of an earlier pod."""
+        found = actual_placements(self._pods.values(), self.assignments or (), self.node)
+        return [
+            each
+            for each in found
+            if all(
+                self._owners.get(one.ids, each.pod.view.uid) == each.pod.view.uid
+                for one in self._assignments_of(each.pod)
+            )
+        ]
+
+    def _assignments_of(self, pod: NodePod) -> list[DeviceAssignment]:
+        return [each for each in self.assignments or () if each.pod_key == pod.view.key]
+
+    def _pod_named(self, key: str) -> NodePod | None:
+        """Of several pods of one name the one that lives."""
+        named = [pod for pod in self._pods.values() if pod.view.key == key]
+        return max(named, key=lambda pod: (not pod.view.finished, not pod.view.terminating), default=None)

@@ -1,0 +1,133 @@
+"""The node's cards as kubelet's devices: each unit is a device, healthy where it may be given out.
+
+kubelet asks the plugin before each start of a container. So where cards are not shared any more, it is served
+until the last pod that holds a slice of one has ended: their containers start again, and nobody else gets
+any. What they hold stays healthy, because kubelet does not take in a pod again whose devices are not, and
+tells in the pod's status; everything else is unhealthy, which leaves a scheduler nothing to give.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Iterable
+
+from gpuslice.adapters.gpu.source import DriverCard
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from gpuslice.adapters.kubelet.rpc import HEALTHY, UNHEALTHY
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.core.contract import GPU_MEM, card_of_device_id, device_id
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.model import Card
+from gpuslice.core.units import UNIT_MIB, card_units
+
+_log = logging.getLogger(__name__)
+
+SETTLE_S = 0.1
+"""Several faults at once are one message: kubelet writes its checkpoint for each."""
+REFRESH_S = 0.2
+
+MOST_LIST_BYTES = 4 * 1024 * 1024
+"""gRPC's limit for one message in kubelet; ListAndWatch has to name every device in one."""
+ENTRY_BYTES = 20  # tags, lengths, "Unhealthy" and some room, beside the id itself
+
+
+class TooManyUnitsError(GpusliceError):
+    """The cards in this unit are more devices than one message to kubelet may hold."""
+
+
+def memory_unit(wanted: str) -> tuple[str, str]:
+    """The unit to use and a warning where `wanted` is none: the vendor's plugin falls back to GiB as well."""
+    if wanted in UNIT_MIB:
+        return wanted, ""
+    return "GiB", f'memory unit "{wanted}" is unknown, must be {" or ".join(UNIT_MIB)}; using GiB'
+
+
+def cut(cards: Iterable[DriverCard], unit: str) -> tuple[Card, ...]:
+    """Each card in its own number of units, in index order. Raises `TooManyUnitsError`."""
+    found = tuple(
+        Card(card.index, card.uuid, card.memory_mib, card_units(card.memory_mib, unit), card.model)
+        for card in sorted(cards, key=lambda card: card.index)
+    )
+    size_bytes = sum(card.units * (len(card.uuid) + 8 + ENTRY_BYTES) for card in found)
+    if size_bytes > MOST_LIST_BYTES:
+        units = sum(card.units for card in found)
+        raise TooManyUnitsError(
+            f"{units} devices of {GPU_MEM} in units of 1 {unit} are about {size_bytes // 1024} KiB, "
+            f"and kubelet takes {MOST_LIST_BYTES // 1024} KiB at once; use --memory-unit=GiB"
+        )
+    return found
+
+
+class DeviceList:
+    """The list that every open ListAndWatch stream follows: the last one at once, then each change."""
+
+    def __init__(self, state: AllocationState) -> None:
+        self._state = state
+        self._cards: tuple[Card, ...] = ()
+        self._unhealthy: frozenset[str] = frozenset()  # uuids
+        self._only: frozenset[str] | None = None  # ids that alone may be had; None: all of healthy cards
+        self._version = 0
+        self._changed = asyncio.Condition()
+
+    # -- what is given out ----------------------------------------------------------------------------
+
+    async def update(self, cards: tuple[Card, ...], unhealthy: Collection[str]) -> None:
+        """The cards now and the uuids of those not to be given out."""
+        await self._set(cards, frozenset(unhealthy), self._only)
+
+    async def refresh(self) -> None:
+        """Where cards are not shared any more, give out nothing but what is held."""
+        only = None if self._state.rules.shared else self._state.ids_of_living()
+        await self._set(self._cards, self._unhealthy, only)
+
+    async def _set(
+        self, cards: tuple[Card, ...], unhealthy: frozenset[str], only: frozenset[str] | None
+    ) -> None:
+        if (cards, unhealthy, only) != (self._cards, self._unhealthy, self._only):
+            self._cards, self._unhealthy, self._only = cards, unhealthy, only
+            async with self._changed:
+                self._version += 1
+                self._changed.notify_all()
+
+    @property
+    def needless(self) -> bool:
+        """Whether nobody needs kubelet to know of the cards."""
+        return not self._state.rules.shared and not self._state.holders()
+
+    async def refresh_until_needless(self) -> None:
+        while not self.needless:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_S)
+        _log.info("leaving kubelet: the cards are not shared, and nobody holds a slice of one any more")
+
+    # -- what kubelet sees ----------------------------------------------------------------------------
+
+    async def messages(self) -> AsyncGenerator[dp.ListAndWatchResponse]:
+        """The complete list now, and again after each change."""
+        while True:
+            version = self._version
+            yield dp.ListAndWatchResponse(
+                devices=[
+                    dp.Device(
+                        ID=identifier, health=HEALTHY if self._may_be_had(card, identifier) else UNHEALTHY
+                    )
+                    for card in self._cards
+                    for identifier in (device_id(card.uuid, unit) for unit in range(card.units))
+                ]
+            )
+            async with self._changed:
+                await self._changed.wait_for(lambda seen=version: self._version != seen)  # type: ignore[misc]
+            await asyncio.sleep(SETTLE_S)
+
+    def _may_be_had(self, card: Card, identifier: str) -> bool:
+        return (self._only is None or identifier in self._only) and card.uuid not in self._unhealthy
+
+    def counts(self) -> dict[str, int]:
+        """How many devices there are of each health."""
+        given_out = {card.uuid: card.units for card in self._cards}
+        if self._only is not None:
+            given_out = Counter(map(card_of_device_id, self._only))
+        good = sum(units for uuid, units in given_out.items() if uuid not in self._unhealthy)
+        return {HEALTHY: good, UNHEALTHY: sum(card.units for card in self._cards) - good}

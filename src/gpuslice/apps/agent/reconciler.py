@@ -1,0 +1,166 @@
+"""Asks kubelet who holds which devices, and makes pods' annotations agree."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter, OrderedDict
+from typing import Protocol
+
+from gpuslice.adapters.kube.errors import ConflictError, KubeError, UnavailableError
+from gpuslice.adapters.kubelet.podresources import PodResourcesError
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.repair import Repair
+from gpuslice.apps.agent.status import Counters
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.device_assignment import DeviceAssignment
+
+_log = logging.getLogger(__name__)
+
+SOON_S = 0.2
+"""After Allocate kubelet still has to note the ids; asking in that moment shows nothing."""
+MOST_TRIES = 5
+"""Writes of one pod in one round: off its card, on the other, and whatever changed in between."""
+REMEMBERED_CORRECTIONS = 1000
+
+
+class AssignmentSource(Protocol):
+    """Who holds which devices, by kubelet: its pod-resources socket, or a kubelet in memory."""
+
+    async def assignments(self, resource: str) -> tuple[DeviceAssignment, ...]:
+        """Raises `PodResourcesError` when kubelet does not answer."""
+        ...
+
+
+class Reconciler:
+    """It reads at least each `every_s` seconds and soon after `wake`."""
+
+    def __init__(
+        self,
+        state: AllocationState,
+        kubelet: AssignmentSource,
+        writer: Writer,
+        counters: Counters,
+        *,
+        every_s: float = 5.0,
+    ) -> None:
+        self.problem = "kubelet's device assignments have not been read yet"  # "" while they can be read
+        self._state = state
+        self._kubelet = kubelet
+        self._writer = writer
+        self._counters = counters
+        self._every_s = every_s
+        self._woken = asyncio.Event()
+        self._writing = asyncio.Lock()
+        self._corrected: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
+        self._without_devices: frozenset[str] = frozenset()  # last round; twice in a row is no coincidence
+        self._reported: frozenset[str] = frozenset()
+
+    def wake(self) -> None:
+        """Read soon, because something probably changed."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Reconcile for ever. Whatever fails is tried again in the next round."""
+        while True:
+            with contextlib.suppress(PodResourcesError):
+                await self.read()
+                await self.write()
+                await self._report_pods_without_devices()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._woken.wait()
+                await asyncio.sleep(SOON_S)
+            self._woken.clear()
+
+    async def read(self) -> None:
+        """Ask kubelet. Raises `PodResourcesError`; what was known before then stays."""
+        asked_at_s = time.monotonic()
+        try:
+            assignments = await self._kubelet.assignments(GPU_MEM)
+        except PodResourcesError as error:
+            if str(error) != self.problem:
+                _log.warning("kubelet's device assignments cannot be read", extra={"error": str(error)})
+            self.problem = str(error)
+            raise
+        self.problem = ""
+        self._state.assignments_read(assignments, asked_at_s)
+
+    # -- annotations ----------------------------------------------------------------------------------
+
+    async def write(self, uid: str = "") -> None:
+        """Write what has to be written, or what leads to that of one pod. Never raises for the API server."""
+        tries: Counter[str] = Counter()
+        while True:
+            async with self._writing:  # the next step is planned only when the last was answered
+                due = self._state.due_repairs(uid)
+                step = next((each for each in due if tries[each.pod.view.uid] < MOST_TRIES), None)
+                if step is None:
+                    return
+                tries[step.pod.view.uid] += 1 if await self._write_step(step) else MOST_TRIES
+                if uid and step.pod.view.uid != uid:
+                    self.wake()  # others wait for their next step
+
+    async def _write_step(self, repair: Repair) -> bool:
+        """Whether another write of this pod may do better in this round."""
+        unanswered = self._state.sent(repair)
+        pod = repair.pod.view
+        try:
+            try:
+                found = await self._writer.repair(repair)
+            except ConflictError:  # it has changed since: as it is now
+                self._state.answered(repair)
+                found = await self._writer.pod(pod)
+            else:
+                self._state.answered(repair)
+                if found is not None:
+                    self._counters.repaired("written")
+                    if repair.of_cards:
+                        self._corrected[pod.uid] = None
+                        while len(self._corrected) > REMEMBERED_CORRECTIONS:
+                            self._corrected.popitem(last=False)
+        except KubeError as error:
+            if not (unanswered or (isinstance(error, UnavailableError) and error.outcome_unknown)):
+                self._state.answered(repair)
+            self._counters.repaired("failed")
+            _log.warning(
+                "annotations not written, will try again", extra={"pod": pod.key, "error": str(error)}
+            )
+            return False
+        if found is None:
+            self._counters.repaired("gone")
+            return False
+        self._state.written(found)
+        return True
+
+    def take_corrected(self, uid: str) -> bool:
+        """Whether the pod's annotated card was corrected; true once for each correction."""
+        corrected = uid in self._corrected
+        self._corrected.pop(uid, None)
+        return corrected
+
+    # -- pods without devices ---------------------------------------------------------------------------
+
+    async def _report_pods_without_devices(self) -> None:
+        """An event on each, once. A pod may be news to us before kubelet's assignments show it."""
+        found = self._state.without_devices()
+        for uid in found.keys() & self._without_devices - self._reported:
+            pod, containers = found[uid]
+            _log.warning("runs without devices", extra={"pod": pod.key, "containers": containers})
+            await self._writer.pod_event(
+                pod,
+                "RunsWithoutDevices",
+                f"container {', '.join(containers)} runs without the {GPU_MEM} it asks for, and without a "
+                "limit: kubelet started it while it knew no device plugin for it; delete the pod, so that it "
+                "is made anew",
+            )
+        self._reported = (self._reported | self._without_devices) & found.keys()
+        self._without_devices = frozenset(found)
+
+    @property
+    def pods_without_devices(self) -> int:
+        """How many pods run without the devices that they ask for."""
+        return len(self._reported)

@@ -1,0 +1,93 @@
+"""A small file system in memory for each container's region, so that what it writes there is bounded.
+
+The region's folder is the one place of the node where a container writes without its disk being counted as
+the pod's. Mounting needs CAP_SYS_ADMIN, and the mount must reach the node: the agent's own folder is mounted
+into its pod with Bidirectional propagation then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from gpuslice.adapters.region.layout import REGION_BYTES
+from gpuslice.core.errors import GpusliceError
+
+MOST_BYTES = 2 * REGION_BYTES
+"""One region, and as much again, so that a tenant's careless file does no harm at once."""
+MOST_ENTRIES = 16
+
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 2, 4, 8, 2
+
+
+class RegionFileSystemError(GpusliceError):
+    """The agent is to bound what containers write, and may not."""
+
+
+class RegionFileSystem:
+    """Mounts and unmounts it. Where `wanted` is false, folders are left as they are."""
+
+    def __init__(self, root: Path, *, wanted: bool) -> None:
+        self._root = root
+        self._wanted = wanted
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._checked = False
+
+    def check(self) -> None:
+        """See once that it can be had. Raises `RegionFileSystemError` with what is missing."""
+        if not self._wanted or self._checked:
+            return
+        if not shared(self._root, Path("/proc/self/mountinfo").read_text()):
+            raise RegionFileSystemError(
+                f"mounts below {self._root} would not reach the node: mount that folder into the agent's pod "
+                "with Bidirectional propagation, or start the agent with --no-region-filesystem"
+            )
+        probe = self._root / "containers" / ".probe"
+        probe.mkdir(parents=True, exist_ok=True)
+        try:
+            self._mount(probe)
+        except OSError as error:
+            raise RegionFileSystemError(
+                f"a file system for containers' regions cannot be mounted ({error.strerror}): give the agent "
+                "CAP_SYS_ADMIN, or start it with --no-region-filesystem"
+            ) from error
+        self.unmount(probe)
+        probe.rmdir()
+        self._checked = True
+
+    def renew(self, folder: Path) -> None:
+        """An empty one at `folder`, in place of the one that is there. Raises OSError."""
+        self.unmount(folder)
+        if self._wanted:
+            self._mount(folder)
+
+    def unmount(self, folder: Path) -> None:
+        """Who has it mounted elsewhere keeps it until it ends. Raises OSError."""
+        while os.path.ismount(folder):
+            if self._libc.umount2(os.fsencode(folder), _MNT_DETACH) != 0:
+                raise _failure(folder)
+
+    def _mount(self, folder: Path) -> None:
+        flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+        bounds = f"size={MOST_BYTES},nr_inodes={MOST_ENTRIES},mode=1777".encode()
+        if self._libc.mount(b"gpuslice", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(flags), bounds) != 0:
+            raise _failure(folder)
+
+
+def _failure(folder: Path) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), str(folder))
+
+
+def shared(folder: Path, mountinfo: str) -> bool:
+    """Whether mounts below `folder` reach other mount namespaces: the mount that it lies on is shared."""
+    best, shared = "", False
+    path = os.path.realpath(folder)
+    for line in mountinfo.splitlines():
+        fields, _, _ = line.partition(" - ")
+        place, *optional = fields.split()[4:]
+        point = place.encode().decode("unicode_escape")
+        if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, shared = point, any(each.startswith("shared:") for each in optional)
+    return shared

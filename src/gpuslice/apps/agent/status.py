@@ -1,0 +1,167 @@
+"""What the agent tells about itself: counts of its own work, metrics, and what it knows, for a bug report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuslice.adapters.web.exposition import Family, MetricKind, labels
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.repair import units_by_card
+
+
+class Counters:
+    """Counts since the start; one instance a process, handed to whoever counts."""
+
+    def __init__(self) -> None:
+        self._granted = 0
+        self._answering_s = 0.0
+        self._refused: Counter[str] = Counter()
+        self._repairs: Counter[str] = Counter()
+        self._starts: Counter[str] = Counter()
+        self._past_limit = 0
+        self._ended: Counter[str] = Counter()
+
+    def granted(self) -> None:
+        self._granted += 1
+
+    def answered(self, seconds: float) -> None:
+        """How long one Allocate took: kubelet admits nothing else meanwhile."""
+        self._answering_s += seconds
+
+    def refused(self, reason: str) -> None:
+        self._refused[reason] += 1
+
+    def repaired(self, result: str) -> None:
+        self._repairs[result] += 1
+
+    def started(self, identified: str) -> None:
+        self._starts[identified] += 1
+
+    def past_limit(self) -> None:
+        self._past_limit += 1
+
+    def ended(self, name: str) -> None:
+        self._ended[name] += 1
+
+    def families(self) -> Iterator[Family]:
+        def counted(name: str, about: str, samples: Mapping[str, float]) -> Family:
+            return Family(name, MetricKind.COUNTER, about, [*sorted(samples.items())])
+
+        def by(label: str, counts: Counter[str]) -> dict[str, float]:
+            return {labels({label: key}): float(value) for key, value in counts.items()}
+
+        granted, answering_s = {"": float(self._granted)}, {"": self._answering_s}
+        yield counted("gpuslice_agent_grants_total", "Containers that were granted devices.", granted)
+        yield counted("gpuslice_agent_allocate_seconds_total", "Time spent in Allocate.", answering_s)
+        refused, repairs = by("reason", self._refused), by("result", self._repairs)
+        yield counted("gpuslice_agent_refusals_total", "Requests of kubelet refused.", refused)
+        yield counted("gpuslice_agent_repairs_total", "Pod annotations written.", repairs)
+        about = "Container starts prepared, by how the container was identified."
+        yield counted("gpuslice_agent_starts_total", about, by("identified", self._starts))
+        past, ended = {"": float(self._past_limit)}, by("signal", self._ended)
+        yield counted("gpuslice_agent_limit_excesses_total", "Containers found past their limit.", past)
+        yield counted("gpuslice_agent_processes_ended_total", "Processes ended for being past it.", ended)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """The parts of an agent as they are now, as plain values."""
+
+    state: AllocationState
+    registered: bool
+    registrations: int
+    not_ready: str
+    devices: Mapping[str, int]  # by health
+    out_of_use: Mapping[int, str]  # cards by index
+    pods_without_devices: int
+    containers_past_limit: int
+    driver_version: str
+    cards_problem: str
+    assignments_problem: str
+
+    def families(self) -> Iterator[Family]:
+        """The agent's metrics beside its counters."""
+        state = self.state
+        for name, about, value in (
+            ("gpuslice_agent_registered", "1 while kubelet follows the device list.", self.registered),
+            ("gpuslice_agent_registrations", "Registrations with kubelet so far.", self.registrations),
+            ("gpuslice_agent_waiting_containers", "Containers without devices.", len(state.waiting())),
+            (
+                "gpuslice_agent_forgotten_containers",
+                "Running containers that kubelet does not know any more.",
+                len(state.forgotten()),
+            ),
+            (
+                "gpuslice_agent_pods_without_devices",
+                "Pods that run without the devices they ask for.",
+                self.pods_without_devices,
+            ),
+            (
+                "gpuslice_agent_containers_past_limit",
+                "Containers that hold more of a card than their limit, by the driver.",
+                self.containers_past_limit,
+            ),
+        ):
+            yield Family(name, MetricKind.GAUGE, about, [("", float(value))])
+        devices = Family("gpuslice_agent_devices", MetricKind.GAUGE, "Devices listed to kubelet, by health.")
+        for health, count in self.devices.items():
+            devices.add(count, labels({"health": health.lower()}))
+        yield devices
+        cards = Family("gpuslice_agent_card_healthy", MetricKind.GAUGE, "0 for a card that is not given out.")
+        for card in state.node.cards:
+            healthy = float(card.index not in self.out_of_use)
+            cards.add(healthy, labels({"gpu": str(card.index), "uuid": card.uuid}))
+        yield cards
+
+    def as_json(self, settings: Mapping[str, Any], now_s: float) -> dict[str, Any]:
+        """Everything that a decision of the agent depends on."""
+        state = self.state
+        return {
+            "settings": dict(settings),
+            "not_ready": self.not_ready,
+            "rules": {"mode": str(state.rules.mode), "divides_compute": state.rules.divides_compute},
+            "driver_version": self.driver_version,
+            "cards": [
+                {
+                    "index": card.index,
+                    "uuid": card.uuid,
+                    "memory_mib": card.memory_mib,
+                    "units": card.units,
+                    "model": card.model,
+                    "unhealthy": self.out_of_use.get(card.index, ""),
+                }
+                for card in state.node.cards
+            ],
+            "cards_problem": self.cards_problem,
+            "assignments_problem": self.assignments_problem,
+            "assignments": [
+                {"pod": each.pod_key, "container": each.container, "ids": sorted(each.ids)}
+                for each in state.assignments or ()
+            ],
+            "granted": [
+                {
+                    "uid": each.uid,
+                    "container": each.container,
+                    "ids": sorted(each.ids),
+                    "age_s": now_s - each.at_s,
+                }
+                for each in state.tentative
+            ],
+            "waiting": [
+                {
+                    "pod": each.pod.view.key,
+                    "container": each.container.name,
+                    "units": each.units,
+                    "cards": each.cards,
+                }
+                for each in state.waiting()
+            ],
+            "forgotten": [
+                {"uid": each.uid, "container": each.container, "folder": each.folder, "ids": sorted(each.ids)}
+                for each in state.maybe_forgotten()
+            ],
+            "targets": {uid: units_by_card(placement) for uid, placement in state.targets.items()},
+        }

@@ -1,0 +1,74 @@
+"""Removes the folders of containers that are gone, off the event loop and a little at a time.
+
+A tenant writes in its folder what it likes, so nothing that is found there may stop the agent or hold it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.reconciler import Reconciler
+
+_log = logging.getLogger(__name__)
+
+BUDGET_S = 1.0
+"""Of each round: the disk is the node's, and others use it."""
+
+
+class Sweeper:
+    """Removes what neither kubelet nor a living pod knows any more, once it is `after_s` old."""
+
+    def __init__(
+        self,
+        state: AllocationState,
+        reconciler: Reconciler,
+        folders: Folders,
+        *,
+        every_s: float = 5.0,
+        after_s: float = 120.0,
+    ) -> None:
+        self._state = state
+        self._reconciler = reconciler
+        self._folders = folders
+        self._every_s = every_s
+        self._after_s = after_s
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Sweep for ever. Whatever goes wrong is told once and tried again."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            if self._reconciler.problem:
+                continue  # what kubelet lists is not known
+            problem = ""
+            try:
+                await self.sweep()
+            except Exception as error:  # whatever a tenant has thought of
+                problem = f"{type(error).__name__}: {error}"
+                if problem != self._problem:
+                    _log.warning("folders not swept, will try again", exc_info=error)
+            self._problem = problem
+
+    async def sweep(self) -> None:
+        """One round. Raises OSError for what cannot be removed, after everything else was."""
+        for name, _, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
+            if age_s > self._after_s:
+                self._discard_unused(name)  # at once: kubelet may ask for the same ids any moment
+        await asyncio.to_thread(self._folders.sweep_libraries, self._after_s)
+        await asyncio.to_thread(self._folders.empty_trash, BUDGET_S)
+
+    def _discard_unused(self, name: str) -> None:
+        """It is used by its pod, or by whoever has its ids now; of several for the same ids the last is."""
+        owner = self._folders.owner(name)
+        last = name == self._folders.current(owner.ids)
+        if self._state.alive(owner.uid):
+            ids = self._state.listed_ids(owner.uid, owner.container)
+            used = ids is None or (ids == frozenset(owner.ids) and last)
+        else:
+            used = last and not self._state.held_ids().isdisjoint(owner.ids)
+        if not used:
+            self._folders.discard(name)
+            _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})

@@ -1,0 +1,198 @@
+"""Acts where a container holds more of a card than its limit, by the driver's own figures.
+
+The library holds every program that it is in. A program that is linked statically, that speaks to the devices
+itself or finds a function of the driver that nobody documents is not held, and its neighbours lack the
+memory. The driver counts it all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from gpuslice.adapters.cgroup.container import parse_cgroup
+from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.pods import NodePod
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.status import Counters
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.attribution import ProcessReading
+from gpuslice.core.grant import GrantError, container_grant
+from gpuslice.core.units import MIB
+
+_log = logging.getLogger(__name__)
+
+EVERY_S = 0.5
+UNSEEN = 1.03
+"""Drivers load a little that no library sees: as the alert about the same has it."""
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL."""
+
+
+class Holder(NamedTuple):
+    """A container on a card."""
+
+    uid: str
+    container: str
+    card: str
+
+
+@dataclass(slots=True)
+class Excess:
+    """A container that was past its limit at the last check; `ending` are pidfds that were sent SIGTERM."""
+
+    reported: bool = False
+    kill_at_s: float = 0.0
+    ending: dict[int, int] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for handle in self.ending.values():
+            os.close(handle)
+        self.ending.clear()
+
+
+class Watchdog:
+    """Warns of containers past their limit, and ends the processes that hold the excess where `stop` says."""
+
+    def __init__(
+        self,
+        source: GpuSource,
+        state: AllocationState,
+        writer: Writer,
+        *,
+        counters: Counters,
+        settings: AgentSettings,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self.grace_s = GRACE_S
+        self._source = source
+        self._state = state
+        self._writer = writer
+        self._counters = counters
+        self._stop = settings.watchdog == "stop"
+        self._allow_cgpu_disable = settings.allow_cgpu_disable
+        self._proc = proc
+        self._excesses: dict[Holder, Excess] = {}
+        self._seen: frozenset[Holder] = frozenset()  # past their limit at the last check
+        self._problem = ""
+
+    @property
+    def containers_past_limit(self) -> int:
+        return len({(each.uid, each.container) for each, found in self._excesses.items() if found.reported})
+
+    async def run(self) -> None:
+        """Check for ever."""
+        try:
+            while True:
+                problem = ""
+                try:
+                    await self.check()
+                except GpuUnavailableError as error:
+                    problem = str(error)
+                if problem and problem != self._problem:
+                    _log.warning("watchdog: the driver does not tell of processes", extra={"error": problem})
+                self._problem = problem
+                await asyncio.sleep(EVERY_S)
+        finally:
+            for excess in self._excesses.values():
+                excess.close()
+
+    async def check(self) -> None:
+        """One look. Whoever is past its limit twice in a row is dealt with. Raises `GpuUnavailableError`."""
+        held: dict[Holder, list[ProcessReading]] = defaultdict(list)
+        for reading in await self._source.processes():
+            if (found := self._container_of(reading.pid)) is not None:
+                held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
+        excesses = {}
+        for holder, readings in held.items():
+            limit_bytes = self._limit_bytes(holder)
+            used_bytes = sum(each.memory_bytes or 0 for each in readings)
+            if limit_bytes is not None and used_bytes > limit_bytes * UNSEEN:
+                excess = self._excesses.pop(holder) if holder in self._excesses else Excess()
+                excesses[holder] = excess
+                if holder in self._seen:
+                    await self._act(holder, excess, readings, limit_bytes)
+        for over in self._excesses.values():
+            over.close()
+        self._excesses, self._seen = excesses, frozenset(excesses)
+
+    def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
+        """The pod and the container's name; None for processes of nobody that we granted anything."""
+        try:
+            found = parse_cgroup((self._proc / str(pid) / "cgroup").read_text(errors="replace"))
+        except OSError:  # it has ended
+            return None
+        pod = self._state.pod(found.pod_uid) if found else None
+        name = pod.container_ids.get(found.container_id) if pod and found else None
+        return (pod, name) if pod and name else None
+
+    def _limit_bytes(self, holder: Holder) -> int | None:
+        """None where it has none, and where kubelet does not list what it was given."""
+        pod, ids = self._state.pod(holder.uid), self._state.listed_ids(holder.uid, holder.container)
+        exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
+        if ids is None or exempt or not self._state.rules.isolation:
+            return None
+        try:
+            limits = container_grant(ids, self._state.node).limits
+        except GrantError:
+            return None
+        return next((limit.memory_mib * MIB for limit in limits if limit.card.uuid == holder.card), 0)
+
+    async def _act(
+        self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int
+    ) -> None:
+        pod = self._state.pod(holder.uid)
+        if pod is None:
+            return
+        if self._stop:
+            self._end(holder, excess, readings, limit_bytes)
+        used_mib, limit_mib = sum(each.memory_bytes or 0 for each in readings) // MIB, limit_bytes // MIB
+        if not excess.reported:
+            excess.reported = True
+            self._counters.past_limit()
+            what = (
+                f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
+                f"{limit_mib} MiB: a program in it is not held by libgpuslice"
+            )
+            done = (
+                "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
+            )
+            _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})
+            await self._writer.pod_event(pod.view, "GPUMemoryPastLimit", f"{what}; {done}")
+
+    def _end(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
+        """SIGTERM to the largest processes until the rest is within the limit; after a while SIGKILL."""
+        now_s = time.monotonic()
+        if not excess.ending:
+            left_bytes = sum(each.memory_bytes or 0 for each in readings)
+            for each in sorted(readings, key=lambda one: one.memory_bytes or 0, reverse=True):
+                if left_bytes <= limit_bytes:
+                    break
+                left_bytes -= each.memory_bytes or 0
+                with contextlib.suppress(ProcessLookupError):
+                    excess.ending[each.pid] = os.pidfd_open(each.pid)
+            excess.kill_at_s = now_s + self.grace_s
+            self._signal(holder, excess, signal.SIGTERM)
+        elif now_s >= excess.kill_at_s:
+            self._signal(holder, excess, signal.SIGKILL)
+            excess.close()
+
+    def _signal(self, holder: Holder, excess: Excess, number: signal.Signals) -> None:
+        """A pidfd is of one process for good; that it is in this container is read after it was opened."""
+        for pid, handle in excess.ending.items():
+            found = self._container_of(pid)
+            if found is None or (found[0].view.uid, found[1]) != (holder.uid, holder.container):
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+                _log.warning("process past the limit ended", extra={"pid": pid, "signal": number.name})
+                self._counters.ended(number.name)

@@ -1,0 +1,170 @@
+"""What an agent's account may write by the policy that the chart installs, by an implementation of CEL.
+
+A real API server compiles the same expressions; here they run on the objects of an AdmissionReview.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from cel_expr_python import cel
+
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.contract import NODE_GPUS
+from tests.contract.test_chart import helm, render
+
+__all__ = ["helm"]
+
+AGENT = "system:serviceaccount:kube-system:gpushare-device-plugin"
+NODE_CLAIM = "authentication.kubernetes.io/node-name"
+NAME = "gpuslice-agent-own-node"
+Object = dict[str, Any]
+
+NODE: Object = {
+    "metadata": {"name": "n1", "labels": {"cgpu": "true", "zone": "a"}, "annotations": {"theirs": "x"}},
+    "spec": {"podCIDR": "10.0.0.0/24"},
+    "status": {"capacity": {"cpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]},
+}
+POD: Object = {
+    "metadata": {"name": "p", "namespace": "default", "labels": {"app": "a"}, "annotations": {"theirs": "x"}},
+    "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "good"}]},
+}
+CONFIG: Object = {"metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}, "data": {"gpus": "0"}}
+
+
+@pytest.fixture(scope="module")
+def policy(helm: str) -> Object:
+    spec: Object = render(helm, "--kube-version", "1.33.0")["ValidatingAdmissionPolicy", NAME]["spec"]
+    return spec
+
+
+def holds(expression: str, variables: dict[str, str], known: Object) -> bool:
+    """Whether it is true of the `known`; variables are put in place of their names."""
+    while "variables." in expression:
+        expression = re.sub(r"variables\.(\w+)", lambda found: f"({variables[found[1]]})", expression)
+    environment = cel.NewEnv(variables=dict.fromkeys(known, cel.Type.DYN))
+    found = environment.compile(expression).eval(data=known).value()
+    assert isinstance(found, bool), (expression, found)
+    return found
+
+
+def changed(original: Object, **paths: Any) -> Object:
+    """`original` with the values at dotted paths (``__`` for a dot) in place."""
+    found = deepcopy(original)
+    for path, value in paths.items():
+        *parents, last = path.split("__")
+        at = found
+        for each in parents:
+            at = at[int(each)] if isinstance(at, list) else at.setdefault(each, {})
+        at[last] = value
+    return found
+
+
+def denial(
+    policy: Object, what: str, old: Object | None, new: Object, *, node: str = "n1", user: str = AGENT
+) -> str:
+    """The message of the first validation that fails; "" when the request is let through."""
+    resource, _, subresource = what.partition("/")
+    request = {
+        "resource": {"group": "", "version": "v1", "resource": resource},
+        "subResource": subresource,
+        "name": new["metadata"]["name"],
+        "namespace": new["metadata"].get("namespace", ""),
+        "userInfo": {"username": user, "extra": {NODE_CLAIM: [node]} if node else {}},
+    }
+    known: Object = {"request": request, "object": new, "oldObject": old}
+    if not all(holds(each["expression"], {}, known) for each in policy["matchConditions"]):
+        return ""
+    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    failed = (each for each in policy["validations"] if not holds(each["expression"], variables, known))
+    return next((each["message"] for each in failed), "")
+
+
+def test_what_an_agent_does_is_let_through(policy: Object) -> None:
+    placed = {"theirs": "x", **dict.fromkeys(PLACEMENT_ANNOTATIONS, "0")}
+    given = changed(POD, metadata__annotations=placed)
+    assert denial(policy, "pods", POD, given) == ""
+    assert denial(policy, "pods", given, POD) == "", "a withdrawal"
+    bare = changed(POD)
+    del bare["metadata"]["annotations"]
+    assert (
+        denial(policy, "pods", bare, changed(POD, metadata__annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+        == ""
+    )
+    noted = changed(NODE, metadata__annotations={"theirs": "x", NODE_GPUS: "[]"})
+    assert denial(policy, "nodes", NODE, noted) == ""
+    counted = changed(NODE, status__capacity={"cpu": "8", "aliyun.com/gpu-count": "2"})
+    assert denial(policy, "nodes/status", NODE, counted) == ""
+    assert denial(policy, "configmaps", None, CONFIG) == ""
+    assert denial(policy, "configmaps", CONFIG, changed(CONFIG, data={"gpus": "0,1"})) == ""
+
+
+def test_the_way_back_to_whole_cards_may_switch_the_other_plugin(policy: Object) -> None:
+    label = "nvidia.com/gpu.deploy.device-plugin"
+    old = changed(NODE, metadata__labels={**NODE["metadata"]["labels"], label: "true"})
+    new = changed(NODE, metadata__labels={**NODE["metadata"]["labels"], label: "false"})
+    assert denial(policy, "nodes", old, new) == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "old", "new", "why"),
+    [
+        ("pods", POD, changed(POD, spec__containers__0__image="evil"), "spec"),
+        ("pods", POD, changed(POD, metadata__labels={"app": "b"}), "labels"),
+        ("pods", POD, changed(POD, metadata__finalizers=["stay"]), "finalizers"),
+        ("pods", POD, changed(POD, metadata__ownerReferences=[{"uid": "u"}]), "owners"),
+        ("pods", POD, changed(POD, metadata__annotations={"theirs": "y"}), "annotations"),
+        ("pods", POD, changed(POD, metadata__annotations={}), "annotations"),
+        ("pods", POD, changed(POD, metadata__annotations={"theirs": "x", "new": "y"}), "annotations"),
+        ("nodes", NODE, changed(NODE, spec__unschedulable=True), "spec"),
+        ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true", "zone": "b"}), "labels"),
+        ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true"}), "labels"),
+        ("nodes/status", NODE, changed(NODE, metadata__labels={"cgpu": "no", "zone": "a"}), "labels"),
+        ("nodes/status", NODE, changed(NODE, status__conditions=[]), "amounts"),
+    ],
+)
+def test_everything_else_of_its_own_is_refused(
+    policy: Object, what: str, old: Object, new: Object, why: str
+) -> None:
+    assert why in denial(policy, what, old, new)
+
+
+@pytest.mark.parametrize(
+    ("what", "old"),
+    [
+        ("pods", changed(POD, spec__nodeName="n2")),
+        ("nodes", changed(NODE, metadata__name="n2")),
+        ("nodes/status", changed(NODE, metadata__name="n2")),
+        ("configmaps", changed(CONFIG, metadata__name="unhealthy-gpu-n2")),
+        ("configmaps", changed(CONFIG, metadata__name="kubeadm-config")),
+    ],
+)
+def test_nothing_of_another_node_may_be_written(policy: Object, what: str, old: Object) -> None:
+    assert "own node" in denial(policy, what, old, changed(old))
+
+
+def test_a_pod_that_no_node_has_yet_is_nobodys(policy: Object) -> None:
+    old = changed(POD)
+    del old["spec"]["nodeName"]
+    assert "own node" in denial(policy, "pods", old, old)
+
+
+def test_a_token_without_a_node_may_write_nothing(policy: Object) -> None:
+    assert "does not say on which node" in denial(policy, "pods", POD, POD, node="")
+
+
+def test_others_are_not_concerned(policy: Object) -> None:
+    evil = changed(POD, spec__containers__0__image="other")
+    assert denial(policy, "pods", POD, evil, user="system:serviceaccount:default:somebody") == ""
+
+
+def test_the_policy_is_there_where_the_api_server_knows_it(helm: str) -> None:
+    kind = ("ValidatingAdmissionPolicy", NAME)
+    binding = render(helm, "--kube-version", "1.30.0")["ValidatingAdmissionPolicyBinding", NAME]["spec"]
+    assert binding == {"policyName": NAME, "validationActions": ["Deny"]}
+    assert kind not in render(helm, "--kube-version", "1.29.9")
+    assert kind not in render(helm, "--set", "devicePlugin.ownNodeOnly=false")
+    assert kind in render(helm, "--kube-version", "1.29.9", "--set", "devicePlugin.ownNodeOnly=true")

@@ -1,0 +1,159 @@
+"""What the agent does where a container holds more of a card than its limit by the driver's figures."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpuslice.adapters.kube.resources import EVENTS, PODS
+from gpuslice.apps.agent.watchdog import Excess, Holder
+from gpuslice.core.attribution import ProcessReading
+from gpuslice.core.units import MIB
+from tests.integration.agent_bench import Bench, container, eventually, uuid
+
+ONE = {0: 16130}
+LIMIT_MIB = 4301  # of 4 units
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
+
+
+class Tenant:
+    """A pod of 4 units with one running container, and processes in it that the driver tells of."""
+
+    def __init__(self, node: Bench, name: str) -> None:
+        self.node = node
+        self.name = name
+        self.id = (name * 64)[:64].translate(str.maketrans("ghijklmnopqrstuvwxyz", "0123456789abcdef0123"))
+
+    async def start(self, **env: str) -> None:
+        spec = {**container(4), "env": [{"name": key, "value": value} for key, value in env.items()]}
+        self.pod = await self.node.place(self.name, 0, 0, containers=[spec])
+        await self.node.kubelet.admit(self.pod)
+        await self.node.kubelet.start_container(self.pod)
+        status = {
+            "phase": "Running",
+            "containerStatuses": [
+                {"name": "main", "containerID": f"containerd://{self.id}", "state": {"running": {}}}
+            ],
+        }
+        await self.node.client.patch_status(PODS, self.name, status, "default")
+        uid = self.pod["metadata"]["uid"]
+
+        def known() -> bool:
+            pod = self.node.agent.state.pod(uid)
+            listed = self.node.agent.state.listed_ids(uid, "main")
+            return pod is not None and self.id in pod.container_ids and listed is not None
+
+        await eventually(known, f"{self.name} is known")
+
+    @contextlib.contextmanager
+    def process(self, program: str = SLEEP) -> Iterator[subprocess.Popen[bytes]]:
+        running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert running.stdout is not None
+        running.stdout.readline()  # it is what it is to be
+        folder = self.node.folder / "proc" / str(running.pid)
+        folder.mkdir(parents=True)
+        uid = self.pod["metadata"]["uid"]
+        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{self.id}\n")
+        try:
+            yield running
+        finally:
+            running.kill()
+            running.wait()
+            running.stdout.close()
+
+
+def holds(node: Bench, *held: tuple[subprocess.Popen[bytes], int]) -> None:
+    """What the driver says from now on: processes with MiB."""
+    processes = [{"pid": each.pid, "uuid": uuid(0), "memory_bytes": mib * MIB} for each, mib in held]
+    node.record(ONE, processes=processes)
+
+
+async def warnings(node: Bench) -> list[str]:
+    found = (await node.client.list(EVENTS)).items or ()
+    return [each.message for each in found if each.reason == "GPUMemoryPastLimit"]
+
+
+async def metrics(node: Bench) -> str:
+    async with aiohttp.ClientSession() as web, web.get(f"http://127.0.0.1:{node.port}/metrics") as answer:
+        return await answer.text()
+
+
+async def test_who_is_past_its_limit_is_warned_of_once_on_its_pod_and_in_the_metrics(tmp_path: Path) -> None:
+    async with Bench(tmp_path).running() as node:
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start()
+        await other.start()
+        with one.process() as big, other.process() as small:
+            holds(node, (big, LIMIT_MIB + 400), (small, LIMIT_MIB))
+            await eventually(lambda: warnings(node), "an event")
+            (message,) = await warnings(node)
+            assert f"holds {LIMIT_MIB + 400} MiB of card {uuid(0)}, its limit is {LIMIT_MIB} MiB" in message
+            assert "gpuslice_agent_containers_past_limit 1" in await metrics(node)
+            holds(node, (big, LIMIT_MIB), (small, LIMIT_MIB))
+            await eventually(lambda: not node.agent.watchdog.containers_past_limit, "it is within again")
+            assert "gpuslice_agent_limit_excesses_total 1" in await metrics(node)
+            assert (big.poll(), small.poll()) == (None, None)
+
+
+async def test_what_holds_the_excess_is_ended_and_nothing_else(tmp_path: Path) -> None:
+    async with Bench(tmp_path, settings={"watchdog": "stop"}).running() as node:
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start()
+        await other.start()
+        with one.process() as big, one.process() as small, other.process() as neighbour:
+            holds(node, (big, LIMIT_MIB), (small, 500), (neighbour, LIMIT_MIB))
+            await eventually(lambda: big.poll() is not None, "the largest has ended")
+            holds(node, (small, 500), (neighbour, LIMIT_MIB))
+            await eventually(lambda: not node.agent.watchdog.containers_past_limit, "it is within again")
+            assert big.returncode == -signal.SIGTERM
+            assert (small.poll(), neighbour.poll()) == (None, None)
+            assert 'gpuslice_agent_processes_ended_total{signal="SIGTERM"} 1' in await metrics(node)
+
+
+async def test_who_does_not_heed_the_first_signal_gets_the_second(tmp_path: Path) -> None:
+    async with Bench(tmp_path, settings={"watchdog": "stop"}).running() as node:
+        node.agent.watchdog.grace_s = 0.5
+        tenant = Tenant(node, "a")
+        await tenant.start()
+        with tenant.process(STUBBORN) as process:
+            holds(node, (process, 2 * LIMIT_MIB))
+            await eventually(lambda: process.poll() is not None, "it has ended")
+            assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("settings", [{"watchdog": "off"}, {"allow_cgpu_disable": True}])
+async def test_nobody_else_is_minded(tmp_path: Path, settings: dict[str, Any]) -> None:
+    async with Bench(tmp_path, settings={"watchdog": "stop", **settings}).running() as node:
+        tenant = Tenant(node, "a")
+        await tenant.start(CGPU_DISABLE="true")
+        with tenant.process() as process:
+            holds(node, (process, 2 * LIMIT_MIB))
+            if settings.get("watchdog") != "off":
+                for _ in range(3):
+                    await node.agent.watchdog.check()
+            assert process.poll() is None
+            assert await warnings(node) == []
+
+
+async def test_a_pid_that_went_to_a_neighbour_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """The driver's figures are of a moment ago: what counts is where the process is now."""
+    async with Bench(tmp_path, settings={"watchdog": "off"}).running() as node:
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start()
+        await other.start()
+        with other.process() as process:
+            excess = Excess()
+            reading = ProcessReading(process.pid, uuid(0), 2 * LIMIT_MIB * MIB)
+            holder = Holder(one.pod["metadata"]["uid"], "main", uuid(0))
+            node.agent.watchdog._end(holder, excess, [reading], 1)
+            excess.close()
+            assert process.poll() is None
