@@ -299,8 +299,8 @@ def paid() -> list[Paid]:
     with tempfile.TemporaryDirectory() as name:
         took = {}
         for word, share, cap, preload in kinds:
-            (Path(name) / word).mkdir()
-            took[word] = launch_ns(Path(name) / word, share, cap, preload)
+            (folder := Path(name) / word.replace(" ", "-")).mkdir()
+            took[word] = launch_ns(folder, share, cap, preload)
     return [Paid(word, took[word] - took["none"]) for word in ("no share", "fair", "cap")]
 
 
