@@ -128,7 +128,10 @@ class BigApi:
     async def patch(self, request: web.Request) -> web.Response:
         found = self.pending[request.match_info["name"]]
         patch = msgspec.json.decode(await request.read())
-        found["metadata"].setdefault("annotations", {}).update(patch["metadata"]["annotations"])
+        annotations = found["metadata"].get("annotations", {}) | patch["metadata"]["annotations"]
+        found["metadata"]["annotations"] = {
+            name: text for name, text in annotations.items() if text is not None
+        }
         self._changed(found)
         return answer_with(found)
 

@@ -164,7 +164,7 @@ def args_of(pod: dict[str, Any], names: list[str]) -> bytes:
 def measure(nodes: int, chosen: argparse.Namespace) -> dict[str, Any]:
     from bench.big_api import pending_pods
 
-    size = (nodes, chosen.cards, chosen.pods, chosen.seed)
+    size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
     with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         with extender(api_port, Path(folder), chosen.policy, chosen.peer) as (port, pid):
