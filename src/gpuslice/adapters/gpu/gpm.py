@@ -97,15 +97,6 @@ class GpmReader:
             self._request.numMetrics = len(fields)
             for place, field in enumerate(fields):
                 self._request.metrics[place].metricId = _GPM[field][0]
-        return self._between()
-
-    def close(self) -> None:
-        """Give the samples back. Never raises: the card may be gone."""
-        for sample in (self._older, self._newer):
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlGpmSampleFree(sample)
-
-    def _between(self) -> dict[int, float]:
         request = self._request
         request.sample1, request.sample2 = self._older, self._newer
         pynvml.nvmlGpmMetricsGet(request)
@@ -123,3 +114,9 @@ class GpmReader:
             for field, (_, verdict, value) in told.items()
             if verdict == pynvml.NVML_SUCCESS and not math.isnan(value)
         }
+
+    def close(self) -> None:
+        """Give the samples back. Never raises: the card may be gone."""
+        for sample in (self._older, self._newer):
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)

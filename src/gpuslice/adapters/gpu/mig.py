@@ -147,16 +147,14 @@ def _devices(card: Any) -> list[_Device] | None:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
         except pynvml.NVMLError:
             continue  # places may be empty
-        found.append(_device(handle))
+        name = text(pynvml.nvmlDeviceGetName(handle))
+        found.append(
+            _Device(
+                handle=handle,
+                uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
+                profile=name.rpartition(" MIG ")[2] if " MIG " in name else "",
+                gpu_instance=int(pynvml.nvmlDeviceGetGpuInstanceId(handle)),
+                compute_instance=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
+            )
+        )
     return found
-
-
-def _device(handle: Any) -> _Device:
-    name = text(pynvml.nvmlDeviceGetName(handle))
-    return _Device(
-        handle=handle,
-        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
-        profile=name.rpartition(" MIG ")[2] if " MIG " in name else "",
-        gpu_instance=int(pynvml.nvmlDeviceGetGpuInstanceId(handle)),
-        compute_instance=int(pynvml.nvmlDeviceGetComputeInstanceId(handle)),
-    )

@@ -150,7 +150,13 @@ class _Driver:
     def _read(self, position: int) -> DriverCard | LostCard:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(position)
-            card = _card(handle, position)
+            card = DriverCard(
+                index=optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), position),
+                uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
+                memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
+                model=optional(lambda: text(pynvml.nvmlDeviceGetName(handle)), ""),
+                pci_bus_id=optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
+            )
         except pynvml.NVMLError as error:
             return LostCard(position, str(error))
         self._uuids[_address(handle)] = card.uuid
@@ -164,16 +170,6 @@ class _Driver:
             return text(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError:
             return ""
-
-
-def _card(handle: Any, position: int) -> DriverCard:
-    return DriverCard(
-        index=optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), position),
-        uuid=text(pynvml.nvmlDeviceGetUUID(handle)),
-        memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
-        model=optional(lambda: text(pynvml.nvmlDeviceGetName(handle)), ""),
-        pci_bus_id=optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
-    )
 
 
 def _address(handle: Any) -> int:

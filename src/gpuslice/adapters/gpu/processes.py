@@ -86,7 +86,11 @@ class ProcessReader:
         held = self._held.get(pid)
         busy = (None, None, None, None) if not told else _IDLE if held is None else held[1]
         last = self._last.get(pid)
-        if last is not None and last.memory_bytes == used and _busy_of(last) == busy:
+        if (
+            last is not None
+            and last.memory_bytes == used
+            and (last.sm_ratio, last.memory_ratio, last.encoder_ratio, last.decoder_ratio) == busy
+        ):
             return last
         return ProcessReading(pid, self._uuid, used, *busy)
 
@@ -178,7 +182,3 @@ class _Array:
             # room for what the driver named and for who starts before the next question
             self._room = max(self._count.value, self._room) * 2
             self._buffer = ctypes.create_string_buffer(self._item.size * self._room)
-
-
-def _busy_of(reading: ProcessReading) -> tuple[float | None, ...]:
-    return reading.sm_ratio, reading.memory_ratio, reading.encoder_ratio, reading.decoder_ratio

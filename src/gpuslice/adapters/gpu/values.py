@@ -47,7 +47,10 @@ class FieldValues:
             return [(error.value, 0.0)] * len(ids)
         room = _VALUE.size * len(ids)
         answers = _VALUE.iter_unpack(memoryview(self._array)[:room])
-        return [(result, 0.0 if result else _number(kind, union)) for _, _, kind, result, union in answers]
+        return [
+            (result, 0.0 if result else float(_TYPES[kind].unpack_from(union)[0]))
+            for _, _, kind, result, union in answers
+        ]
 
 
 @lru_cache(maxsize=1000)
@@ -55,7 +58,3 @@ def field_id(name: str, scope: int = 0) -> FieldId | None:
     """An NVML field by name; None when this binding does not know it."""
     number: int | None = getattr(pynvml, name, None)
     return None if number is None else (number, scope)
-
-
-def _number(kind: int, union: bytes) -> float:
-    return float(_TYPES[kind].unpack_from(union)[0])

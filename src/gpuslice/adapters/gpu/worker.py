@@ -46,7 +46,9 @@ class BlockingWorker:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, result, error)
 
-        self._start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
         self._calls.put((function, done))
         try:
             await asyncio.wait(
@@ -58,11 +60,6 @@ class BlockingWorker:
             raise GpuUnavailableError(f"{self._name}: no answer within {timeout_s:g} s")
         finally:
             answer.cancel()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while True:

@@ -31,7 +31,6 @@ from gpuslice.adapters.kube.credentials import (
 from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.kubeconfig import (
     Cluster,
-    ExecSection,
     Merged,
     User,
     merge,
@@ -171,30 +170,31 @@ def _credentials(user: User, folder: Path, cluster: Cluster, tls: Tls, interacti
         key=_data_or_file(user.client_key_data, user.client_key, folder, "client-key"),
     )
     if user.exec is not None:
-        return Exec(_plugin(user.exec, folder, cluster, tls), secret, interactive)
+        section = user.exec
+        if section.api_version not in EXEC_VERSIONS:
+            raise ConfigError(
+                f'exec plugin {section.command}: apiVersion is "{section.api_version}", must be one of '
+                + ", ".join(EXEC_VERSIONS)
+            )
+        if not section.command:
+            raise ConfigError("exec plugin: command is missing")
+        relative = os.sep in section.command and not os.path.isabs(section.command)
+        return Exec(
+            ExecPlugin(
+                api_version=section.api_version,
+                command=str((folder / section.command).absolute()) if relative else section.command,
+                args=tuple(section.args or ()),
+                env={variable.name: variable.value for variable in section.env or ()},
+                install_hint=section.install_hint,
+                interactive_mode=section.interactive_mode or "IfAvailable",
+                cluster=_cluster_info(cluster, tls) if section.provide_cluster_info else None,
+            ),
+            secret,
+            interactive,
+        )
     if user.token_file:  # kubectl lets the file win over a token given inline
         return TokenFile(str(folder / user.token_file), secret)
     return Fixed(secret)
-
-
-def _plugin(section: ExecSection, folder: Path, cluster: Cluster, tls: Tls) -> ExecPlugin:
-    if section.api_version not in EXEC_VERSIONS:
-        raise ConfigError(
-            f'exec plugin {section.command}: apiVersion is "{section.api_version}", must be one of '
-            + ", ".join(EXEC_VERSIONS)
-        )
-    if not section.command:
-        raise ConfigError("exec plugin: command is missing")
-    relative = os.sep in section.command and not os.path.isabs(section.command)
-    return ExecPlugin(
-        api_version=section.api_version,
-        command=str((folder / section.command).absolute()) if relative else section.command,
-        args=tuple(section.args or ()),
-        env={variable.name: variable.value for variable in section.env or ()},
-        install_hint=section.install_hint,
-        interactive_mode=section.interactive_mode or "IfAvailable",
-        cluster=_cluster_info(cluster, tls) if section.provide_cluster_info else None,
-    )
 
 
 def _cluster_info(cluster: Cluster, tls: Tls) -> dict[str, Any]:

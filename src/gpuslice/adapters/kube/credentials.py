@@ -171,8 +171,20 @@ class Exec:
         return answer.expiration_timestamp is not None and self.now() >= answer.expiration_timestamp
 
     def _run(self) -> _ExecStatus:
-        interactive = self._interactive()
-        environ = {**os.environ, **self.plugin.env, "KUBERNETES_EXEC_INFO": self._info(interactive)}
+        mode = self.plugin.interactive_mode
+        possible = self.interactive and sys.stdin is not None and sys.stdin.isatty()
+        if mode == "Always" and not possible:
+            raise self._failure("must ask questions (interactiveMode Always) and there is no terminal")
+        interactive = possible and mode != "Never"
+        spec: dict[str, Any] = {"interactive": interactive}
+        if self.plugin.cluster is not None:
+            spec["cluster"] = self.plugin.cluster
+        info = {"apiVersion": self.plugin.api_version, "kind": "ExecCredential", "spec": spec}
+        environ = {
+            **os.environ,
+            **self.plugin.env,
+            "KUBERNETES_EXEC_INFO": msgspec.json.encode(info).decode(),
+        }
         try:
             done = subprocess.run(
                 [self.plugin.command, *self.plugin.args],
@@ -195,20 +207,6 @@ class Exec:
             said = (done.stderr or b"").decode(errors="replace").strip()[-500:]
             raise self._failure(f"ended with code {done.returncode}{': ' + said if said else ''}")
         return self._decode(done.stdout)
-
-    def _interactive(self) -> bool:
-        mode = self.plugin.interactive_mode
-        possible = self.interactive and sys.stdin is not None and sys.stdin.isatty()
-        if mode == "Always" and not possible:
-            raise self._failure("must ask questions (interactiveMode Always) and there is no terminal")
-        return possible and mode != "Never"
-
-    def _info(self, interactive: bool) -> str:
-        spec: dict[str, Any] = {"interactive": interactive}
-        if self.plugin.cluster is not None:
-            spec["cluster"] = self.plugin.cluster
-        info = {"apiVersion": self.plugin.api_version, "kind": "ExecCredential", "spec": spec}
-        return msgspec.json.encode(info).decode()
 
     def _decode(self, answer: bytes) -> _ExecStatus:
         try:
@@ -261,16 +259,14 @@ def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if secret.certificate:
-        _load_client_certificate(context, secret)
+        with _memory_file(secret.certificate + "\n" + secret.key) as path:
+            try:
+                context.load_cert_chain(path)
+            except (ssl.SSLError, OSError) as error:
+                raise ConfigError(
+                    f"the client certificate and key cannot be used together: {error}"
+                ) from error
     return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, secret: Secret) -> None:
-    with _memory_file(secret.certificate + "\n" + secret.key) as path:
-        try:
-            context.load_cert_chain(path)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"the client certificate and key cannot be used together: {error}") from error
 
 
 @contextlib.contextmanager

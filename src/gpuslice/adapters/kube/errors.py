@@ -142,7 +142,12 @@ def error_of_status(
 ) -> KubeError:
     """The exception for a Status object, also one that came as an ERROR line of a watch."""
     code = code or status.code
-    message = _sentence(status, code, what)
+    text = status.message or status.reason or _reason_phrase(code)
+    if text.startswith("<"):  # the web page of a proxy or a login
+        text = " ".join(re.sub(r"<[^>]*>", " ", text).split()) or _reason_phrase(code)
+    if code == 401:
+        text = f"{text}: the API server does not accept these credentials"
+    message = f"{what}: {text} (HTTP {code})" if what else f"{text} (HTTP {code})"
     if code == 429 or code >= 500:
         from_details: Any = status.details.retry_after_seconds if status.details is not None else 0
         retry_after = (headers or {}).get("retry-after", "")
@@ -154,15 +159,6 @@ def error_of_status(
         )
     kind = _BY_REASON.get(status.reason) or _BY_CODE.get(code, InvalidError)
     return kind(message, status)
-
-
-def _sentence(status: Status, code: int, what: str) -> str:
-    text = status.message or status.reason or _reason_phrase(code)
-    if text.startswith("<"):  # the web page of a proxy or a login
-        text = " ".join(re.sub(r"<[^>]*>", " ", text).split()) or _reason_phrase(code)
-    if code == 401:
-        text = f"{text}: the API server does not accept these credentials"
-    return f"{what}: {text} (HTTP {code})" if what else f"{text} (HTTP {code})"
 
 
 def _reason_phrase(code: int) -> str:

@@ -57,7 +57,11 @@ class HttpConnection(asyncio.Protocol):
 
     def send(self, head: bytes, body: bytes) -> None:
         """Begin an exchange."""
-        self._begin()
+        self._head = []
+        self._parts.clear()
+        self._waiting_bytes = 0
+        self._started = self._complete = self._touched = self._streaming = False
+        self._busy = True
         if self._transport is None:
             raise BrokenConnectionError(self._broken or "the connection is closed", untouched=True)
         if body:
@@ -128,7 +132,12 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        if self._started and not self._complete and self._until_close() and error is None:
+        if (
+            self._started
+            and not self._complete
+            and not self._headers().keys() & {"content-length", "transfer-encoding"}
+            and error is None
+        ):
             self._complete = True
         self._break(f"connection lost: {error}" if error else "the server closed the connection")
         if not self._closed.done():
@@ -174,22 +183,12 @@ class HttpConnection(asyncio.Protocol):
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self._head = []
-        self._parts.clear()
-        self._waiting_bytes = 0
-        self._started = self._complete = self._touched = self._streaming = False
-        self._busy = True
-
     def _end(self) -> None:
         self._busy = self.fresh = False
         self.idle_since = self._loop.time()
 
     def _headers(self) -> dict[str, str]:
         return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._head}
-
-    def _until_close(self) -> bool:
-        return not self._headers().keys() & {"content-length", "transfer-encoding"}
 
     def _break(self, why: str) -> None:
         self._broken = self._broken or why

@@ -121,7 +121,15 @@ class LeaseElector:
         try:
             lease = await self._client.get(LEASES, self._settings.name, self._settings.namespace)
         except NotFoundError:
-            return await self._create()
+            metadata = Metadata(name=self._settings.name, namespace=self._settings.namespace)
+            try:
+                created = await self._client.create(
+                    LEASES, Lease(metadata=metadata, spec=self._spec(LeaseSpec()))
+                )
+            except AlreadyExistsError:
+                return False
+            self._observe(created.spec)
+            return True
         self._observe(lease.spec)
         duration_s = lease.spec.lease_duration_seconds or self._settings.duration_s
         expired = self._clock() - self._seen_at >= duration_s
@@ -132,17 +140,6 @@ class LeaseElector:
     def _observe(self, spec: LeaseSpec) -> None:
         if spec != self._seen:
             self._seen, self._seen_at = spec, self._clock()
-
-    async def _create(self) -> bool:
-        metadata = Metadata(name=self._settings.name, namespace=self._settings.namespace)
-        try:
-            created = await self._client.create(
-                LEASES, Lease(metadata=metadata, spec=self._spec(LeaseSpec()))
-            )
-        except AlreadyExistsError:
-            return False
-        self._observe(created.spec)
-        return True
 
     async def _take(self, lease: Lease) -> bool:
         """Write our name on the lease as it was read; False when somebody wrote it meanwhile."""

@@ -82,7 +82,10 @@ class SyncTransport:
             raise UnavailableError(message, outcome_unknown=not refused) from error
 
     def _exchange(self, request: Request, secret: Secret) -> Response:
-        line = self._connected(secret)
+        if self._open is None or self._open[0].certificate != secret.certificate:
+            self.close()
+            self._open = (secret, self._new(secret))
+        line = self._open[1]
         headers = {
             "Accept": requests.JSON,
             **self._connection.headers,
@@ -103,12 +106,6 @@ class SyncTransport:
     def _through_proxy(self) -> bool:
         """Whether a proxy reads the requests; in a tunnel it does not."""
         return bool(self._connection.proxy_url) and self._connection.server.startswith("http:")
-
-    def _connected(self, secret: Secret) -> http.client.HTTPConnection:
-        if self._open is None or self._open[0].certificate != secret.certificate:
-            self.close()
-            self._open = (secret, self._new(secret))
-        return self._open[1]
 
     def _new(self, secret: Secret) -> http.client.HTTPConnection:
         server, proxy = urlsplit(self._connection.server), urlsplit(self._connection.proxy_url)

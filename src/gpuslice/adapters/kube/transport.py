@@ -173,14 +173,6 @@ class HttpTransport:
 
     async def _send(self, request: Request, sent: _Sent) -> HttpConnection:
         secret = await self._secret()
-        head = self._head(request, secret)
-        line = await self._line(secret)
-        sent.reused = not line.fresh
-        sent.begun = True
-        line.send(head, request.body)
-        return line
-
-    def _head(self, request: Request, secret: Secret) -> bytes:
         if self._same is None or self._same[0] != secret:
             same = {**self._route.head(), **self._connection.headers, **authorization(secret)}
             self._same = (secret, _header_lines(same))
@@ -188,16 +180,28 @@ class HttpTransport:
         own = _own_header_lines(tuple(request.headers.items()))
         writes = request.method in ("POST", "PUT", "PATCH")
         length = f"Content-Length: {len(request.body)}\r\n" if request.body or writes else ""
-        return (
+        head = (
             f"{request.method} {self._route.target(request.path)}{query} HTTP/1.1\r\n"
             f"{self._same[1]}{own}{length}\r\n"
         ).encode("latin-1")
+        line = await self._line(secret)
+        sent.reused = not line.fresh
+        sent.begun = True
+        line.send(head, request.body)
+        return line
 
     # -- lines -----------------------------------------------------------------------------------------------
 
     async def _line(self, secret: Secret) -> HttpConnection:
         """An idle line, else a new one."""
-        context = self._context(secret)
+        # the TLS context; made anew only when the client certificate changed, and all lines with it
+        if not self._connection.server.startswith("https:"):
+            context = None
+        else:
+            if self._tls is None or self._tls[0].certificate != secret.certificate:
+                self._tls = (secret, tls_context(self._connection.tls, secret))
+                self._drop_idle()
+            context = self._tls[1]
         now = asyncio.get_running_loop().time()
         while self._idle:
             line = self._idle.pop()
@@ -241,15 +245,6 @@ class HttpTransport:
         before = await self._secret()
         self._connection.credentials.forget()
         return await self._secret() != before
-
-    def _context(self, secret: Secret) -> ssl.SSLContext | None:
-        """The TLS context; made anew only when the client certificate changed, and all lines with it."""
-        if not self._connection.server.startswith("https:"):
-            return None
-        if self._tls is None or self._tls[0].certificate != secret.certificate:
-            self._tls = (secret, tls_context(self._connection.tls, secret))
-            self._drop_idle()
-        return self._tls[1]
 
 
 @dataclass(slots=True)

@@ -96,24 +96,22 @@ class Budgets:
         for what fails of `make`, `join` and `leave` inside.
         """
         try:
-            self._prepare()
+            # our own folder, which others may look into and only we may change
+            with contextlib.suppress(FileExistsError):
+                self._own.mkdir(parents=True)
+            if not _is_folder_of(self._own, os.getuid()):
+                whose = f"user id {self._own.lstat().st_uid}"
+                raise BudgetError(
+                    f"budgets cannot be kept under {self._own}: {whose} put something there that is "
+                    "no folder of yours; have it removed, or all of you name another --base"
+                )
+            self._own.chmod(0o755)
             with locked(self._base.with_name(f"{self._base.name}.lock")) as why_not:
                 if not why_not:
                     self._sweep()
                 yield why_not
         except OSError as error:
             raise BudgetError(f"budgets cannot be kept under {self._own}: {error.strerror}") from error
-
-    def _prepare(self) -> None:
-        """Our own folder, which others may look into and only we may change. Raises BudgetError, OSError."""
-        with contextlib.suppress(FileExistsError):
-            self._own.mkdir(parents=True)
-        if not _is_folder_of(self._own, os.getuid()):
-            raise BudgetError(
-                f"budgets cannot be kept under {self._own}: user id {self._own.lstat().st_uid} put something "
-                "there that is no folder of yours; have it removed, or all of you name another --base"
-            )
-        self._own.chmod(0o755)
 
     def make(self, name: str, limits: Sequence[CardLimit], library: Path, member: Member) -> Path:
         """A new budget's folder with its first program in it.
@@ -131,7 +129,13 @@ class Budgets:
         prepare_region(folder / "var/lib/gpuslice/region")
         write_limits(folder / "etc/gpuslice/limits", limits)
         self.join(folder, member)
-        return self._shown(folder, name)
+        # A folder under its true name, or beside what is left behind there
+        for number in range(1, 1000):
+            target = self._own / (name if number == 1 else f"{name}~{number}")
+            with contextlib.suppress(OSError):
+                return folder.rename(target)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise BudgetError(f'"{name}" was left behind too often under {self._own}: remove what nobody uses')
 
     def join(self, folder: Path, member: Member) -> None:
         """Notes a program in a budget, unless that has gone.
@@ -155,15 +159,6 @@ class Budgets:
         _note(folder, member).unlink(missing_ok=True)
         if not any(_note_files(folder)):
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _shown(self, folder: Path, name: str) -> Path:
-        """A folder under its true name, or beside what is left behind there."""
-        for number in range(1, 1000):
-            target = self._own / (name if number == 1 else f"{name}~{number}")
-            with contextlib.suppress(OSError):
-                return folder.rename(target)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise BudgetError(f'"{name}" was left behind too often under {self._own}: remove what nobody uses')
 
     def _sweep(self) -> None:
         for folder in _folders(self._own):  # another user's goes when they come by
@@ -190,14 +185,11 @@ def _folders(users: Path) -> list[Path]:
 
 def _is_needed(folder: Path) -> bool:
     if folder.name.startswith("."):
-        return _is_being_made(folder.name)
+        name = folder.name
+        pid, start_time, *_ = (*name.removeprefix(".").split("-"), "")
+        return pid.isdecimal() and str(start_time_of(int(pid))) == start_time
     budget = _read(folder)
     return budget is not None and _is_alive(budget)
-
-
-def _is_being_made(name: str) -> bool:
-    pid, start_time, *_ = (*name.removeprefix(".").split("-"), "")
-    return pid.isdecimal() and str(start_time_of(int(pid))) == start_time
 
 
 def _note(folder: Path, member: Member) -> Path:
@@ -215,7 +207,11 @@ def _read(folder: Path) -> Budget | None:
         return None
     if not limits:
         return None
-    name, members = printable(folder.name.partition("~")[0]), _members(folder)
+    noted = (_member(path) for path in sorted(_note_files(folder)))
+    name, members = (
+        printable(folder.name.partition("~")[0]),
+        tuple(each for each in noted if each is not None and start_time_of(each.pid) == each.start_time),
+    )
     return Budget(name, folder, limits, _usages(folder), members)
 
 
@@ -225,11 +221,6 @@ def _usages(folder: Path) -> dict[str, CardUsage]:
     except (RegionError, OSError):
         return {}
     return {card.uuid: of_the_living(card) for card in (reading.cards if reading else ())}
-
-
-def _members(folder: Path) -> tuple[Member, ...]:
-    noted = (_member(path) for path in sorted(_note_files(folder)))
-    return tuple(each for each in noted if each is not None and start_time_of(each.pid) == each.start_time)
 
 
 def _member(note: Path) -> Member | None:

@@ -107,17 +107,14 @@ def _parse_card(line: str, number: int) -> CardLimit:
     found = _CARD.fullmatch(line)
     if not found:
         raise LimitsError(f'line {number} is {line!r}, must be "UUID memory=BYTES share=PERCENT"')
-    memory = _number(found["memory"])
+    text = found["memory"]
+    memory = None if text == "-" else int(text)
     share, cap = (int(found[name]) if found[name] else None for name in ("share", "cap"))
     if memory is not None and memory > MOST_MEMORY_BYTES:
         raise LimitsError(f"line {number}: {memory} bytes are more than any card has")
     if cap is not None and share is not None and cap < share:
         raise LimitsError(f"line {number}: cap={cap} is less than share={share}")
     return CardLimit(found["uuid"], memory, share, None if cap == share else cap, bool(found["interactive"]))
-
-
-def _number(text: str) -> int | None:
-    return None if text == "-" else int(text)
 
 
 def _text(value: int | None) -> str:

@@ -68,11 +68,14 @@ def _holder(lock: int) -> str:
         for line in (PROC / "locks").read_text().splitlines():
             words = line.split()
             if words[1] == "FLOCK" and words[5].rpartition(":")[2] == number:
-                return _described(int(words[4]))
+                pid = int(words[4])
+                command = (
+                    (PROC / str(pid) / "cmdline")
+                    .read_bytes()
+                    .decode(errors="replace")
+                    .replace("\0", " ")
+                    .strip()
+                )
+                owner = (PROC / str(pid)).stat().st_uid
+                return f"process {pid} of user id {owner} ({printable(command)[:80]})"
     return "somebody"
-
-
-def _described(pid: int) -> str:
-    command = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
-    owner = (PROC / str(pid)).stat().st_uid
-    return f"process {pid} of user id {owner} ({printable(command)[:80]})"

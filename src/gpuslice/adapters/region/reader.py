@@ -105,7 +105,12 @@ class RegionFile:
         """
         if (fresh or self._file < 0) and not self._open():
             return None
-        data = self._read()
+        # the head and the slots in use
+        data = self._head_and(self._high)
+        high = min(_SLOTS_HIGH.unpack_from(data, layout.Head.slots_high.offset)[0], layout.SLOTS)
+        if high > self._high:
+            data = self._head_and(high)
+        self._high = max(high, 1)
         seen = hash(data)
         if seen != self._seen:
             self._seen = None  # in case it cannot be decoded
@@ -113,15 +118,6 @@ class RegionFile:
             self._cards = None if reading is None else reading.cards
             self._seen = seen
         return self._cards
-
-    def _read(self) -> bytes:
-        """The head and the slots in use."""
-        data = self._head_and(self._high)
-        high = min(_SLOTS_HIGH.unpack_from(data, layout.Head.slots_high.offset)[0], layout.SLOTS)
-        if high > self._high:
-            data = self._head_and(high)
-        self._high = max(high, 1)
-        return data
 
     def _head_and(self, slots: int) -> bytes:
         data = os.pread(self._file, _HEAD_BYTES + slots * _SLOT_BYTES, 0)
@@ -162,21 +158,18 @@ def _reading(data: bytes, room: int) -> RegionReading | None:
         return None
     if head.magic != layout.MAGIC | layout.VERSION:
         raise RegionError(f"magic is {head.magic:#x}, must be {layout.MAGIC | layout.VERSION:#x}")
-    slots = _slots(data, min(head.slots_high, room))
-    return RegionReading(
-        tuple(_card_usage(card, index, slots) for index, card in enumerate(head.cards) if _is_card(card))
-    )
-
-
-def _is_card(card: layout.Card) -> bool:
-    """Used, and not with something else written over it."""
-    return bool(card.key) and card.uuid.startswith((b"GPU-", b"MIG-")) and card.uuid.isascii()
-
-
-def _slots(data: bytes, count: int) -> list[layout.Slot]:
+    count = min(head.slots_high, room)
     start, size = ctypes.sizeof(layout.Head), ctypes.sizeof(layout.Slot)
     every = (layout.Slot.from_buffer_copy(data, start + number * size) for number in range(count))
-    return [slot for slot in every if slot.owner]
+    slots = [slot for slot in every if slot.owner]
+    # used, and not with something else written over it
+    return RegionReading(
+        tuple(
+            _card_usage(card, index, slots)
+            for index, card in enumerate(head.cards)
+            if bool(card.key) and card.uuid.startswith((b"GPU-", b"MIG-")) and card.uuid.isascii()
+        )
+    )
 
 
 def _card_usage(card: layout.Card, index: int, slots: list[layout.Slot]) -> CardUsage:

@@ -228,26 +228,32 @@ class Connection(asyncio.BufferedProtocol):
     def _go_on(self) -> None:
         """Hand over what waits, one at a time; read on only when nothing does."""
         while self._waiting and not self._busy and not self._blocked:
-            self._hand_over(self._waiting.popleft())
+            request = self._waiting.popleft()
+            answer = self._clients.app(request)
+            if isinstance(answer, Response):
+                self._answered(request, answer)
+                continue
+            self._busy, self._answering_bytes = True, len(request.body)
+            task = asyncio.ensure_future(self._await(request, answer))
+            self._clients.answering.add(task)
+            task.add_done_callback(self._clients.answering.discard)
         if self._transport is None or self._lingering or self._transport.is_closing():
             return
         if self._refusal is not None and not self._busy and not self._waiting:
             self._write(self._refusal, last=True)
-            self._linger()
+            # closing at once on a client that still sends would reset the connection before it has read
+            # why
+            assert self._transport is not None
+            self._lingering = True
+            self._transport.resume_reading()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:
+                self._transport.close()
         elif self._blocked or self._waiting:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
-
-    def _hand_over(self, request: Request) -> None:
-        answer = self._clients.app(request)
-        if isinstance(answer, Response):
-            self._answered(request, answer)
-            return
-        self._busy, self._answering_bytes = True, len(request.body)
-        task = asyncio.ensure_future(self._await(request, answer))
-        self._clients.answering.add(task)
-        task.add_done_callback(self._clients.answering.discard)
 
     async def _await(self, request: Request, coming: Awaitable[Response]) -> None:
         """It goes on when the client has left: what it has begun must come to its end."""
@@ -290,16 +296,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse_body(self) -> None:
         self._refuse(413, f"the request's body has more than {self._clients.body_limit_bytes} bytes")
-
-    def _linger(self) -> None:
-        """Closing at once on a client that still sends would reset the connection before it has read why."""
-        assert self._transport is not None
-        self._lingering = True
-        self._transport.resume_reading()
-        if self._transport.can_write_eof():
-            self._transport.write_eof()
-        else:
-            self._transport.close()
 
     # -- ending ----------------------------------------------------------------------------------------------
 

@@ -110,8 +110,20 @@ class _Gradient:
         if shape.cards != 1:
             after = self._fragmentation(_without(left, shape, fits), after_chances)
             return keys_of(-self._score(before - after), rows), np.full(len(rows), -1)
-        line, slot = np.nonzero(fits & ~_same_as_earlier(left))
-        after = self._after_one(left, line, slot, shape.units, after_chances)
+        # cards with as much left as a card before them in the same row: they would score the same
+        same = left[:, :, None] == left[:, None, :]
+        same &= np.tri(left.shape[1], k=-1, dtype=np.bool_)
+        flags: Flags = same.any(axis=2)
+        line, slot = np.nonzero(fits & ~flags)
+        # fragmentation after `units` are taken from card `slot` of `line`, for each pair of these
+        units = shape.units
+        total, below, count = self._pieces(left)
+        old = left[line, slot][:, None]
+        new = old - units
+        old_small, new_small = old < self._typical.units, new < self._typical.units
+        below = below[line] - old * old_small + new * new_small
+        count = count[line] + old_small - new_small.astype(np.int64)
+        after = _expected(total[line] - units, below, count >= self._typical.cards, after_chances[line])
         score = np.full(left.shape, -1)
         score[line, slot] = self._score(before[line] - after)
         best = score.argmax(axis=1)
@@ -140,16 +152,6 @@ class _Gradient:
         below = (left[:, :, None] * small).sum(axis=1)
         return left.sum(axis=1), below, left.shape[1] - small.sum(axis=1)
 
-    def _after_one(self, left: Ints, line: Rows, slot: Rows, units: int, chances: Floats) -> Floats:
-        """Fragmentation after `units` are taken from card `slot` of `line`, for each pair of these."""
-        total, below, count = self._pieces(left)
-        old = left[line, slot][:, None]
-        new = old - units
-        old_small, new_small = old < self._typical.units, new < self._typical.units
-        below = below[line] - old * old_small + new * new_small
-        count = count[line] + old_small - new_small.astype(np.int64)
-        return _expected(total[line] - units, below, count >= self._typical.cards, chances[line])
-
 
 def _expected(total: Ints, below: Ints, enough: Flags, chances: Floats) -> Floats:
     usable = np.where(enough, total[:, None] - below, 0)
@@ -166,14 +168,6 @@ def _without(left: Ints, shape: Shape, fits: Flags) -> Ints:
     after = left.copy()
     np.put_along_axis(after, chosen, np.take_along_axis(left, chosen, axis=1) - shape.units, axis=1)
     return after
-
-
-def _same_as_earlier(left: Ints) -> Flags:
-    """Cards with as much left as a card before them in the same row: they would score the same."""
-    same = left[:, :, None] == left[:, None, :]
-    same &= np.tri(left.shape[1], k=-1, dtype=np.bool_)
-    flags: Flags = same.any(axis=2)
-    return flags
 
 
 def mean_card_units(fleet: Fleet) -> float:

@@ -120,7 +120,11 @@ class Fleet:
         self._widen(len(node.size))
         row = self.row_of.get(node.name)
         if row is None:
-            row = self._new_row(node.name)
+            name = node.name
+            if not self._free_rows:
+                self._lengthen(max(16, self.rows))
+            row = self._free_rows.pop()
+            self.row_of[name] = row
         self._put_cards(row, node)
         self._put_free(row, node)
         self._set_slots(row, len(node.size))
@@ -208,13 +212,6 @@ class Fleet:
         if model not in self.models:
             self.models.append(model)
         return self.models.index(model)
-
-    def _new_row(self, name: str) -> int:
-        if not self._free_rows:
-            self._lengthen(max(16, self.rows))
-        row = self._free_rows.pop()
-        self.row_of[name] = row
-        return row
 
     def _lengthen(self, more: int) -> None:
         start = self.rows

@@ -97,7 +97,13 @@ def host_value(
     """W for a mix; None where cards run out first, while enough feed is left, and where pods come and go."""
     if turnover >= FILLING_TURNOVER or not len(fleet.row_of):
         return None
-    pods = _pods(counts, mean_units)
+    wanted = [(shape, count) for shape, count in counts.items() if count > 0]
+    host = [(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted]
+    pods = _Pods(
+        count=np.array([count for _, count in wanted]),
+        cards=np.array([shape.total_units / mean_units for shape, _ in wanted]),
+        host=np.array(host, dtype=np.float64).reshape(-1, 2).T,
+    )
     scarce = _scarcest(fleet, mean_units, pods)
     if scarce is None:
         return None
@@ -111,16 +117,6 @@ def host_value(
     of_other = float(pods.count @ other)
     per_other = float(pods.count @ own) / of_other if of_other else None
     return HostValue(np.pad(table, (0, 1), mode="edge"), scarce.resource, host_step, card_step, per_other)
-
-
-def _pods(counts: Mapping[Shape, float], mean_units: float) -> _Pods:
-    wanted = [(shape, count) for shape, count in counts.items() if count > 0]
-    host = [(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted]
-    return _Pods(
-        count=np.array([count for _, count in wanted]),
-        cards=np.array([shape.total_units / mean_units for shape, _ in wanted]),
-        host=np.array(host, dtype=np.float64).reshape(-1, 2).T,
-    )
 
 
 def _scarcest(fleet: Fleet, mean_units: float, pods: _Pods) -> Scarce | None:

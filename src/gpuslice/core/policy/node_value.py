@@ -205,12 +205,9 @@ class NodeValue:
         on_cards: Floats = value[:, None] * self._parts.by_value[pick]
         on_cards += whole[:, None] * self._parts.by_free[pick]
         np.minimum(room[:, :parts], on_cards, out=room[:, :parts])
-        room[:, parts:] = self._in_slots(states.rows, whole_cards, room[:, parts:])
-        worth: Floats = np.einsum("ij,ij->i", room, self._weight.take(kind, axis=0))
-        return worth
-
-    def _in_slots(self, rows: Rows, whole_cards: Floats, hosted: Floats) -> Floats:
-        """Whole slots for each shape of several cards, with the chances of such as come free next."""
+        # whole slots for each shape of several cards, with the chances of such as come free next
+        rows = states.rows
+        hosted = room[:, parts:]
         columns = self._slots
         slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, hosted / columns.gpu)
         np.floor(slots + ROUNDING, out=slots)
@@ -219,7 +216,9 @@ class NodeValue:
             asked = (np.floor(free / columns.cards) + 1.0) * columns.cards
             possible = asked <= self.layout.cards[rows][:, None]
             slots += self._turnover * (NEAR_SLOT ** (asked - free) * possible)
-        return slots * columns.gpu
+        room[:, parts:] = slots * columns.gpu
+        worth: Floats = np.einsum("ij,ij->i", room, self._weight.take(kind, axis=0))
+        return worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,25 +281,22 @@ def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
     tables = []
     for card in layout.classes:
         packed = stock.setdefault(card.size, PackedValue(card.parts))
-        tables.append(_values(card, demand, packed) * (card.size / layout.mean_units))
+        # v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of
+        # it
+        share = {shape: count for shape, count in demand.counts.items() if 0 < shape.units < card.size}
+        pieces = np.zeros(card.parts + 1)
+        for shape, count in share.items():
+            pieces[card.pieces(shape.units)] += count * shape.cards
+        values = np.zeros(card.parts + 1)
+        if share:
+            served = np.cumsum(pieces) / pieces.sum()
+            values = (
+                PACKED_PART * packed.renew(pieces, demand.seen)
+                + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
+            )
+        values[0], values[-1] = 0.0, 1.0
+        tables.append(values * (card.size / layout.mean_units))
     return np.concatenate(tables)
-
-
-def _values(card: CardClass, demand: Demand, packed: PackedValue) -> Floats:
-    """v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of it."""
-    share = {shape: count for shape, count in demand.counts.items() if 0 < shape.units < card.size}
-    pieces = np.zeros(card.parts + 1)
-    for shape, count in share.items():
-        pieces[card.pieces(shape.units)] += count * shape.cards
-    values = np.zeros(card.parts + 1)
-    if share:
-        served = np.cumsum(pieces) / pieces.sum()
-        values = (
-            PACKED_PART * packed.renew(pieces, demand.seen)
-            + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
-        )
-    values[0], values[-1] = 0.0, 1.0
-    return values
 
 
 @dataclass(frozen=True, slots=True)

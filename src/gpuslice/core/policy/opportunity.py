@@ -177,21 +177,20 @@ class OpportunityCost(Policy):
         """No ranks yet, under the workload and the slot price as they are now."""
         model = self._demand_model
         if model is None or self._workload.due or self._cards_changed(model):
-            model = self._demand_model = self._new_demand_model(model)
+            learned = self._workload.renew(self.fleet)
+            known = self._known
+            demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
+            same_cards = model is not None and not self._cards_changed(model)
+            layout = model.layout if model and same_cards else layout_of(self.fleet)
+            turnover = self.slot_price.turnover
+            host = host_value(self.fleet, layout.mean_units, learned if known is None else known, turnover)
+            model = self._demand_model = replace(
+                demand_model_of(layout, demand, self._stock, turnover), host=host
+            )
             self.slot_price.renew(model.slot_demand)
         self._slot_price_rose = False
         worth = model.worth(self.slot_price.factor(model.slot_demand))
         return RankCache(self.fleet, Pricing(self.fleet, worth, self._classes))
-
-    def _new_demand_model(self, before: DemandModel | None) -> DemandModel:
-        learned = self._workload.renew(self.fleet)
-        known = self._known
-        demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
-        same_cards = before is not None and not self._cards_changed(before)
-        layout = before.layout if before and same_cards else layout_of(self.fleet)
-        turnover = self.slot_price.turnover
-        host = host_value(self.fleet, layout.mean_units, learned if known is None else known, turnover)
-        return replace(demand_model_of(layout, demand, self._stock, turnover), host=host)
 
     def _scattered(self, shape: Shape) -> bool:
         """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""
@@ -228,7 +227,16 @@ class Pricing:
 
     def _cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         nodes = self._look(rows)
-        slots = self._slots(shape, nodes)
+        # the cards to take, [line] or [line, card]: the fullest that fit, the first among equals
+        if shape.cards == 0:
+            slots = np.zeros((len(nodes.total), 0), dtype=np.int64)
+        else:
+            fits = card_fits(self.fleet, shape, nodes.states.rows)
+            if shape.cards == 1:
+                slots = fullest_card(nodes.left, fits)
+            else:
+                left = np.where(fits, nodes.left, LARGEST)
+                slots = np.argsort(left, axis=1, kind="stable")[:, : shape.cards]
         line = np.arange(len(rows)) * nodes.left.shape[1]
         cards = slots + (line if slots.ndim == 1 else line[:, None])
         after = self._after(shape, nodes, cards)
@@ -236,7 +244,12 @@ class Pricing:
         worth = self.worth.of(nodes.states.part(stale).followed_by(after))
         self._before[rows[stale]] = worth[: len(stale)]
         self._before_at[rows[stale]] = self.fleet.clock
-        cost = self._before.take(rows) - worth[len(stale) :] + self._tie(shape, nodes, cards)
+        # what parts placements that are worth the same: less is left on the node, and on the pod's card
+        mean_units = self.worth.layout.mean_units
+        tie = TIE_FREE_NODE * (nodes.total - shape.total_units / mean_units)
+        if shape.cards == 1:
+            tie += TIE_FREE_CARD / mean_units * (nodes.left.take(cards) - shape.units)
+        cost = self._before.take(rows) - worth[len(stale) :] + tie
         return cost, slots if shape.cards == 1 else np.full(len(rows), NO_SLOT)
 
     def _look(self, rows: Rows) -> _Nodes:
@@ -252,16 +265,6 @@ class Pricing:
         amounts[3], amounts[4] = fleet.cpu_left.take(rows), fleet.memory_left.take(rows)
         return _Nodes(States(rows, amounts), left.sum(axis=1) / layout.mean_units, at, left, values, free)
 
-    def _slots(self, shape: Shape, nodes: _Nodes) -> Ints:
-        """The cards to take, [line] or [line, card]: the fullest that fit, the first among equals."""
-        if shape.cards == 0:
-            return np.zeros((len(nodes.total), 0), dtype=np.int64)
-        fits = card_fits(self.fleet, shape, nodes.states.rows)
-        if shape.cards == 1:
-            return fullest_card(nodes.left, fits)
-        left = np.where(fits, nodes.left, LARGEST)
-        return np.argsort(left, axis=1, kind="stable")[:, : shape.cards]
-
     def _after(self, shape: Shape, nodes: _Nodes, cards: Ints) -> States:
         """The nodes when they have given what the shape asks of `cards`: places in what is [line, slot]."""
         layout, at, free = self.worth.layout, nodes.at.take(cards), nodes.free.take(cards)
@@ -273,14 +276,6 @@ class Pricing:
         amounts[3] -= shape.cpu_milli
         amounts[4] -= shape.memory_mib
         return States(nodes.states.rows, amounts)
-
-    def _tie(self, shape: Shape, nodes: _Nodes, cards: Ints) -> Floats:
-        """What parts placements that are worth the same: less is left on the node, and on the pod's card."""
-        mean_units = self.worth.layout.mean_units
-        tie = TIE_FREE_NODE * (nodes.total - shape.total_units / mean_units)
-        if shape.cards == 1:
-            tie += TIE_FREE_CARD / mean_units * (nodes.left.take(cards) - shape.units)
-        return tie
 
 
 def _of_nodes(amounts: npt.NDArray[Any]) -> npt.NDArray[Any]:

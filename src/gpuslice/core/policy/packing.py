@@ -97,15 +97,12 @@ class BestFit(NodePolicy):
 
     def cache(self) -> RankCache:
         if self._largest_version != self.fleet.cards_version:
-            self._measure()
+            self._largest_version = self.fleet.cards_version
+            cpu = self.fleet.cpu_milli[np.isfinite(self.fleet.cpu_milli)]
+            self._largest_cpu = max(1.0, float(cpu.max(initial=1.0)))
+            self._largest_card_units = max(1.0, float(self.fleet.size.sum(axis=1).max(initial=1)))
             self._cache = RankCache(self.fleet, self)
         return self._cache
-
-    def _measure(self) -> None:
-        self._largest_version = self.fleet.cards_version
-        cpu = self.fleet.cpu_milli[np.isfinite(self.fleet.cpu_milli)]
-        self._largest_cpu = max(1.0, float(cpu.max(initial=1.0)))
-        self._largest_card_units = max(1.0, float(self.fleet.size.sum(axis=1).max(initial=1)))
 
 
 def fullest_card(left: AnyInts, fits: Flags) -> Ints:

@@ -122,7 +122,12 @@ def cards_needed(
 
     `tried` hears of each size that was tried, about the binary logarithm of the number of nodes.
     """
-    possible = _placeable(nodes, pods)
+    fleet = Fleet()
+    for node in nodes:
+        fleet.put(empty(node))
+    rows = np.arange(fleet.rows)
+    fits = {shape: bool(len(fitting_rows(fleet, shape, rows))) for shape in set(pods)}
+    possible = [shape for shape in pods if fits[shape]]
     if not possible:
         return None
     line = mixed(nodes)
@@ -188,15 +193,6 @@ def _cards(node: FleetNode) -> int:
     return sum(units > 0 for units in node.size)
 
 
-def _placeable(nodes: Sequence[FleetNode], pods: Sequence[Shape]) -> list[Shape]:
-    fleet = Fleet()
-    for node in nodes:
-        fleet.put(empty(node))
-    rows = np.arange(fleet.rows)
-    fits = {shape: bool(len(fitting_rows(fleet, shape, rows))) for shape in set(pods)}
-    return [shape for shape in pods if fits[shape]]
-
-
 # -- why not -----------------------------------------------------------------------------------------------
 
 
@@ -205,28 +201,27 @@ def explain(fleet: Fleet, shape: Shape, pods: int = 1) -> Unplaced:
     rows, allowed = np.flatnonzero(fleet.cards > 0), fleet.allowed(shape.models)
     if allowed is not None:
         rows = rows[allowed[fleet.model[rows]]]
-    never = _never(fleet, shape, rows)
-    reason = never or _no_cards(fleet, shape, rows) or _no_host_resources(fleet, shape, rows)
-    return Unplaced(shape, pods, reason, bool(never))
-
-
-def _never(fleet: Fleet, shape: Shape, rows: Rows) -> str:
     if not len(rows):
-        return (
+        never = (
             f"no node has a card of model {' or '.join(sorted(shape.models))}" if shape.models else "no cards"
         )
-    large = (fleet.size[rows] >= max(shape.units, 1)).sum(axis=1)
-    if large.max() == 0:
-        return f"no card has {counted(shape.units, 'unit')}, the largest has {int(fleet.size[rows].max())}"
-    if large.max() < shape.cards:
-        return (
-            f"no node has {shape.cards} cards of {counted(shape.units, 'unit')}, at most {int(large.max())}"
-        )
-    if (fleet.cpu_milli[rows] < shape.cpu_milli).all():
-        return f"no node has {shape.cpu_milli} milli CPU"
-    if (fleet.memory_mib[rows] < shape.memory_mib).all():
-        return f"no node has {shape.memory_mib} MiB of memory"
-    return ""
+    else:
+        large = (fleet.size[rows] >= max(shape.units, 1)).sum(axis=1)
+        if large.max() == 0:
+            never = (
+                f"no card has {counted(shape.units, 'unit')}, the largest has {int(fleet.size[rows].max())}"
+            )
+        elif large.max() < shape.cards:
+            each = counted(shape.units, "unit")
+            never = f"no node has {shape.cards} cards of {each}, at most {int(large.max())}"
+        elif (fleet.cpu_milli[rows] < shape.cpu_milli).all():
+            never = f"no node has {shape.cpu_milli} milli CPU"
+        elif (fleet.memory_mib[rows] < shape.memory_mib).all():
+            never = f"no node has {shape.memory_mib} MiB of memory"
+        else:
+            never = ""
+    reason = never or _no_cards(fleet, shape, rows) or _no_host_resources(fleet, shape, rows)
+    return Unplaced(shape, pods, reason, bool(never))
 
 
 def _no_cards(fleet: Fleet, shape: Shape, rows: Rows) -> str:
