@@ -44,7 +44,7 @@ from gpuslice.adapters.kubelet.rpc import (
     PodResourcesService,
     Server,
 )
-from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.core.contract import GPU_MEM, device_id
 from simcluster import gpu
@@ -116,7 +116,7 @@ def lay_out(folder: Path, tenants: list[Tenant], uuids: list[str]) -> None:
         (place / "var").mkdir()
         owner = {"ids": [], "namespace": "default", "pod": tenant.name, "container": "main"}
         (place / "owner.json").write_text(json.dumps(owner))
-        write_limits(place / "etc" / "limits", [CardLimit(uuids[tenant.card], 4 << 30, 20)])
+        write_limits(place / "etc" / "limits", [LimitsEntry(uuids[tenant.card], 4 << 30, 20)])
         prepare_region(place / "var" / "region")
 
 

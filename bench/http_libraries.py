@@ -37,10 +37,10 @@ def memory_mib() -> float:
 @contextlib.asynccontextmanager
 async def our_server() -> AsyncIterator[int]:
     from gpuslice.adapters.web.app import Router, post
-    from gpuslice.adapters.web.messages import JSON, Response
+    from gpuslice.adapters.web.messages import JSON, HttpResponse
     from gpuslice.adapters.web.serve import Listen, serving
 
-    routes = [post("/filter", lambda _: Response(ANSWER, content_type=JSON))]
+    routes = [post("/filter", lambda _: HttpResponse(ANSWER, content_type=JSON))]
     async with serving(Router(routes), Listen(0, "127.0.0.1")) as port:
         yield port
 

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src")]
 
-from gpuslice.adapters.region.limits import CardLimit, write_limits  # noqa: E402
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits  # noqa: E402
 from gpuslice.adapters.region.reader import prepare_region  # noqa: E402
 from simcluster import gpu  # noqa: E402
 
@@ -68,7 +68,7 @@ def made_container(folder: Path) -> Path:
         (folder / part).mkdir(parents=True)
     library = folder / "usr/lib/gpuslice"
     library.symlink_to(BUILD / "lib")
-    limit = CardLimit(gpu.make_uuid("GPU", SEED, 0), 100 << 30)
+    limit = LimitsEntry(gpu.make_uuid("GPU", SEED, 0), 100 << 30)
     write_limits(folder / "etc/gpuslice/limits", [limit])
     prepare_region(folder / "var/lib/gpuslice/region")
     return library / "libgpuslice.so"

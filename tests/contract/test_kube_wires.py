@@ -20,22 +20,22 @@ from aiohttp import web
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Fixed, Secret, Tls, TokenFile
 from gpuslice.adapters.kube.errors import ConfigError, ForbiddenError, UnavailableError
-from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 
-Ask = Callable[[Connection, str], Awaitable[Response]]
+Ask = Callable[[Connection, str], Awaitable[ApiResponse]]
 
 
-async def ask_async(connection: Connection, path: str) -> Response:
+async def ask_async(connection: Connection, path: str) -> ApiResponse:
     async with HttpTransport(connection, timeout_s=0.5) as transport:
         return await transport.request("GET", path, query={"a": "b c"})
 
 
-async def ask_blocking(connection: Connection, path: str) -> Response:
-    def ask() -> Response:
+async def ask_blocking(connection: Connection, path: str) -> ApiResponse:
+    def ask() -> ApiResponse:
         with SyncTransport(connection, timeout_s=0.5) as transport:
-            return transport.request(Request("GET", path, {"a": "b c"}))
+            return transport.request(ApiRequest("GET", path, {"a": "b c"}))
 
     return await asyncio.to_thread(ask)
 
@@ -312,7 +312,7 @@ async def test_the_blocking_client_reconnects_after_an_idle_close() -> None:
 
         def twice() -> list[bytes]:
             with SyncTransport(connection) as transport:
-                return [transport.request(Request("GET", "/")).body for _ in range(2)]
+                return [transport.request(ApiRequest("GET", "/")).body for _ in range(2)]
 
         assert await asyncio.to_thread(twice) == [b"ok", b"ok"]
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.http import Request
+from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import JSON, MERGE_PATCH, expect_success
 from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice_demo.ports import free_port
@@ -304,7 +304,7 @@ class Api:
     def _ask(self, method: str, path: str, document: object = None, kind: str = JSON) -> dict[str, Any]:
         body = b"" if document is None else msgspec.json.encode(document)
         headers = {"Content-Type": kind} if body else {}
-        request = Request(method, f"/api/v1/{path}", headers=headers, body=body)
+        request = ApiRequest(method, f"/api/v1/{path}", headers=headers, body=body)
         answer = self._transport.request(request)
         expect_success(answer, request)
         found: dict[str, Any] = msgspec.json.decode(answer.body)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
-from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import CardUsage, RegionError, prepare_region, read_region
 from gpuslice.core.units import card_units, limit_mib
 from tests.gpu.driver import Card, NoDriverError, Nvml, Skip
@@ -72,7 +72,7 @@ class Box:
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
             (folder / part).mkdir(parents=True)
         (folder / "usr/lib/gpuslice").symlink_to(BUILD / "lib")
-        write_limits(folder / "etc/gpuslice/limits", [CardLimit(card.uuid, memory_mib * MIB, share)])
+        write_limits(folder / "etc/gpuslice/limits", [LimitsEntry(card.uuid, memory_mib * MIB, share)])
         prepare_region(folder / "var/lib/gpuslice/region")
         preload = str(folder / "usr/lib/gpuslice/libgpuslice.so")
         self.environment = bare_environment(card) | {"LD_PRELOAD": preload}

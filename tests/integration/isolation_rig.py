@@ -14,7 +14,7 @@ from typing import Final, Self
 
 import pytest
 
-from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import CardUsage, prepare_region, read_region
 from simcluster import gpu
 from tests import HANG_S
@@ -134,7 +134,7 @@ class Container:
 
     root: Path
     machine: Machine
-    limits: list[CardLimit]
+    limits: list[LimitsEntry]
     environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -261,7 +261,7 @@ def make_container(
     **environment: str,
 ) -> Container:
     memory = None if memory_mib is None else memory_mib * MIB
-    limits = [CardLimit(machine.uuid(card), memory, share, cap, interactive) for card in range(cards)]
+    limits = [LimitsEntry(machine.uuid(card), memory, share, cap, interactive) for card in range(cards)]
     return Container(root, machine, limits, dict(environment))
 
 

@@ -275,7 +275,7 @@ async def looked_at_closely(exporter: IsolationReader) -> Isolation:
 def write_one_refusal(region: Path) -> None:
     """As the library would: one refused allocation, and 500 ns of waiting."""
     prepare_region(region)
-    head = layout.Head(magic=layout.MAGIC | layout.VERSION)
+    head = layout.RegionHead(magic=layout.MAGIC | layout.VERSION)
     head.cards[0].key, head.cards[0].uuid = 1, uuid(0).encode()
     head.cards[0].refused, head.cards[0].throttled_ns = 1, 500
     with region.open("r+b") as file:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.region import layout
-from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import RegionError, RegionFile, prepare_region, read_region
 from gpuslice.apps.exporter.isolation import IsolationReader
 from gpuslice.core.attribution import ContainerKey
@@ -132,7 +132,11 @@ def test_a_process_alone_knows_its_own_whatever_the_file_says(tmp_path: Path) ->
 
 def test_bytes_that_stay_pending_hold_others_up_for_a_moment_only(tmp_path: Path) -> None:
     """Of a process stopped just then, or written by a tenant: what might not fit is refused in a second."""
-    pending = ctypes.sizeof(layout.Head) + layout.Slot.usage.offset + layout.Usage.pending_bytes.offset
+    pending = (
+        ctypes.sizeof(layout.RegionHead)
+        + layout.RegionSlot.usage.offset
+        + layout.RegionUsage.pending_bytes.offset
+    )
     with container(tmp_path, memory_mib=LIMIT_MIB) as box, box.worker() as one, box.worker() as two:
         for worker in (one, two):
             worker.ok("start 0")
@@ -186,7 +190,7 @@ def test_a_file_cut_short_in_the_middle_of_a_call_harms_no_neighbour(tmp_path: P
 
 
 async def test_a_region_cut_short_is_one_named_problem_of_the_exporter(tmp_path: Path) -> None:
-    limits = [CardLimit("GPU-1", 1 << 30)]
+    limits = [LimitsEntry("GPU-1", 1 << 30)]
     for name in ("whole", "short"):
         folder = tmp_path / "containers" / name
         (folder / "etc").mkdir(parents=True)

@@ -20,7 +20,7 @@ import pytest
 
 from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.region.budget import Budgets
-from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.apps.cli.run import Wish, given_budget, own_member, user_name
 from simcluster import gpu
 from simcluster.gpu_creation import CardSpec
@@ -151,7 +151,7 @@ def test_without_a_group_nobody_joins_a_budget_whatever_its_name(tmp_path: Path,
         DriverCard(0, "GPU-1", 16130),
     )
     with budgets.locked():
-        theirs = budgets.make(name, [CardLimit(card.uuid, 4301 * MIB, None)], library, own_member(["bait"]))
+        theirs = budgets.make(name, [LimitsEntry(card.uuid, 4301 * MIB, None)], library, own_member(["bait"]))
         ours, _ = given_budget(Wish("4", None, "", None, ""), [card], budgets, library, own_member(["train"]))
     assert ours != theirs
 

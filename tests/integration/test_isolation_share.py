@@ -119,7 +119,7 @@ def test_a_flood_of_work_on_several_streams_is_held_from_its_first_moment(tmp_pa
 
 def assert_charged(box: Container) -> None:
     """Nothing runs for free: all that was done stands in the accounts, but for what has just ended."""
-    head = layout.Head.from_buffer_copy(box.region_path.read_bytes())
+    head = layout.RegionHead.from_buffer_copy(box.region_path.read_bytes())
     assert head.cards[0].charged_ns >= 0.8 * busy_ns(box.machine)
 
 
@@ -224,12 +224,12 @@ OTHER_NAMESPACE = 4026532999
 def in_a_pid_namespace(box: Container) -> None:
     """As a container's first process finds itself: its own number says nothing about NVML's."""
     with box.region_path.open("r+b") as region:
-        region.seek(ctypes.sizeof(layout.Head) + layout.Slot.pid_namespace.offset)
+        region.seek(ctypes.sizeof(layout.RegionHead) + layout.RegionSlot.pid_namespace.offset)
         region.write(OTHER_NAMESPACE.to_bytes(8, "little"))
 
 
-def first_slot(box: Container) -> layout.Slot:
-    return layout.Slot.from_buffer_copy(box.region_path.read_bytes(), ctypes.sizeof(layout.Head))
+def first_slot(box: Container) -> layout.RegionSlot:
+    return layout.RegionSlot.from_buffer_copy(box.region_path.read_bytes(), ctypes.sizeof(layout.RegionHead))
 
 
 def test_alone_nothing_is_corrected_whatever_nvml_says(tmp_path: Path) -> None:

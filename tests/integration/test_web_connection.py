@@ -15,7 +15,7 @@ import uvloop
 from gpuslice.adapters.web.app import Probes, get, make_app, post
 from gpuslice.adapters.web.connection import Clients, Patience
 from gpuslice.adapters.web.exposition import Piece
-from gpuslice.adapters.web.messages import Request, Response, text_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from tests import HANG_S
 from tests.integration.agent_bench import eventually
 
@@ -25,11 +25,11 @@ PATIENT = Patience()
 POST_ECHO = f"POST /echo HTTP/1.1\r\n{HEAD}"
 
 
-def echo(request: Request) -> Response:
+def echo(request: HttpRequest) -> HttpResponse:
     return text_answer(f"{request.method} {request.path} {request.query} {request.part} {request.body!r}")
 
 
-async def later(request: Request) -> Response:
+async def later(request: HttpRequest) -> HttpResponse:
     await asyncio.sleep(0)
     return echo(request)
 
@@ -253,11 +253,11 @@ async def test_a_client_that_has_sent_all_still_gets_its_answer() -> None:
 async def test_what_was_begun_goes_on_when_the_client_has_left() -> None:
     begun, go_on, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def slow(_: Request) -> Response:
+    async def slow(_: HttpRequest) -> HttpResponse:
         begun.set()
         await go_on.wait()
         done.set()
-        return Response()
+        return HttpResponse()
 
     async with serving() as server:
         server.clients.app = slow
@@ -328,11 +328,11 @@ async def test_of_too_many_clients_the_one_that_is_silent_longest_goes() -> None
 async def test_who_does_not_read_is_not_answered_without_end() -> None:
     asked, begun = 0, asyncio.Event()
 
-    def large(_: Request) -> Response:
+    def large(_: HttpRequest) -> HttpResponse:
         nonlocal asked
         asked += 1
         begun.set()
-        return Response(bytes(1_000_000))
+        return HttpResponse(bytes(1_000_000))
 
     async with serving(Patience(answer_s=0.05)) as server, contextlib.aclosing(await server.line()) as line:
         server.clients.app = large

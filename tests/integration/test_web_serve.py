@@ -23,7 +23,7 @@ from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, mak
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, whole_page
 from gpuslice.adapters.web.logs import JsonFormatter
-from gpuslice.adapters.web.messages import Request, Response, text_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from gpuslice.adapters.web.serve import Listen, serving, work_until
 from tests import HANG_S
 
@@ -72,7 +72,7 @@ async def test_a_server_that_is_cancelled_ends_although_an_answer_never_comes() 
     asked = asyncio.Event()
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def never(_: Request) -> Response:
+    async def never(_: HttpRequest) -> HttpResponse:
         asked.set()
         await asyncio.Event().wait()
         raise AssertionError("nobody ends this")
@@ -95,7 +95,7 @@ async def test_a_server_that_is_cancelled_ends_although_an_answer_never_comes() 
 
 
 async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> None:
-    async def broken(_: Request) -> Response:
+    async def broken(_: HttpRequest) -> HttpResponse:
         raise RuntimeError("boom")
 
     async with (
@@ -112,7 +112,7 @@ async def test_a_broken_handler_answers_a_sentence_and_the_server_goes_on() -> N
 async def test_the_end_waits_for_what_is_under_way() -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(_: Request) -> Response:
+    async def slow(_: HttpRequest) -> HttpResponse:
         begun.set()
         await go_on.wait()
         return text_answer("done")
@@ -191,7 +191,7 @@ def test_a_large_answer_in_pieces_arrives_whole(
     )
     large = random.Random(1).randbytes(3 << 20)
     pieces = (b"", memoryview(large), b"", memoryview(msgspec.Raw(b"{}")))
-    handler = get("/large", lambda _: Response(b"[", content_type="x/y", more=pieces))
+    handler = get("/large", lambda _: HttpResponse(b"[", content_type="x/y", more=pieces))
 
     async def fetched() -> None:
         async with serving(app_of(handler), listen) as port:
@@ -223,7 +223,7 @@ def test_what_is_for_known_clients_is_for_no_others(
     )
     routes = [
         for_known_clients(post("/act", lambda _: text_answer("done"))),
-        get("/see", lambda _: Response()),
+        get("/see", lambda _: HttpResponse()),
     ]
 
     async def asked(port: int, issuer: trustme.CA | None, method: str, path: str) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuslice.adapters.kube.errors import UnavailableError, error_of
-from gpuslice.adapters.kube.http import NO_STRINGS, Response
+from gpuslice.adapters.kube.http import NO_STRINGS, ApiResponse
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request
 from simcluster.cluster.watch import Watch
@@ -206,9 +206,9 @@ class HeldTransport:
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
         body: bytes = b"",
-    ) -> Response:
+    ) -> ApiResponse:
         answer = await self._send(Request(method, path, query, _lower(headers), body))
-        return Response(answer.status, dict(answer.headers), answer.body)
+        return ApiResponse(answer.status, dict(answer.headers), answer.body)
 
     async def stream(
         self,

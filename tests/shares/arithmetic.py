@@ -122,7 +122,7 @@ class Arithmetic:
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
-        card, share = ctypes.POINTER(layout.Card), ctypes.POINTER(Share)
+        card, share = ctypes.POINTER(layout.RegionCard), ctypes.POINTER(Share)
         beside, claim = ctypes.POINTER(Neighbourhood), ctypes.POINTER(Claim)
         sample, past = ctypes.POINTER(Sample), ctypes.POINTER(Past)
         queue, events, batch = ctypes.POINTER(Queue), ctypes.POINTER(Events), ctypes.c_void_p

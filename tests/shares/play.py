@@ -41,7 +41,7 @@ class Seen:
 
     share: int
     series: list[float]
-    entry: layout.Card
+    entry: layout.RegionCard
     processes: list[Process]
 
     def windows(self, from_s: float, length_s: float = 1.0, to_s: float = 1e9) -> list[float]:

@@ -62,7 +62,7 @@ class Container:
     reading: Reading
     meets: list[Container]
     """The containers that tell each other what they want, this one among them; empty: it tells nobody."""
-    entry: layout.Card = field(default_factory=layout.Card)
+    entry: layout.RegionCard = field(default_factory=layout.RegionCard)
     claim: Claim = field(default_factory=Claim)
     processes: list[Process] = field(default_factory=list)
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuslice.adapters.kube.errors import KubeError, error_of
-from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 
 NO_STRINGS: Mapping[str, str] = {}
 
 
-def answer(document: Any, status: int = 200) -> Response:
-    return Response(status, {}, json.dumps(document).encode())
+def answer(document: Any, status: int = 200) -> ApiResponse:
+    return ApiResponse(status, {}, json.dumps(document).encode())
 
 
-def failure(status: int, reason: str, message: str = "", **details: Any) -> Response:
+def failure(status: int, reason: str, message: str = "", **details: Any) -> ApiResponse:
     document = {"kind": "Status", "status": "Failure", "reason": reason, "message": message, "code": status}
     return answer({**document, **({"details": details} if details else {})}, status)
 
 
-def page(version: str, *items: Mapping[str, Any], more: str = "") -> Response:
+def page(version: str, *items: Mapping[str, Any], more: str = "") -> ApiResponse:
     return answer({"metadata": {"resourceVersion": version, "continue": more}, "items": list(items)})
 
 
@@ -57,11 +57,11 @@ class EndOfScriptError(Exception):
 class ScriptedTransport:
     """Answers each request with the next entry: a Response, lines of a stream, or an error to raise."""
 
-    def __init__(self, *script: Response | list[Any] | KubeError) -> None:
-        self.requests: list[Request] = []
+    def __init__(self, *script: ApiResponse | list[Any] | KubeError) -> None:
+        self.requests: list[ApiRequest] = []
         self._script: Iterator[Any] = iter(script)
 
-    def _next(self, request: Request) -> Any:
+    def _next(self, request: ApiRequest) -> Any:
         self.requests.append(request)
         try:
             entry = next(self._script)
@@ -79,9 +79,9 @@ class ScriptedTransport:
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
         body: bytes = b"",
-    ) -> Response:
-        entry = self._next(Request(method, path, dict(query), dict(headers), body))
-        assert isinstance(entry, Response), f"{method} {path} got a stream"
+    ) -> ApiResponse:
+        entry = self._next(ApiRequest(method, path, dict(query), dict(headers), body))
+        assert isinstance(entry, ApiResponse), f"{method} {path} got a stream"
         return entry
 
     async def stream(
@@ -92,8 +92,8 @@ class ScriptedTransport:
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
     ) -> AsyncGenerator[bytes]:
-        entry = self._next(Request(method, path, dict(query), dict(headers)))
-        if isinstance(entry, Response):
+        entry = self._next(ApiRequest(method, path, dict(query), dict(headers)))
+        if isinstance(entry, ApiResponse):
             raise error_of(entry.status, entry.body, entry.headers)
         for item in entry:
             if isinstance(item, Exception):

@@ -10,7 +10,7 @@ import pytest
 
 from gpuslice.adapters.gpu.source import DriverCard, XidEvent
 from gpuslice.adapters.kube.objects import Node, NodeStatus
-from gpuslice.adapters.region.limits import CardLimit, read_limits
+from gpuslice.adapters.region.limits import LimitsEntry, read_limits
 from gpuslice.apps.agent.command import translated
 from gpuslice.apps.agent.device_list import TooManyUnitsError, cut, memory_unit
 from gpuslice.apps.agent.folders import Folders, Owner, token
@@ -196,7 +196,7 @@ def test_the_nodes_policy_says_what_a_percentage_of_compute_means(
     assert (found.compute_percent, found.cap_percent) == written
     folders.start(ids, limits, Owner(ids), limited=False, policy=policy)
     assert read_limits(tmp_path / "containers" / folders.current(ids) / "etc/limits") == (
-        CardLimit("GPU-abcde", None),
+        LimitsEntry("GPU-abcde", None),
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.region.budget import Budget, BudgetError
-from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.apps.cli.machine import chosen_cards, memory_bytes, named_cards, numbered
 from gpuslice.core.units import MIB
 
@@ -16,7 +16,7 @@ CARDS = tuple(DriverCard(index, f"GPU-{letter * 8}", 16130) for index, letter in
 
 
 def budget(letter: str, memory_mib: int) -> Budget:
-    limit = CardLimit(f"GPU-{letter * 8}", memory_mib * MIB)
+    limit = LimitsEntry(f"GPU-{letter * 8}", memory_mib * MIB)
     return Budget("other", Path("/nowhere"), (limit,), {}, ())
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpuslice.adapters.gpu.telemetry import CardSample, NodeSample
 from gpuslice.adapters.region import layout
-from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.apps.exporter.card_snapshot import CardSnapshot
 from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
@@ -69,7 +69,7 @@ class Node:
             (place / "var").mkdir()
             owner = {"namespace": "default", "pod": f"app-{tenant}", "container": "main"}
             (place / "owner.json").write_text(json.dumps(owner))
-            write_limits(place / "etc" / "limits", [CardLimit(uuid, 4096 * MIB, 20) for uuid in UUIDS])
+            write_limits(place / "etc" / "limits", [LimitsEntry(uuid, 4096 * MIB, 20) for uuid in UUIDS])
             prepare_region(place / "var" / "region")
 
     @property
@@ -111,15 +111,15 @@ class Node:
         place = self.folder / "root" / "containers" / f"c{tenant}" / "var" / "region"
         number = self.slots.get(tenant, 0)
         self.slots[tenant] = number + 1
-        at = ctypes.sizeof(layout.Head) + number * ctypes.sizeof(layout.Slot)
+        at = ctypes.sizeof(layout.RegionHead) + number * ctypes.sizeof(layout.RegionSlot)
         with place.open("rb") as file:
-            data = bytearray(file.read(at + ctypes.sizeof(layout.Slot)))
-        head = layout.Head.from_buffer(data)
+            data = bytearray(file.read(at + ctypes.sizeof(layout.RegionSlot)))
+        head = layout.RegionHead.from_buffer(data)
         head.magic, head.slots_high = layout.MAGIC | layout.VERSION, number + 1
         for place_of_card, uuid in enumerate(UUIDS):
             head.cards[place_of_card].key = place_of_card + 1
             head.cards[place_of_card].uuid = uuid.encode()
-        slot = layout.Slot.from_buffer(data, at)
+        slot = layout.RegionSlot.from_buffer(data, at)
         slot.owner, slot.pid, slot.start_time = number + 1, process.pid % 7 + 1, process.pid * 10
         slot.usage[process.card].used_bytes = process.used_bytes
         written = bytes(data)

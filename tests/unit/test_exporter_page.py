@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice.adapters.gpu.telemetry import CardSample
-from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.adapters.region.reader import CardUsage
 from gpuslice.adapters.web.exposition import joined, pieces, render
 from gpuslice.adapters.web.scrape import Page, parse
@@ -53,7 +53,7 @@ def known(owners: dict[int, Owner] | None = None, **more: object) -> NodeFacts:
 
 def limited() -> Isolation:
     usage = CardUsage(UUID, 4301 * MIB, 30, 3000 * MIB, 3193 * MIB, 2, 1_500_000_000, ())
-    limit = CardLimit(UUID, 4301 * MIB, 30)
+    limit = LimitsEntry(UUID, 4301 * MIB, 30)
     return Isolation(
         {A: ContainerIsolation({UUID: limit}, {UUID: usage}), B: ContainerIsolation({UUID: limit}, {})}
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpuslice.adapters.gpu.mig import MigSample
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.region import layout
-from gpuslice.adapters.region.limits import CardLimit, write_limits
+from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import CardUsage as Counted
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.apps.exporter.card_snapshot import NodeFacts, SnapshotBuilder, build_card
@@ -49,7 +49,7 @@ owners = st.dictionaries(st.integers(1, 3), st.sampled_from([A, B, Stranger.HOST
 held = st.dictionaries(st.sampled_from([A, B]), st.sampled_from([SHARE, WHOLE, INSTANCE]))
 isolated = st.builds(
     ContainerIsolation,
-    st.sampled_from([{}, {CARD: CardLimit(CARD, 100, 20)}]),
+    st.sampled_from([{}, {CARD: LimitsEntry(CARD, 100, 20)}]),
     st.sampled_from([{}, {CARD: COUNTED}, {CARD: replace(COUNTED, refused=2)}]),
 )
 known = st.builds(
@@ -85,12 +85,12 @@ def _folder(root: Path) -> Path:
     (place / "etc").mkdir(parents=True)
     (place / "var").mkdir()
     (place / "owner.json").write_text(json.dumps({"namespace": "default", "pod": "a", "container": "main"}))
-    write_limits(place / "etc" / "limits", [CardLimit(CARD, 100, 20)])
+    write_limits(place / "etc" / "limits", [LimitsEntry(CARD, 100, 20)])
     return place
 
 
 def _write_peak(region: Path, peak_bytes: int) -> None:
-    head = layout.Head(magic=layout.MAGIC | layout.VERSION)
+    head = layout.RegionHead(magic=layout.MAGIC | layout.VERSION)
     head.cards[0].key, head.cards[0].uuid, head.cards[0].peak_bytes = 1, CARD.encode(), peak_bytes
     with region.open("r+b") as file:
         file.write(bytes(head))
@@ -100,7 +100,7 @@ async def test_a_container_without_a_process_is_looked_at_in_turns(tmp_path: Pat
     place = _folder(tmp_path)
     reader = IsolationReader(tmp_path)
     first = await reader.read(busy=())
-    assert first.limit(A, CARD) == CardLimit(CARD, 100, 20)
+    assert first.limit(A, CARD) == LimitsEntry(CARD, 100, 20)
     (place / "var" / "region").write_bytes(b"nonsense")
     seen = [bool((await reader.read(busy=())).problems) for _ in range(2 * CHECK_EVERY)]
     assert seen.index(True) < CHECK_EVERY

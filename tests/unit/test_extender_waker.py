@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.http import Response
+from gpuslice.adapters.kube.http import ApiResponse
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE
@@ -37,7 +37,7 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def following(*script: Response) -> AsyncIterator[Stage]:
+async def following(*script: ApiResponse) -> AsyncIterator[Stage]:
     transport = ScriptedTransport(*script)
     leadership = Leadership(cleared=True)
     stage = Stage(Waker(KubeClient(transport), leadership), transport, leadership)

@@ -13,7 +13,7 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import UnavailableError
-from gpuslice.adapters.kube.http import Response
+from gpuslice.adapters.kube.http import ApiResponse
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.resources import LEASES
 from gpuslice.adapters.kube.transport import Transport
@@ -28,7 +28,7 @@ class OneLease:
         self.document: dict[str, Any] | None = None
         self.version = 0
 
-    def handle(self, method: str, document: dict[str, Any]) -> Response:
+    def handle(self, method: str, document: dict[str, Any]) -> ApiResponse:
         if method == "GET":
             return answer(self.document) if self.document else failure(404, "NotFound")
         if method == "POST" and self.document:
@@ -57,7 +57,7 @@ class Link(ScriptedTransport):
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
         body: bytes = b"",
-    ) -> Response:
+    ) -> ApiResponse:
         assert path.startswith("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases")
         if self.cut:
             raise UnavailableError("cut")
@@ -167,7 +167,7 @@ async def test_one_failed_renewal_is_survived(pair: tuple[Candidate, Candidate],
 
 async def test_an_answer_that_never_comes_is_given_up(time: VirtualTime) -> None:
     class Silent(Link):
-        async def request(self, *_: object, **__: object) -> Response:
+        async def request(self, *_: object, **__: object) -> ApiResponse:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
 from gpuslice.adapters.region.limits import (
-    CardLimit,
+    LimitsEntry,
     LimitsError,
     format_limits,
     parse_limits,
@@ -50,12 +50,12 @@ def parts() -> ctypes.CDLL:
     return library
 
 
-def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[CardLimit, ...] | None:
+def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[LimitsEntry, ...] | None:
     limits = Limits()
     if not parts.gs_limits_parse(text, len(text), ctypes.byref(limits)):
         return None
     return tuple(
-        CardLimit(
+        LimitsEntry(
             card.uuid.decode(),
             None if card.memory_bytes == layout.NO_LIMIT else card.memory_bytes,
             card.share_percent or None,
@@ -66,7 +66,7 @@ def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[CardLimit, ...] | None:
     )
 
 
-def by_python(text: bytes) -> tuple[CardLimit, ...] | None:
+def by_python(text: bytes) -> tuple[LimitsEntry, ...] | None:
     try:
         return parse_limits(text.decode("latin-1"))
     except LimitsError:
@@ -77,15 +77,15 @@ UUIDS = st.builds("{}-{}".format, st.sampled_from(["GPU", "MIG"]), st.uuids().ma
 MEMORY = st.none() | st.integers(0, 2**63 - 1)
 LENDING = st.integers(1, 99).flatmap(
     lambda share: st.builds(
-        CardLimit, UUIDS, MEMORY, st.just(share), st.none() | st.integers(share + 1, 100), st.booleans()
+        LimitsEntry, UUIDS, MEMORY, st.just(share), st.none() | st.integers(share + 1, 100), st.booleans()
     )
 )
-CARDS = st.builds(CardLimit, UUIDS, MEMORY, st.none() | st.integers(1, 100)) | LENDING
+CARDS = st.builds(LimitsEntry, UUIDS, MEMORY, st.none() | st.integers(1, 100)) | LENDING
 LISTS = st.lists(CARDS, max_size=layout.CARDS, unique_by=lambda card: card.uuid)
 
 
 @given(limits=LISTS)
-def test_what_is_written_is_read_back_by_both(parts: ctypes.CDLL, limits: list[CardLimit]) -> None:
+def test_what_is_written_is_read_back_by_both(parts: ctypes.CDLL, limits: list[LimitsEntry]) -> None:
     text = format_limits(limits)
     assert parse_limits(text) == tuple(limits) == by_c(parts, text.encode())
 
@@ -130,7 +130,7 @@ def test_what_is_no_limits_file_is_refused_by_both(parts: ctypes.CDLL, text: str
 
 
 def test_seventeen_cards_are_too_many(parts: ctypes.CDLL) -> None:
-    limits = [CardLimit(f"GPU-{number:04}", 1) for number in range(layout.CARDS + 1)]
+    limits = [LimitsEntry(f"GPU-{number:04}", 1) for number in range(layout.CARDS + 1)]
     with pytest.raises(LimitsError):
         format_limits(limits)
     lines = "".join(f"GPU-{number:04} memory=1 share=-\n" for number in range(layout.CARDS + 1))
@@ -138,7 +138,7 @@ def test_seventeen_cards_are_too_many(parts: ctypes.CDLL) -> None:
 
 
 def test_the_file_is_put_in_place_whole_and_everybody_can_read_it(tmp_path: Path) -> None:
-    limits = [CardLimit(UUID, 1 << 30, 25)]
+    limits = [LimitsEntry(UUID, 1 << 30, 25)]
     write_limits(tmp_path / "limits", limits)
     write_limits(tmp_path / "limits", limits)
     assert read_limits(tmp_path / "limits") == tuple(limits)
@@ -149,7 +149,7 @@ def test_the_file_is_put_in_place_whole_and_everybody_can_read_it(tmp_path: Path
 def test_everybody_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        write_limits(tmp_path / "limits", [CardLimit(UUID, 1 << 30)])
+        write_limits(tmp_path / "limits", [LimitsEntry(UUID, 1 << 30)])
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "limits").stat().st_mode) == 0o644
@@ -158,7 +158,7 @@ def test_everybody_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_put_in_place_leaves_nothing_beside_it(tmp_path: Path) -> None:
     (tmp_path / "limits").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_limits(tmp_path / "limits", [CardLimit(UUID, 1 << 30)])
+        write_limits(tmp_path / "limits", [LimitsEntry(UUID, 1 << 30)])
     assert [path.name for path in tmp_path.iterdir()] == ["limits"]
 
 
@@ -168,5 +168,5 @@ def test_no_file_means_no_limits(tmp_path: Path) -> None:
 
 def test_limits_that_could_not_be_read_back_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(LimitsError):
-        write_limits(tmp_path / "limits", [CardLimit("Tesla", 1 << 30)])
+        write_limits(tmp_path / "limits", [LimitsEntry("Tesla", 1 << 30)])
     assert list(tmp_path.iterdir()) == []

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.region.budget import BudgetError, Budgets, Member
-from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.adapters.region.living import start_time_of
 from gpuslice.adapters.region.plain import read_plain
 
-LIMITS = [CardLimit("GPU-1", 1 << 30)]
+LIMITS = [LimitsEntry("GPU-1", 1 << 30)]
 
 
 @pytest.fixture

@@ -28,7 +28,11 @@ from gpuslice.adapters.region.reader import (
 )
 
 BUILD = Path(__file__).resolve().parents[2] / "native/build/tests"
-STRUCTURES = {"gpuslice_card": layout.Card, "gpuslice_usage": layout.Usage, "gpuslice_slot": layout.Slot}
+STRUCTURES = {
+    "gpuslice_card": layout.RegionCard,
+    "gpuslice_usage": layout.RegionUsage,
+    "gpuslice_slot": layout.RegionSlot,
+}
 
 
 class Books(ctypes.Structure):
@@ -67,9 +71,9 @@ def test_every_field_is_where_c_has_it() -> None:
             field = getattr(mirror, name)
             assert (field.offset, field.size) == (int(offset), int(size)), f"{structure}.{name}"
         elif name == "slots":
-            assert ctypes.sizeof(layout.Head) == int(offset)
+            assert ctypes.sizeof(layout.RegionHead) == int(offset)
         else:
-            assert getattr(layout.Head, name).offset == int(offset)
+            assert getattr(layout.RegionHead, name).offset == int(offset)
     here = (layout.MAGIC, layout.VERSION, layout.CARDS, layout.SLOTS, layout.REGION_BYTES)
     assert tuple(map(int, constants.split()[1:])) == here
 
@@ -116,15 +120,15 @@ def test_a_slot_of_a_process_that_reuses_a_pid_is_emptied(parts: ctypes.CDLL, tm
     card = parts.gs_accounts_card(ctypes.byref(books), b"GPU-1")
     assert parts.gs_accounts_reserve(ctypes.byref(books), card, 1, 1000)
     data = bytearray(path.read_bytes())
-    start, size = ctypes.sizeof(layout.Head), ctypes.sizeof(layout.Slot)
-    mine = layout.Slot.from_buffer_copy(data, start)
-    ghost = layout.Slot.from_buffer_copy(bytes(size))
+    start, size = ctypes.sizeof(layout.RegionHead), ctypes.sizeof(layout.RegionSlot)
+    mine = layout.RegionSlot.from_buffer_copy(data, start)
+    ghost = layout.RegionSlot.from_buffer_copy(bytes(size))
     ghost.owner = mine.owner ^ (1 << layout.PID_BITS)  # the same pid and namespace, another start time
     ghost.usage[card].used_bytes = 900
     with path.open("r+b") as file:
         file.seek(start + size)
         file.write(bytes(ghost))
-        file.seek(layout.Head.slots_high.offset)
+        file.seek(layout.RegionHead.slots_high.offset)
         file.write((2).to_bytes(8, "little"))
     assert parts.gs_accounts_used(ctypes.byref(books), card) == 901
     assert parts.gs_accounts_reserve(ctypes.byref(books), card, 999, 1000)
@@ -197,18 +201,18 @@ def test_a_fresh_region_does_not_touch_the_old_one(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o666
 
 
-HEAD_BYTES = ctypes.sizeof(layout.Head)
+HEAD_BYTES = ctypes.sizeof(layout.RegionHead)
 
 
 def a_good_region(slots: int) -> bytearray:
     data = bytearray(layout.REGION_BYTES)
-    head = layout.Head.from_buffer(data)
+    head = layout.RegionHead.from_buffer(data)
     head.magic, head.slots_high = layout.MAGIC | layout.VERSION, slots
     for index in range(3):
         card = head.cards[index]
         card.key, card.uuid, card.limit_bytes = index + 1, f"GPU-{index}".encode(), 1 << 30
     for number in range(slots):
-        slot = layout.Slot.from_buffer(data, HEAD_BYTES + number * ctypes.sizeof(layout.Slot))
+        slot = layout.RegionSlot.from_buffer(data, HEAD_BYTES + number * ctypes.sizeof(layout.RegionSlot))
         slot.owner, slot.pid, slot.start_time = number + 1, number + 1, 5
         slot.usage[number % 3].used_bytes = 1 << 20
     return data
@@ -217,7 +221,7 @@ def a_good_region(slots: int) -> bytearray:
 # Where words count: the heads of cards and slots. Anywhere else is left to chance.
 PLACES = st.one_of(
     st.integers(0, HEAD_BYTES // 8 - 1),
-    st.integers(0, (HEAD_BYTES + 4 * ctypes.sizeof(layout.Slot)) // 8 - 1),
+    st.integers(0, (HEAD_BYTES + 4 * ctypes.sizeof(layout.RegionSlot)) // 8 - 1),
 )
 WORDS = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1, 2**50, 2**50 + 1]), st.integers(0, 2**64 - 1))
 
@@ -261,7 +265,9 @@ def test_what_a_tenant_puts_in_the_place_of_its_region_neither_holds_the_reader_
     place = tmp_path / "region"
     neighbour = tmp_path / "neighbour"
     prepare_region(neighbour)
-    neighbour.write_bytes(bytes(head_of_one_card()) + neighbour.read_bytes()[ctypes.sizeof(layout.Head) :])
+    neighbour.write_bytes(
+        bytes(head_of_one_card()) + neighbour.read_bytes()[ctypes.sizeof(layout.RegionHead) :]
+    )
     assert read_region(neighbour) is not None
     if kind == "pipe":
         os.mkfifo(place)
@@ -280,7 +286,7 @@ def test_what_a_tenant_puts_in_the_place_of_its_region_neither_holds_the_reader_
         reader.cards()
 
 
-def head_of_one_card() -> layout.Head:
-    head = layout.Head(magic=layout.MAGIC | layout.VERSION)
+def head_of_one_card() -> layout.RegionHead:
+    head = layout.RegionHead(magic=layout.MAGIC | layout.VERSION)
     head.cards[0].key, head.cards[0].uuid = 1, b"GPU-1"
     return head

@@ -224,7 +224,7 @@ def test_after_nvml_fell_silent_busy_time_is_charged_in_full_again(arithmetic: A
     assert abs(told.mean(4) - 30) <= 1
 
 
-WORDS = [name for name, _ in layout.Card._fields_ if name.endswith(("_ns", "_us"))]
+WORDS = [name for name, _ in layout.RegionCard._fields_ if name.endswith(("_ns", "_us"))]
 ANY = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1, EPOCH]))
 
 
@@ -237,7 +237,7 @@ def test_no_bytes_in_the_region_lead_astray(
     arithmetic: Arithmetic, words: list[int], others: list[int]
 ) -> None:
     """The tenant can write there: whatever it is, credit and waits stay within bounds."""
-    card, past, beside = layout.Card(), Past(), Neighbourhood()
+    card, past, beside = layout.RegionCard(), Past(), Neighbourhood()
     for name, word in zip(WORDS, words, strict=True):
         setattr(card, name, word)
     at, share = ctypes.pointer(card), Share(30, 30, False)

@@ -190,7 +190,7 @@ def test_somebody_may_always_go(arithmetic: Arithmetic, used: list[int], weights
     """The one furthest behind of those that want the card waits for nobody: none starves."""
     leads = []
     for me, own in enumerate(used):
-        card = layout.Card(virtual_ns=own)
+        card = layout.RegionCard(virtual_ns=own)
         others = [Neighbour(theirs, 0, weights[i], False, True) for i, theirs in enumerate(used) if i != me]
         beside = Neighbourhood(count=len(others))
         for i, other in enumerate(others):
@@ -201,7 +201,7 @@ def test_somebody_may_always_go(arithmetic: Arithmetic, used: list[int], weights
 
 def test_a_neighbour_that_lies_takes_only_what_is_lent(arithmetic: Arithmetic) -> None:
     """It says that it wants the card and never had any: what others are due they get all the same."""
-    at = ctypes.pointer(layout.Card(virtual_ns=100 * SECOND))
+    at = ctypes.pointer(layout.RegionCard(virtual_ns=100 * SECOND))
     share, beside = Share(30, 100, False), Neighbourhood(count=1)
     beside.others[0] = Neighbour(0, 0, 1, True, True)
     assert arithmetic.lead(at, share, 0, beside) > SECOND

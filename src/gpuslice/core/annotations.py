@@ -83,11 +83,25 @@ def placement_annotations(placement: Placement, request: Request, node: Node, no
         ANN_CARD_UNITS: str(cards[placement.slices[0].card].units),
         ANN_ASSUME_TIME: str(now_ns),
         ANN_ASSIGNED: "false",
-        ANN_ALLOCATION: encode_table(_allocation(placement, request)),
+        ANN_ALLOCATION: encode_table(
+            {
+                container_key(container, request.app_containers): {
+                    str(part.card): amount // len(placement.slices) for part in placement.slices
+                }
+                for container, amount in held_at_peak(request)
+            }
+        ),
         ANN_VISIBLE: ",".join(cards[part.card].uuid or str(part.card) for part in placement.slices),
     }
     if request.compute_percent:
-        written[ANN_CORE] = encode_table(_compute(placement, request))
+        card = str(placement.slices[0].card)
+        written[ANN_CORE] = encode_table(
+            {
+                container_key(container, request.app_containers): {card: container.compute_percent}
+                for container, _ in held_at_peak(request)
+                if container.compute_percent
+            }
+        )
     return written
 
 
@@ -134,7 +148,13 @@ def decode_placement(
     if ANN_INDEX not in annotations:
         return _placement_from_allocation(annotations, node_name, request)
     cards = _cards(annotations[ANN_INDEX])
-    units = _pod_units(annotations, request)
+    if request is not None:
+        units = request.units
+    else:
+        text = annotations.get(ANN_POD_UNITS)
+        if text is None or not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9):
+            raise ContractError(f'annotation "{ANN_POD_UNITS}"', text or "absent", "a whole number of units")
+        units = int(text)
     amounts = _exact_allocation(annotations, units) or _evenly(units, cards)
     return _placement(node_name, amounts, _compute_per_card(annotations))
 
@@ -195,24 +215,6 @@ def decode_unhealthy(data: Mapping[str, str] | None) -> tuple[frozenset[int], st
     return cards, f'{problem}, must be card indices such as "0,2"; left out'
 
 
-def _allocation(placement: Placement, request: Request) -> Table:
-    return {
-        container_key(container, request.app_containers): {
-            str(part.card): amount // len(placement.slices) for part in placement.slices
-        }
-        for container, amount in held_at_peak(request)
-    }
-
-
-def _compute(placement: Placement, request: Request) -> Table:
-    card = str(placement.slices[0].card)
-    return {
-        container_key(container, request.app_containers): {card: container.compute_percent}
-        for container, _ in held_at_peak(request)
-        if container.compute_percent
-    }
-
-
 def _cards(text: str) -> list[int]:
     parts = text.split(",")
     cards = [int(part) for part in parts if _is_card(part)]
@@ -223,15 +225,6 @@ def _cards(text: str) -> list[int]:
 
 def _is_card(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MOST_CARDS
-
-
-def _pod_units(annotations: Mapping[str, str], request: Request | None) -> int:
-    if request is not None:
-        return request.units
-    text = annotations.get(ANN_POD_UNITS)
-    if text is None or not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9):
-        raise ContractError(f'annotation "{ANN_POD_UNITS}"', text or "absent", "a whole number of units")
-    return int(text)
 
 
 def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, int] | None:

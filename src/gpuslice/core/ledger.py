@@ -89,7 +89,19 @@ class Ledger:
         if pod.finished:
             self.remove_pod(pod.uid)
         elif pod.request is not None or pod.placement is not None or pod.problem:
-            self._keep(pod)
+            self._remember(pod)
+            held = self.allocation(pod.uid)
+            now = allocation_of(pod, held)
+            if now == held:
+                return
+            if held is not None and now is not None and held.takes_as_much_as(now):
+                self._write_down(now)  # the row of its node stays as it is
+            else:
+                self._drop(pod.uid)
+                if now is not None:
+                    self._hold(now)
+            if now is not None and not now.planned and (held is None or held.planned):
+                self._tell_placed(pod)
         else:
             self._let_go(pod.uid)
             self._use_host(pod.uid, pod.node, pod.host)
@@ -257,21 +269,6 @@ class Ledger:
                     yield name, card.index, used[card.index], card.units
 
     # -- allocations -------------------------------------------------------------------------------------
-
-    def _keep(self, pod: Pod) -> None:
-        self._remember(pod)
-        before = self.allocation(pod.uid)
-        after = allocation_of(pod, before)
-        if after == before:
-            return
-        if before is not None and after is not None and before.takes_as_much_as(after):
-            self._write_down(after)  # the row of its node stays as it is
-        else:
-            self._drop(pod.uid)
-            if after is not None:
-                self._hold(after)
-        if after is not None and not after.planned and (before is None or before.planned):
-            self._tell_placed(pod)
 
     def _remember(self, pod: Pod) -> None:
         if pod.uid not in self.pods and self.listener is not None and pod.request is not None:

@@ -75,21 +75,13 @@ def refuse(state: NodeState, request: Request) -> Refusal:
         return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
     roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_card]
     if request.compute_percent and roomy:
-        return _refuse_compute(state, request, roomy)
-    return _refuse_memory(state, request, roomy)
-
-
-def _refuse_compute(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
-    most = max(state.compute_left[slot] for slot in roomy)
-    detail = (
-        f"asked for {request.compute_percent} % of the compute of one card that has "
-        f"{counted(request.units, 'unit')} free; the most left on such a card of {state.node.name} is "
-        f"{most} %"
-    )
-    return Refusal(NO_CORE, never=state.node.compute_percent < request.compute_percent, detail=detail)
-
-
-def _refuse_memory(state: NodeState, request: Request, roomy: list[int]) -> Refusal:
+        most = max(state.compute_left[slot] for slot in roomy)
+        detail = (
+            f"asked for {request.compute_percent} % of the compute of one card that has "
+            f"{counted(request.units, 'unit')} free; the most left on such a card of {state.node.name} is "
+            f"{most} %"
+        )
+        return Refusal(NO_CORE, never=state.node.compute_percent < request.compute_percent, detail=detail)
     node, each = state.node, request.units_per_card
     large_enough = sum(card.units >= each for card in node.cards)
     never = large_enough < request.card_count

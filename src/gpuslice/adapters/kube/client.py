@@ -16,7 +16,7 @@ from gpuslice.adapters.kube.errors import (
     ConflictError,
     KubeError,
 )
-from gpuslice.adapters.kube.http import Request
+from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import Listing, ListMetadata, WatchEvent
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.transport import Transport
@@ -34,7 +34,7 @@ class KubeClient:
     # -- reading --------------------------------------------------------------------------------------
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        return await self._decoded(resource.type, Request("GET", resource.path(namespace, name)))
+        return await self._decoded(resource.type, ApiRequest("GET", resource.path(namespace, name)))
 
     async def list(
         self,
@@ -230,7 +230,7 @@ class KubeClient:
 
     # -- the wire -------------------------------------------------------------------------------------
 
-    async def _call(self, request: Request) -> Any:
+    async def _call(self, request: ApiRequest) -> Any:
         query = request.query
         if request.method in ("POST", "PUT", "PATCH"):
             query = {"fieldManager": self._manager, **query}
@@ -244,10 +244,10 @@ class KubeClient:
         requests.expect_success(response, request)
         return response
 
-    async def _decoded(self, kind: type[T], request: Request) -> T:
+    async def _decoded(self, kind: type[T], request: ApiRequest) -> T:
         return requests.decode(kind, await self._call(request), request)
 
-    async def _guarded(self, kind: type[T], request: Request) -> T:
+    async def _guarded(self, kind: type[T], request: ApiRequest) -> T:
         try:
             return await self._decoded(kind, request)
         except KubeError as error:

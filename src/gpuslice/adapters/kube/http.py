@@ -13,7 +13,7 @@ LONGEST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     """A request; as a string it is what a message calls it."""
 
     method: str
@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ApiResponse:
     """An answer. `headers` has lower-case names."""
 
     status: int

@@ -12,7 +12,7 @@ from typing import cast
 
 import httptools
 
-from gpuslice.adapters.kube.http import Response
+from gpuslice.adapters.kube.http import ApiResponse
 
 HIGH_WATER_BYTES = 4 << 20  # of a stream, that nobody has taken yet
 
@@ -69,13 +69,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.write(head)
 
-    async def whole(self) -> Response:
+    async def whole(self) -> ApiResponse:
         """The answer when it is complete; TimeoutError when it did not come before `expire`."""
         while not self._complete:
             await self._wait()
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._end()
-        return Response(self.status, self._headers(), body)
+        return ApiResponse(self.status, self._headers(), body)
 
     async def start(self) -> None:
         """Returns when status and headers are known; the body is then had by `part`."""

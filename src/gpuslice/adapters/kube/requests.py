@@ -21,7 +21,7 @@ from gpuslice.adapters.kube.errors import (
     error_of,
     error_of_status,
 )
-from gpuslice.adapters.kube.http import Request, Response
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.objects import Metadata
 from gpuslice.adapters.kube.resources import PODS, Resource
 
@@ -69,7 +69,7 @@ def decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(cast(Any, kind))
 
 
-def decode(kind: type[T], response: Response, request: Request) -> T:
+def decode(kind: type[T], response: ApiResponse, request: ApiRequest) -> T:
     """The answer as a `kind`; the KubeError it means when it is not a 2xx."""
     expect_success(response, request)
     try:
@@ -115,14 +115,14 @@ def _no_event(event: WatchEvent[msgspec.Raw], what: str, cause: Exception | None
     return error_of_status(decode_status(bytes(event.object)), what=what)
 
 
-def expect_success(response: Response, request: Request) -> None:
+def expect_success(response: ApiResponse, request: ApiRequest) -> None:
     if not 200 <= response.status < 300:
         raise error_of(response.status, response.body, response.headers, what=str(request))
 
 
 def list_page(
     resource: Resource[Any], namespace: str, labels: str, fields: str, *, limit: int, token: str
-) -> Request:
+) -> ApiRequest:
     """One page of a list; `limit` 0 asks for all at once."""
     query = {
         "labelSelector": labels,
@@ -130,7 +130,7 @@ def list_page(
         "limit": str(limit) if limit else "",
         "continue": token,
     }
-    return Request("GET", resource.path(namespace), _given(query))
+    return ApiRequest("GET", resource.path(namespace), _given(query))
 
 
 def watch_query(resource_version: str, labels: str, fields: str, timeout_s: int) -> dict[str, str]:
@@ -147,13 +147,15 @@ def watch_query(resource_version: str, labels: str, fields: str, timeout_s: int)
 
 def write(
     method: str, path: str, document: Any, content_type: str = JSON, query: Mapping[str, str] | None = None
-) -> Request:
-    return Request(method, path, query or {}, {"Content-Type": content_type}, msgspec.json.encode(document))
+) -> ApiRequest:
+    return ApiRequest(
+        method, path, query or {}, {"Content-Type": content_type}, msgspec.json.encode(document)
+    )
 
 
 def deletion(
     path: str, uid: str, resource_version: str, *, grace_s: int | None, propagation: str, dry_run: bool
-) -> Request:
+) -> ApiRequest:
     preconditions = _given({"uid": uid, "resourceVersion": resource_version})
     options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
     if preconditions:
@@ -203,7 +205,7 @@ def binding(
     *,
     resource_version: str = "",
     annotations: Mapping[str, str] | None = None,
-) -> Request:
+) -> ApiRequest:
     metadata: dict[str, Any] = _given(
         {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": resource_version}
     )

@@ -14,7 +14,7 @@ from gpuslice.adapters.kube import requests
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError
-from gpuslice.adapters.kube.http import BUSY_TRIES, Request, Response, proxy_authorization
+from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse, proxy_authorization
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
 
@@ -42,7 +42,7 @@ class SyncTransport:
             self._open[1].close()
             self._open = None
 
-    def request(self, request: Request) -> Response:
+    def request(self, request: ApiRequest) -> ApiResponse:
         """The answer, whatever its status; UnavailableError when there was none."""
         answer = self._authorized(request)
         for _ in range(BUSY_TRIES - 1):
@@ -52,7 +52,7 @@ class SyncTransport:
             answer = self._authorized(request)
         return answer
 
-    def _authorized(self, request: Request) -> Response:
+    def _authorized(self, request: ApiRequest) -> ApiResponse:
         secret = self._connection.credentials.current()
         answer = self._once(request, secret)
         if answer.status == 401:
@@ -62,7 +62,7 @@ class SyncTransport:
                 return self._once(request, renewed)
         return answer
 
-    def _once(self, request: Request, secret: Secret) -> Response:
+    def _once(self, request: ApiRequest, secret: Secret) -> ApiResponse:
         reused = self._open is not None
         try:
             return self._exchange(request, secret)
@@ -81,7 +81,7 @@ class SyncTransport:
             message = f"{request}: {self._connection.server}: {words}"
             raise UnavailableError(message, outcome_unknown=not refused) from error
 
-    def _exchange(self, request: Request, secret: Secret) -> Response:
+    def _exchange(self, request: ApiRequest, secret: Secret) -> ApiResponse:
         if self._open is None or self._open[0].certificate != secret.certificate:
             self.close()
             self._open = (secret, self._new(secret))
@@ -100,7 +100,7 @@ class SyncTransport:
         line.request(request.method, target, request.body or None, headers)
         answer = line.getresponse()
         lower = {name.lower(): value for name, value in answer.getheaders()}
-        return Response(answer.status, lower, answer.read())
+        return ApiResponse(answer.status, lower, answer.read())
 
     @property
     def _through_proxy(self) -> bool:
@@ -145,12 +145,12 @@ class SyncClient:
         self._transport = transport
 
     def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        request = Request("GET", resource.path(namespace, name))
+        request = ApiRequest("GET", resource.path(namespace, name))
         return requests.decode(resource.type, self._transport.request(request), request)
 
     def read(self, path: str) -> bytes:
         """What the server answers under a path of its own, such as a pod's ``proxy``."""
-        request = Request("GET", path)
+        request = ApiRequest("GET", path)
         response = self._transport.request(request)
         requests.expect_success(response, request)
         return response.body

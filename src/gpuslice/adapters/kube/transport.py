@@ -19,7 +19,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
-from gpuslice.adapters.kube.http import BUSY_TRIES, NO_STRINGS, Request, Response
+from gpuslice.adapters.kube.http import BUSY_TRIES, NO_STRINGS, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
@@ -29,7 +29,7 @@ _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Transport(Protocol):
-    """Carries requests. Header names of a `Response` are lower case; paths start with a slash."""
+    """Carries requests. Header names of a `ApiResponse` are lower case; paths start with a slash."""
 
     async def request(
         self,
@@ -39,7 +39,7 @@ class Transport(Protocol):
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
         body: bytes = b"",
-    ) -> Response:
+    ) -> ApiResponse:
         """The answer, whatever its status; UnavailableError when there was none."""
 
     def stream(
@@ -90,8 +90,8 @@ class HttpTransport:
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
         body: bytes = b"",
-    ) -> Response:
-        request = Request(method, path, query, headers, body)
+    ) -> ApiResponse:
+        request = ApiRequest(method, path, query, headers, body)
         answer = await self._once(request)
         if answer.status == 401 and await self._renewed():
             answer = await self._once(request)
@@ -110,7 +110,7 @@ class HttpTransport:
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
     ) -> AsyncGenerator[bytes]:
-        request = Request(method, path, query, headers)
+        request = ApiRequest(method, path, query, headers)
         async with self._free:
             line = await self._started(request)
             lasts_s = float(query.get("timeoutSeconds", "0"))
@@ -125,7 +125,7 @@ class HttpTransport:
                 end.cancel()
                 self._put_back(line)
 
-    async def _started(self, request: Request) -> HttpConnection:
+    async def _started(self, request: ApiRequest) -> HttpConnection:
         """A line on which the answer to `request` has begun, with a 2xx."""
         sent = _Sent()
         line = None
@@ -147,7 +147,7 @@ class HttpTransport:
             await self._renewed()
         raise error_of(answer.status, answer.body, answer.headers, what=str(request))
 
-    async def _once(self, request: Request) -> Response:
+    async def _once(self, request: ApiRequest) -> ApiResponse:
         sent = _Sent()
         try:
             async with self._free:
@@ -162,7 +162,7 @@ class HttpTransport:
         except FAILURES as error:
             raise _as_unavailable(error, request, sent) from error
 
-    async def _exchange(self, request: Request, sent: _Sent) -> Response:
+    async def _exchange(self, request: ApiRequest, sent: _Sent) -> ApiResponse:
         line = await self._send(request, sent)
         end = asyncio.get_running_loop().call_later(self._timeout_s, line.expire)
         try:
@@ -171,7 +171,7 @@ class HttpTransport:
             end.cancel()
             self._put_back(line)
 
-    async def _send(self, request: Request, sent: _Sent) -> HttpConnection:
+    async def _send(self, request: ApiRequest, sent: _Sent) -> HttpConnection:
         secret = await self._secret()
         if self._same is None or self._same[0] != secret:
             same = {**self._route.head(), **self._connection.headers, **authorization(secret)}
@@ -280,7 +280,7 @@ FAILURES = (TimeoutError, BrokenConnectionError, OSError)
 """Every way in which a connection can fail."""
 
 
-def _as_unavailable(error: BaseException, request: Request, sent: _Sent) -> UnavailableError:
+def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> UnavailableError:
     """What callers are told of a failure, with whether the request may have worked."""
     if isinstance(error, TimeoutError):
         what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
@@ -290,14 +290,14 @@ def _as_unavailable(error: BaseException, request: Request, sent: _Sent) -> Unav
     return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
 
 
-async def _part(line: HttpConnection, request: Request) -> bytes:
+async def _part(line: HttpConnection, request: ApiRequest) -> bytes:
     try:
         return await line.part()
     except FAILURES as error:
         raise _as_unavailable(error, request, _Sent(begun=True)) from error
 
 
-async def _lines(line: HttpConnection, request: Request) -> AsyncGenerator[bytes]:
+async def _lines(line: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
     while part := await _part(line, request):

@@ -30,7 +30,7 @@ import msgspec
 
 from gpuslice.core.errors import GpusliceError, printable
 
-from .limits import CardLimit, read_limits, write_limits
+from .limits import LimitsEntry, read_limits, write_limits
 from .living import PROC, of_the_living, start_time_of
 from .lock import locked
 from .plain import read_plain
@@ -61,7 +61,7 @@ class Budget:
 
     name: str
     folder: Path
-    limits: tuple[CardLimit, ...]
+    limits: tuple[LimitsEntry, ...]
     usages: Mapping[str, CardUsage]
     """By card; a card is missing before the first program came to it."""
     members: tuple[Member, ...]
@@ -113,7 +113,7 @@ class Budgets:
         except OSError as error:
             raise BudgetError(f"budgets cannot be kept under {self._own}: {error.strerror}") from error
 
-    def make(self, name: str, limits: Sequence[CardLimit], library: Path, member: Member) -> Path:
+    def make(self, name: str, limits: Sequence[LimitsEntry], library: Path, member: Member) -> Path:
         """A new budget's folder with its first program in it.
 
         Nobody made it before, or guessed its hidden name: its owner says what is loaded into programs.

@@ -23,7 +23,7 @@ class Credit(ctypes.Structure):
     )
 
 
-class Card(ctypes.Structure):
+class RegionCard(ctypes.Structure):
     """One card of the container."""
 
     _fields_ = (
@@ -55,7 +55,7 @@ class Card(ctypes.Structure):
     )
 
 
-class Usage(ctypes.Structure):
+class RegionUsage(ctypes.Structure):
     """What one process holds of one card."""
 
     _fields_ = (
@@ -70,7 +70,7 @@ class Usage(ctypes.Structure):
     )
 
 
-class Slot(ctypes.Structure):
+class RegionSlot(ctypes.Structure):
     """One process."""
 
     _fields_ = (
@@ -82,11 +82,11 @@ class Slot(ctypes.Structure):
         ("host_pid", ctypes.c_uint64),
         ("locked", ctypes.c_uint64),
         ("unlocked_ns", ctypes.c_uint64),
-        ("usage", Usage * CARDS),
+        ("usage", RegionUsage * CARDS),
     )
 
 
-class Head(ctypes.Structure):
+class RegionHead(ctypes.Structure):
     """What stands before the slots."""
 
     _fields_ = (
@@ -94,8 +94,8 @@ class Head(ctypes.Structure):
         ("slots_high", ctypes.c_uint64),
         ("swept", ctypes.c_uint64),
         ("padding", ctypes.c_uint64 * 5),
-        ("cards", Card * CARDS),
+        ("cards", RegionCard * CARDS),
     )
 
 
-REGION_BYTES: Final = ctypes.sizeof(Head) + SLOTS * ctypes.sizeof(Slot)
+REGION_BYTES: Final = ctypes.sizeof(RegionHead) + SLOTS * ctypes.sizeof(RegionSlot)

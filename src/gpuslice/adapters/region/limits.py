@@ -35,7 +35,7 @@ class LimitsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class CardLimit:
+class LimitsEntry:
     """One card of a container. None means no limit."""
 
     uuid: str
@@ -48,7 +48,7 @@ class CardLimit:
     """Small work that somebody waits for: it goes before that of others. Only with a share of compute."""
 
 
-def format_limits(limits: Sequence[CardLimit]) -> str:
+def format_limits(limits: Sequence[LimitsEntry]) -> str:
     """The file's text. Raises LimitsError for limits that could not be read back."""
     lines = [
         f"{limit.uuid} memory={_text(limit.memory_bytes)} share={_text(limit.compute_percent)}"
@@ -62,7 +62,7 @@ def format_limits(limits: Sequence[CardLimit]) -> str:
     return text
 
 
-def parse_limits(text: str) -> tuple[CardLimit, ...]:
+def parse_limits(text: str) -> tuple[LimitsEntry, ...]:
     """The limits a file spells. Raises LimitsError, naming the line that is wrong."""
     lines = text.split("\n")
     if len(text) > LARGEST_FILE_BYTES:
@@ -79,7 +79,7 @@ def parse_limits(text: str) -> tuple[CardLimit, ...]:
     return limits
 
 
-def write_limits(path: Path | str, limits: Sequence[CardLimit]) -> None:
+def write_limits(path: Path | str, limits: Sequence[LimitsEntry]) -> None:
     """Puts the file in place in one step, readable by everybody and writable by its owner alone."""
     place = Path(path)
     text = format_limits(limits)
@@ -95,7 +95,7 @@ def write_limits(path: Path | str, limits: Sequence[CardLimit]) -> None:
         raise
 
 
-def read_limits(path: Path | str) -> tuple[CardLimit, ...] | None:
+def read_limits(path: Path | str) -> tuple[LimitsEntry, ...] | None:
     """The limits in a file; None if there is no file, which means no limits. Raises LimitsError, OSError."""
     try:
         return parse_limits(read_plain(path, LARGEST_FILE_BYTES + 1).decode("latin-1"))
@@ -103,7 +103,7 @@ def read_limits(path: Path | str) -> tuple[CardLimit, ...] | None:
         return None
 
 
-def _parse_card(line: str, number: int) -> CardLimit:
+def _parse_card(line: str, number: int) -> LimitsEntry:
     found = _CARD.fullmatch(line)
     if not found:
         raise LimitsError(f'line {number} is {line!r}, must be "UUID memory=BYTES share=PERCENT"')
@@ -114,7 +114,9 @@ def _parse_card(line: str, number: int) -> CardLimit:
         raise LimitsError(f"line {number}: {memory} bytes are more than any card has")
     if cap is not None and share is not None and cap < share:
         raise LimitsError(f"line {number}: cap={cap} is less than share={share}")
-    return CardLimit(found["uuid"], memory, share, None if cap == share else cap, bool(found["interactive"]))
+    return LimitsEntry(
+        found["uuid"], memory, share, None if cap == share else cap, bool(found["interactive"])
+    )
 
 
 def _text(value: int | None) -> str:

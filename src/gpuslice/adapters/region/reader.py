@@ -16,8 +16,8 @@ from .plain import open_plain, read_plain
 
 MOST_BYTES: Final = 1 << 50
 """No card has more: such a number was not written by the library."""
-_HEAD_BYTES: Final = ctypes.sizeof(layout.Head)
-_SLOT_BYTES: Final = ctypes.sizeof(layout.Slot)
+_HEAD_BYTES: Final = ctypes.sizeof(layout.RegionHead)
+_SLOT_BYTES: Final = ctypes.sizeof(layout.RegionSlot)
 _SLOTS_HIGH: Final = Struct("@Q")
 
 
@@ -107,7 +107,7 @@ class RegionFile:
             return None
         # the head and the slots in use
         data = self._head_and(self._high)
-        high = min(_SLOTS_HIGH.unpack_from(data, layout.Head.slots_high.offset)[0], layout.SLOTS)
+        high = min(_SLOTS_HIGH.unpack_from(data, layout.RegionHead.slots_high.offset)[0], layout.SLOTS)
         if high > self._high:
             data = self._head_and(high)
         self._high = max(high, 1)
@@ -153,14 +153,14 @@ def parse_region(data: bytes) -> RegionReading | None:
 
 def _reading(data: bytes, room: int) -> RegionReading | None:
     """`room`: how many slots there are in `data` behind the head."""
-    head = layout.Head.from_buffer_copy(data)
+    head = layout.RegionHead.from_buffer_copy(data)
     if head.magic == 0:
         return None
     if head.magic != layout.MAGIC | layout.VERSION:
         raise RegionError(f"magic is {head.magic:#x}, must be {layout.MAGIC | layout.VERSION:#x}")
     count = min(head.slots_high, room)
-    start, size = ctypes.sizeof(layout.Head), ctypes.sizeof(layout.Slot)
-    every = (layout.Slot.from_buffer_copy(data, start + number * size) for number in range(count))
+    start, size = ctypes.sizeof(layout.RegionHead), ctypes.sizeof(layout.RegionSlot)
+    every = (layout.RegionSlot.from_buffer_copy(data, start + number * size) for number in range(count))
     slots = [slot for slot in every if slot.owner]
     # used, and not with something else written over it
     return RegionReading(
@@ -172,7 +172,7 @@ def _reading(data: bytes, room: int) -> RegionReading | None:
     )
 
 
-def _card_usage(card: layout.Card, index: int, slots: list[layout.Slot]) -> CardUsage:
+def _card_usage(card: layout.RegionCard, index: int, slots: list[layout.RegionSlot]) -> CardUsage:
     processes = tuple(_process_usage(slot, index) for slot in slots if slot.usage[index].used_bytes)
     orphaned = min(card.orphaned_bytes, MOST_BYTES)
     return CardUsage(
@@ -187,7 +187,7 @@ def _card_usage(card: layout.Card, index: int, slots: list[layout.Slot]) -> Card
     )
 
 
-def _process_usage(slot: layout.Slot, index: int) -> ProcessUsage:
+def _process_usage(slot: layout.RegionSlot, index: int) -> ProcessUsage:
     usage = slot.usage[index]
     return ProcessUsage(
         pid=slot.pid,

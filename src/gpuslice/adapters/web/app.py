@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Format, Piece, gzipped, joined
-from gpuslice.adapters.web.messages import Request, Response, json_answer, text_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 
 _log = logging.getLogger(__name__)
 
-Handler = Callable[[Request], Response | Awaitable[Response]]
+Handler = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
 """A plain function answers at once; what waits for something is a coroutine function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a handler stands. A path may end in ``/{}``, which takes one part: ``Request.part``."""
+    """Where a handler stands. A path may end in ``/{}``, which takes one part: ``HttpRequest.part``."""
 
     method: str
     path: str
@@ -50,7 +50,7 @@ def post(path: str, handler: Handler) -> Route:
 def for_known_clients(route: Route) -> Route:
     """The same for clients that show a certificate; the others are told to."""
 
-    def handler(request: Request) -> Response | Awaitable[Response]:
+    def handler(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         if not request.known:
             return json_answer({"error": f"{route.path} wants a certificate of the CA for clients"}, 403)
         return route.handler(request)
@@ -72,14 +72,14 @@ def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
     )
 
 
-def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: Request) -> Response:
+def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: HttpRequest) -> HttpResponse:
     """The page in the format and the coding that the client likes best."""
     format = chosen_format(request.headers.get("accept", ""))
     headers = {"Vary": "Accept, Accept-Encoding"}
     if not accepts_gzip(request.headers.get("accept-encoding", "")):
-        return Response(joined(page(format)), content_type=format.content_type, headers=headers)
+        return HttpResponse(joined(page(format)), content_type=format.content_type, headers=headers)
     headers["Content-Encoding"] = "gzip"
-    return Response(gzipped(page(format)), content_type=format.content_type, headers=headers)
+    return HttpResponse(gzipped(page(format)), content_type=format.content_type, headers=headers)
 
 
 class Router:
@@ -90,7 +90,7 @@ class Router:
         for route in routes:
             self._handlers.setdefault(route.path, {})[route.method] = route.handler
 
-    def __call__(self, request: Request) -> Response | Awaitable[Response]:
+    def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         handlers = self._found(request)
         handler = handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
@@ -99,9 +99,9 @@ class Router:
             answer = handler(request)
         except Exception:
             return _failed(request)
-        return answer if isinstance(answer, Response) else _guarded(request, answer)
+        return answer if isinstance(answer, HttpResponse) else _guarded(request, answer)
 
-    def _found(self, request: Request) -> dict[str, Handler]:
+    def _found(self, request: HttpRequest) -> dict[str, Handler]:
         path = request.path
         handlers = self._handlers.get(path)
         if handlers is not None:
@@ -110,20 +110,20 @@ class Router:
         return self._handlers.get(folder + "/{}", {}) if request.part else {}
 
 
-async def _guarded(request: Request, coming: Awaitable[Response]) -> Response:
+async def _guarded(request: HttpRequest, coming: Awaitable[HttpResponse]) -> HttpResponse:
     try:
         return await coming
     except Exception:
         return _failed(request)
 
 
-def _failed(request: Request) -> Response:
+def _failed(request: HttpRequest) -> HttpResponse:
     """The last resort: one request fails with a sentence, the process goes on."""
     _log.exception("request failed", extra={"method": request.method, "path": request.path})
     return json_answer({"error": f"{request.method} {request.path} failed, see the log"}, 500)
 
 
-def _no_such(request: Request, handlers: dict[str, Handler]) -> Response:
+def _no_such(request: HttpRequest, handlers: dict[str, Handler]) -> HttpResponse:
     if not handlers:
         return text_answer(f"404: there is no {request.path}", 404)
     allowed = ", ".join(sorted(handlers))
@@ -132,5 +132,5 @@ def _no_such(request: Request, handlers: dict[str, Handler]) -> Response:
     return answer
 
 
-def _readiness(reason: str) -> Response:
+def _readiness(reason: str) -> HttpResponse:
     return text_answer(reason or "ok", 503 if reason else 200)

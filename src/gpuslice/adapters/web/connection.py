@@ -15,9 +15,9 @@ from typing import cast
 
 import httptools
 
-from gpuslice.adapters.web.messages import Request, Response, head_of, json_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, head_of, json_answer
 
-App = Callable[[Request], Response | Awaitable[Response]]
+App = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
 """Answers requests, at once where it can. It raises nothing: an error is an answer too."""
 
 HEAD_LIMIT_BYTES = 64 << 10
@@ -103,8 +103,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None  # None before and after
-        self._waiting: deque[Request] = deque()
-        self._refusal: Response | None = (
+        self._waiting: deque[HttpRequest] = deque()
+        self._refusal: HttpResponse | None = (
             None  # the last answer: what came after the waiting ones is no request
         )
         self._known = False
@@ -212,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         self._receiving = False
         if self._refusal is None:
             self._waiting.append(
-                Request(
+                HttpRequest(
                     self._parser.get_method().decode("latin-1"),
                     self._target.decode("latin-1"),
                     self._headers,
@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         while self._waiting and not self._busy and not self._blocked:
             request = self._waiting.popleft()
             answer = self._clients.app(request)
-            if isinstance(answer, Response):
+            if isinstance(answer, HttpResponse):
                 self._answered(request, answer)
                 continue
             self._busy, self._answering_bytes = True, len(request.body)
@@ -255,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._transport.resume_reading()
 
-    async def _await(self, request: Request, coming: Awaitable[Response]) -> None:
+    async def _await(self, request: HttpRequest, coming: Awaitable[HttpResponse]) -> None:
         """It goes on when the client has left: what it has begun must come to its end."""
         try:
             answer = await coming
@@ -265,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answered(request, answer)
         self._go_on()
 
-    def _answered(self, request: Request, answer: Response) -> None:
+    def _answered(self, request: HttpRequest, answer: HttpResponse) -> None:
         last_word = self._deaf and self._refusal is None and not self._waiting
         last = answer.last or not request.keep_alive or last_word or self._clients.draining
         self._write(answer, last, without_body=request.method == "HEAD")
@@ -274,7 +274,7 @@ class Connection(asyncio.BufferedProtocol):
             self._deaf = True
             self._transport.close()
 
-    def _write(self, answer: Response, last: bool, without_body: bool = False) -> None:
+    def _write(self, answer: HttpResponse, last: bool, without_body: bool = False) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         head = head_of(answer, last)

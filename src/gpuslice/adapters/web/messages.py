@@ -17,7 +17,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 @dataclass(slots=True)
-class Request:
+class HttpRequest:
     """One request, read whole. `target` is the path as it came, with its query; header names are lower case.
 
     `part` is what stood in the place of a route's ``{name}``. `known`: the client showed a certificate of the
@@ -47,7 +47,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Response:
+class HttpResponse:
     """One answer. `more`: what follows `body`; to put large pieces together would be to copy them.
 
     `last`: the client is to come back on another connection, which may lead to another process.
@@ -65,16 +65,16 @@ class Response:
         return len(self.body) + sum(map(len, self.more))
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
+def json_answer(value: Any, status: int = 200) -> HttpResponse:
     """`value` as JSON; a msgspec struct keeps its own key names."""
-    return Response(msgspec.json.encode(value), status, JSON)
+    return HttpResponse(msgspec.json.encode(value), status, JSON)
 
 
-def text_answer(text: str, status: int = 200) -> Response:
-    return Response(text.encode(), status)
+def text_answer(text: str, status: int = 200) -> HttpResponse:
+    return HttpResponse(text.encode(), status)
 
 
-def head_of(answer: Response, last: bool) -> bytes:
+def head_of(answer: HttpResponse, last: bool) -> bytes:
     """The bytes before the body; `last`: nothing follows on this connection."""
     own = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
     # said always: a client that speaks HTTP/1.0 keeps its connection only when told to

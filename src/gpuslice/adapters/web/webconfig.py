@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.messages import Request, Response
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.core.errors import GpusliceError, words_of
 
 ClientAuth = Literal[
@@ -159,10 +159,10 @@ def _check_hashes(path: Path, users: Mapping[str, str]) -> None:
 
 
 def _authenticated(app: App, users: Users) -> App:
-    async def check(request: Request) -> Response:
+    async def check(request: HttpRequest) -> HttpResponse:
         given = _credentials(request.headers.get("authorization", ""))
         if given is None or not await users.accepts(*given):
-            return Response(b"Unauthorized\n", 401, headers={"WWW-Authenticate": 'Basic realm="metrics"'})
+            return HttpResponse(b"Unauthorized\n", 401, headers={"WWW-Authenticate": 'Basic realm="metrics"'})
         return await _settled(app(request))
 
     return check
@@ -180,7 +180,7 @@ def _credentials(header: str) -> tuple[str, str] | None:
 
 
 def _with_headers(app: App, headers: Mapping[str, str]) -> App:
-    async def add(request: Request) -> Response:
+    async def add(request: HttpRequest) -> HttpResponse:
         answer = await _settled(app(request))
         answer.headers = {**answer.headers, **headers}
         return answer
@@ -188,5 +188,5 @@ def _with_headers(app: App, headers: Mapping[str, str]) -> App:
     return add
 
 
-async def _settled(answer: Response | Awaitable[Response]) -> Response:
-    return answer if isinstance(answer, Response) else await answer
+async def _settled(answer: HttpResponse | Awaitable[HttpResponse]) -> HttpResponse:
+    return answer if isinstance(answer, HttpResponse) else await answer

@@ -301,11 +301,11 @@ def _numbered(first: str, number: int) -> str:
     return first if number == 1 else f"{first}-{number}"
 
 
-def _unlimited(limit: CardLimit) -> limits_file.CardLimit:
-    return limits_file.CardLimit(limit.card.uuid, None)
+def _unlimited(limit: CardLimit) -> limits_file.LimitsEntry:
+    return limits_file.LimitsEntry(limit.card.uuid, None)
 
 
-def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.CardLimit:
+def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.LimitsEntry:
     """What the library reads. 0 percent here means that compute is not divided.
 
     Where compute is lent a container without a percentage weighs what part of the card's memory it has.
@@ -314,9 +314,9 @@ def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> l
     if policy is ComputePolicy.FAIR:
         percent = percent or max(1, 100 * limit.units // limit.card.units)
     if policy is ComputePolicy.OFF or not percent:
-        return limits_file.CardLimit(limit.card.uuid, limit.memory_mib * MIB)
+        return limits_file.LimitsEntry(limit.card.uuid, limit.memory_mib * MIB)
     most = 100 if policy is ComputePolicy.FAIR and percent < 100 else None
-    return limits_file.CardLimit(limit.card.uuid, limit.memory_mib * MIB, percent, most, interactive)
+    return limits_file.LimitsEntry(limit.card.uuid, limit.memory_mib * MIB, percent, most, interactive)
 
 
 def _read_owner(folder: Path) -> Owner:

@@ -29,7 +29,7 @@ from gpuslice.adapters.web.app import Probes, get, make_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import Request, Response, json_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.serve import Listen, run, until_stopped, work_until
 from gpuslice.apps.agent.active_lock import ActiveLock, serving_once_free
 from gpuslice.apps.agent.allocation_state import AllocationState
@@ -276,7 +276,7 @@ class Agent:
             yield from self.counters.families()
             yield from self.status().families()
 
-        def debug_state(_: Request) -> Response:
+        def debug_state(_: HttpRequest) -> HttpResponse:
             return json_answer(self.status().as_json(shown(self.settings), time.monotonic()))
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(families))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gpuslice.adapters.region.budget import Budget, Budgets
-from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.apps.cli.output import output_flag, print_document
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.units import MIB
@@ -55,7 +55,7 @@ def document(budget: Budget) -> dict[str, object]:
     }
 
 
-def card_document(budget: Budget, limit: CardLimit) -> dict[str, object]:
+def card_document(budget: Budget, limit: LimitsEntry) -> dict[str, object]:
     """Unknown is null: nobody has come to the card yet."""
     usage = budget.usages.get(limit.uuid)
     return {
@@ -84,7 +84,7 @@ def shown(command: Sequence[str]) -> str:
     return " ".join(command).translate(dict.fromkeys(range(32), "?"))
 
 
-def amounts(budget: Budget, limit: CardLimit) -> tuple[str, ...]:
+def amounts(budget: Budget, limit: LimitsEntry) -> tuple[str, ...]:
     usage = budget.usages.get(limit.uuid)
     return (
         limit.uuid[:12],

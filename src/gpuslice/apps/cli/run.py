@@ -20,7 +20,7 @@ import click
 from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.region.budget import LIBRARY, Budget, BudgetError, Budgets, Member
 from gpuslice.adapters.region.layout import CARDS
-from gpuslice.adapters.region.limits import CardLimit
+from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.adapters.region.living import start_time_of
 from gpuslice.apps.cli.executable import why_not_held, why_not_loaded
 from gpuslice.apps.cli.machine import (
@@ -179,7 +179,7 @@ def check(wish: Wish, program: Sequence[str]) -> None:
 
 def given_budget(
     wish: Wish, cards: Sequence[DriverCard], budgets: Budgets, library: Path | None, member: Member
-) -> tuple[Path, tuple[CardLimit, ...]]:
+) -> tuple[Path, tuple[LimitsEntry, ...]]:
     """A budget as wished, with the program in it: the group's if there is one, else a new one.
 
     Without the lock others may choose at the same moment: who sees that it is too much takes theirs back and
@@ -224,18 +224,18 @@ def is_over_or_double(
     return over or any(budget.folder != folder for budget in of_the_group(wish, running))
 
 
-def new_limits(wish: Wish, cards: Sequence[DriverCard], running: Sequence[Budget]) -> tuple[CardLimit, ...]:
+def new_limits(wish: Wish, cards: Sequence[DriverCard], running: Sequence[Budget]) -> tuple[LimitsEntry, ...]:
     """On cards that have the room."""
     return tuple(
-        CardLimit(card.uuid, memory_bytes(wish.memory, card), wish.compute_percent)
+        LimitsEntry(card.uuid, memory_bytes(wish.memory, card), wish.compute_percent)
         for card in chosen_cards(wish.gpu, wish.gpus, wish.memory, cards, running)
     )
 
 
-def same_budget(wish: Wish, cards: Sequence[DriverCard], budget: Budget) -> tuple[CardLimit, ...]:
+def same_budget(wish: Wish, cards: Sequence[DriverCard], budget: Budget) -> tuple[LimitsEntry, ...]:
     known = {card.uuid: card for card in cards}
     wished = tuple(
-        CardLimit(
+        LimitsEntry(
             limit.uuid,
             memory_bytes(wish.memory, known[limit.uuid]) if limit.uuid in known else None,
             wish.compute_percent,
@@ -255,7 +255,7 @@ def same_budget(wish: Wish, cards: Sequence[DriverCard], budget: Budget) -> tupl
     return budget.limits
 
 
-def described(limits: Sequence[CardLimit]) -> str:
+def described(limits: Sequence[LimitsEntry]) -> str:
     first = limits[0]
     share = f" and {first.compute_percent} % of compute" if first.compute_percent else ""
     cards = f" on each of {len(limits)} cards" if len(limits) > 1 else ""
@@ -293,7 +293,7 @@ def user_name() -> str:
         return f"uid{os.getuid()}"
 
 
-def program_environment(limits: Sequence[CardLimit], preload: Path) -> dict[str, str]:
+def program_environment(limits: Sequence[LimitsEntry], preload: Path) -> dict[str, str]:
     """The library first, and no other card in sight."""
     others = os.environ.get("LD_PRELOAD", "")
     return os.environ | {

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.adapters.region.counts import NOTHING, Counts
-from gpuslice.adapters.region.limits import CardLimit, read_limits
+from gpuslice.adapters.region.limits import LimitsEntry, read_limits
 from gpuslice.adapters.region.living import all_of_the_living
 from gpuslice.adapters.region.reader import CardUsage, RegionFile
 from gpuslice.core.attribution import ContainerKey, Owner
@@ -39,7 +39,7 @@ class ContainerIsolation:
     `earlier` is what the container's former runs counted.
     """
 
-    limits: dict[str, CardLimit]
+    limits: dict[str, LimitsEntry]
     counted: dict[str, CardUsage]
     earlier: Mapping[str, Counts] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class Isolation:
     containers: dict[ContainerKey, ContainerIsolation]
     problems: tuple[str, ...] = ()
 
-    def limit(self, key: ContainerKey, uuid: str) -> CardLimit | None:
+    def limit(self, key: ContainerKey, uuid: str) -> LimitsEntry | None:
         found = self.containers.get(key)
         return None if found is None else found.limits.get(uuid)
 
@@ -99,7 +99,7 @@ region of a container without a process, which nobody is there to change."""
 class _Folder:
     stamp: tuple[int, int]
     key: ContainerKey | None
-    limits: dict[str, CardLimit]
+    limits: dict[str, LimitsEntry]
     region: RegionFile
     earlier: dict[str, Counts]
     cards: tuple[CardUsage, ...] | None = None  # of the region, as last read

@@ -11,7 +11,7 @@ import gpuslice
 from gpuslice.adapters.web.app import Probes, Router, get, metrics_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.messages import Request, Response, json_answer, text_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
 from gpuslice.apps.exporter.page import MetricsPage
@@ -26,13 +26,13 @@ _INDEX = """<html><head><title>GPU exporter</title></head>
 def make_app(page: MetricsPage) -> App:
     """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
 
-    def health(_: Request) -> Response:
+    def health(_: HttpRequest) -> HttpResponse:
         return text_answer("KO" if page.not_ready() else "OK")  # 200 all the same, as upstream
 
     return make_probed_app(
         Probes(gpuslice.__version__, page.not_ready, page.render),
         [
-            get("/", lambda _: Response(_INDEX.encode(), content_type="text/html; charset=utf-8")),
+            get("/", lambda _: HttpResponse(_INDEX.encode(), content_type="text/html; charset=utf-8")),
             get("/health", health),
             get("/debug/state", lambda _: json_answer(page.debug_state())),
         ],
@@ -42,7 +42,7 @@ def make_app(page: MetricsPage) -> App:
 def make_legacy_app(page: MetricsPage) -> App:
     """Port 9445: the same page with and without a path."""
 
-    def legacy(request: Request) -> Response:
+    def legacy(request: HttpRequest) -> HttpResponse:
         return metrics_answer(page.render_legacy, request)
 
     return Router([get("/", legacy), get("/metrics", legacy)])

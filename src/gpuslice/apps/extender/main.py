@@ -22,7 +22,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, for_known_clients, get, make_app
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import Request, Response, text_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.apps.extender.binder import Binder
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
@@ -139,7 +139,7 @@ class Extender:
         if self.settings.tls_client_ca:  # what decides or changes something is for kube-scheduler alone
             routes = [for_known_clients(each) if each.method == "POST" else each for each in routes]
 
-        def prepared(_: Request) -> Response:
+        def prepared(_: HttpRequest) -> HttpResponse:
             reason = self.not_prepared()
             return text_answer(reason or "ok", 503 if reason else 200)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuslice.adapters.kube.http import NO_STRINGS, Response
+from gpuslice.adapters.kube.http import NO_STRINGS, ApiResponse
 from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.core.ledger import Ledger
@@ -38,7 +38,7 @@ class TimedTransport:
         query: Mapping[str, str] = NO_STRINGS,
         headers: Mapping[str, str] = NO_STRINGS,
         body: bytes = b"",
-    ) -> Response:
+    ) -> ApiResponse:
         began = time.perf_counter()
         try:
             return await self._inner.request(method, path, query=query, headers=headers, body=body)

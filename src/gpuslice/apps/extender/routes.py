@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuslice.adapters.web.app import Route, get, post
-from gpuslice.adapters.web.messages import JSON, Request, Response, json_answer
+from gpuslice.adapters.web.messages import JSON, HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import (
     BindingResult,
@@ -46,7 +46,7 @@ class Routes:
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
-    def filter(self, request: Request) -> Response | Awaitable[Response]:
+    def filter(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         began = time.perf_counter()
         try:
             args = self.questions.decode(request.body)
@@ -54,30 +54,30 @@ class Routes:
             result = FilterResult(error=reason) if reason else self.cycle.filter(args)
         except MalformedError as error:
             result = FilterResult(error=str(error))
-        answer = Response(content_type=JSON, more=result.pieces())
+        answer = HttpResponse(content_type=JSON, more=result.pieces())
         self._observe("filter", bool(result.error) or result.node_names == b"[]", began, answer)
         waiting = self.nominator.keep_pace()
         if waiting is None:
             return answer
 
-        async def answer_then() -> Response:
+        async def answer_then() -> HttpResponse:
             await waiting
             return answer
 
         return answer_then()
 
-    def prioritize(self, request: Request) -> Response:
+    def prioritize(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         try:
             scores = self.cycle.prioritize(self.questions.decode(request.body))
         except MalformedError as error:
             _log.warning("prioritize not understood", extra={"error": str(error)})
             scores = b"[]"  # the answer has no place for an error, and the scheduler ignores one
-        answer = Response(scores, content_type=JSON)
+        answer = HttpResponse(scores, content_type=JSON)
         self._observe("prioritize", scores == b"[]", began, answer)
         return answer
 
-    def preempt(self, request: Request) -> Response:
+    def preempt(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         try:
             args = decode_preemption(request.body)
@@ -89,7 +89,7 @@ class Routes:
         self._observe("preempt", not result.node_name_to_meta_victims, began, answer)
         return answer
 
-    async def bind(self, request: Request) -> Response:
+    async def bind(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         try:
             args = decode_binding(request.body)
@@ -100,7 +100,7 @@ class Routes:
         self._observe("bind", bool(error), began, answer)
         return answer
 
-    def _observe(self, verb: str, no: bool, began: float, answer: Response) -> None:
+    def _observe(self, verb: str, no: bool, began: float, answer: HttpResponse) -> None:
         """Count it. Who asks a replica that does not lead is sent away: the Service knows who does."""
         self.metrics.observe(verb, "no" if no else "yes", time.perf_counter() - began)
         if self.not_ready():
@@ -109,14 +109,14 @@ class Routes:
 
     # -- for people ----------------------------------------------------------------------------------------
 
-    async def inspect(self, _: Request) -> Response:
+    async def inspect(self, _: HttpRequest) -> HttpResponse:
         return json_answer(await inspect_all(self.cycle.ledger))
 
-    def inspect_one(self, request: Request) -> Response:
+    def inspect_one(self, request: HttpRequest) -> HttpResponse:
         answer = inspect_node(self.cycle.ledger, request.part)
         return json_answer(answer, 404 if answer.error else 200)
 
-    async def debug_state(self, request: Request) -> Response:
+    async def debug_state(self, request: HttpRequest) -> HttpResponse:
         """Everything known, or of one node with ``?node=``."""
         ledger, asked = self.cycle.ledger, request.query.get("node")
         nodes = await debug_nodes(ledger, [asked] if asked else ledger.node_names())

@@ -15,7 +15,7 @@ import gpuslice
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import Request, Response, json_answer
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import AdmissionRequest, decode_review
@@ -57,7 +57,7 @@ class Webhook:
             await stopped
 
     def _handler(self, verb: str, decide: Decide) -> Handler:
-        def handle(request: Request) -> Response:
+        def handle(request: HttpRequest) -> HttpResponse:
             began = time.perf_counter()
             try:
                 review = decode_review(request.body)
