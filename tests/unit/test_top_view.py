@@ -22,13 +22,13 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.cli.top_app import HelpScreen, PodScreen, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
-from gpuslice.apps.cli.usage import CardUsage, ClusterSource, ContainerUsage, UrlSource, Usage
+from gpuslice.apps.cli.usage import CardUsage, ClusterSource, ClusterUsage, ContainerUsage, UrlSource
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"
 
 
-def shown(found: Usage, width: int = 120) -> list[str]:
+def shown(found: ClusterUsage, width: int = 120) -> list[str]:
     """The lines that are printed into a terminal of this width."""
     console = Console(width=width, file=StringIO(), force_terminal=True, color_system=None)
     show_once(found, console)
@@ -58,7 +58,7 @@ def container(
     )
 
 
-ONE = Usage((card(0),), (container(0),))
+ONE = ClusterUsage((card(0),), (container(0),))
 
 
 @given(st.integers(60, 300))
@@ -81,19 +81,19 @@ def test_a_wide_terminal_shows_everything() -> None:
 
 def test_only_what_was_refused_of_late_is_alarming() -> None:
     history = History()
-    history.take(Usage((), (container(0, refused=17),)))
+    history.take(ClusterUsage((), (container(0, refused=17),)))
     assert container_cells(container(0, refused=17), history)["REFUSED"].plain == "17"
-    history.take(Usage((), (container(0, refused=19),)))
+    history.take(ClusterUsage((), (container(0, refused=19),)))
     cell = container_cells(container(0, refused=19), history)["REFUSED"]
     assert (cell.plain, cell.style) == ("19 (+2)", "bold red")
     for _ in range(30):
-        history.take(Usage((), (container(0, refused=19),)))
+        history.take(ClusterUsage((), (container(0, refused=19),)))
     cell = container_cells(container(0, refused=19), history)["REFUSED"]
     assert (cell.plain, cell.style) == ("19", "")
 
 
 def test_unknown_is_not_nought() -> None:
-    found = Usage((CardUsage(NODE, "0", "GPU-0", up=False),), ())
+    found = ClusterUsage((CardUsage(NODE, "0", "GPU-0", up=False),), ())
     assert "lost" in shown(found)[1]
     assert "-/-" in shown(found)[1]
 
@@ -153,17 +153,17 @@ def test_an_address_that_is_none_is_a_reason(url: str) -> None:
 class Playing:
     """A source that gives these, then the last of them again and again."""
 
-    def __init__(self, *readings: Usage | Exception) -> None:
+    def __init__(self, *readings: ClusterUsage | Exception) -> None:
         self.readings = list(readings)
 
-    def read(self) -> Usage:
+    def read(self) -> ClusterUsage:
         found = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
         if isinstance(found, Exception):
             raise found
         return found
 
 
-MANY = Usage(
+MANY = ClusterUsage(
     (card(0), card(1, busy=0.9)),
     (
         container(0, 0.5, namespace="team-a"),
@@ -206,7 +206,7 @@ class Screen:
 
 @contextlib.asynccontextmanager
 async def running(
-    *readings: Usage | Exception, width: int = 120, explain: Callable[[str], str] | None = None
+    *readings: ClusterUsage | Exception, width: int = 120, explain: Callable[[str], str] | None = None
 ) -> AsyncIterator[Screen]:
     app = TopApp(Playing(*readings), NEVER_S, context="lab", explain=explain)
     async with app.run_test(size=(width, 30)) as pilot:
@@ -328,7 +328,7 @@ async def test_a_lost_api_server_leaves_the_last_figures_and_says_so() -> None:
 
 async def test_where_it_stands_is_kept_when_figures_change() -> None:
     rows = tuple(container(number) for number in range(100))
-    async with running(Usage((card(0),), rows)) as screen:
+    async with running(ClusterUsage((card(0),), rows)) as screen:
         await screen.press(*["down"] * 40)
         screen.app.read_now()
         await screen.settled()

@@ -36,7 +36,7 @@ from gpuslice.apps.cli.top_print import (
     sparkline,
     widths_for,
 )
-from gpuslice.apps.cli.usage import CardUsage, ContainerUsage, Source, Usage
+from gpuslice.apps.cli.usage import CardUsage, ClusterUsage, ContainerUsage, Source
 from gpuslice.core.errors import GpusliceError
 
 CELL_GAP = 2  # textual's own: one blank on either side
@@ -97,7 +97,7 @@ class PodScreen(Screen[None]):
         if self._explain is not None:
             self._ask(self._explain)
 
-    def refresh_usage(self, found: Usage) -> None:
+    def refresh_usage(self, found: ClusterUsage) -> None:
         """What it uses now; the last that was known where it is gone."""
         self._row = next((row for row in found.containers if key_of(row) == key_of(self._row)), self._row)
         self.query_one("#figures", Static).update(self._figures())
@@ -172,7 +172,7 @@ class TopApp(App[None]):
         self._cluster = context
         self._explain = explain
         self._history = History()
-        self._found = Usage((), ())
+        self._found = ClusterUsage((), ())
         self._read_at = ""
         self._rows: list[ContainerUsage | None] = []  # of the lower table; None for a line of the tree
         self._sort, self._reverse = "", False
@@ -212,7 +212,7 @@ class TopApp(App[None]):
             self._history.take(found)
         self.call_from_thread(self.take, found)
 
-    def take(self, found: Usage) -> None:
+    def take(self, found: ClusterUsage) -> None:
         """Show another reading."""
         self._found, self._read_at = found, time.strftime("%H:%M:%S")
         self._show()

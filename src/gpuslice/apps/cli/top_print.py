@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.apps.cli.usage import CardUsage, ContainerUsage, Usage
+from gpuslice.apps.cli.usage import CardUsage, ClusterUsage, ContainerUsage
 from gpuslice.core.words import counted
 
 GIB = 1 << 30
@@ -52,7 +52,7 @@ class History:
     busy: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
     refused: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
 
-    def take(self, found: Usage) -> None:
+    def take(self, found: ClusterUsage) -> None:
         """Another reading. Rows that are gone are forgotten."""
         here = {*map(key_of, found.cards), *map(key_of, found.containers)}
         for figures in (self.seen, self.busy, self.refused):
@@ -145,7 +145,7 @@ def fitted(cells: Cells, widths: Mapping[str, int]) -> list[Text]:
     return [bars[-widths[name] :] if name == HISTORY and len(bars) else cells[name] for name in widths]
 
 
-def headline(found: Usage, context: str = "") -> str:
+def headline(found: ClusterUsage, context: str = "") -> str:
     """The whole cluster in one line."""
     cards, up = found.cards, [card for card in found.cards if card.up]
     nodes = {card.node for card in cards}
@@ -164,7 +164,7 @@ def headline(found: Usage, context: str = "") -> str:
     return " · ".join([context, *parts] if context else parts)
 
 
-def show_once(found: Usage, console: Console | None = None) -> None:
+def show_once(found: ClusterUsage, console: Console | None = None) -> None:
     """Cards above, containers below, what went wrong at the end."""
     console = console or Console()
     if not console.is_terminal:

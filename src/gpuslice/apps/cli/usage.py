@@ -61,7 +61,7 @@ class ContainerUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ClusterUsage:
     """Everything at one moment, and what could not be read: one sentence each."""
 
     cards: tuple[CardUsage, ...]
@@ -72,7 +72,7 @@ class Usage:
 class Source(Protocol):
     """Where exporters are read."""
 
-    def read(self) -> Usage:
+    def read(self) -> ClusterUsage:
         """The usage now; an exporter that does not answer is a problem in it."""
         ...
 
@@ -86,7 +86,7 @@ class UrlSource:
             scheme, _, place = url.rpartition("://")
             self._urls.append(f"{scheme or 'http'}://{place}{'' if '/' in place else '/metrics'}")
 
-    def read(self) -> Usage:
+    def read(self) -> ClusterUsage:
         pages, problems = [], []
         for url in self._urls:
             try:
@@ -110,7 +110,7 @@ class ClusterSource:
         self._readers: deque[SyncClient] = deque()  # those that are idle
         self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
 
-    def read(self) -> Usage:
+    def read(self) -> ClusterUsage:
         pods = self._client.list(PODS, labels=EXPORTERS)
         answers = list(self._threads.map(self._page, pods))
         problems = [answer for answer in answers if isinstance(answer, str)]
@@ -172,7 +172,7 @@ _CONTAINER = {
 """Metric without its prefix → field of the row."""
 
 
-def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> Usage:
+def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsage:
     """All cards and containers of all pages, in order."""
     cards: list[CardUsage] = []
     containers: list[ContainerUsage] = []
@@ -198,7 +198,7 @@ def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> Usage:
             containers.append(ContainerUsage(**{**named, **figures}))  # type: ignore[arg-type]
     cards.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
     containers.sort(key=lambda row: (row.node, gpu_order(row.gpu), row.namespace, row.pod, row.container))
-    return Usage(tuple(cards), tuple(containers), tuple(problems))
+    return ClusterUsage(tuple(cards), tuple(containers), tuple(problems))
 
 
 def _place_of(labels: Mapping[str, str]) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ def gpu_order(gpu: str) -> tuple[int, str]:
     return (int(gpu), "") if gpu.isdecimal() and len(gpu) < 10 else (1 << 31, gpu)
 
 
-def documents(found: Usage) -> dict[str, Any]:
+def documents(found: ClusterUsage) -> dict[str, Any]:
     """For ``-o json``: the rows, unknown figures left out."""
     return {
         "cards": [_known(row) for row in found.cards],
