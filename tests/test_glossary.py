@@ -12,11 +12,41 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ROOT / "src" / "gpuslice"
 ROW = re.compile(r"^\| (?P<term>[^|]+) \| (?P<meaning>[^|]+) \| (?P<where>[^|]*`[^|]+) \|", re.MULTILINE)
 RETIRED = {
-    "NodeBook", "DeviceBook", "KubeletBook", "Bookkeeper", "Holding", "Feed", "Fed", "eaten", "Desk", "Want", "Wants",
-    "Guess", "Guide", "Ahead", "Ground", "Asked", "Onlooker", "Witness", "Teller", "Told", "Keeping",
-    "Promises", "Promise", "Settler", "Turn", "LearnedMix", "Alike", "Market", "Worth", "Picture", "Drawer", "Answer",
-    "Gpu", "core_percent",
-}  # fmt: skip
+    "NodeBook",
+    "DeviceBook",
+    "KubeletBook",
+    "Bookkeeper",
+    "Holding",
+    "Feed",
+    "Fed",
+    "eaten",
+    "Desk",
+    "Want",
+    "Wants",
+    "Guess",
+    "Guide",
+    "Ahead",
+    "Ground",
+    "Asked",
+    "Onlooker",
+    "Witness",
+    "Teller",
+    "Told",
+    "Keeping",
+    "Promises",
+    "Promise",
+    "Settler",
+    "Turn",
+    "LearnedMix",
+    "Alike",
+    "Market",
+    "Worth",
+    "Picture",
+    "Drawer",
+    "Answer",
+    "Gpu",
+    "core_percent",
+}
 
 
 def glossary() -> list[tuple[str, str]]:
