@@ -58,6 +58,18 @@ def for_known_clients(route: Route) -> Route:
     return Route(route.method, route.path, handler)
 
 
+def for_operators(route: Route) -> Route:
+    """The same for who is on this machine (``kubectl exec``, ``port-forward``) or shows a certificate."""
+
+    def handler(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
+        if not (request.local or request.known):
+            sentence = f"{route.path} answers on localhost alone: use kubectl port-forward, or a certificate"
+            return json_answer({"error": sentence}, 403)
+        return route.handler(request)
+
+    return Route(route.method, route.path, handler)
+
+
 def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
     """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics`` and `routes`."""
     return Router(

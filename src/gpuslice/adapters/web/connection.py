@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import cast
 
 import httptools
@@ -95,6 +96,18 @@ class Clients:
             await self.changed.wait()
 
 
+def is_local(peer: object) -> bool:
+    """Whether who connected is on this machine: on loopback, or on a unix socket, which has no address."""
+    if not isinstance(peer, tuple) or not peer:
+        return True
+    try:
+        address = ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
 class Connection(asyncio.BufferedProtocol):
     """One client."""
 
@@ -107,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refusal: HttpResponse | None = (
             None  # the last answer: what came after the waiting ones is no request
         )
-        self._known = False
+        self._known = self._local = False
         self._busy = False  # an answer is being made
         self._answering_bytes = 0  # of the body that it answers
         self._blocked = False  # the client does not read what we send
@@ -129,6 +142,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
         self._known = bool(transport.get_extra_info("peercert"))  # what was shown has been verified
+        self._local = is_local(transport.get_extra_info("peername"))
         self._clients.welcome(self, self._loop.time())
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -219,6 +233,7 @@ class Connection(asyncio.BufferedProtocol):
                     b"".join(self._body) if len(self._body) != 1 else self._body[0],
                     keep_alive=self._parser.should_keep_alive(),
                     known=self._known,
+                    local=self._local,
                 )
             )
         self._body, self._body_bytes = [], 0

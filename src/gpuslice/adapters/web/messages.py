@@ -21,7 +21,7 @@ class HttpRequest:
     """One request, read whole. `target` is the path as it came, with its query; header names are lower case.
 
     `part` is what stood in the place of a route's ``{name}``. `known`: the client showed a certificate of the
-    CA that we were given for clients.
+    CA that we were given for clients. `local`: it came from this machine, or from within this pod.
     """
 
     method: str
@@ -31,6 +31,7 @@ class HttpRequest:
     keep_alive: bool = True
     part: str = ""
     known: bool = False
+    local: bool = True
 
     @property
     def path(self) -> str:

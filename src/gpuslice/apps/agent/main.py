@@ -25,7 +25,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
-from gpuslice.adapters.web.app import Probes, get, make_app
+from gpuslice.adapters.web.app import Probes, for_operators, get, make_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
@@ -280,7 +280,7 @@ class Agent:
             return json_answer(self.status().as_json(shown(self.settings), time.monotonic()))
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(families))
-        return make_app(probes, [get("/debug/state", debug_state)])
+        return make_app(probes, [for_operators(get("/debug/state", debug_state))])
 
 
 def start(settings: AgentSettings) -> None:

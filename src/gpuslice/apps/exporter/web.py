@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpuslice
-from gpuslice.adapters.web.app import Probes, Router, get, metrics_answer
+from gpuslice.adapters.web.app import Probes, Router, for_operators, get, metrics_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
@@ -34,7 +34,7 @@ def make_app(page: MetricsPage) -> App:
         [
             get("/", lambda _: HttpResponse(_INDEX.encode(), content_type="text/html; charset=utf-8")),
             get("/health", health),
-            get("/debug/state", lambda _: json_answer(page.debug_state())),
+            for_operators(get("/debug/state", lambda _: json_answer(page.debug_state()))),
         ],
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuslice.adapters.web.app import Route, get, post
+from gpuslice.adapters.web.app import Route, for_operators, get, post
 from gpuslice.adapters.web.messages import JSON, HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import (
@@ -132,6 +132,6 @@ class Routes:
             get(f"{PREFIX}/inspect", self.inspect),
             get(f"{PREFIX}/inspect/", self.inspect),
             get(f"{PREFIX}/inspect/{{}}", self.inspect_one),
-            get("/debug/state", self.debug_state),
-            get("/debug/decisions", lambda _: json_answer(list(self.cycle.decisions))),
+            for_operators(get("/debug/state", self.debug_state)),
+            for_operators(get("/debug/decisions", lambda _: json_answer(list(self.cycle.decisions)))),
         ]
