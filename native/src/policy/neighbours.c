@@ -38,9 +38,9 @@ static bool join(char *path, size_t room, const char *folder, const char *name, 
     size_t one = strlen(folder), two = strlen(name), three = strlen(more);
     if (one + two + three >= room)
         return false;
-    memcpy(path, folder, one);
-    memcpy(path + one, name, two);
-    memcpy(path + one + two, more, three + 1);
+    memmove(path, folder, one);
+    memmove(path + one, name, two);
+    memmove(path + one + two, more, three + 1);
     return true;
 }
 
