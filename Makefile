@@ -13,7 +13,8 @@ VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) $(VERSION_O
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-export PYTHONDONTWRITEBYTECODE := 1
+# Hundreds of tests start a process of ours: none of them is to compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## this text
 	@echo "gpuslice: fractions of a GPU for containers on any Kubernetes cluster"
@@ -42,15 +43,34 @@ test: setup ## all tests that need neither a card nor a cluster
 sequences: setup ## a long run of random sequences against the simulated driver; ARGS="--steps 1000000 --seed 1"
 	@$(BIN)/python -m tests.integration.sequences_run $(ARGS)
 
+chaos: setup ## faults without end, in virtual time; ARGS="--faults 1000000 --seed 1 --json"
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.chaos $(ARGS)
+
 check: $(STAMP) ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m pytest tests/test_tidy.py
+	@$(BIN)/python -m pytest tests/test_tidy.py tests/test_glossary.py
 
 fix: $(STAMP) ## repair what ruff can repair
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+docs: .venv-docs/.installed ## the documentation as a site with search, in build/site; broken links fail
+	@rm -rf build/site-source && mkdir -p build/site-source
+	@git ls-files -z --cached --others --exclude-standard -- '*.md' 'docs/*' 'examples/*' 'monitoring/adapter/*' 'charts/gpuslice/ci/*' \
+	  ':!simulator' ':!demo' ':!native' ':!bench' ':!tests' ':!release' | sort -zu | xargs -0 cp --parents -t build/site-source
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
+.venv-docs/.installed: requirements-docs.lock
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock
+	@touch $@
+
+pictures: setup ## the documentation's pictures: of the terminal, from the demo, and of the console, where there is a browser
+	@$(BIN)/python docs/pictures/take.py
+	@$(BIN)/python -m tests.integration.console_pictures
 
 bench: setup ## every benchmark, as tables
 	@$(BIN)/python -m bench $(ARGS)
@@ -62,8 +82,11 @@ e2e: setup ## the story on a real control plane; KUBEBUILDER_ASSETS names the fo
 test-gpu: ## what only a real NVIDIA card can show; wants a C compiler, uses PyTorch and nvcc; ARGS="WORD ..."
 	@$(PYTHON) tests/gpu/run.py $(ARGS)
 
-tools: $(STAMP) ## fetch helm into .tools and, as root on Debian, install Prometheus: some tests need them
-	@$(BIN)/python -m tests.tools
+release: setup ## say what a release would consist of; ARGS="--build --base ROOTFS" makes it in dist/
+	@$(BIN)/python -m release.build $(ARGS)
+
+tools: $(STAMP) ## fetch helm into .tools and, as root on Debian, install Prometheus: some tests need them; ARGS=browser: a browser
+	@$(BIN)/python -m tests.tools $(ARGS)
 
 proto: $(STAMP) ## generate the protobuf messages again
 	@$(BIN)/python -m gpuslice.adapters.kubelet.proto.generate
@@ -71,10 +94,12 @@ proto: $(STAMP) ## generate the protobuf messages again
 lock: ## resolve the dependencies again into requirements.lock
 	@$(PYTHON) -m venv .tools && .tools/bin/pip install --quiet uv
 	@.tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	  --no-emit-index-url --no-emit-find-links --group dev --extra fast \
+	  --no-emit-index-url --no-emit-find-links --group dev --extra daemons --extra fast \
 	  --no-emit-package gpuslice --no-emit-package simcluster pyproject.toml simulator/pyproject.toml demo/pyproject.toml -o requirements.lock
+	@.tools/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-emit-index-url --no-emit-find-links --group docs -o requirements-docs.lock
 
 clean: ## remove what was built; the virtual environment stays
 	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 
-.PHONY: help setup native demo test sequences check fix bench e2e test-gpu tools proto lock clean
+.PHONY: help setup native demo test sequences chaos check fix docs pictures bench e2e test-gpu release tools proto lock clean

@@ -22,6 +22,7 @@ RUNS: dict[str, list[str]] = {
     "extender, 20,000 nodes": ["extender.py", "--nodes", "20000", "--pods", "100"],
     "exporter, 8 cards of 20 containers": ["exporter.py", "--gpus", "8", "--containers-per-gpu", "20"],
     "exporter, 25,000 series": ["exporter.py", "--series", "25000"],
+    "console, 5,000 nodes": ["console.py"],
     "interposer": ["interposer.py"],
     "start of the command line": ["start.py"],
 }

@@ -137,12 +137,23 @@ class BigApi:
 
     async def bind(self, request: web.Request) -> web.Response:
         found = self.pending[request.match_info["name"]]
-        found["spec"]["nodeName"] = msgspec.json.decode(await request.read())["target"]["name"]
+        binding = msgspec.json.decode(await request.read())
+        found["spec"]["nodeName"] = binding["target"]["name"]
+        found["metadata"].setdefault("annotations", {}).update(binding["metadata"].get("annotations", {}))
         self._changed(found)
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
     async def create(self, request: web.Request) -> web.Response:
         return web.Response(body=await request.read(), status=201, content_type="application/json")
+
+    async def lease(self, request: web.Request) -> web.Response:
+        """The journal of binds: there is none at first, and its writer is alone."""
+        if request.method == "GET":
+            return web.json_response({"kind": "Status", "reason": "NotFound", "code": 404}, status=404)
+        written = msgspec.json.decode(await request.read())
+        self.version += 1
+        written["metadata"]["resourceVersion"] = str(self.version)
+        return web.json_response(written, status=201 if request.method == "POST" else 200)
 
     def _changed(self, found: dict[str, Any]) -> None:
         self.version += 1
@@ -154,6 +165,7 @@ class BigApi:
     def app(self) -> web.Application:
         app = web.Application()
         one = "/api/v1/namespaces/{namespace}/pods/{name}"
+        leases = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         app.add_routes(
             [
                 web.get("/api/v1/{kind}", self.list),
@@ -162,6 +174,9 @@ class BigApi:
                 web.patch(one, self.patch),
                 web.post(one + "/binding", self.bind),
                 web.post("/api/v1/namespaces/{namespace}/events", self.create),
+                web.post(leases, self.lease),
+                web.get(leases + "/{name}", self.lease),
+                web.put(leases + "/{name}", self.lease),
             ]
         )
         return app

@@ -88,7 +88,7 @@ def victims_us(nodes: int = 100) -> float:
 
 
 def decide(policy: Policy, shape: Shape) -> None:
-    """Choose and book."""
+    """Choose, and hold what was chosen."""
     row = policy.choose(shape)
     if row is None:
         policy.refused(shape)

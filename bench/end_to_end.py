@@ -11,13 +11,21 @@ Turns take place one after the other, round by round, on the same API server, ea
     plain sampled  the same with kube-scheduler's own percentageOfNodesToScore (10 % of 5,000 nodes)
     gpuslice       the shipped scheduler configuration and the extender as the chart starts it
 
+    claims         by dynamic resource allocation: the same pods with a claim each, and no extender;
+                   kube-controller-manager, whose limits are raised, makes the claims meanwhile. Only where
+                   `--ways` names it, and best alone: the nodes then have ResourceSlices as well
+
 `--flags=…` adds a turn with these flags for the extender; may be repeated. `--replicas N` gives the pods to
-ReplicaSets, N equal pods to each: kube-scheduler spreads those over the nodes.
+ReplicaSets, N equal pods to each: kube-scheduler spreads those over the nodes. `--owner Job` to Jobs instead.
+
+`end_to_end_sizes.py` measures many sizes one after the other.
 
     X_pods_per_s  bindings a second from the first to the last, the median of the rounds
     ratio         of gpuslice to plain, of the same round; the median
     X_ms_per_pod  where the time goes, per pod, from the scheduler's and the extender's metrics
     X_cpu_ms_per_pod  CPU of each process, from the first to the last binding: what counts on a busy machine
+    X_requests_per_pod  that the API server answered, by verb and resource
+    idle_cpu_ms_per_s   of etcd and kube-apiserver before the first turn: slow turns pay more of it for a pod
     X_pods_a_node of one ReplicaSet, on nodes that hold any of it: the mean
     violations    cards over their units, pods bound twice, at any moment of the API server's history
 """
@@ -43,7 +51,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from bench.big_api import UNITS, node, pending_pods  # noqa: E402 - after the path to it
+from bench import claims  # noqa: E402 - after the path to it
+from bench.big_api import UNITS, node, pending_pods  # noqa: E402
 from tests.e2e import control_plane  # noqa: E402
 from tests.e2e.cluster import (  # noqa: E402
     Cluster,
@@ -61,6 +70,9 @@ SCHEDULER = "gpuslice-scheduler"
 CONTAINER = {"name": "main", "image": "image"}
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_TURN_S = 240.0
+WORTH_SHOWING = 0.005  # requests a pod
+IDLE_S = 3.0
+ALL = "all of the control plane"
 REQUESTS = "gpuslice_extender_requests_total"
 NOMINATIONS = "gpuslice_extender_nominations_total"
 Figures = dict[str, float]
@@ -74,11 +86,13 @@ class Way:
     extended: bool = False
     flags: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
+    claims: bool = False
 
 
 PLAIN = Way("plain")
 SAMPLED = Way("plain_sampled", changes={"percentageOfNodesToScore": 0})
 GPUSLICE = Way("gpuslice", extended=True)
+CLAIMS = Way("claims", claims=True, changes={"percentageOfNodesToScore": 0})
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,7 @@ class Turn:
     pods_a_node: float
     ms_per_pod: Figures
     cpu_ms_per_pod: Figures
+    requests_per_pod: Figures
 
     @property
     def pods_per_s(self) -> float:
@@ -108,6 +123,7 @@ class Size:
     rounds: int = 2
     seed: int = 1
     replicas: int = 0
+    owner: str = "ReplicaSet"
 
 
 async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
@@ -115,10 +131,16 @@ async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuslice-bench-")))
         # Real nodes lose the taint of a new node to a controller, which is not here.
-        plane = stack.enter_context(control_plane.api_server(folder, without=("TaintNodesByCondition",)))
+        flags = control_plane.claim_flags() if CLAIMS in ways else ()
+        plane = stack.enter_context(
+            control_plane.api_server(folder, without=("TaintNodesByCondition",), flags=flags)
+        )
         async with cluster(plane, UNITS) as made:
             await made.add_nodes([api_node(f"node-{number:05d}", size.cards) for number in range(size.nodes)])
-            owners = await add_replica_sets(made, size)
+            owners = await add_owners(made, size)
+            if CLAIMS in ways:
+                await claims.offer(made, size.nodes, size.cards)
+            idle = await idle_cpu_ms_per_s(plane)
             turns = [
                 await turn(
                     plane, made, way, api_pods(size.pods, size.seed + number, owners, size.replicas), number
@@ -126,7 +148,8 @@ async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
                 for number in range(size.rounds)
                 for way in ways
             ]
-            return {**asdict(size), **summary(ways, turns, size.replicas), "violations": made.book.wrong}
+            found = summary(ways, turns, size.replicas, idle)
+            return {**asdict(size), **found, "violations": made.log.wrong}
 
 
 def api_node(name: str, cards: int) -> dict[str, Any]:
@@ -136,19 +159,38 @@ def api_node(name: str, cards: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", **made, "metadata": meta}
 
 
-async def add_replica_sets(made: Cluster, size: Size) -> list[dict[str, Any]]:
+async def idle_cpu_ms_per_s(plane: control_plane.ControlPlane) -> float:
+    """What the API server and etcd use while nobody asks them anything."""
+    before = cpu_s(plane.pids)
+    await asyncio.sleep(IDLE_S)
+    after = cpu_s(plane.pids)
+    return round(sum(after[name] - before[name] for name in after) * 1e3 / IDLE_S, 1)
+
+
+async def add_owners(made: Cluster, size: Size) -> list[dict[str, Any]]:
     """References to as many as the pods need. Nobody carries them out: they are there for kube-scheduler."""
-    path, owners = "/apis/apps/v1/namespaces/default/replicasets", []
+    group, plural = {"ReplicaSet": ("apps/v1", "replicasets"), "Job": ("batch/v1", "jobs")}[size.owner]
+    path, owners = f"/apis/{group}/namespaces/default/{plural}", []
     for number in range(-(-size.pods // size.replicas) if size.replicas else 0):
         name = f"set-{number:03}"
-        template = {"metadata": {"labels": {"app": name}}, "spec": {"containers": [CONTAINER]}}
-        spec = {"replicas": 0, "selector": {"matchLabels": {"app": name}}, "template": template}
+        template: dict[str, Any] = {
+            "metadata": {"labels": {"app": name}},
+            "spec": {"containers": [CONTAINER]},
+        }
+        spec: dict[str, Any] = {
+            "replicas": 0,
+            "selector": {"matchLabels": {"app": name}},
+            "template": template,
+        }
+        if size.owner == "Job":
+            template["spec"]["restartPolicy"] = "Never"
+            spec = {"parallelism": 0, "template": template}
         body = json.dumps({"metadata": {"name": name}, "spec": spec}).encode()
         headers = {"Content-Type": "application/json"}
         answer = await made.transport.request("POST", path, headers=headers, body=body)
         assert answer.status == 201, answer.body
         uid = json.loads(answer.body)["metadata"]["uid"]
-        owners.append({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": name, "uid": uid})
+        owners.append({"apiVersion": group, "kind": size.owner, "name": name, "uid": uid})
     return owners
 
 
@@ -174,28 +216,43 @@ async def turn(
 ) -> Turn:
     with contextlib.ExitStack() as stack:
         ours = await asyncio.to_thread(_extender, stack, plane, way) if way.extended else None
-        await made.add_pods(pods)
+        await made.add_pods(await claims.claiming(made, pods, SCHEDULER) if way.claims else pods)
+        if way.claims:
+            maker = control_plane.controller_manager(
+                plane, "resourceclaim-controller", flags=control_plane.claim_flags()
+            )
+            await asyncio.to_thread(stack.enter_context, maker)
         configuration = {**shipped_configuration(ours.url if ours else ""), **way.changes}
-        context = control_plane.scheduler(plane, **scheduler_arguments(configuration))
+        flags = control_plane.claim_flags() if way.claims else ()
+        context = control_plane.scheduler(plane, flags=flags, **scheduler_arguments(configuration))
         scheduler = await asyncio.to_thread(stack.enter_context, context)
         pids = {**plane.pids, "kube-scheduler": scheduler.pid, "benchmark": os.getpid()}
         pids |= {"extender": ours.process.pid} if ours else {}
-        await made.until(lambda: bool(made.book.bound_at))
-        before = cpu_s(pids)
+        await made.until(lambda: bool(made.log.bound_at))
+        before, asked = cpu_s(pids), requests(plane)
         with contextlib.suppress(TimeoutError):
-            await made.until(lambda: len(made.book.bound_at) == len(pods), LONGEST_TURN_S)
-        after, times = cpu_s(pids), sorted(made.book.bound_at.values())
+            await made.until(lambda: len(made.log.bound_at) == len(pods), LONGEST_TURN_S)
+        after, times = cpu_s(pids), sorted(made.log.bound_at.values())
+        asked = {
+            what: round((count - asked.get(what, 0)) / len(pods), 3)
+            for what, count in requests(plane).items()
+        }
+        asked = {what: count for what, count in asked.items() if count >= WORTH_SHOWING}
         spent = where(
             control_plane.fetch(f"{scheduler.url}/metrics").decode(),
             ours.get("/metrics")[1].decode() if ours else "",
         )
         await asyncio.to_thread(stack.close)
     crowding = pods_a_node(await made.pods())
+    if way.claims:
+        made.log.wrong += await claims.overcommitted(made)
     await made.remove_all_pods()
+    if way.claims:
+        await claims.remove_claims(made)
     handled = max(1, len(times) - 1)
     cpu = {name: round((after[name] - before[name]) * 1e3 / handled, 2) for name in pids}
-    cpu["all of the control plane"] = round(sum(cpu.values()) - cpu.pop("benchmark"), 2)
-    done = Turn(way.name, len(pods), len(times), times[-1] - times[0], crowding, spent, cpu)
+    cpu[ALL] = round(sum(cpu.values()) - cpu.pop("benchmark"), 2)
+    done = Turn(way.name, len(pods), len(times), times[-1] - times[0], crowding, spent, cpu, asked)
     print(f"round {number + 1}, {way.name}: {done.pods_per_s:.1f} pods/s", file=sys.stderr, flush=True)
     return done
 
@@ -219,6 +276,19 @@ def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
     return found
 
 
+def requests(plane: control_plane.ControlPlane) -> Figures:
+    """Requests that the API server has answered so far, by verb, resource and subresource; no watches."""
+    text, found = control_plane.fetch(f"{plane.url}/metrics").decode(), dict[str, float]()
+    for names, value in re.findall(r"^apiserver_request_total\{([^}]*)\} (\S+)$", text, re.MULTILINE):
+        name = dict(re.findall(r'(\w+)="([^"]*)"', names))
+        if name["verb"] not in ("WATCH", "LIST", "DELETECOLLECTION"):
+            failed = f" {name['code']}" if not name["code"].startswith("2") else ""
+            what = "/".join(filter(None, (name["resource"], name["subresource"])))
+            asked = f"{name['verb']} {what or 'other'}{failed}"
+            found[asked] = found.get(asked, 0.0) + float(value)
+    return found
+
+
 def where(scheduler: str, ours: str) -> Figures:
     """Milliseconds per pod by the scheduler's own histograms, and by ours where there is an extender.
 
@@ -237,7 +307,7 @@ def where(scheduler: str, ours: str) -> Figures:
     }
     found = {name: _mean_ms(scheduler, family, label) for name, (family, label) in points.items()}
     for verb in ("filter", "prioritize", "bind"):
-        seconds = _sum(ours, "gpuslice_extender_request_seconds_total", f'verb="{verb}"')
+        seconds = _sum(ours, "gpuslice_extender_request_seconds_sum", f'verb="{verb}"')
         calls = _sum(ours, REQUESTS, f'verb="{verb}"')
         if calls:
             found[f"extender {verb}"] = round(seconds * 1e3 / calls, 3)
@@ -262,8 +332,8 @@ def _sum(text: str, name: str, label: str) -> float:
 # -- all turns ---------------------------------------------------------------------------------------------
 
 
-def summary(ways: list[Way], turns: list[Turn], replicas: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def summary(ways: list[Way], turns: list[Turn], replicas: int, idle_cpu_ms_per_s: float) -> dict[str, Any]:
+    found: dict[str, Any] = {"idle_cpu_ms_per_s": idle_cpu_ms_per_s}
     for way in ways:
         own = [each for each in turns if each.way == way.name]
         found[f"{way.name}_pods_per_s"] = round(statistics.median(each.pods_per_s for each in own), 1)
@@ -273,18 +343,26 @@ def summary(ways: list[Way], turns: list[Turn], replicas: int) -> dict[str, Any]
     for way in ways:
         if way.name != PLAIN.name and PLAIN in ways:
             name = "ratio" if way == GPUSLICE else f"{way.name}_ratio"
-            found[name] = round(_ratio(turns, way.name), 3)
+            found[name] = round(_ratio(turns, way.name, PLAIN.name), 3)
+    if SAMPLED in ways and GPUSLICE in ways:
+        found["of_sampled"] = round(_ratio(turns, GPUSLICE.name, SAMPLED.name), 3)
     for way in ways:
         own = [each for each in turns if each.way == way.name]
         found[f"{way.name}_ms_per_pod"] = _medians([each.ms_per_pod for each in own])
         found[f"{way.name}_cpu_ms_per_pod"] = _medians([each.cpu_ms_per_pod for each in own])
+        busy = [
+            each.cpu_ms_per_pod[ALL] - idle_cpu_ms_per_s * each.seconds / max(1, each.bound - 1)
+            for each in own
+        ]
+        found[f"{way.name}_cpu_ms_per_pod_without_idle"] = round(statistics.median(busy), 2)
+        found[f"{way.name}_requests_per_pod"] = _medians([each.requests_per_pod for each in own])
     return found
 
 
-def _ratio(turns: list[Turn], name: str) -> float:
-    plain = [each.pods_per_s for each in turns if each.way == PLAIN.name]
+def _ratio(turns: list[Turn], name: str, to: str) -> float:
+    others = [each.pods_per_s for each in turns if each.way == to]
     ours = [each.pods_per_s for each in turns if each.way == name]
-    return statistics.median(one / other for one, other in zip(ours, plain, strict=True))
+    return statistics.median(one / other for one, other in zip(ours, others, strict=True))
 
 
 def _medians(rows: list[Figures]) -> Figures:
@@ -313,14 +391,23 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=0, help="pods of a ReplicaSet; 0: pods of nobody")
     parser.add_argument("--flags", action="append", default=[], help="a turn with these extender flags")
     parser.add_argument("--ways", default="plain,plain_sampled,gpuslice", help="of these, in this order")
+    parser.add_argument("--owner", choices=["ReplicaSet", "Job"], default="ReplicaSet")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     if why_not := control_plane.missing():
         raise SystemExit(f"no real control plane here: {why_not}")
     others = [Way(f"gpuslice {flags}", True, tuple(flags.split())) for flags in chosen.flags]
-    ways = [way for way in (PLAIN, SAMPLED, GPUSLICE) if way.name in chosen.ways.split(",")] + others
+    ways = [way for way in (PLAIN, SAMPLED, GPUSLICE, CLAIMS) if way.name in chosen.ways.split(",")] + others
     began = time.perf_counter()
-    size = Size(chosen.nodes, chosen.cards, chosen.pods, chosen.rounds, chosen.seed, chosen.replicas)
+    size = Size(
+        chosen.nodes,
+        chosen.gpus,
+        chosen.pods,
+        chosen.rounds,
+        chosen.seed,
+        chosen.replicas,
+        chosen.owner,
+    )
     found = asyncio.run(measure(size, ways))
     found["took_s"] = round(time.perf_counter() - began, 1)
     print(json.dumps(found) if chosen.json else table(found))

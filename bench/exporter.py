@@ -3,7 +3,7 @@
     python bench/exporter.py --gpus 8 --containers-per-gpu 20 --json
     python bench/exporter.py --series 25000 --json
 
-The exporter samples once a second and finds processes by their cgroups, kubelet's book over its socket, and
+The exporter samples once a second and finds them by cgroups, device assignments over kubelet's socket, and
 the agent's folders on disk. Each scrape is one HTTP request on a kept connection, of a sample that nobody has
 scraped before, so that it pays for rendering; it asks for gzip, as Prometheus does. CPU is taken while
 Prometheus would scrape every 15 s, and is all of the process: what the simulated driver costs inside it too.
@@ -80,7 +80,7 @@ class Tenant:
         return f"{self.number:064x}"
 
 
-class Book(PodResourcesService):
+class Assignments(PodResourcesService):
     """kubelet's answer, made once."""
 
     def __init__(self, tenants: list[Tenant], uuids: list[str]) -> None:
@@ -267,7 +267,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         with gpu.Machine(state) as machine:
             uuids = [card.uuid for card in machine.cards()]
         lay_out(folder, tenants, uuids)
-        server = Server([Book(tenants, uuids)])
+        server = Server([Assignments(tenants, uuids)])
         await server.start(path=str(folder / "kubelet.sock"))
         busy = tenants[: min(len(tenants), MOST_PROCESSES)]
         with assignment(folder, state, busy), exporter(folder, state, options.port) as process:

@@ -96,7 +96,7 @@ class Caller:
         self._connection.request("GET", "/metrics")
         text = self._connection.getresponse().read().decode()
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-        binds = 'gpuslice_extender_request_seconds_total{verb="bind"}'
+        binds = 'gpuslice_extender_request_seconds_sum{verb="bind"}'
         return float(samples.get(binds, 0)) - float(samples["gpuslice_extender_api_seconds_total"])
 
     def rss_mib(self) -> float:

@@ -32,7 +32,7 @@ from tests.integration.test_isolation_conformance import (  # noqa: E402
 ABSENT = ("absent", "error 500", "error 801")
 HELD, ODDLY, PASSED, BROKEN, NOWHERE = "held", "held¹", "**let through**", "**fails**", "–"
 MARKS = """¹ refused by another error than CUDA_ERROR_OUT_OF_MEMORY.
-**let through**: the driver's books stand above the limit afterwards.
+**let through**: the driver's accounts stand above the limit afterwards.
 **fails**: 64 MiB are refused or not taken back, or the program ends.
 –: the driver has no such function, or the way does not lead there."""
 

@@ -29,8 +29,9 @@ from bench.traces import find_pods
 
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.policy import POLICIES, Fgd, Policy, make_policy
+from gpuslice.core.policy import POLICIES, Fgd, Policy
 from gpuslice.core.policy.fleet import Fleet, FleetNode
+from gpuslice.core.simulation.claims import SIMULATED, simulated_policy
 from gpuslice.core.simulation.replay import (
     FULL_DEMAND,
     Cluster,
@@ -117,7 +118,7 @@ def run(workload: Workload, case: Case, progress: Progress | None = None) -> Res
 
 def _policy(case: Case, fleet: Fleet, trace: Trace) -> Policy:
     knows = case.mix_known or case.policy == Fgd.name
-    return make_policy(case.policy, fleet, Counter(trace.shapes) if knows else None)
+    return simulated_policy(case.policy, fleet, Counter(trace.shapes) if knows else None)
 
 
 def _results(workload: Workload, cases: list[Case], jobs: int) -> Iterator[Result]:
@@ -180,8 +181,8 @@ def _workload(options: argparse.Namespace) -> Workload:
 def _cases(options: argparse.Namespace) -> list[Case]:
     if options.churn < 0:
         raise ValueError(f'--churn is "{options.churn}", must be a load such as 0.95 or 1')
-    known = [policy.name for policy in POLICIES]
-    names = known if options.policy == "all" else options.policy.split(",")
+    known = [policy.name for policy in SIMULATED]
+    names = [policy.name for policy in POLICIES] if options.policy == "all" else options.policy.split(",")
     for name in names:
         if name not in known:
             raise ValueError(f'--policy names "{name}", must be one or more of {",".join(known)}')

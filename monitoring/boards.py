@@ -160,7 +160,7 @@ def node() -> Dashboard:
                 width=4,
                 about="Cards of which at least a part is given to a container.",
             ),
-            stat("Memory used", "bytes", f"sum({used})", width=4, about="By NVML, whoever uses it."),
+            stat("Memory used", "bytes", f"sum({used})", width=4, about="By NVML, no matter who uses it."),
             stat(
                 "Memory given out",
                 "bytes",

@@ -7,12 +7,14 @@ from typing import Any
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.rules import (
     ALERTS,
+    ASKED_IN_VAIN,
     BARE_PODS,
     EXTENDER_READY,
     FORGOTTEN,
     REFUSALS,
     REGISTERED,
     SAMPLED,
+    WAKEUPS,
 )
 
 Series = dict[str, str]  # selector → values a minute
@@ -142,6 +144,14 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuExtenderSampled": (
         {SAMPLED + '{pod="a"}': "0+1x180"},
         _always(SAMPLED + '{pod="a"}', "7"),
+    ),
+    "GpuPodsWaitThoughTheyFit": (
+        {WAKEUPS + '{pod="a"}': "0+1x180"},
+        {WAKEUPS + '{pod="a"}': "0x170 1x10"},
+    ),
+    "GpuExtenderAskedInVain": (
+        {ASKED_IN_VAIN + '{pod="a"}': "0+5x180"},
+        {ASKED_IN_VAIN + '{pod="a"}': "0x150 15x30"},  # a change of leaders
     ),
 }
 

@@ -104,6 +104,7 @@ def scheduling() -> Dashboard:
         return f"sum by ({by}) ({figure})" if by else f"sum({figure})"
 
     asked = "gpuslice_extender_requests_total"
+    buckets = of("request_seconds_bucket", "verb, le", of_rate=True)
     units, free = (f"max(gpuslice_extender_{name}{EXTENDER})" for name in ("units", "free_units"))
     return Dashboard(
         "gpuslice-scheduling",
@@ -125,10 +126,30 @@ def scheduling() -> Dashboard:
                 about="Living pods that ask for a part of a card, those that wait included.",
             ),
             stat(
+                "Waiting pods",
+                "short",
+                f"max(gpuslice_extender_waiting_pods{EXTENDER})",
+                about="Living pods that ask for a part of a card and hold none. `gpuslice explain` says why.",
+                warns_at=1,
+            ),
+            stat(
                 "Ready replicas",
                 "short",
                 of("ready"),
                 about="Replicas of the extender that answer; the leader is one of them.",
+            ),
+            series(
+                "The queue",
+                "short",
+                Query(f"max(gpuslice_extender_waiting_pods{EXTENDER})", "waiting"),
+                about="Pods that hold nothing yet, over time.",
+            ),
+            series(
+                "Why pods wait",
+                "short",
+                Query(f"sum by (why) (gpuslice_console_waiting_pods{EXTENDER}) or vector(0)", "{{why}}"),
+                about="As the console finds it, where one runs: never fits, no room now, or has its card and "
+                "does not start.",
             ),
             series(
                 "Given out",
@@ -146,12 +167,9 @@ def scheduling() -> Dashboard:
             series(
                 "Time of a call",
                 "s",
-                Query(
-                    f"{of('request_seconds_total', 'verb', of_rate=True)} / "
-                    f"{of('requests_total', 'verb', of_rate=True)}",
-                    "{{verb}}",
-                ),
-                about="Mean by verb; bind waits for the API server.",
+                Query(f"histogram_quantile(0.5, {buckets})", "{{verb}} median"),
+                Query(f"histogram_quantile(0.99, {buckets})", "{{verb}} 99 %"),
+                about="Half of the calls take less than the median; bind waits for the API server.",
             ),
             series(
                 "Filters that find no node",

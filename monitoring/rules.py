@@ -15,6 +15,8 @@ FORGOTTEN = "gpuslice_agent_forgotten_containers"
 REFUSALS = "gpuslice_agent_refusals_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
+WAKEUPS = "gpuslice_extender_wakeups_total"
+ASKED_IN_VAIN = "gpuslice_extender_asked_while_not_ready_total"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 OF_OTHERS = frozenset({REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, EXTENDER_READY, SAMPLED})
 """Metrics of the agent and the extender; the rest is the exporter's catalogue."""
@@ -47,7 +49,7 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """Its section of the page for whoever is called; the chart puts an address before it."""
+        """Its section of the page for the person on call; the chart puts an address before it."""
         return f"{RUNBOOK}#{self.name.lower()}"
 
 
@@ -206,7 +208,7 @@ ALERTS = (
         "warning",
         f"{{{{ $value | humanizePercentage }}}} of the memory of {_CARD} is in use, by containers "
         "without a limit.",
-        "The next allocation on the card fails, whoever makes it: run fewer pods there, or enable "
+        "The next allocation on the card fails, no matter who makes it: run fewer pods there, or enable "
         f"isolation. {_PODS_THERE}.",
         "10m",
     ),
@@ -340,6 +342,24 @@ ALERTS = (
         "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor "
         "says how many nodes "
         "are asked about.",
+    ),
+    Alert(
+        "GpuPodsWaitThoughTheyFit",
+        f"sum(increase({WAKEUPS}[1h])) > 5",
+        "warning",
+        "Again and again pods waited that would fit: the extender hears of free cards after kube-scheduler "
+        "has asked.",
+        "They are woken after a second or more. Look for a slow API server, or an extender that is "
+        "short of CPU: gpuslice_extender_api_seconds_total, and throttling of its container.",
+    ),
+    Alert(
+        "GpuExtenderAskedInVain",
+        f"sum(increase({ASKED_IN_VAIN}[10m])) > 20",
+        "warning",
+        "kube-scheduler asks an extender that does not lead: those pods are tried again and again.",
+        "Does the Service select the leader? kubectl -n kube-system get pod -L gpuslice.io/leader; a "
+        "kube-scheduler on its host must call the Service or a node port, not a pod.",
+        "10m",
     ),
 )
 

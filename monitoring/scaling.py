@@ -7,7 +7,7 @@ from typing import Any
 from gpuslice.apps.exporter import catalogue as c
 
 PROMETHEUS = "http://kube-prometheus-stack-prometheus.monitoring.svc"
-_PODS = {"overrides": {"namespace": {"resource": "namespace"}, "pod": {"resource": "pod"}}}
+MEMORY = ("pod_gpu_memory_used_bytes", "memory_used_bytes_current")  # ours, and the vendor's name of it
 _LABELS = "{<<.LabelMatchers>>}"
 
 
@@ -18,15 +18,24 @@ def adapter_values() -> dict[str, Any]:
     rules = [
         _rule(sm, "pod_gpu_utilization", percent),
         _rule(sm, "duty_cycle_current", percent),  # the vendor's name of the same
-        _rule(memory, "pod_gpu_memory_used_bytes", f"sum by (<<.GroupBy>>) ({memory}{_LABELS})"),
+        *(_rule(memory, name, f"sum by (<<.GroupBy>>) ({memory}{_LABELS})") for name in MEMORY),
+        *(_of_cards(name) for name in ("temperature_celsius", "power_usage_milliwatts")),
     ]
     return {"prometheus": {"url": PROMETHEUS, "port": 9090}, "rules": {"default": False, "custom": rules}}
 
 
-def _rule(metric: str, name: str, query: str) -> dict[str, Any]:
+def _of_cards(name: str) -> dict[str, Any]:
+    """What the vendor's old gauges say of the cards that a pod is on."""
+    metric = f"nvidia_gpu_{name}"
+    return _rule(metric, f"{name}_current", f"max by (<<.GroupBy>>) ({metric}{_LABELS})", "_name")
+
+
+def _rule(metric: str, name: str, query: str, ending: str = "") -> dict[str, Any]:
+    """`ending`: of the labels that name the pod; the vendor's are namespace_name and pod_name."""
+    pods = {f"{each}{ending}": {"resource": each} for each in ("namespace", "pod")}
     return {
-        "seriesQuery": f'{metric}{{namespace!="",pod!=""}}',
-        "resources": _PODS,
+        "seriesQuery": f'{metric}{{namespace{ending}!="",pod{ending}!=""}}',
+        "resources": {"overrides": pods},
         "name": {"as": name},
         "metricsQuery": query,
     }

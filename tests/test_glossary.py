@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -46,7 +47,46 @@ RETIRED = {
     "Answer",
     "Gpu",
     "core_percent",
+    "share_percent",
+    "book",
+    "books",
+    "desk",
+    "feed",
+    "told",
 }
+"""Names of code, in Python and in C."""
+PLAIN = {
+    r"\bbooks?\b": "node allocations, device assignments, accounts or ledger",
+    r"\bdesk\b": "the user's machine, or allocation state",
+    r"\bfeeds?\b": "host resources",
+    r"\b(share|core)_percent\b": "compute_percent",
+    r"\b(onlookers?|tellers?|doings)\b": "listener, activity, or what Kubernetes calls it",
+    r", wants (a|an|the|to|one|at|whole)\b": "must be",
+    r"\bunasked data\b|\bspoke unasked\b": "unexpected data",
+    r"\bspeaks? against\b": "rules out, or why not",
+    r"\bworth speaking of\b|\bwithout a word\b|\bbeside whom\b": "what a native reader would say",
+}
+"""What private words of sentences became: these are not to come back in code, comments, help or pages."""
+ORDINARY = ("line feed", "what feeds them")
+"""Where a word has its ordinary meaning, or is a library's."""
+FOLDERS = (
+    "src",
+    "simulator",
+    "demo",
+    "native/include",
+    "native/src",
+    "native/sim",
+    "charts",
+    "docs",
+    "monitoring",
+)
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+TEXT = {".py", ".c", ".h", ".def", ".md", ".yaml", ".txt", ".tpl", ".css", ".js", ".html"}
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def glossary() -> list[tuple[str, str]]:
@@ -55,12 +95,13 @@ def glossary() -> list[tuple[str, str]]:
     return [(row["term"], row["where"]) for row in ROW.finditer(section)]
 
 
+@functools.cache
 def definitions() -> dict[str, list[str]]:
     """Class name → files that define it, of the product."""
     found: dict[str, list[str]] = {}
     for path in sorted(PRODUCT.rglob("*.py")):
         if "_pb2" not in path.name:
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef):
                     found.setdefault(node.name, []).append(str(path.relative_to(PRODUCT)))
     return found
@@ -89,17 +130,56 @@ def test_a_term_stands_where_the_glossary_says(term: str, where: str) -> None:
 def test_retired_words_name_nothing_any_more() -> None:
     back = {
         f"{path.relative_to(ROOT)}: {token}"
-        for path in PRODUCT.rglob("*.py")
+        for path in (
+            *PRODUCT.rglob("*.py"),
+            *(ROOT / "simulator/src").rglob("*.py"),
+            *(ROOT / "demo/src").rglob("*.py"),
+        )
         if "_pb2" not in path.name
         for token in set(re.findall(r"(?<![\w\"'-])\w+(?![\w\"'-])", code_of(path))) & RETIRED
     }
     assert sorted(back) == []
 
 
+def texts() -> list[Path]:
+    below = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+    pages = (ROOT / page for page in PAGES)
+    generated = ("_pb2.py", "_pb2.pyi")
+    return [
+        path
+        for path in (*below, *pages)
+        if path.is_file() and path.suffix in TEXT and not path.name.endswith(generated)
+    ]
+
+
+def test_private_words_do_not_come_back_in_sentences() -> None:
+    back = []
+    for path in texts():
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        there = {word: better for word, better in PLAIN.items() if re.search(word, text)}
+        for number, line in enumerate(text.splitlines() if there else (), 1):
+            for word, better in there.items():
+                found = re.search(word, line)
+                if found and not any(fine in line for fine in ORDINARY):
+                    back.append(f"{name}:{number}: {found[0]!r}; rather: {better}")
+    assert back == []
+
+
+def test_retired_words_name_nothing_in_c() -> None:
+    back = []
+    for path in (ROOT / "native").glob("[is]*/**/*.[ch]"):
+        code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', " ", path.read_text(), flags=re.DOTALL)
+        back += [
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in set(re.findall(r"\b[A-Za-z]\w*\b", code)) & RETIRED
+        ]
+    assert sorted(back) == []
+
+
 def code_of(path: Path) -> str:
     """The file's names alone: no strings, no comments."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         match node:
             case ast.Name():
                 names.append(node.id)

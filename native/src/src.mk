@@ -8,7 +8,7 @@ SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 # On aarch64 gcc otherwise asks the processor once, through a function of libc's that not every musl has.
 NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /dev/null 2>&1 && echo -mno-outline-atomics)
 SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE)
-SLICE_LDFLAGS := -shared -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
+SLICE_LDFLAGS := -shared -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 
 # gcc makes calls of libc's string functions out of loops; clang does not know the option, and does not with -fno-builtin.
 NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/null > /dev/null 2>&1 && \
@@ -16,7 +16,7 @@ NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/nul
 
 all: $(BUILD)/lib/libgpuslice.so
 
-$(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk
+$(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk src/exports.map
 	@mkdir -p $(@D)
 	@$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS)
 	@mv $@.tmp $@

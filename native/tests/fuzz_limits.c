@@ -24,7 +24,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
     require(limits.count <= GPUSLICE_CARDS);
     for (uint32_t i = 0; i < limits.count; i++) {
         const struct gs_limit *limit = &limits.cards[i];
-        require(strlen(limit->uuid) > 4 && limit->share_percent <= 100);
+        require(strlen(limit->uuid) > 4 && limit->compute_percent <= 100);
         require(limit->memory_bytes == GS_NO_LIMIT || limit->memory_bytes <= INT64_MAX);
         for (uint32_t other = 0; other < i; other++)
             require(strcmp(limit->uuid, limits.cards[other].uuid) != 0);

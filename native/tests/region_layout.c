@@ -11,7 +11,7 @@ int main(void)
     FIELD(gpuslice_card, key);
     FIELD(gpuslice_card, uuid);
     FIELD(gpuslice_card, limit_bytes);
-    FIELD(gpuslice_card, share_percent);
+    FIELD(gpuslice_card, compute_percent);
     FIELD(gpuslice_card, peak_bytes);
     FIELD(gpuslice_card, refused);
     FIELD(gpuslice_card, throttled_ns);

@@ -38,12 +38,13 @@ $(TEST_BUILD)/region_layout: tests/region_layout.c include/region.h
 all: tests
 .PHONY: tests
 
-# The parts that can be tested without a driver, with their functions visible.
+# The parts that can be tested without a driver, with their functions visible, and a card in virtual time for shares.
 tests: $(TEST_BUILD)/libparts.so
 $(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/neighbours system/os \
-  system/open_file_locks system/elf system/table accounts/accounts accounts/attach accounts/slots)) $(SLICE_HEADERS)
+  system/open_file_locks system/elf system/table accounts/accounts accounts/attach accounts/slots)) \
+  tests/card_model.c tests/throttle_model.c tests/card_model.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)
-	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
+	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^) -lm
 
 STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/slots system/table system/os system/open_file_locks system/elf))
 tests: $(TEST_BUILD)/stress
@@ -81,7 +82,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: $(TEST_BUILD)/fuzz_%_clang
 .PHONY: fuzz $(FUZZERS:%=fuzz-%)
 
 # The same tests on a build with AddressSanitizer and UBSan, whose runtimes come first in LD_PRELOAD, because that is how
-# the library itself gets into a program; and the books and the table alone with ThreadSanitizer.
+# the library itself gets into a program; and the accounts and the table alone with ThreadSanitizer.
 PYTEST ?= ../.venv/bin/python -m pytest -q -p no:unraisableexception
 SANITIZED_TESTS ?= $(addprefix ../tests/integration/test_isolation_,memory.py entry.py storm.py conformance.py damage.py kept.py parts.py)
 runtime = $(shell $(CC) -print-file-name=lib$(1).so):

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from cryptography import x509
 
 from gpuslice.apps.agent.command import command as agent_command
+from gpuslice.apps.agent.command import keep_off as keep_off_command
 from gpuslice.apps.agent.command import switch as switch_command
-from gpuslice.apps.cli.doctor import command as doctor_command
 from gpuslice.apps.webhook.command import command as webhook_command
+from gpuslice.core.mode import wants_agent
 from tests import tools
 
 KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
@@ -28,14 +27,18 @@ def helm() -> str:
     return str(tools.find("helm"))
 
 
+NAMED = ("--set", "image.repository=registry.example.com/gpuslice")
+"""The one value that has no default: where the image is."""
+
+
 def render(helm: str, *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
-    command = [helm, "template", "cgpu", str(CHART), "--namespace", "kube-system", *arguments]
+    command = [helm, "template", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED, *arguments]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(text) if o}
 
 
 def test_lint_finds_nothing(helm: str) -> None:
-    subprocess.run([helm, "lint", "--strict", str(CHART)], check=True, capture_output=True)
+    subprocess.run([helm, "lint", "--strict", str(CHART), *NAMED], check=True, capture_output=True)
 
 
 def test_the_vendors_names_are_kept(helm: str) -> None:
@@ -104,13 +107,36 @@ def test_the_second_scheduler_calls_the_extender_for_every_node(helm: str) -> No
     assert config["percentageOfNodesToScore"] == 100
 
 
+def test_neutral_names_are_one_value(helm: str) -> None:
+    objects = render(helm, "--set", "resourceNames=gpuslice.io")
+    config = yaml.safe_load(objects["ConfigMap", "gpuslice-scheduler"]["data"]["config.yaml"])
+    assert [each["name"] for each in config["extenders"][0]["managedResources"]] == ["gpuslice.io/memory"]
+    for kind, name in (("DaemonSet", "gpushare-device-plugin-ds"), ("Deployment", "gpuslice-webhook")):
+        (container,) = objects[kind, name]["spec"]["template"]["spec"]["containers"]
+        assert "--resource-names=gpuslice.io" in container["args"]
+    hook = objects["MutatingWebhookConfiguration", "gpuslice-mutate"]["webhooks"][0]
+    for name in ("aliyun.com/gpu-mem", "gpuslice.io/memory", "gpuslice.io/compute"):
+        assert f"'{name}'" in hook["matchConditions"][0]["expression"]
+
+
+def test_kais_annotations_are_sent_to_the_webhook_where_it_takes_them(helm: str) -> None:
+    for words, asked in (((), False), (("--set", "webhook.kai.enabled=true,webhook.kai.cardUnits=80"), True)):
+        objects = render(helm, *words)
+        hook = objects["MutatingWebhookConfiguration", "gpuslice-mutate"]["webhooks"][0]
+        condition = hook["matchConditions"][0]["expression"]
+        assert ("'gpu-fraction'" in condition) is asked
+        (container,) = objects["Deployment", "gpuslice-webhook"]["spec"]["template"]["spec"]["containers"]
+        assert ({"--accept-kai", "--kai-card-units=80"} <= set(container["args"])) is asked
+
+
 def test_what_your_own_scheduler_is_told_is_what_the_second_one_has(helm: str) -> None:
-    command = [helm, "install", "cgpu", str(CHART), "--dry-run=client", "--set", "scheduler.enabled=false"]
+    command = [helm, "install", "cgpu", str(CHART), "--dry-run=client", "--namespace", "kube-system", *NAMED]
+    command += ["--set", "scheduler.enabled=false"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     section = printed[printed.index("     extenders:") :].partition("\n\n")[0]
     (told,) = yaml.safe_load(section)["extenders"]
     (ours,) = yaml.safe_load(render(helm)["ConfigMap", KUBE_SCHEDULER]["data"]["config.yaml"])["extenders"]
-    assert told.pop("urlPrefix") == "http://127.0.0.1:32766/gpushare-scheduler"
+    assert told.pop("urlPrefix") == "https://127.0.0.1:32766/gpushare-scheduler"
     ours.pop("urlPrefix")
     assert told == ours
 
@@ -118,11 +144,17 @@ def test_what_your_own_scheduler_is_told_is_what_the_second_one_has(helm: str) -
 def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
     names = {name for _, name in render(helm, "--set", "scheduler.enabled=false")}
     switches = {"device-plugin-evict-ds", "device-plugin-recover-ds"}
+    by_acks_label = {
+        f"{name.removesuffix('-ds')}-ack-ds" for name in (*switches, "gpushare-device-plugin-ds")
+    }
     extender, lease = "gpushare-schd-extender", "gpushare-schd-extender-lease"
     ours = {extender, lease, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
-    assert names == ours | {
+    assert names == ours | by_acks_label | {
         "gpuslice-test",  # of `helm test`, which nobody need call
         "gpuslice-agent-own-node",  # what an agent's account may write
+        "gpuslice-viewer",  # what the command line reads
+        "gpushare-schd-extender-tls",
+        "gpushare-schd-extender-client",
     }
 
 
@@ -142,7 +174,7 @@ def test_the_plugin_of_whole_cards_follows_the_label(helm: str, name: str, label
 
 
 def test_beside_the_way_back_to_whole_cards_an_agent_serves_who_still_holds_parts(helm: str) -> None:
-    objects = render(helm, "--set", "nodeLabel=gpushare,devicePlugin.runtimeClassName=nvidia")
+    objects = render(helm, "--set", "nodeLabel=gpushare,runtimeClassName=nvidia")
     leaving = objects["DaemonSet", "device-plugin-recover-ds"]["spec"]["template"]["spec"]
     sharing = objects["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["template"]["spec"]
     (usual,) = sharing["containers"]
@@ -159,7 +191,123 @@ def test_beside_the_way_back_to_whole_cards_an_agent_serves_who_still_holds_part
 
 def test_whole_cards_may_be_left_to_somebody_else(helm: str) -> None:
     kinds = {name for kind, name in render(helm, "--set", "wholeCards.enabled=false") if kind == "DaemonSet"}
-    assert kinds == {"gpushare-device-plugin-ds"}
+    assert kinds == {"gpushare-device-plugin-ds", "gpushare-device-plugin-ack-ds"}
+
+
+LABELS = [{}, *({"cgpu": value} for value in ("true", "false", "yes"))]
+SCHEDULES = [
+    {},
+    *({"ack.node.gpu.schedule": value} for value in ("cgpu", "share", "core_mem", "default", "x")),
+]
+
+
+def chooses(spec: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a pod of this spec may run on a node with these labels."""
+    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+
+    def holds(key: str, operator: str, values: tuple[str, ...] | list[str] = ()) -> bool:
+        if operator == "Exists":
+            return key in labels
+        return (labels.get(key) in values) == (operator == "In")
+
+    fits = terms is None or any(all(holds(**each) for each in term["matchExpressions"]) for term in terms)
+    return fits and spec.get("nodeSelector", {}).items() <= labels.items()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("label", LABELS, ids=str)
+def test_each_of_the_two_labels_acts_by_itself_and_no_program_runs_twice(
+    helm: str, every_daemon_set: dict[str, dict[str, Any]], label: dict[str, str], schedule: dict[str, str]
+) -> None:
+    labels = {**label, **schedule}
+    by_schedule = schedule.get("ack.node.gpu.schedule", "")
+    shares = wants_agent(labels, "cgpu")
+    whole = labels.get("cgpu") == "false" or ("cgpu" not in label and by_schedule == "default")
+    whole |= labels.get("cgpu") == "yes" and by_schedule == "default"
+    for start, wanted in (
+        ("gpushare-device-plugin", shares),
+        ("device-plugin-evict", shares),
+        ("device-plugin-recover", whole),
+        ("gpuslice-exporter", shares),
+    ):
+        there = [
+            name
+            for name, spec in every_daemon_set.items()
+            if name.startswith(start) and chooses(spec, labels)
+        ]
+        assert len(there) == wanted, there
+
+
+@pytest.fixture(scope="module")
+def every_daemon_set(helm: str) -> dict[str, dict[str, Any]]:
+    objects = render(helm, "--set", "exporter.enabled=true")
+    return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind == "DaemonSet"}
+
+
+def test_agents_are_found_by_one_label_whichever_of_the_nodes_brought_them(helm: str) -> None:
+    objects = render(helm)
+    for name in ("gpushare-device-plugin-ds", "gpushare-device-plugin-ack-ds"):
+        labels = objects["DaemonSet", name]["spec"]["template"]["metadata"]["labels"]
+        assert labels["name"] == "gpushare-device-plugin-ds"
+
+
+def test_without_acks_label_there_is_a_daemon_set_less(helm: str) -> None:
+    names = {name for _, name in render(helm, "--set", "ackNodeLabel=false")}
+    assert not [name for name in names if "-ack" in name]
+
+
+@pytest.mark.parametrize(
+    ("labels", "shared", "all_cards"),
+    [
+        ({"cgpu": "true"}, True, True),
+        ({"cgpu": "false"}, False, True),
+        ({"ack.node.gpu.schedule": "share"}, True, True),
+        ({"nvidia.com/gpu.present": "true"}, False, True),
+        ({"feature.node.kubernetes.io/pci-10de.present": "true"}, False, True),
+        ({"kubernetes.io/os": "linux"}, False, False),
+    ],
+)
+def test_cards_that_are_given_out_whole_are_watched_too_by_one_value(
+    helm: str, labels: dict[str, str], shared: bool, all_cards: bool
+) -> None:
+    for nodes, wanted in (("shared", shared), ("all", all_cards)):
+        objects = render(helm, "--set", f"exporter.enabled=true,exporter.nodes={nodes}")
+        spec = objects["DaemonSet", "gpuslice-exporter"]["spec"]["template"]["spec"]
+        assert chooses(spec, labels) is wanted
+
+
+def test_an_affinity_of_ones_own_narrows_the_nodes_and_never_widens_them(helm: str, tmp_path: Path) -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    values = {"devicePlugin": {"affinity": affinity}}
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    objects = render(helm, "-f", str(tmp_path / "values.yaml"))
+    spec = objects["DaemonSet", "gpushare-device-plugin-ack-ds"]["spec"]["template"]["spec"]
+    shared = {"ack.node.gpu.schedule": "share"}
+    assert [chooses(spec, labels) for labels in ({**shared, "zone": "a"}, shared, {"zone": "a"})] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_nvidias_plugin_is_kept_off_by_two_jobs_that_may_change_it_alone(helm: str) -> None:
+    assert not [name for _, name in render(helm) if "keep-off" in name]
+    objects = render(helm, "--set", "wholeCards.daemonSet=gpu/nvidia-device-plugin")
+    (rule,) = objects["Role", "gpuslice-keep-off"]["rules"]
+    assert objects["Role", "gpuslice-keep-off"]["metadata"]["namespace"] == "gpu"
+    assert (rule["resourceNames"], rule["verbs"]) == (["nvidia-device-plugin"], ["get", "patch"])
+    for name, hook, back in (
+        ("gpuslice-keep-off", "post-install,post-upgrade,post-rollback", False),
+        ("gpuslice-keep-off-back", "pre-delete", True),
+    ):
+        job = objects["Job", name]
+        assert job["metadata"]["annotations"]["helm.sh/hook"] == hook
+        (container,) = job["spec"]["template"]["spec"]["containers"]
+        parsed = keep_off_command.make_context("keep-off", list(container["args"][1:])).params
+        assert (parsed["daemon_set"], parsed["back"] or False) == ("gpu/nvidia-device-plugin", back)
 
 
 def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> None:
@@ -174,6 +322,7 @@ def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> No
             assert each["metadata"]["namespace"] == "kube-system", name
 
 
+EVERYTHING = "webhook.enabled=true,exporter.enabled=true,nodeLabel=gpushare"
 WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
 
 
@@ -262,143 +411,9 @@ def test_the_arguments_of_the_webhook_are_its_settings(helm: str) -> None:
 def test_a_secret_of_ones_own_needs_its_authority(helm: str) -> None:
     settings = ["--set", "webhook.enabled=true,webhook.certificate.source=secret"]
     refused = subprocess.run(
-        [helm, "template", str(CHART), *settings], capture_output=True, text=True, check=False
+        [helm, "template", str(CHART), *NAMED, *settings], capture_output=True, text=True, check=False
     )
     assert "set webhook.certificate.caBundle" in refused.stderr
     objects = render(helm, *settings, "--set", "webhook.certificate.caBundle=QUJD")
     hook = objects["ValidatingWebhookConfiguration", "gpuslice-validate"]["webhooks"][0]
     assert hook["clientConfig"]["caBundle"] == "QUJD"
-
-
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ("memoryUnit=TiB", "memoryUnit"),
-        ("extender.replicas=0", "replicas"),
-        ("nodeLable=x", "nodeLable"),
-        ("devicePlugin.port=0", "port"),
-        ("devicePlugin.hostDir=relative", "hostDir"),
-        ("wholeCards.manifest=a/b", "manifest"),
-        ("webhook.failurePolicy=Maybe", "failurePolicy"),
-        ("extender.replicas=two", "got string, want integer"),
-        ("imagePullSecrets=login", "got string, want array"),
-        ("devicePlugin.tolerations[0].operater=Exists", "operater"),
-        ("devicePlugin.maxSurge=0", "maxSurge"),
-        ("extender.resources.limit.cpu=1", "limit"),
-        ("image.digest=abc", "digest"),
-        ("test.failOn=note", "failOn"),
-    ],
-)
-def test_a_wrong_value_is_refused_by_name(helm: str, setting: str, named: str) -> None:
-    command = [helm, "template", str(CHART), "--set", setting]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert named in refused.stderr
-
-
-EVERYTHING = "webhook.enabled=true,exporter.enabled=true,nodeLabel=gpushare"
-
-
-def test_helm_test_is_a_pod_of_our_image_whose_flags_exist(helm: str) -> None:
-    objects = render(helm, "--set", EVERYTHING)
-    pod = objects["Pod", "gpuslice-test"]
-    (container,) = pod["spec"]["containers"]
-    extender = objects["Deployment", "gpushare-schd-extender"]["spec"]["template"]["spec"]["containers"][0]
-    assert container["image"] == extender["image"]
-    assert container["args"][0] == "doctor"
-    asked = doctor_command.make_context("doctor", container["args"][1:]).params
-    assert (asked["fail_on"], asked["node_label"]) == ("error", "gpushare")
-    assert (asked["want_cards"], asked["patience_s"]) == (True, 60)
-    assert [urlsplit(url).hostname for url in asked["urls"]] == [
-        f"{name}.kube-system.svc"
-        for name in ("gpushare-schd-extender", "gpuslice-webhook", "gpuslice-exporter")
-    ]
-
-
-def test_helm_test_can_go_without_cards_and_without_waiting(helm: str) -> None:
-    objects = render(helm, "--set", "test.wantCards=false,test.patienceSeconds=0")
-    (container,) = objects["Pod", "gpuslice-test"]["spec"]["containers"]
-    asked = doctor_command.make_context("doctor", container["args"][1:]).params
-    assert (asked["want_cards"], asked["patience_s"]) == (False, 0)
-
-
-def test_helm_test_asks_for_ports_that_the_services_have(helm: str) -> None:
-    objects = render(helm, "--set", EVERYTHING + ",extender.port=7000,exporter.port=7001")
-    for argument in objects["Pod", "gpuslice-test"]["spec"]["containers"][0]["args"]:
-        if argument.startswith("--answers="):
-            url = urlsplit(argument.removeprefix("--answers="))
-            name = str(url.hostname).partition(".")[0]
-            ports = [port["port"] for port in objects["Service", name]["spec"]["ports"]]
-            assert (url.port or 443) in ports
-
-
-def test_helm_test_asks_for_what_is_installed_alone(helm: str) -> None:
-    for setting, count in (("webhook.enabled=false", 1), ("exporter.enabled=true", 3)):
-        args = render(helm, "--set", setting)["Pod", "gpuslice-test"]["spec"]["containers"][0]["args"]
-        assert sum(argument.startswith("--answers=") for argument in args) == count
-    guarded = render(helm, "--set", "exporter.enabled=true,exporter.webConfigSecret=web")
-    (container,) = guarded["Pod", "gpuslice-test"]["spec"]["containers"]
-    assert not any("exporter" in argument for argument in container["args"])
-
-
-def test_the_rights_of_helm_test_are_for_reading_and_go_with_it(helm: str) -> None:
-    ours = {key: o for key, o in render(helm).items() if key[1] == "gpuslice-test"}
-    assert {kind for kind, _ in ours} == {
-        "Pod", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"
-    }  # fmt: skip
-    rules = [rule for o in ours.values() for rule in o.get("rules", [])]
-    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
-    assert "secrets" not in {resource for rule in rules for resource in rule["resources"]}
-    for (kind, _), each in ours.items():
-        notes = each["metadata"]["annotations"]
-        assert notes["helm.sh/hook"] == "test"
-        assert ("hook-failed" in notes["helm.sh/hook-delete-policy"]) == (kind != "Pod")
-
-
-def test_helm_test_can_be_left_out(helm: str) -> None:
-    assert not any(name == "gpuslice-test" for _, name in render(helm, "--set", "test.enabled=false"))
-
-
-def test_a_network_policy_lets_helm_test_ask_the_exporter(helm: str) -> None:
-    peer = "networkPolicy.metricsFrom[0].podSelector.matchLabels.a=b"
-    objects = render(helm, "--set", f"networkPolicy.enabled=true,exporter.enabled=true,{peer}")
-    (ingress,) = objects["NetworkPolicy", "gpuslice-exporter"]["spec"]["ingress"]
-    labels = objects["Pod", "gpuslice-test"]["metadata"]["labels"]
-    selected = [peer["podSelector"]["matchLabels"] for peer in ingress["from"]]
-    assert [each.items() <= labels.items() for each in selected] == [False, True]
-
-
-def test_every_value_is_in_the_schema() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    schema = json.loads((CHART / "values.schema.json").read_text())
-
-    def unknown(value: dict[str, Any], shape: dict[str, Any], path: str) -> list[str]:
-        known = shape.get("properties")
-        if known is None:
-            return []
-        here = [f"{path}{key}" for key in value if key not in known]
-        deeper = [
-            name
-            for key, inner in value.items()
-            if isinstance(inner, dict)
-            for name in unknown(inner, known[key], f"{path}{key}.")
-        ]
-        return here + deeper
-
-    assert unknown(values, schema, "") == []
-
-
-def test_every_value_of_the_schema_is_shown_with_its_default() -> None:
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    schema = json.loads((CHART / "values.schema.json").read_text())
-
-    def hidden(value: dict[str, Any], shape: dict[str, Any], path: str) -> list[str]:
-        found = []
-        for key, inner in shape.get("properties", {}).items():
-            if key not in value:
-                found.append(f"{path}{key}")
-            elif isinstance(value[key], dict):
-                found += hidden(value[key], inner, f"{path}{key}.")
-        return found
-
-    assert hidden(values, schema, "") == ["global"]  # Helm's own

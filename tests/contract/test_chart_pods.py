@@ -26,20 +26,22 @@ EVERYTHING = "webhook.enabled=true,exporter.enabled=true,extender.replicas=2,sch
 READY: dict[str | tuple[str, str], str] = {
     KUBE_SCHEDULER: "/healthz",
     "gpushare-schd-extender": "/prepared",
-    ("device-plugin-recover-ds", "gpushare"): "/healthz",  # kubelet need not know of it, see /readyz
+    # kubelet need not know of these, see /readyz
+    ("device-plugin-recover-ds", "gpushare"): "/healthz",
+    ("device-plugin-recover-ack-ds", "gpushare"): "/healthz",
 }
 
 
 def test_every_container_is_held_short_and_looked_after(helm: str) -> None:
     found = pods(render(helm, "--set", EVERYTHING))
-    assert len(found) == 7
+    assert len(found) == 10
     for name, spec in found.items():
         assert spec["priorityClassName"] in ("system-node-critical", "system-cluster-critical"), name
         for container in spec["containers"]:
             context = container["securityContext"]
             assert context["readOnlyRootFilesystem"] is True, name
             if container["name"] == AGENT:  # it mounts for others
-                assert context == {"privileged": True, "readOnlyRootFilesystem": True}
+                assert context == {"privileged": True, "readOnlyRootFilesystem": True, "runAsUser": 0}
             else:
                 assert context["allowPrivilegeEscalation"] is False, name
                 assert context["capabilities"] == {"drop": ["ALL"]}, name
@@ -141,12 +143,12 @@ def test_nodes_of_other_makes_are_provided_for(helm: str) -> None:
 
 def test_every_image_may_come_from_one_registry(helm: str) -> None:
     login = "imagePullSecrets[0].name=login,image.digest=sha256:" + "0" * 64
-    found = pods(render(helm, "--set", f"imageRegistry=r.example/mirror,{EVERYTHING},{login}"))
+    found = pods(render(helm, "--set", f"global.imageRegistry=r.example/mirror,{EVERYTHING},{login}"))
     for name, spec in found.items():
         for container in spec["containers"]:
             assert container["image"].startswith("r.example/mirror/"), name
-            assert container["image"].count("/") == (2 if name == KUBE_SCHEDULER else 3), name
-            assert name == KUBE_SCHEDULER or "gpuslice/gpuslice@sha256:000" in container["image"], name
+            assert container["image"].count("/") == 2, name
+            assert name == KUBE_SCHEDULER or "/gpuslice@sha256:000" in container["image"], name
         assert spec["imagePullSecrets"] == [{"name": "login"}], name
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS
 from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
@@ -114,6 +114,30 @@ async def test_inspect_prints_the_documented_tables(shell: Shell) -> None:
     assert await shell("gpuslice", "inspect", "-d") == Response(0, printed("inspect-details"), "")
 
 
+async def test_the_tables_of_a_node_of_claims_are_the_same(shell: Shell) -> None:
+    cards = '[{"index":0,"uuid":"GPU-1","memory_mib":16130,"units":15}]'
+    labels, annotations = {"gpuslice.io/mode": "claims"}, {"gpuslice.io/gpus": cards}
+    apps = [
+        pod(each["metadata"]["name"], 0, V100_NODE, None, labels=each["metadata"]["labels"])
+        for each in two_apps()
+    ]
+    await shell.has([node(V100_NODE, labels=labels, annotations=annotations)], apps)
+    assert (await shell("gpuslice", "inspect")).out == printed("inspect")
+    async with HttpTransport(Connection(shell.server.url)) as transport:
+        client = KubeClient(transport)
+        for each in (await client.list(PODS)).items or []:
+            uid, name = each.metadata.uid, each.metadata.name
+            claim = {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": {}}}
+            await client.create(RESOURCE_CLAIMS.as_dict(), claim)
+            result = {"request": "gpu", "driver": "gpu.gpuslice.io", "pool": V100_NODE, "device": "gpu-0"}
+            status = {
+                "allocation": {"devices": {"results": [{**result, "consumedCapacity": {"memory": "4Gi"}}]}},
+                "reservedFor": [{"resource": "pods", "name": name, "uid": uid}],
+            }
+            await client.patch_status(RESOURCE_CLAIMS.as_dict(), name, status, "default")
+    assert await shell("gpuslice", "inspect", "-d") == Response(0, printed("inspect-details"), "")
+
+
 async def test_top_node_prints_the_documented_tables(shell: Shell) -> None:
     await shell.has(five_nodes())
     assert (await shell("gpuslice", "top", "node")).out == printed("top-node")
@@ -170,7 +194,7 @@ async def test_an_unknown_node_is_named(shell: Shell) -> None:
 async def test_an_empty_cluster_says_what_to_do(shell: Shell) -> None:
     told = await shell("kubectl-inspect-cgpu")
     assert (told.code, told.out) == (0, "")
-    assert told.err.startswith("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem.")
+    assert told.err.startswith("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem or")
     assert json.loads((await shell("gpuslice", "inspect", "-o", "json")).out)["nodes"] == []
     assert (await shell("gpuslice", "top", "node", "-s")).err.startswith("No node shares its GPUs")
 

@@ -19,10 +19,10 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.cli.certificate import ends
 from gpuslice.apps.cli.doctor_answers import ask
-from gpuslice.apps.cli.doctor_facts import HOOKS, SLICES, Facts, Level
-from gpuslice.apps.cli.doctor_scheduler import sample_size, scheduler_configuration
+from gpuslice.apps.diagnosis.certificate import ends
+from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Level
+from gpuslice.apps.diagnosis.doctor_scheduler import sample_size, scheduler_configuration
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
@@ -44,7 +44,9 @@ def ready_slice(name: str, ready: bool = True) -> Object:
 def configuration(**changes: Any) -> Object:
     """The ConfigMap of a second scheduler; None as a value takes a field out."""
     section = {
-        "urlPrefix": "http://extender",
+        "urlPrefix": "https://extender",
+        "enableHTTPS": True,
+        "tlsConfig": {"caFile": "/tls/ca.crt", "certFile": "/tls/tls.crt", "keyFile": "/tls/tls.key"},
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "preemptVerb": "preempt",
@@ -398,7 +400,7 @@ def test_what_is_no_certificate_has_no_end(text: bytes) -> None:
     assert ends(text) is None
 
 
-async def test_cards_out_of_use_are_told_with_whoever_took_them_out(shell: Shell) -> None:
+async def test_cards_out_of_use_are_told_with_the_one_who_took_them_out(shell: Shell) -> None:
     await healthy(shell)
     await shell.has([node("n1", 8, 8, 8)])
     data = {"gpus": "0,2,x", "agent": "2", "reasons": "2: Xid 79"}

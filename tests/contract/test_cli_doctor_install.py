@@ -15,7 +15,7 @@ from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.doctor_answers import answers, places_of
-from gpuslice.apps.cli.doctor_facts import Facts, Level
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
 from gpuslice.core.contract import GPU_MEM
 from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
@@ -60,7 +60,7 @@ async def test_a_device_plugin_that_cannot_start_is_told_with_the_reason(shell: 
         [without_resources(labelled("n1", cgpu="true"))], [plugin("x", ready=False, waiting=PULLING)]
     )
     _, found = await findings(shell)
-    assert 'x is not ready: ImagePullBackOff: Back-off pulling image "a"' in found["node n1"]["what"]
+    assert 'x is not ready there: ImagePullBackOff: Back-off pulling image "a"' in found["node n1"]["what"]
     assert found["node n1"]["fix"] == "kubectl -n default describe pod x"
 
 
@@ -69,7 +69,7 @@ async def test_of_a_device_plugin_that_falls_the_log_is_shown(shell: Shell) -> N
     falling = plugin("x", ready=False, waiting={"reason": "CrashLoopBackOff"}, restarts=3)
     await shell.has([without_resources(labelled("n1", cgpu="true"))], [falling])
     _, found = await findings(shell)
-    assert "x is not ready: CrashLoopBackOff" in found["node n1"]["what"]
+    assert "x is not ready there: CrashLoopBackOff" in found["node n1"]["what"]
     assert found["node n1"]["fix"] == "kubectl -n default logs x --previous"
 
 
@@ -131,7 +131,7 @@ async def test_no_node_that_shares_is_an_error_where_cards_are_wanted(
     told = await shell("gpuslice", "doctor", "-o", "json", "--fail-on=error", *flags)
     (found,) = json.loads(told.out)["findings"]
     assert (told.code, found["level"], found["where"]) == (code, level, "cluster")
-    assert found["what"] == "no node is labelled cgpu=true, so none offers aliyun.com/gpu-mem"
+    assert found["what"] == "no node is labelled cgpu=true, so none offers parts of its cards"
     assert found["fix"].startswith(
         "kubectl label node NODE --overwrite cgpu=true, where NODE is one with cards"
     )

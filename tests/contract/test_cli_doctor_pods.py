@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.apps.cli import doctor_pods
-from gpuslice.apps.cli.doctor_facts import Facts, Level
+from gpuslice.apps.diagnosis import doctor_pods
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_doctor import findings, healthy

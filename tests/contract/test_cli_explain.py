@@ -321,3 +321,16 @@ async def test_without_a_name_it_tells_of_the_namespace(shell: Shell) -> None:
     assert (await shell("gpuslice", "explain", "ns/empty")).out == (
         "0 pods of namespace empty.\nno pod of namespace empty asks for a part of a card\n"
     )
+
+
+async def test_a_namespace_of_claims_is_told_as_any_other(shell: Shell) -> None:
+    labels, cards = {"cgpu": "true", "gpuslice.io/mode": "claims"}, (make_card(0, 8),)
+    annotations = {NODE_GPUS: encode_cards(cards)}
+    pod = api_pod("p", containers=[{"name": "main", "image": "image"}])
+    pod["spec"]["resourceClaims"] = [{"name": "gpuslice", "resourceClaimTemplateName": "gpuslice-9"}]
+    await shell.has([api_node("n1", 0, 0, annotations=annotations, labels=labels)], [pod])
+    told = await shell("gpuslice", "explain")
+    assert told.code == 0, told.err
+    assert "It asks for 9 units of one card, by claim gpuslice-9." in told.out
+    assert rows(told.out) == [["1", "Offers no cards by claims yet", "-", "n1"]]
+    assert "Its claim waits for ResourceClaimTemplate default/gpuslice-9" in told.out

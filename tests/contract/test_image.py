@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def locked(*names: str) -> str:
+    """What the recipe's own program takes of the lock."""
+    command = [sys.executable, "images/locked.py", "requirements.lock", *names]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
 def constraints() -> list[str]:
-    """What the recipe's own shell line makes of the lock."""
-    line = re.search(r"^ && (grep .* requirements\.lock .*) > /tmp/constraints\.txt", _recipe(), re.MULTILINE)
-    assert line is not None
-    made = subprocess.run(["sh", "-c", line[1]], cwd=ROOT, check=True, capture_output=True, text=True)
-    return made.stdout.splitlines()
+    return [line.rstrip(" \\") for line in locked().splitlines() if "==" in line]
 
 
 def _recipe() -> str:
@@ -45,6 +48,30 @@ def test_every_package_is_held_to_one_version(python: str) -> None:
     names = [each.name for each in parsed if each.marker is None or each.marker.evaluate(environment)]
     assert "numpy" in names
     assert len(names) == len(set(names))
+
+
+def test_every_package_of_the_image_is_held_to_its_hash() -> None:
+    for name in ((), ("hatchling",)):
+        for entry in re.split(r"\n(?=[a-z0-9])", locked(*name).strip()):
+            assert "--hash=sha256:" in entry, entry
+    assert not re.search(r"pip install (?!.*(--require-hashes|--no-index))", _recipe())
+
+
+def test_what_only_development_needs_stays_out_of_the_image() -> None:
+    names = {line.partition("==")[0] for line in constraints()}
+    assert {"msgspec", "numpy", "uvloop", "grpclib"} <= names
+    assert not names & {"aiohttp", "pytest", "mypy", "hypothesis", "trustme", "hatchling"}
+    assert any(line.startswith("hatchling==") for line in locked("hatchling").splitlines())
+
+
+def test_the_base_is_one_image_and_not_whatever_a_tag_says() -> None:
+    bases = re.findall(r"^FROM (\S+)", _recipe(), re.MULTILINE)
+    assert {each.partition("@")[2] for each in bases} == {"${PYTHON_DIGEST}"}
+
+
+def test_nobody_is_root_by_the_image_alone() -> None:
+    *_, last = re.findall(r"^USER (\S+)$", _recipe(), re.MULTILINE)
+    assert last == "65532:65532"
 
 
 def test_everything_that_is_copied_in_is_there() -> None:

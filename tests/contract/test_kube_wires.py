@@ -23,18 +23,19 @@ from gpuslice.adapters.kube.errors import ConfigError, ForbiddenError, Unavailab
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
+from tests import HANG_S
 
-Ask = Callable[[Connection, str], Awaitable[ApiResponse]]
+Ask = Callable[..., Awaitable[ApiResponse]]
 
 
-async def ask_async(connection: Connection, path: str) -> ApiResponse:
-    async with HttpTransport(connection, timeout_s=0.5) as transport:
+async def ask_async(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
+    async with HttpTransport(connection, timeout_s=timeout_s) as transport:
         return await transport.request("GET", path, query={"a": "b c"})
 
 
-async def ask_blocking(connection: Connection, path: str) -> ApiResponse:
+async def ask_blocking(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
     def ask() -> ApiResponse:
-        with SyncTransport(connection, timeout_s=0.5) as transport:
+        with SyncTransport(connection, timeout_s=timeout_s) as transport:
             return transport.request(ApiRequest("GET", path, {"a": "b c"}))
 
     return await asyncio.to_thread(ask)
@@ -171,7 +172,7 @@ async def test_no_answer_in_time_may_have_worked(ask: Ask) -> None:
 
     async with serving(hang) as url:
         with pytest.raises(UnavailableError, match="no answer") as caught:
-            await ask(Connection(url), "/")
+            await ask(Connection(url), "/", 0.5)
     assert caught.value.outcome_unknown
 
 

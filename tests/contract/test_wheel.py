@@ -14,21 +14,26 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.main import COMMANDS
 from simcluster.apiserver import ApiServer
 from simcluster.cluster.cluster import Cluster
+from tests.builders import api_node, api_pod
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = ("simcluster", "gpuslice_demo", "aiohttp")
 
 
-def required(name: str, found: set[str]) -> set[str]:
-    """The distribution `name` and what it needs here, transitively; extras left out."""
+def required(name: str, found: set[str], extra: str = "") -> set[str]:
+    """The distribution `name` and what it needs here with this extra, transitively."""
     if name not in found:
         found.add(name)
         for line in distribution(name).requires or ():
             requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
                 required(requirement.name, found)
     return found
 
@@ -44,13 +49,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def program(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """``gpuslice`` from the wheel, beside links to the distributions that it names."""
-    folder = tmp_path_factory.mktemp("environment")
+    """``gpuslice[daemons]`` from the wheel, beside links to the distributions that it names."""
+    return environment(wheel, tmp_path_factory.mktemp("environment"), "daemons")
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command line alone: ``pip install gpuslice``."""
+    return environment(wheel, tmp_path_factory.mktemp("light"), "")
+
+
+def environment(wheel: Path, folder: Path, extra: str) -> list[str]:
     venv.create(folder, with_pip=False, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
-    for name in required("gpuslice", set()) - {"gpuslice"}:
+    for name in required("gpuslice", set(), extra) - {"gpuslice"}:
         for file in distribution(name).files or ():
             top = file.parts[0]
             if top not in {"..", "__pycache__"} and not (packages / top).exists():
@@ -98,9 +112,47 @@ def test_every_module_can_be_imported(program: list[str]) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
-async def test_the_doctor_examines_a_cluster(program: list[str], tmp_path: Path) -> None:
+async def test_the_doctor_examines_a_cluster(light: list[str], tmp_path: Path) -> None:
     async with ApiServer(Cluster()) as server:
         (tmp_path / "config").write_text(server.kubeconfig())
-        told = await asyncio.to_thread(ended, program, "--kubeconfig", str(tmp_path / "config"), "doctor")
+        told = await asyncio.to_thread(ended, light, "--kubeconfig", str(tmp_path / "config"), "doctor")
     assert "Traceback" not in told.stderr
     assert "extender" in told.stdout, told
+
+
+async def test_the_command_line_alone_reads_a_cluster(light: list[str], tmp_path: Path) -> None:
+    async with ApiServer(Cluster()) as server:
+        (tmp_path / "config").write_text(server.kubeconfig())
+        async with HttpTransport(Connection(server.url)) as transport:
+            client = KubeClient(transport)
+            node = api_node()
+            await client.create(NODES, node)
+            await client.patch_status(NODES, "n1", node["status"])
+            await client.create(PODS, api_pod("train"))
+        for words, wanted in (
+            (["inspect"], "n1"),
+            (["inspect", "-d"], "n1"),
+            (["explain", "train"], "train"),
+        ):
+            told = await asyncio.to_thread(ended, light, "--kubeconfig", str(tmp_path / "config"), *words)
+            assert "Traceback" not in told.stderr, told.stderr
+            assert wanted in told.stdout, told
+
+
+def test_the_command_line_alone_is_small(light: list[str]) -> None:
+    packages = required("gpuslice", set()) - {"gpuslice"}
+    files = [
+        distribution(name).locate_file(file) for name in packages for file in distribution(name).files or ()
+    ]
+    kept = [Path(str(file)) for file in files if Path(str(file)).is_file() and "__pycache__" not in str(file)]
+    own = sum(path.stat().st_size for path in (ROOT / "src").rglob("*.py"))
+    assert sum(path.stat().st_size for path in kept) + own < 40e6
+
+
+@pytest.mark.parametrize("name", ["extender", "simulate", "agent", "webhook", "exporter"])
+def test_the_command_line_alone_says_what_a_daemon_needs_more(light: list[str], name: str) -> None:
+    arguments = ["--node-name=n"] if name in ("agent", "exporter") else []
+    told = ended(light, name, *arguments)
+    assert told.returncode != 0
+    assert "Traceback" not in told.stderr
+    assert "pip install 'gpuslice[daemons]'" in told.stderr, told

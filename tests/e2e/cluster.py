@@ -1,19 +1,22 @@
 """A cluster of API objects at a real control plane: no kubelets, but every node, pod and binding is real.
 
-`Cluster` makes and removes them, `CardBook` follows every change of a pod and keeps the sums that no card may
+`Cluster` makes and removes them, `BindingLog` follows each change of pods, keeps the sums that no card may
 pass, `shipped_configuration` is the chart's scheduler configuration, and `extender` runs our process on it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import functools
 import http.client
 import os
-import re
 import signal
+import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -30,6 +33,8 @@ from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU_MEM
 from gpuslice_demo.ports import free_port
+from tests import tools
+from tests.contract.test_chart import NAMED
 from tests.e2e.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,34 +48,59 @@ Card = tuple[str, str]  # node, index
 # -- the product's side ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Release:
+    """The chart with its default values, rendered by helm, and the files of the certificates it makes."""
+
+    objects: Mapping[tuple[str, str], Object]
+    folder: tempfile.TemporaryDirectory[str]  # gone with us
+
+    def files(self, secret: str) -> Path:
+        """A folder with the Secret's files, as kubelet mounts it."""
+        place = Path(self.folder.name) / secret
+        if not place.exists():
+            place.mkdir()
+            for name, content in self.objects["Secret", secret]["data"].items():
+                (place / name).write_bytes(base64.b64decode(content))
+        return place
+
+    @functools.cached_property
+    def client(self) -> ssl.SSLContext:
+        """As kube-scheduler connects, to any address."""
+        place = self.files("gpushare-schd-extender-client")
+        context = ssl.create_default_context(cafile=str(place / "ca.crt"))
+        context.check_hostname = False
+        context.load_cert_chain(place / "tls.crt", place / "tls.key")
+        return context
+
+
+@functools.cache
+def release() -> Release:
+    command = [str(tools.find("helm")), "template", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each}
+    return Release(objects, tempfile.TemporaryDirectory(prefix="gs-release-"))
+
+
 def shipped_configuration(extender_url: str = "") -> Object:
     """The scheduler configuration of the chart with its default values, calling the extender at this URL.
 
-    Without a URL it calls none: what is left is a plain kube-scheduler, tuned alike.
+    Without a URL it calls none: what is left is a plain kube-scheduler, tuned alike. An ``http:`` URL is that
+    of something in between, which speaks TLS on the other side.
     """
-    text = (CHART / "templates" / "scheduler.yaml").read_text()
-    (block,) = re.findall(r"  config\.yaml: \|\n((?:    .*\n)+)", text)
-    values = {
-        "Values": yaml.safe_load((CHART / "values.yaml").read_text()),
-        "Release": {"Namespace": "kube-system"},
-    }
-    filled = re.sub(r"\{\{ \.([\w.]+) \}\}", lambda found: str(_at(values, found[1])), block)
-    filled = filled.replace('{{ include "gpuslice.extenderUrl" . }}', f"{extender_url}/gpushare-scheduler")
-    assert "{{" not in filled, f"an expression in the chart's configuration is not known here:\n{filled}"
-    configuration: Object = yaml.safe_load(filled)
-    configuration["leaderElection"] = {
-        "leaderElect": False
-    }  # there is one, and the next need not wait for it
+    text = release().objects["ConfigMap", "gpuslice-scheduler"]["data"]["config.yaml"]
+    files = release().files("gpushare-schd-extender-client")
+    configuration: Object = yaml.safe_load(text.replace("/etc/kubernetes/gpuslice-tls", str(files)))
+    # there is one, and the next need not wait for it
+    configuration["leaderElection"] = {"leaderElect": False}
+    (section,) = configuration["extenders"]
+    section["urlPrefix"] = f"{extender_url}/gpushare-scheduler"
+    if extender_url.startswith("http:"):
+        section["enableHTTPS"] = False
+        del section["tlsConfig"]
     if not extender_url:
         configuration["extenders"] = []
     return configuration
-
-
-def _at(values: Mapping[str, Any], path: str) -> Any:
-    found: Any = values
-    for key in path.split("."):
-        found = found[key]
-    return found
 
 
 def scheduler_arguments(configuration: Object) -> Object:
@@ -89,10 +119,10 @@ class Running:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"https://127.0.0.1:{self.port}"
 
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=release().client)
         with contextlib.closing(connection):
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -115,7 +145,11 @@ def extender(plane: ControlPlane, *flags: str, log: str = "extender", wait: bool
     """The extender as a process, with the chart's flags and these; it is ready unless `wait` is False."""
     port = free_port()
     code = "from gpuslice.apps.extender.command import command; command()"
-    command = [sys.executable, "-c", code, f"--port={port}", "--host=127.0.0.1", "--leader-elect", *flags]
+    pod = release().objects["Deployment", "gpushare-schd-extender"]["spec"]["template"]["spec"]
+    files = str(release().files("gpushare-schd-extender-tls"))
+    shipped = [each.replace("/etc/gpuslice/tls", files) for each in pod["containers"][0]["args"][1:]]
+    shipped.remove("--label-leader")  # there is no pod to label
+    command = [sys.executable, "-c", code, f"--port={port}", "--host=127.0.0.1", *shipped, *flags]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "PYTHONPATH": str(ROOT / "src")}
     environment.setdefault("LOG_LEVEL", "info")
     with (plane.folder / f"{log}.log").open("ab") as output:
@@ -142,7 +176,7 @@ def wait_ready(running: Running, timeout_s: float = 60) -> None:
 
 
 @dataclass
-class CardBook:
+class BindingLog:
     """Every change of a pod, in the API server's order. `wrong` is what may never be, in words."""
 
     card_units: int
@@ -219,11 +253,11 @@ def pod(name: str, units: int) -> Object:
 
 @dataclass
 class Cluster:
-    """Nodes and pods at one API server, and the book of what became of them."""
+    """Nodes and pods at one API server, and what became of them."""
 
     transport: HttpTransport
     client: KubeClient
-    book: CardBook
+    log: BindingLog
 
     async def add_nodes(self, nodes: Sequence[Object]) -> None:
         await self._all(self.client.create(SLIM_NODES, node) for node in nodes)
@@ -238,18 +272,18 @@ class Cluster:
     async def remove_all_pods(self) -> None:
         answer = await self.transport.request("DELETE", PODS, query={"gracePeriodSeconds": "0"})
         assert answer.status == 200, answer.body
-        await self.until(lambda: not self.book.bound_at)
+        await self.until(lambda: not self.log.bound_at)
 
     async def pods(self) -> list[SlimPod]:
         listing = await self.client.list(SLIM_PODS, "default")
         return listing.items or []
 
     async def until(self, condition: Any, timeout_s: float = 60) -> None:
-        """Until the book says so; TimeoutError."""
+        """Until the log says so; TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while not condition():
-                self.book.on_bound.clear()
-                await self.book.on_bound.wait()
+                self.log.on_bound.clear()
+                await self.log.on_bound.wait()
 
     async def _all(self, calls: Iterator[Any]) -> None:
         async def work() -> None:
@@ -261,14 +295,14 @@ class Cluster:
                 tasks.create_task(work())
 
     async def follow(self, version: str) -> None:
-        """Write the book until cancelled."""
+        """Write the log until cancelled."""
         while True:
             async for line in self.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
                 if line.type == "BOOKMARK":  # a pod without containers: nothing happened
                     continue
                 assert line.type in ("ADDED", "MODIFIED", "DELETED"), line
                 version = line.object.metadata.resource_version
-                self.book.apply(line.type, line.object)
+                self.log.apply(line.type, line.object)
 
 
 @contextlib.asynccontextmanager
@@ -276,7 +310,7 @@ async def cluster(plane: ControlPlane, card_units: int) -> AsyncIterator[Cluster
     """An API server's pods, followed from now on."""
     connection = connect({}, kubeconfig=str(plane.kubeconfig))
     async with HttpTransport(connection, timeout_s=60, connections=AT_ONCE + 4) as transport:
-        made = Cluster(transport, KubeClient(transport), CardBook(card_units))
+        made = Cluster(transport, KubeClient(transport), BindingLog(card_units))
         listing = await made.client.list(SLIM_PODS, "default")
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(made.follow(listing.metadata.resource_version))

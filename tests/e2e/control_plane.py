@@ -6,6 +6,7 @@ Each process gets a free port on 127.0.0.1 and a folder below the one given; lea
 from __future__ import annotations
 
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -39,6 +41,20 @@ def missing() -> str:
 
 def asset(name: str) -> str:
     return str(Path(os.environ["KUBEBUILDER_ASSETS"]) / name)
+
+
+@cache
+def minor_version() -> int:
+    """Of the Kubernetes whose binaries these are: 36 for 1.36."""
+    said = subprocess.run([asset("kube-apiserver"), "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"v1\.(\d+)", said.stdout)
+    assert found is not None, said.stdout
+    return int(found[1])
+
+
+def claim_flags() -> tuple[str, ...]:
+    """What claims of shared cards need in every component; nothing where it is on by default."""
+    return () if minor_version() >= 36 else ("--feature-gates=DRAConsumableCapacity=true",)
 
 
 @dataclass(frozen=True)
@@ -76,12 +92,17 @@ def process(name: str, folder: Path, command: list[str]) -> Iterator[subprocess.
 
 
 @contextmanager
-def api_server(folder: Path, *, without: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
-    """etcd and kube-apiserver, ready to be asked; `without` these admission plugins."""
+def api_server(
+    folder: Path, *, without: tuple[str, ...] = (), for_pods: str = "", flags: tuple[str, ...] = ()
+) -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver with `flags`, ready to be asked; `without` these admission plugins.
+
+    `for_pods`: the address at which pods on networks of their own find it, with accounts as in any cluster.
+    """
     etcd_port, peer_port, port = free_port(), free_port(), free_port()
     with ExitStack() as stack:
         etcd = stack.enter_context(process("etcd", folder, _etcd(folder, etcd_port, peer_port)))
-        command = _apiserver(folder, f"http://127.0.0.1:{etcd_port}", port, without)
+        command = [*_apiserver(folder, f"http://127.0.0.1:{etcd_port}", port, without, for_pods), *flags]
         server = stack.enter_context(process("kube-apiserver", folder, command))
         url = f"https://127.0.0.1:{port}"
         wait_for(lambda: _ready(f"{url}/readyz"), "kube-apiserver", server, folder)
@@ -95,9 +116,10 @@ def scheduler(
     extenders: list[dict[str, object]],
     *,
     client: Mapping[str, object] = FAST_CLIENT,
+    flags: tuple[str, ...] = (),
     **settings: object,
 ) -> Iterator[Scheduler]:
-    """kube-scheduler with these extenders; `settings` are further fields of its configuration."""
+    """kube-scheduler with these extenders and `flags`; `settings` are further fields of its configuration."""
     port = free_port()
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -118,11 +140,28 @@ def scheduler(
     command += [
         f"--authentication-kubeconfig={plane.kubeconfig}",
         f"--authorization-kubeconfig={plane.kubeconfig}",
+        *flags,
     ]
     with process("kube-scheduler", plane.folder, command) as started:
         url = f"https://127.0.0.1:{port}"
         wait_for(lambda: _ready(f"{url}/healthz"), "kube-scheduler", started, plane.folder)
         yield Scheduler(url, started.pid)
+
+
+@contextmanager
+def controller_manager(plane: ControlPlane, *controllers: str, flags: tuple[str, ...] = ()) -> Iterator[None]:
+    """kube-controller-manager with these controllers alone, asking as often as it likes."""
+    port = free_port()
+    command = [asset("kube-controller-manager"), f"--kubeconfig={plane.kubeconfig}"]
+    command += [f"--controllers={','.join(controllers)}", "--leader-elect=false"]
+    command += [f"--secure-port={port}", "--bind-address=127.0.0.1"]
+    command += ["--kube-api-qps=1000", "--kube-api-burst=1000", *flags]
+    command += [f"--authentication-kubeconfig={plane.kubeconfig}"]
+    command += [f"--authorization-kubeconfig={plane.kubeconfig}"]
+    with process("kube-controller-manager", plane.folder, command) as started:
+        url = f"https://127.0.0.1:{port}"
+        wait_for(lambda: _ready(f"{url}/healthz"), "kube-controller-manager", started, plane.folder)
+        yield
 
 
 def wait_for(done: Callable[[], bool], what: str, started: subprocess.Popen[bytes], folder: Path) -> None:
@@ -149,7 +188,11 @@ def _etcd(folder: Path, port: int, peer_port: int) -> list[str]:
     ]
 
 
-def _apiserver(folder: Path, etcd: str, port: int, without: tuple[str, ...]) -> list[str]:
+# Webhooks are found by their endpoints, and kubelets by their addresses: there is neither kube-proxy nor DNS.
+_FOR_PODS = ("--enable-aggregator-routing=true", "--kubelet-preferred-address-types=InternalIP")
+
+
+def _apiserver(folder: Path, etcd: str, port: int, without: tuple[str, ...], for_pods: str) -> list[str]:
     tokens = folder / "tokens.csv"
     tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n')
     key = folder / "service-account.pem"
@@ -158,7 +201,9 @@ def _apiserver(folder: Path, etcd: str, port: int, without: tuple[str, ...]) -> 
         asset("kube-apiserver"),
         f"--etcd-servers={etcd}",
         f"--secure-port={port}",
-        "--bind-address=127.0.0.1",
+        f"--bind-address={'0.0.0.0' if for_pods else '127.0.0.1'}",
+        *(_FOR_PODS if for_pods else ()),
+        *((f"--advertise-address={for_pods}",) if for_pods else ()),
         f"--cert-dir={folder / 'apiserver'}",
         f"--token-auth-file={tokens}",
         "--authorization-mode=RBAC",
@@ -167,7 +212,7 @@ def _apiserver(folder: Path, etcd: str, port: int, without: tuple[str, ...]) -> 
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
         # no controller-manager makes the default account
-        f"--disable-admission-plugins={','.join(('ServiceAccount', *without))}",
+        f"--disable-admission-plugins={','.join(without if for_pods else ('ServiceAccount', *without))}",
         "--allow-privileged=true",
         "--watch-cache=true",
         "--max-requests-inflight=2000",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Cluster:
     kubelet: Service
     agent: Service
     next_agent: Service  # as an update brings it; not started
+    containerd: int = field(init=False, default=0)  # its pid, whose end is the end of every container
 
     # -- pods -----------------------------------------------------------------------------------------
 
@@ -131,26 +132,35 @@ class Cluster:
         until(lambda: "registered with kubelet" in self.agent.log(), "the agent registers")
 
 
-def start(folder: Path, stack: ExitStack) -> Cluster:
+def start(
+    folder: Path, stack: ExitStack, labels: str = "cgpu=true", *, flags: tuple[str, ...] = ()
+) -> Cluster:
     places = Places(folder)
     places.make()
-    _make_cards(folder)
-    plane = stack.enter_context(control_plane.api_server(folder))
+    make_cards(folder)
+    plane = stack.enter_context(control_plane.api_server(folder, flags=flags))
     pid = stack.enter_context(node.containerd(places))
     node.load_image(places, node.SANDBOX_IMAGE, ["sleep", "1000000"], {})
     node.load_image(places, PLAIN, ["sh"], {})
-    node.load_image(places, CUDA, ["sh"], _cuda_files())
+    node.load_image(places, CUDA, ["sh"], cuda_files())
     port = free_port()
     extender = [*GPUSLICE, "extender", f"--port={port}", "--host=127.0.0.1"]
     extender += [f"--kubeconfig={plane.kubeconfig}"]
     stack.enter_context(control_plane.process("extender", folder, extender))
     extenders = yaml.safe_load(scheduler_configuration(port))["extenders"]
-    stack.enter_context(control_plane.scheduler(plane, extenders, percentageOfNodesToScore=100))
+    stack.enter_context(control_plane.scheduler(plane, extenders, flags=flags, percentageOfNodesToScore=100))
     api = Api(plane)
     stack.callback(api.close)
     agents = (_agent(plane, places, name) for name in ("agent", "next-agent"))
-    found = Cluster(plane, api, places, node.kubelet(plane, places, pid, NODE), *agents)
-    for service in (found.next_agent, found.kubelet, found.agent):
+    kubelet = node.kubelet(plane, places, pid, NODE, labels, flags=flags)
+    found = Cluster(plane, api, places, kubelet, *agents)
+    found.containerd = pid
+
+    def stop_kubelet() -> None:  # whichever it is then
+        found.kubelet.stop()
+
+    stack.callback(stop_kubelet)
+    for service in (found.next_agent, found.agent):
         stack.callback(service.stop)
     for service in (found.kubelet, found.agent):
         service.start()
@@ -167,7 +177,7 @@ def _nodes(api: Api) -> bool:
     )
 
 
-def _make_cards(folder: Path) -> None:
+def make_cards(folder: Path) -> None:
     """Two cards that every user of the node may use, as device files of a driver are."""
     (folder / "gpus").mkdir()
     state = gpu.create(folder / "gpus" / "machine", ["V100-SXM2-16GB"] * 2, seed="e2e")
@@ -176,7 +186,7 @@ def _make_cards(folder: Path) -> None:
         path.chmod(0o777)
 
 
-def _cuda_files() -> dict[str, Path]:
+def cuda_files() -> dict[str, Path]:
     """The driver's programs and libraries where the loader of the host's libc finds them."""
     programs = {f"/usr/bin/{name}": DRIVER / name for name in ("nvidia-smi", "cuda_malloc")}
     host = node.needed_libraries(DRIVER / "nvidia-smi")
@@ -190,7 +200,9 @@ def _agent(plane: control_plane.ControlPlane, places: Places, name: str) -> Serv
     command += [f"--node-name={NODE}", f"--kubeconfig={plane.kubeconfig}", "--host=127.0.0.1", "--port=0"]
     command += [f"--device-plugin-folder={places.plugins}", f"--pod-resources-socket={places.pod_resources}"]
     command += [f"--root={places.folder}/gpuslice", f"--library={LIBRARY}"]
-    command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1"]
+    command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1", f"--cdi-folder={places.cdi}"]
+    command += [f"--dra-plugins={places.kubelet}/plugins"]
+    command += [f"--dra-registry={places.kubelet}/plugins_registry"]
     return Service(name, places.folder, command)
 
 

@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -174,6 +174,10 @@ class Places:
         return self.folder / "kubelet"
 
     @property
+    def cdi(self) -> Path:
+        return self.folder / "cdi"
+
+    @property
     def pod_resources(self) -> Path:
         return self.kubelet / "pod-resources" / "kubelet.sock"
 
@@ -182,17 +186,21 @@ class Places:
         return self.folder / "containerd.sock"
 
     def make(self) -> None:
-        for path in (self.plugins, self.kubelet, self.folder / "logs", self.folder / "cni"):
+        for path in (self.plugins, self.kubelet, self.folder / "logs", self.folder / "cni", self.cdi):
             path.mkdir(parents=True)
         (self.folder / "cni" / "none.conflist").write_text(json.dumps(_NETWORK))
 
 
 @contextmanager
-def containerd(places: Places) -> Iterator[int]:
-    """containerd in namespaces of its own; yields its pid. Its end is the end of every container."""
+def containerd(places: Places, *, shared: bool = False) -> Iterator[int]:
+    """containerd in namespaces of its own; yields its pid. Its end is the end of every container.
+
+    `shared`: what pods mount for others with Bidirectional propagation is seen in all of the namespace.
+    """
     config = places.folder / "containerd.toml"
     config.write_text(_CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE))
-    prepare = f"mkdir -p {KUBELET_PLUGINS} && mount --bind {places.plugins} {KUBELET_PLUGINS}"
+    prepare = "mount --make-rshared / && " if shared else ""
+    prepare += f"mkdir -p {KUBELET_PLUGINS} && mount --bind {places.plugins} {KUBELET_PLUGINS}"
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     command += ["--mount-proc", "sh", "-c", f"{prepare} && exec containerd --config {config}"]
     with control_plane.process("containerd", places.folder, command) as outer:
@@ -203,7 +211,10 @@ def containerd(places: Places) -> Iterator[int]:
         try:
             yield pid
         finally:
-            os.kill(pid, signal.SIGKILL)  # the kernel ends the rest of the namespace before wait() returns
+            with suppress(ProcessLookupError):  # a test may have ended it
+                os.kill(
+                    pid, signal.SIGKILL
+                )  # the kernel ends the rest of the namespace before wait() returns
             outer.wait(20)
 
 
@@ -220,14 +231,31 @@ def load_image(places: Places, name: str, command: list[str], files: Mapping[str
     archive.unlink()
 
 
-def kubelet(plane: ControlPlane, places: Places, containerd_pid: int, name: str) -> Service:
-    """kubelet beside that containerd; not started yet."""
+def runs_cdi() -> bool:
+    """Whether this machine's containerd takes CDI devices: 1.7 and newer do."""
+    said = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r" v?(\d+)\.(\d+)", said)
+    return version is not None and (int(version[1]), int(version[2])) >= (1, 7)
+
+
+def kubelet(
+    plane: ControlPlane,
+    places: Places,
+    containerd_pid: int,
+    name: str,
+    labels: str = "cgpu=true",
+    *,
+    settings: Mapping[str, Any] | None = None,
+    flags: tuple[str, ...] = (),
+) -> Service:
+    """kubelet beside that containerd, with these settings besides; not started yet."""
     config = places.folder / "kubelet.json"
-    config.write_text(json.dumps(_kubelet_settings(places)))
+    config.write_text(json.dumps({**_kubelet_settings(places), **(settings or {})}))
     command = ["nsenter", f"--target={containerd_pid}", "--mount", "--pid", "--"]
     command += [control_plane.asset("kubelet"), f"--config={config}", f"--kubeconfig={plane.kubeconfig}"]
-    command += [f"--hostname-override={name}", f"--root-dir={places.kubelet}", "--node-labels=cgpu=true"]
+    command += [f"--hostname-override={name}", f"--root-dir={places.kubelet}", f"--node-labels={labels}"]
     command += [f"--cert-dir={places.kubelet}/pki", "--v=2"]
+    command += flags
     return Service("kubelet", places.folder, command, entered=True)
 
 
@@ -267,6 +295,8 @@ state = "{folder}/containerd-state"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{sandbox}"
   restrict_oom_score_adj = true
+  enable_cdi = true
+  cdi_spec_dirs = ["{folder}/cdi"]
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{folder}/cni"
     conf_dir = "{folder}/cni"
@@ -281,7 +311,7 @@ state = "{folder}/containerd-state"
 
 
 class Api:
-    """The API server, asked plainly: paths below /api/v1 and documents."""
+    """The API server, asked plainly: documents and paths; one that begins with / is not below /api/v1."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._transport = SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
@@ -304,7 +334,8 @@ class Api:
     def _ask(self, method: str, path: str, document: object = None, kind: str = JSON) -> dict[str, Any]:
         body = b"" if document is None else msgspec.json.encode(document)
         headers = {"Content-Type": kind} if body else {}
-        request = ApiRequest(method, f"/api/v1/{path}", headers=headers, body=body)
+        where = path if path.startswith("/") else f"/api/v1/{path}"
+        request = ApiRequest(method, where, headers=headers, body=body)
         answer = self._transport.request(request)
         expect_success(answer, request)
         found: dict[str, Any] = msgspec.json.decode(answer.body)

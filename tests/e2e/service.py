@@ -29,7 +29,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"https://127.0.0.1:{self.port}"
 
     async def until_ready(self, timeout_s: float) -> float:
         """Seconds until a replica was ready; TimeoutError."""

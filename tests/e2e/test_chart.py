@@ -17,7 +17,7 @@ import yaml
 
 from gpuslice_demo.ports import free_port
 from tests import tools
-from tests.contract.test_chart import CHART
+from tests.contract.test_chart import CHART, NAMED
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.node import until
@@ -62,7 +62,7 @@ class Cluster:
 
     def render(self, *values: str, namespace: str = "kube-system") -> str:
         sets = [word for value in values for word in ("--set", value)]
-        return self.helm("template", "cgpu", str(CHART), "--namespace", namespace, *sets)
+        return self.helm("template", "cgpu", str(CHART), "--namespace", namespace, *NAMED, *sets)
 
     def gpuslice_as(self, token: str, *arguments: str) -> Any:
         """What our own program prints for the holder of `token`; findings are no failure."""
@@ -135,7 +135,9 @@ def _definition(group_version: str, kind: str) -> dict[str, Any]:
 SWITCHES = {
     "defaults": ["image.tag="],
     "everything": [EVERYTHING],
-    "cert-manager": ["webhook.enabled=true,webhook.certificate.source=cert-manager"],
+    "cert-manager": [
+        "webhook.enabled=true,webhook.certificate.source=cert-manager,extender.certificate.source=cert-manager"
+    ],
     "cluster issuer": [
         "webhook.enabled=true,webhook.certificate.source=cert-manager,webhook.certificate.issuerName=ca",
         "webhook.certificate.issuerKind=ClusterIssuer",
@@ -144,9 +146,16 @@ SWITCHES = {
         "webhook.enabled=true,webhook.certificate.source=secret,webhook.certificate.caBundle=",
         "webhook.failurePolicy=Fail,webhook.protectAnnotations=false,webhook.annotationsAsEnv=never",
     ],
-    "open-source label": ["nodeLabel=gpushare,memoryUnit=MiB,devicePlugin.runtimeClassName=nvidia"],
+    "open-source label": ["nodeLabel=gpushare,memoryUnit=MiB,runtimeClassName=nvidia"],
+    "plain extender": [
+        "extender.certificate.source=none,extender.service.type=ClusterIP,networkPolicy.enabled=true"
+    ],
+    "certificates of a company": [
+        "extender.certificate.source=cert-manager,extender.certificate.issuerName=ca",
+        "extender.certificate.issuerKind=ClusterIssuer,extender.anonymous={inspect,metrics}",
+    ],
     "own registry": [
-        "imageRegistry=r.example/mirror,imagePullSecrets[0].name=login,devicePlugin.updateStrategy=OnDelete"
+        "global.imageRegistry=r.example/mirror,imagePullSecrets[0].name=login,devicePlugin.updateStrategy=OnDelete"
     ],
     "hosts' network": [
         "webhook.enabled=true,webhook.hostNetwork=true,webhook.port=9443,extender.hostNetwork=true"
@@ -159,7 +168,17 @@ SWITCHES = {
         "devicePlugin.kubeletDir=/var/lib/k0s/kubelet,devicePlugin.fencingDir=,devicePlugin.seLinuxType=spc_t"
     ],
     "no second scheduler": ["scheduler.enabled=false,extender.hostNetwork=true,wholeCards.enabled=false"],
+    "names and pods of one's own": [
+        "fullnameOverride=acme,nameOverride=slicer,commonLabels.cost=seven,commonAnnotations.owner=us",
+        "podLabels.team=ml,extender.podAnnotations.note=x,podSecurityContext.fsGroup=7,logLevel=debug",
+        "extender.topologySpreadConstraints[0].maxSkew=1,extender.topologySpreadConstraints[0].topologyKey=zone",
+        "extender.topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway,openshift=true",
+        "webhook.enabled=true,exporter.enabled=true,exporter.nodes=all,extender.service.type=ClusterIP",
+        "exporter.extraVolumes[0].name=extra,exporter.extraVolumeMounts[0].name=extra",
+        "exporter.extraVolumeMounts[0].mountPath=/extra,global.imagePullSecrets[0]=login",
+    ],
 }
+PLATFORMS = {file.stem.removesuffix("-values"): file for file in sorted((CHART / "ci").glob("*.yaml"))}
 
 
 @pytest.mark.parametrize("values", SWITCHES.values(), ids=SWITCHES.keys())
@@ -167,6 +186,15 @@ def test_the_api_server_takes_every_object(cluster: Cluster, values: list[str]) 
     """With strict field validation: a field that is misspelt or in the wrong place is refused."""
     values = [value.replace("caBundle=", f"caBundle={_authority(cluster)}") for value in values]
     text = cluster.render(*values)
+    answer = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=text)
+    wanted = [each for each in yaml.safe_load_all(text) if each]
+    assert answer.count("(server dry run)") == len(wanted)
+
+
+@pytest.mark.parametrize("file", PLATFORMS.values(), ids=PLATFORMS.keys())
+def test_the_api_server_takes_what_each_platform_is_given(cluster: Cluster, file: Path) -> None:
+    command = ("template", "cgpu", str(CHART), "--namespace", "kube-system", "-f", str(file))
+    text = cluster.helm(*command)
     answer = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=text)
     wanted = [each for each in yaml.safe_load_all(text) if each]
     assert answer.count("(server dry run)") == len(wanted)
@@ -183,14 +211,18 @@ def test_a_namespace_of_its_own_will_do(cluster: Cluster) -> None:
 def _authority(cluster: Cluster) -> str:
     """The base64 of some authority: the API server looks whether it is one."""
     objects = [each for each in yaml.safe_load_all(cluster.render("webhook.enabled=true")) if each]
-    (secret,) = [each for each in objects if each["kind"] == "Secret"]
+    (secret,) = [
+        each
+        for each in objects
+        if (each["kind"], each["metadata"]["name"]) == ("Secret", "gpuslice-webhook-tls")
+    ]
     found: str = secret["data"]["ca.crt"]
     return found
 
 
 def test_labels_bring_the_right_programs_to_a_node(cluster: Cluster) -> None:
     """What the vendor's document has a user do, label by label."""
-    cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system")
+    cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED)
     room = {"cpu": "8", "memory": "8Gi", "pods": "20"}
     status = {"capacity": room, "allocatable": room}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "status": status}
@@ -262,13 +294,14 @@ def test_helm_test_takes_its_rights_away_again(cluster: Cluster, phase: str, lef
 
 
 def test_an_upgrade_and_its_rollback_keep_what_cannot_change(cluster: Cluster) -> None:
-    """Selectors, the node port and the webhook's authority; then everything goes and nothing is left."""
+    """Selectors, the node port and the certificates; then everything goes and nothing is left."""
     space = ("--namespace", "kube-system")
-    secret = ("get", "secret", "gpuslice-webhook-tls", "-n", "kube-system", "-o", "jsonpath={.data.ca\\.crt}")
-    cluster.helm("upgrade", "cgpu", str(CHART), *space, "--set", "webhook.enabled=true")
+    secrets = ("gpuslice-webhook-tls", "gpushare-schd-extender-tls", "gpushare-schd-extender-client")
+    secret = ("get", "secret", *secrets, "-n", "kube-system", "-o", "jsonpath={.items[*].data}")
+    cluster.helm("upgrade", "cgpu", str(CHART), *space, *NAMED, "--set", "webhook.enabled=true")
     authority = cluster.kubectl(*secret)
     values = ("--set", "webhook.enabled=true,image.tag=next,extender.replicas=2")
-    cluster.helm("upgrade", "cgpu", str(CHART), *space, *values)
+    cluster.helm("upgrade", "cgpu", str(CHART), *space, *NAMED, *values)
     assert cluster.kubectl(*secret) == authority
     cluster.helm("rollback", "cgpu", "2", *space)
     assert cluster.kubectl(*secret) == authority
@@ -302,7 +335,7 @@ def test_where_a_kind_is_not_known_nothing_is_installed_by_halves(
     """Last here: the kinds do not come back."""
     cluster.kubectl("delete", "crd", "-l", f"kind={kind}", "--wait")
     with pytest.raises(AssertionError, match=f'no matches for kind "{kind}"') as refused:
-        cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system", "--set", values)
+        cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED, "--set", values)
     assert "ensure CRDs are installed first" in str(refused.value)
     left = (
         "get",

@@ -1,8 +1,8 @@
 """Two replicas behind a Service, a real kube-scheduler, and the leader killed again and again under load.
 
-What is held against the API server's own history (`CardBook` sees every change of a pod): no card over its
+What is held against the API server's own history (`BindingLog` sees every change of a pod): no card over its
 units at any moment, no pod bound twice, another replica ready within 15 s, and a new process finding the very
-same books. Moments are drawn from a seed that a failing run prints.
+same accounts. Moments are drawn from a seed that a failing run prints.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pytest
 
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.core.contract import GPU_MEM
+from tests import HANG_S
 from tests.builders import api_node
 from tests.e2e import control_plane
 from tests.e2e.cluster import (
@@ -93,8 +94,8 @@ class World:
 
     async def agreed(self) -> Any:
         """The same, once the replica has seen all that the API server's history holds."""
-        async with asyncio.timeout(10):
-            while used(found := await self.inspect()) != self.cluster.book.sums:  # noqa: ASYNC110 - no event
+        async with asyncio.timeout(HANG_S):
+            while used(found := await self.inspect()) != self.cluster.log.sums:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.1)
         return found
 
@@ -138,7 +139,7 @@ async def settled(here: World, cards: int) -> list[Object]:
     deadline = asyncio.get_running_loop().time() + 90
     while True:
         waiting = await here.waiting()
-        held = list(here.cluster.book.sums.values())
+        held = list(here.cluster.log.sums.values())
         free = CARD_UNITS - (min(held) if len(held) == cards else 0)
         odd = [each for each in waiting if not reason_of(each) or units_of(each) <= free]
         if not odd:
@@ -171,10 +172,10 @@ async def test_a_hundred_pods_at_once_on_eight_cards_never_pass_their_units(tmp_
         await here.cluster.add_pods(pods)
         waiting = await settled(here, cards=8)
         await here.agreed()
-        book = here.cluster.book
-    assert book.wrong == []
+        log = here.cluster.log
+    assert log.wrong == []
     assert waiting
-    assert len(waiting) + len(book.bound_at) == 100
+    assert len(waiting) + len(log.bound_at) == 100
     assert all("Insufficient" in reason_of(each) for each in waiting)
 
 
@@ -213,16 +214,16 @@ async def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path)
     print(f"GPUSLICE_E2E_SEED={SEED}")
     dice = random.Random(SEED)
     async with world(tmp_path, nodes=4, cards=4) as here:
-        book = here.cluster.book
+        log = here.cluster.log
         async with asyncio.TaskGroup() as tasks:
             load = tasks.create_task(Load(here, dice).run())
             for number in range(KILLS):
-                await here.cluster.until(lambda: book.bindings >= 20, 60)
+                await here.cluster.until(lambda: log.bindings >= 20, 60)
                 await asyncio.sleep(dice.uniform(0.1, 2.0))
                 await here.kill_leader()
                 took_s = await here.service.until_ready(TAKEOVER_S)
-                print(f"kill {number + 1}: after {book.bindings} bindings, taken over in {took_s:.1f} s")
-                book.bindings = 0
+                print(f"kill {number + 1}: after {log.bindings} bindings, taken over in {took_s:.1f} s")
+                log.bindings = 0
                 await here.replicas.start(here.service)
             load.cancel()
         await settled(here, cards=16)
@@ -231,6 +232,6 @@ async def test_leaders_killed_under_load_lose_and_double_nothing(tmp_path: Path)
         await here.service.until_ready(TAKEOVER_S)
         assert await here.agreed() == before
         assert await asyncio.to_thread(printed, here.plane) == shown
-    assert book.wrong == []
-    assert book.most == CARD_UNITS  # full to the brim at some moment, and never over it
+    assert log.wrong == []
+    assert log.most == CARD_UNITS  # full to the brim at some moment, and never over it
     assert not here.service.both_ready

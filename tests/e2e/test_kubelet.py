@@ -21,7 +21,7 @@ import pytest
 
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM, NODE_GPUS
 from gpuslice.core.units import limit_bytes
-from tests.e2e import node
+from tests.e2e import control_plane, node
 from tests.e2e.kubelet_rig import (
     CARD_MIB,
     NODE,
@@ -246,22 +246,30 @@ def labelled(cluster: Cluster, name: str, value: str) -> Iterator[None]:
         relabel(None)
 
 
+HEALTH_SINCE = 36  # kubelet tells of a pod's devices in its status
+
+
 def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(cluster: Cluster) -> None:
     """A container that holds units starts again, also after kubelet did; nobody new gets any."""
     cluster.offers(2 * UNITS)
-    cluster.create(pod("short", container(4, f"{SHOW.removesuffix(STAY)} sleep 5"), restartPolicy="Always"))
+    cluster.create(pod("short", container(4), restartPolicy="Always"))
     cluster.running("short")
 
     def status() -> dict[str, Any]:
         (found,) = cluster.pod("short")["status"]["containerStatuses"]
         return dict(found)
 
-    def starts_again(after: int) -> int:
+    def starts_again() -> None:
+        """Its program ends, while kubelet is there: at its start kubelet refuses pods that do not run."""
+        before = status()["restartCount"]
+        identity = status()["containerID"].removeprefix("containerd://")
+        ended = node.ctr(cluster.places, "tasks", "kill", "--signal", "SIGTERM", identity)
+        assert ended.returncode == 0, ended.stderr
+
         def ask() -> bool:
-            return "running" in status()["state"] and status()["restartCount"] > after
+            return "running" in status()["state"] and status()["restartCount"] > before
 
         until(ask, f"it is started again; {status()}")
-        return int(status()["restartCount"])
 
     def health() -> set[str]:
         return {each["health"] for each in status()["allocatedResourcesStatus"][0]["resources"]}
@@ -269,13 +277,17 @@ def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(clust
     with labelled(cluster, "gpuslice.io/mode", "exclusive"):
         cluster.registered()
         until(lambda: cluster.allocatable() == ("4", None), f"only what is held; {cluster.allocatable()}")
-        restarts = starts_again(0)
+        starts_again()
         cluster.create(pod("new", container(4), nodeName=NODE))
         assert "Requested: 4, Available: 0" in cluster.failed("new")
+        registrations = cluster.agent.log().count("registered with kubelet")
         cluster.kubelet.stop()
         cluster.kubelet.start()
-        starts_again(restarts)
-        until(lambda: health() == {"Healthy"}, "the pod's status says that its devices are healthy")
+        again = "the agent registers again"
+        until(lambda: cluster.agent.log().count("registered with kubelet") > registrations, again)
+        starts_again()
+        if control_plane.minor_version() >= HEALTH_SINCE:
+            until(lambda: health() == {"Healthy"}, "the pod's status says that its devices are healthy")
         cluster.api.delete(f"{PODS}/short")
         until(lambda: "leaving kubelet" in cluster.agent.log(), "the agent leaves")
         until(lambda: cluster.allocatable() == ("0", None), f"nothing is left; {cluster.allocatable()}")
@@ -379,10 +391,8 @@ def test_without_the_agent_pods_are_refused_and_with_it_they_run_again(cluster: 
     assert "UnexpectedAdmissionError" in refusal
     assert f"cannot allocate unhealthy devices {GPU_MEM}" in refusal
     assert lives(cluster, "before") == lived
-    began = time.monotonic()
     cluster.agent.start()
     cluster.registered()
     cluster.offers(2 * UNITS)
-    assert time.monotonic() - began < 30
     cluster.create(pod("after", container(4)))
     _checked(cluster, "after", 4)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpuslice.adapters.kube.errors import ConflictError
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.core.contract import ANN_INDEX
 from tests.builders import api_node
@@ -47,6 +48,9 @@ def nodes() -> list[dict[str, Any]]:
     return made
 
 
+CLEARED_SINCE = 35
+
+
 async def test_a_queue_is_nominated_and_lands_where_it_may(plane: ControlPlane) -> None:
     choosy = pod("choosy", 4)
     wish = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-077"]}
@@ -57,13 +61,13 @@ async def test_a_queue_is_nominated_and_lands_where_it_may(plane: ControlPlane) 
     async with cluster(plane, UNITS) as made:
         await made.add_nodes(nodes())
         with contextlib.ExitStack() as stack:
-            ours = stack.enter_context(extender(plane))
+            ours = stack.enter_context(extender(plane, "--nominate-from=1"))
             await made.add_pods([pod(f"p-{number:03}", 1 + number % 9) for number in range(PODS)] + [choosy])
             arguments = scheduler_arguments(shipped_configuration(ours.url))
             stack.enter_context(control_plane.scheduler(plane, **arguments))
-            await made.until(lambda: len(made.book.bound_at) == PODS + 1, 120)
+            await made.until(lambda: len(made.log.bound_at) == PODS + 1, 120)
             assert used(ours) > PODS / 4
-        assert made.book.wrong == []
+        assert made.log.wrong == []
         await expect_nothing_left(made)
         await expect_bound_well(made)
 
@@ -76,7 +80,11 @@ async def expect_bound_well(made: Cluster) -> None:
 
 
 async def expect_nothing_left(made: Cluster) -> None:
-    assert not [each.metadata.name for each in await made.pods() if each.status.nominated_node_name]
+    """Binding clears what a pod was nominated to, since 1.35; before, bound pods keep it."""
+    left = [each for each in await made.pods() if each.status.nominated_node_name]
+    if control_plane.minor_version() < CLEARED_SINCE:
+        left = [each for each in left if not each.spec.node_name]
+    assert not [each.metadata.name for each in left]
 
 
 def used(ours: Running) -> int:
@@ -85,20 +93,23 @@ def used(ours: Running) -> int:
     return int(found[1])
 
 
-async def test_an_update_on_the_status_carries_annotations_and_a_binding_meets_its_version(
+async def test_a_binding_carries_annotations_and_meets_the_version_that_it_asks_for(
     plane: ControlPlane,
 ) -> None:
-    """What a nomination in one write, and the fence of a take-over, rest on."""
+    """What a bind in one write, and the fence of a take-over, rest on."""
     async with cluster(plane, UNITS) as made:
         await made.add_nodes([api_node("node-001", UNITS, 1)])
         await made.add_pods([pod("p", 4)])
-        patch = {"metadata": {"annotations": {"a": "1"}}, "status": {"nominatedNodeName": "node-001"}}
+        patch = {"status": {"nominatedNodeName": "node-001"}}
         nominated = await made.client.merge_patch(SLIM_PODS, "p", patch, "default", subresource="status")
-        assert (nominated.metadata.annotations, nominated.status.nominated_node_name) == (
-            {"a": "1"},
-            "node-001",
-        )
-        meta = nominated.metadata
+        assert nominated.status.nominated_node_name == "node-001"
+        fence = {"metadata": {"annotations": {"a": "1"}}}
+        fenced = await made.client.merge_patch(SLIM_PODS, "p", fence, "default")
+        before, meta = nominated.metadata, fenced.metadata
+        with pytest.raises(ConflictError, match="Precondition failed"):
+            await made.client.bind(
+                "default", "p", "node-001", uid=before.uid, resource_version=before.resource_version
+            )
         await made.client.bind(
             "default",
             "p",
@@ -109,4 +120,5 @@ async def test_an_update_on_the_status_carries_annotations_and_a_binding_meets_i
         )
         (bound,) = await made.pods()
         assert (bound.metadata.annotations, bound.spec.node_name) == ({"a": "2"}, "node-001")
-        assert bound.status.nominated_node_name == ""
+        cleared = control_plane.minor_version() >= CLEARED_SINCE
+        assert bound.status.nominated_node_name == ("" if cleared else "node-001")

@@ -18,6 +18,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, GPU_MEM
+from tests import HANG_S
 from tests.builders import api_node
 from tests.e2e.control_plane import ControlPlane, api_server, scheduler
 from tests.e2e.marks import ON_A_CONTROL_PLANE
@@ -98,7 +99,7 @@ async def create(client: KubeClient, name: str, memory: str, importance: str) ->
 
 async def bound(client: KubeClient, name: str) -> str:
     """The card that a pod got, once it is bound."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while True:
             pod = await client.get(PODS, name, "default")
             if pod.spec.node_name:
@@ -202,7 +203,7 @@ async def test_the_freed_card_is_kept_while_the_victim_takes_its_time(tmp_path: 
 
 async def leaving(client: KubeClient, count: int) -> set[str]:
     """Those who are leaving, once they are that many."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while True:
             pods = (await client.list(PODS)).items or ()
             names = {pod.metadata.name for pod in pods if pod.metadata.deletion_timestamp}
@@ -213,7 +214,7 @@ async def leaving(client: KubeClient, count: int) -> set[str]:
 
 async def client_bound(client: KubeClient, name: str) -> None:
     """Bound, while nobody is buried."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while True:
             if (await client.get(PODS, name, "default")).spec.node_name:
                 return
@@ -222,7 +223,7 @@ async def client_bound(client: KubeClient, name: str) -> None:
 
 async def nominated(client: KubeClient, name: str) -> str:
     """The node that a waiting pod was nominated for."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while True:
             pod = await client.get(PODS, name, "default")
             if pod.status.nominated_node_name:

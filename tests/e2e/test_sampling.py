@@ -21,6 +21,7 @@ import yaml
 from aiohttp import web
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS
+from tests import HANG_S
 from tests.builders import api_node
 from tests.e2e import control_plane
 from tests.e2e.cluster import (
@@ -29,6 +30,7 @@ from tests.e2e.cluster import (
     cluster,
     extender,
     pod,
+    release,
     scheduler_arguments,
     shipped_configuration,
 )
@@ -57,7 +59,7 @@ class Ear:
             self.asked.setdefault(name, []).append(len(question["NodeNames"]))
         async with (
             aiohttp.ClientSession() as session,
-            session.post(self.url + request.path, data=body) as answer,
+            session.post(self.url + request.path, data=body, ssl=release().client) as answer,
         ):
             return web.Response(body=await answer.read(), content_type="application/json")
 
@@ -94,7 +96,7 @@ def node(name: str, units: int, cards: int) -> Object:
 
 async def told(made: Cluster, name: str) -> str:
     """What the extender's event on this pod says, once there is one."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while True:
             listing = await made.client.list(EVENTS, "default", fields=f"involvedObject.name={name}")
             for event in listing.items or []:
@@ -145,7 +147,7 @@ async def test_the_charts_configuration_shows_every_node_and_the_default_one_is_
                 before = sampled(ours)
                 async with scheduling(plane, url) as shipped:
                     await made.add_pods([pod("shipped", 12)])
-                    await made.until(lambda: len(made.book.bound_at) == 2)  # the other one as well
+                    await made.until(lambda: len(made.log.bound_at) == 2)  # the other one as well
                 assert set(ear.asked["shipped"]) == {NODES}
                 assert {each.spec.node_name for each in await made.pods()} == {ROOM}
                 assert sampled(ours) == before

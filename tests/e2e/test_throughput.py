@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from bench import end_to_end
 
 from tests.e2e.marks import ON_A_CONTROL_PLANE
@@ -15,3 +16,17 @@ async def test_every_pod_of_a_queue_is_bound_once_and_no_card_is_over_committed(
     assert found["violations"] == []
     assert (found["plain_unbound"], found["gpuslice_unbound"]) == (0, 0)
     assert found["gpuslice_ms_per_pod"]["extender filter"] > 0  # it was asked, for every one of them
+
+
+@pytest.mark.timeout(900)  # on a busy machine 500 nodes and 2,000 pods take minutes to create
+async def test_of_a_long_queue_each_pod_is_bound_by_one_request_and_none_refused() -> None:
+    """Were binds to pile up, the longer queue would be the slower: refused, repeated, refused again."""
+    found = await end_to_end.measure(end_to_end.Size(nodes=500, pods=2000, rounds=1), [end_to_end.GPUSLICE])
+    assert found["violations"] == []
+    assert found["gpuslice_unbound"] == 0
+    assert found["gpuslice_ms_per_pod"]["binds refused, in all"] == 0
+    requests = found["gpuslice_requests_per_pod"]
+    assert requests["POST pods/binding"] <= 1
+    assert requests.get("PATCH pods/status", 0) <= 1  # a nomination
+    assert "PATCH pods" not in requests
+    assert requests["PUT leases"] < 0.2  # one write of the journal for many pods

@@ -21,7 +21,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import GPU_COUNT
 from tests import tools
 from tests.builders import api_container
-from tests.contract.test_chart import CHART, WEBHOOKS
+from tests.contract.test_chart import CHART, NAMED, WEBHOOKS
 from tests.e2e.control_plane import ControlPlane, api_server
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.integration.test_webhook import HOOKS, Certificates, submitted, webhook
@@ -58,7 +58,7 @@ def configurations(port: int, bundle: str) -> dict[str, dict[str, Any]]:
     """What the chart renders, pointed at a port of this machine; by verb."""
     helm = str(tools.find("helm"))
     values = "webhook.enabled=true,webhook.hami.enabled=true"
-    command = [helm, "template", "x", str(CHART), "--namespace", "release", "--set", values]
+    command = [helm, "template", "x", str(CHART), "--namespace", "release", *NAMED, "--set", values]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each}
     found = {verb: objects[kind, f"gpuslice-{verb}"] for kind, verb in WEBHOOKS}

@@ -178,7 +178,7 @@ def _ask_torch(stage: Stage, name: str, allocator: str, order: str) -> Any:
 
 def command_line(stage: Stage) -> Seen:
     """`gpuslice run` starts a program with a part of the card, `gpuslice ps` shows it."""
-    missing = [name for name in ("click", "pynvml") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("click", "msgspec", "pynvml") if importlib.util.find_spec(name) is None]
     if missing:
         raise Skip(f"this Python lacks {' and '.join(missing)}")
     base, library = stage.folder / "budgets", str(BUILD / "lib/libgpuslice.so")

@@ -34,47 +34,67 @@ def one_share(stage: Stage) -> Seen:
     return Seen(f"at most {max(gaps):.1f} points from 30 %", table, {"gap_points": max(gaps)})
 
 
-def split(stage: Stage) -> Seen:
-    """Two containers with 30 % and 70 % busy at once do 30 % and 70 %, and the card is used."""
+def capped(stage: Stage) -> Seen:
+    """Containers with 30 % and 70 %, and with 10, 20 and 30 %, busy at once: each does what is due to it."""
+    return _divided(stage, ((30, 70), (10, 20, 30)), lent=False)
+
+
+def lent(stage: Stage) -> Seen:
+    """The same where what nobody uses is lent: all of the card is used, divided by weight."""
+    return _divided(stage, ((30, 70), (10, 20, 30)), lent=True)
+
+
+def _divided(stage: Stage, mixes: tuple[tuple[int, ...], ...], *, lent: bool) -> Seen:
     kind = _kinds()[0]
     whole = _rate(stage, kind, None)
-    boxes = [stage.box("thirty", 8192, 30), stage.box("seventy", 8192, 70)]
-    with (
-        _program(stage, kind, boxes[0]) as one,
-        _program(stage, kind, boxes[1]) as two,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        for program in (one, two):
+    rows, worst, figures = [], 0.0, {}
+    for shares in mixes:
+        together, percents, accounts = _together(stage, kind, shares, whole, lent=lent)
+        of_what = together / sum(shares) if lent or sum(shares) >= 100 else 1.0
+        gap = max(abs(got - share * of_what) for got, share in zip(percents, shares, strict=True))
+        worst = max(worst, gap)
+        name = " + ".join(str(share) for share in shares)
+        reached = " / ".join(f"{got:.1f}" for got in percents)
+        rows.append(f"| {name} % | {reached} % | {together:.1f} % | {gap:.1f} | {' ; '.join(accounts)} |")
+        figures[name] = percents
+    head = "| shares | of an unlimited run | together | points off | charged of busy, sampled % |"
+    table = "\n".join([head, "| --- | --- | --- | --- | --- |", *rows])
+    assert worst <= POINTS, f"{worst:.1f} points off:\n{table}"
+    return Seen(f"{PLACES[kind]}: at most {worst:.1f} points off", table, figures)
+
+
+def _together(
+    stage: Stage, kind: str, shares: tuple[int, ...], whole: float, *, lent: bool
+) -> tuple[float, list[float], list[str]]:
+    """What all of them did, what each did, in percent of an unlimited run, and each one's account.
+
+    A card loses time by changing between processes: of a full one each is due its part of the rest.
+    """
+    name = f"{'lent' if lent else 'capped'}-{len(shares)}"
+    boxes = [stage.box(f"{name}-{share}", 8192, share, lent=lent) for share in shares]
+    with ExitStack() as stack, ThreadPoolExecutor(len(shares)) as pool:
+        programs = [stack.enter_context(_program(stage, kind, box)) for box in boxes]
+        for program in programs:
             program.answer(f"warm {PLACES[kind]}")
-        rates = pool.map(lambda each: _settled_rate(each, kind), (one, two))
-        small, large = (100 * rate / whole for rate in rates)
-    text = f"{small:.1f} % and {large:.1f} % of an unlimited run, together {small + large:.1f} %"
-    assert abs(small - 30) <= POINTS, text
-    assert abs(large - 70) <= 1.5 * POINTS, text
-    return Seen(f"{PLACES[kind]}: {text}", figures={"small_percent": small, "large_percent": large})
+        before, began = [box.compute_account() for box in boxes], time.monotonic()
+        running = [pool.submit(_settled_rate, program, kind) for program in programs]
+        found = _watched(stage, SETTLED_S + BUSY_S)
+        percents = [100 * each.result() / whole for each in running]
+        after, took_ns = [box.compute_account() for box in boxes], 1e9 * (time.monotonic() - began)
+    accounts = []
+    for then, now, program in zip(before, after, programs, strict=True):
+        charged, busy = now.charged_ns - then.charged_ns, now.busy_ns - then.busy_ns
+        sampled = [percent for pid, _, percent, _ in found if pid == program.pid] or [0]
+        accounts.append(
+            f"{100 * charged / took_ns:.0f} of {100 * busy / took_ns:.0f}, {statistics.mean(sampled):.0f}"
+        )
+    return sum(percents), percents, accounts
 
 
 def _settled_rate(program: Program, kind: str) -> float:
     """After two seconds, in which the library learns from NVML's samples what is its own of busy time."""
     program.answer(f"busy {PLACES[kind]} {SETTLED_S}")
     return float(program.answer(f"busy {PLACES[kind]} {BUSY_S * 1.5}"))
-
-
-def three(stage: Stage) -> Seen:
-    """10 % beside 20 % and 30 %: the small one too gets what is due to it."""
-    kind = _kinds()[0]
-    whole = _rate(stage, kind, None)
-    shares = (10, 20, 30)
-    boxes = [stage.box(f"with-{share}", 8192, share) for share in shares]
-    with ExitStack() as stack, ThreadPoolExecutor(3) as pool:
-        programs = [stack.enter_context(_program(stage, kind, box)) for box in boxes]
-        for program in programs:
-            program.answer(f"warm {PLACES[kind]}")
-        rates = list(pool.map(lambda each: _settled_rate(each, kind), programs))
-    percents = [100 * rate / whole for rate in rates]
-    text = " / ".join(f"{percent:.1f}" for percent in percents) + " % of an unlimited run"
-    assert all(abs(got - due) <= POINTS for got, due in zip(percents, shares, strict=True)), text
-    return Seen(f"{PLACES[kind]}: {text}", figures={"percents": percents})
 
 
 def samples(stage: Stage) -> Seen:

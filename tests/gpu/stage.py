@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
 
+from gpuslice.adapters.region.layout import RegionCard, RegionHead
 from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import CardUsage, RegionError, prepare_region, read_region
 from gpuslice.core.units import card_units, limit_mib
@@ -46,8 +47,8 @@ class Stage:
     card: Card
     nvml: Nvml
 
-    def box(self, name: str, memory_mib: int, share: int | None = None) -> Box:
-        return Box(self.folder / name, self.card, memory_mib, share)
+    def box(self, name: str, memory_mib: int, share: int | None = None, *, lent: bool = False) -> Box:
+        return Box(self.folder / name, self.card, memory_mib, share, lent=lent)
 
     def units_mib(self, units: int) -> int:
         return limit_mib(self.card.memory_mib, units, card_units(self.card.memory_mib))
@@ -66,22 +67,43 @@ class Stage:
 class Box:
     """A container's files in a folder, and how a process gets into it."""
 
-    def __init__(self, folder: Path, card: Card, memory_mib: int, share: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, card: Card, memory_mib: int, share: int | None = None, *, lent: bool = False
+    ) -> None:
         self.folder = folder
         self.card = card
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
             (folder / part).mkdir(parents=True)
         (folder / "usr/lib/gpuslice").symlink_to(BUILD / "lib")
-        write_limits(folder / "etc/gpuslice/limits", [LimitsEntry(card.uuid, memory_mib * MIB, share)])
+        entry = LimitsEntry(card.uuid, memory_mib * MIB, share, 100 if lent else None)
+        write_limits(folder / "etc/gpuslice/limits", [entry])
+        if share:
+            self._meet()
         prepare_region(folder / "var/lib/gpuslice/region")
         preload = str(folder / "usr/lib/gpuslice/libgpuslice.so")
         self.environment = bare_environment(card) | {"LD_PRELOAD": preload}
+
+    def _meet(self) -> None:
+        """Where the agent has the containers of a card tell each other what they use."""
+        place = self.folder / "run/gpuslice" / self.card.uuid
+        meeting = self.folder.parent / "claims" / self.card.uuid
+        own = meeting / self.folder.name
+        own.mkdir(parents=True)
+        place.mkdir(parents=True)
+        (place / "own").symlink_to(own)
+        (place / "all").symlink_to(meeting)
 
     def usage(self) -> CardUsage:
         reading = read_region(self.folder / "var/lib/gpuslice/region")
         if reading is None:
             raise AssertionError("nobody has opened the region: the library was not in the program")
         return reading.cards[0]
+
+    def compute_account(self) -> RegionCard:
+        """How its share of the first card stands: what was charged, and of which busy time."""
+        region = (self.folder / "var/lib/gpuslice/region").read_bytes()
+        card: RegionCard = RegionHead.from_buffer_copy(region).cards[0]
+        return card
 
     def used_mib(self) -> int:
         return self.usage().used_bytes // MIB

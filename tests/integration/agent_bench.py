@@ -29,7 +29,7 @@ from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.core.annotations import placement_annotations
-from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.contract import GPU_MEM, NAME_SETS
 from gpuslice.core.model import Card, CardSlice, Node, Placement
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
@@ -64,22 +64,25 @@ async def eventually(
 class NodeKubelet:
     """kubelet's device manager with its three sockets. `stop` is a crash; `start` reads the checkpoint."""
 
-    def __init__(self, folder: Path, seed: int = 1) -> None:
+    def __init__(self, folder: Path, seed: int = 1, resource: str = GPU_MEM) -> None:
+        self.resource = resource
         self.plugin_folder = folder / "device-plugins"
         self.pod_resources = folder / "pod-resources" / "kubelet.sock"
         self.pods: dict[str, Pod] = {}
         self._rng = random.Random(seed)
-        self.book = DeviceAssignments(self._rng)
+        self.device_manager = DeviceAssignments(self._rng)
 
     async def start(self) -> None:
         self.plugin_folder.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_sockets(self.plugin_folder)
-        self.book = DeviceAssignments(self._rng)
+        self.device_manager = DeviceAssignments(self._rng)
         saved = checkpoint.read(self.plugin_folder)
         if saved is not None:
-            self.book.restore(saved.assignments, saved.registered, 0.0)
-        self._endpoints = PluginEndpoints(self.plugin_folder, self.book, lambda: None)
-        self._resources = PodResources(self.pod_resources, self.book, lambda: list(self.pods.values()))
+            self.device_manager.restore(saved.assignments, saved.registered, 0.0)
+        self._endpoints = PluginEndpoints(self.plugin_folder, self.device_manager, lambda: None)
+        self._resources = PodResources(
+            self.pod_resources, self.device_manager, lambda: list(self.pods.values())
+        )
         await self._resources.start()
         await self._endpoints.start()
 
@@ -101,7 +104,7 @@ class NodeKubelet:
         await self._resources.start()
 
     def healthy(self) -> int:
-        return len(self.book.healthy(GPU_MEM))
+        return len(self.device_manager.healthy(self.resource))
 
     async def admit(self, pod: Pod) -> dict[str, dp.ContainerAllocateResponse]:
         """What each container was answered. Raises AdmissionError; the pod is then no longer active."""
@@ -110,29 +113,31 @@ class NodeKubelet:
         try:
             for spec, kind in containers_of(pod):
                 demand = ContainerDemand(spec["name"], device_limits(spec), kind)
-                await self._endpoints.answer(self.book.allocate(uid, demand, set(self.pods)))
+                await self._endpoints.answer(self.device_manager.allocate(uid, demand, set(self.pods)))
         except BaseException:
             self.pods.pop(uid)
             raise
-        raw = checkpoint.encode(self.book.assignments(), self.book.registered())
+        raw = checkpoint.encode(self.device_manager.assignments(), self.device_manager.registered())
         checkpoint.write(self.plugin_folder, raw)
         return {
-            one.container: _response(one.response) for one in self.book.assignments() if one.pod_uid == uid
+            one.container: _response(one.response)
+            for one in self.device_manager.assignments()
+            if one.pod_uid == uid
         }
 
     async def start_container(self, pod: Pod, container: str = "main") -> None:
         """PreStartContainer, as before every start and restart."""
-        await self._endpoints.pre_start(GPU_MEM, sorted(self.ids(pod, container)))
+        await self._endpoints.pre_start(self.resource, sorted(self.ids(pod, container)))
 
     def hold(self, pod: Pod, ids: frozenset[str], answer: dp.ContainerAllocateResponse) -> None:
         """As if it had chosen just these ids and Allocate had answered so."""
         uid = pod["metadata"]["uid"]
         self.pods[uid] = pod
         held = DeviceAssignment(uid, "main", GPU_MEM, ids, answer.SerializeToString())
-        self.book._assignments[uid, "main", GPU_MEM] = held
+        self.device_manager._assignments[uid, "main", GPU_MEM] = held
 
     def ids(self, pod: Pod, container: str = "main") -> frozenset[str]:
-        (assignment,) = self.book.assignments_of(pod["metadata"]["uid"], container)
+        (assignment,) = self.device_manager.assignments_of(pod["metadata"]["uid"], container)
         return assignment.ids
 
     def cards(self, pod: Pod, container: str = "main") -> set[str]:
@@ -140,7 +145,7 @@ class NodeKubelet:
 
     def remove(self, pod: Pod) -> None:
         self.pods.pop(pod["metadata"]["uid"], None)
-        self.book.forget_except(self.pods)
+        self.device_manager.forget_except(self.pods)
 
 
 def _response(raw: bytes) -> dp.ContainerAllocateResponse:
@@ -164,7 +169,11 @@ class Bench:
         self.recording = self.folder / "cards.json"
         # Sockets have paths of at most 107 bytes, and pytest's own folders are deep.
         self._sockets = tempfile.TemporaryDirectory(prefix="kubelet-")
-        self.kubelet = NodeKubelet(Path(self._sockets.name), self.seed)
+        self.kubelet = NodeKubelet(
+            Path(self._sockets.name),
+            self.seed,
+            NAME_SETS[self.settings.get("resource_names", "aliyun.com")].memory,
+        )
         self.cluster = Cluster()
         self.record(self.cards)
         self._agent_task: asyncio.Task[None] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ class NodeInMemory:
     name: str
     world: World
     folder: Path
-    book: DeviceAssignments = field(init=False)
+    device_manager: DeviceAssignments = field(init=False)
     admitted: dict[str, Object] = field(default_factory=dict)  # by uid, in kubelet's eyes active
     running: dict[str, Running] = field(default_factory=dict)  # by uid
     boots: int = 1
@@ -86,7 +87,7 @@ class NodeInMemory:
     _generation: int = 0
 
     def __post_init__(self) -> None:
-        self.book = DeviceAssignments(self.world.dice)
+        self.device_manager = DeviceAssignments(self.world.dice)
         self.folder.mkdir(parents=True)
         cards = [
             {"index": index, "uuid": uuid_of(self.name, index), "memory_mib": memory_mib(units)}
@@ -100,15 +101,28 @@ class NodeInMemory:
         self.process = Process(f"agent {self.name}", self.world.loop)
         client = KubeClient(HeldTransport(self.world.network, self.process))
         source = RecordedSource(self.folder / "cards.json")
-        self.agent = Agent(self._settings(), client, source, kubelet=self, boot=f"boot {self.boots}")
-        for name, work in self.agent.upkeep().items():
+        self.agent = Agent(
+            self._settings(),
+            client,
+            source,
+            kubelet=self,
+            boot=f"boot {self.boots}",
+            clock=self.world.loop.time,
+            now_ns=lambda: self.world.now_ns(self.name),
+        )
+        for name, work in self.work_of(self.agent).items():
             self.process.start(work, name)
         self.process.start(self._register(self.agent), "register")
         self.world.loop.settle()
 
+    def work_of(self, agent: Agent) -> dict[str, Coroutine[Any, Any, None]]:
+        """The agent's tasks that are played here, by name."""
+        return agent.upkeep()
+
     def _settings(self) -> AgentSettings:
         library = self.folder / "libgpuslice.so"
-        library.write_bytes(b"the library")
+        if not library.exists():
+            library.write_bytes(b"the library")
         return AgentSettings(
             node_name=self.name,
             root=str(self.folder / "host"),
@@ -121,8 +135,8 @@ class NodeInMemory:
     async def _register(self, agent: Agent) -> None:
         await agent.until_servable()
         message = await anext(agent.plugin.list_and_watch(dp.Empty()))
-        self._generation = self.book.register(GPU_MEM, Options(True, True))
-        self.book.update(GPU_MEM, self._generation, [Device(each.ID) for each in message.devices])
+        self._generation = self.device_manager.register(GPU_MEM, Options(True, True))
+        self.device_manager.update(GPU_MEM, self._generation, [Device(each.ID) for each in message.devices])
         self.save()
 
     def kill_agent(self) -> None:
@@ -130,7 +144,7 @@ class NodeInMemory:
         self.process.kill()
         self.world.network.forget(self.process)
         self.agent = None
-        self.book.stop(GPU_MEM, self._generation, self.world.loop.time())
+        self.device_manager.stop(GPU_MEM, self._generation, self.world.loop.time())
 
     # -- kubelet ---------------------------------------------------------------------------------------
 
@@ -139,7 +153,7 @@ class NodeInMemory:
         return tuple(
             device_assignment.DeviceAssignment("default", pod["metadata"]["name"], one.container, one.ids)
             for uid, pod in self.admitted.items()
-            for one in self.book.assignments_of(uid, "main")
+            for one in self.device_manager.assignments_of(uid, "main")
             if one.resource == resource
         )
 
@@ -149,11 +163,13 @@ class NodeInMemory:
         Before the agent's first registration kubelet would start the pod without devices, which nobody can
         prevent: what then becomes of it is tested elsewhere, and here it waits.
         """
-        if GPU_MEM not in self.book.registered():
+        if GPU_MEM not in self.device_manager.registered():
             return
         uid, units = pod["metadata"]["uid"], int(pod["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
         self.admitted[uid] = pod
-        steps = self.book.allocate(uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted))
+        steps = self.device_manager.allocate(
+            uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted)
+        )
         try:
             await carry_out(steps, self._call)
         except AdmissionError as error:
@@ -164,7 +180,7 @@ class NodeInMemory:
 
     async def start(self, uid: str) -> None:
         """PreStartContainer and, if the plugin agrees, the container."""
-        (held,) = self.book.assignments_of(uid, "main")
+        (held,) = self.device_manager.assignments_of(uid, "main")
         request = dp.PreStartContainerRequest(devices_ids=sorted(held.ids))
         try:
             await self._ask(lambda agent: agent.plugin.pre_start_container(request))
@@ -181,18 +197,19 @@ class NodeInMemory:
         """The containers are gone, and with them the devices."""
         pod = self.admitted.pop(uid)
         self.running.pop(uid, None)
-        self.book.forget_except(self.admitted)
+        self.device_manager.forget_except(self.admitted)
         self.save()
         self.world.remove(pod)
 
-    def restart(self, *, keeps_book: bool) -> None:
-        """kubelet starts anew. Without its book it asks again for what does not run, and for nothing else."""
-        saved = checkpoint.decode(self._saved)
-        self.book = DeviceAssignments(self.world.dice)
-        if keeps_book:
-            self.book.restore(saved.assignments, saved.registered, self.world.loop.time())
+    def restart(self, *, keeps_checkpoint: bool) -> None:
+        """kubelet starts anew. Without its checkpoint it asks for what does not run, for nothing else."""
+        saved = checkpoint.decode(self.saved)
+        self.device_manager = DeviceAssignments(self.world.dice)
+        if keeps_checkpoint:
+            self.device_manager.restore(saved.assignments, saved.registered, self.world.loop.time())
         else:
             self.admitted = {uid: pod for uid, pod in self.admitted.items() if uid in self.running}
+            self.save()
         if self.agent is not None and self.process is not None:
             self.process.start(self._register(self.agent), "register again")
         self.world.loop.settle()
@@ -205,13 +222,13 @@ class NodeInMemory:
         self.boots += 1
         self.admitted.clear()
         self.running.clear()
-        self.book = DeviceAssignments(self.world.dice)
+        self.device_manager = DeviceAssignments(self.world.dice)
         self.save()
         if was_there:
             self.start_agent()
 
     def save(self) -> None:
-        self._saved = checkpoint.encode(self.book.assignments(), self.book.registered())
+        self.saved = checkpoint.encode(self.device_manager.assignments(), self.device_manager.registered())
 
     async def _call(self, call: Call) -> Response:
         if isinstance(call, PreferredCall):
@@ -247,7 +264,7 @@ class NodeInMemory:
 
     def cards_of(self, uid: str) -> dict[str, int]:
         """Units by card uuid: by what the container was started with, else by kubelet's assignments."""
-        held = self.book.assignments_of(uid, "main")
+        held = self.device_manager.assignments_of(uid, "main")
         if not held and uid in self.running:
             ids = list(self.running[uid].ids)
         else:

@@ -33,6 +33,8 @@ from tests.integration.virtual import HeldTransport, Network, Process, VirtualLo
 class World:
     """Everything there is. `dice` makes kubelet's random choices."""
 
+    node_class = NodeInMemory
+
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.loop = VirtualLoop()
         asyncio.set_event_loop(self.loop)
@@ -40,7 +42,8 @@ class World:
         self.cluster = Cluster(clock=self._clock, dice=random.Random(seed), tracks_managers=False)
         self.network = Network(self.cluster, self.loop)
         self.rejections: list[str] = []
-        self.nodes = {name: NodeInMemory(name, self, folder / name) for name in CARDS}
+        self.clocks_ahead_s: dict[str, float] = {}  # by machine
+        self.nodes = {name: self.node_class(name, self, folder / name) for name in CARDS}
         for name, cards in CARDS.items():
             self.call("POST", "/api/v1/nodes", api_node(name, sum(cards), len(cards)))
         self.extender: Extender | None = None
@@ -53,10 +56,13 @@ class World:
     def _clock(self) -> float:
         return 1_700_000_000.0 + self.loop.time()
 
+    def now_ns(self, machine: str) -> int:
+        """The date as that machine has it."""
+        return int((self._clock() + self.clocks_ahead_s.get(machine, 0.0)) * 1e9)
+
     def close(self) -> None:
-        for process in [self.process, *(node.process for node in self.nodes.values())]:
-            if process is not None:
-                process.kill()
+        for process in self.processes():
+            process.kill()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
         asyncio.set_event_loop(None)
@@ -67,7 +73,9 @@ class World:
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
         limits = NominationLimits(room=0, spare=0, at_once=2)
-        self.extender = Extender(ExtenderSettings(policy="binpack"), client, nomination_limits=limits)
+        self.extender = Extender(
+            ExtenderSettings(policy="binpack", nominate_from=1), client, nomination_limits=limits
+        )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
 

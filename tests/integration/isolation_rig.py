@@ -123,7 +123,7 @@ class Machine:
         return gpu.make_uuid("GPU", self.seed, card)
 
     def used(self, card: int = 0) -> int:
-        """Bytes that live processes hold of the card, by the driver's books."""
+        """Bytes that live processes hold of the card, by the driver's accounts."""
         with gpu.Machine(self.state) as cards:
             return cards.cards()[card].used_bytes
 

@@ -48,7 +48,9 @@ class Queue(Played):
         for name in self.nodes:
             self.api.add_node(name, UNITS * CARDS, CARDS)
         self.network = Counting(self.api.cluster, self.loop)
-        self.settings = ExtenderSettings(**{"policy": "binpack", "preemption": False, **settings})
+        self.settings = ExtenderSettings(
+            **{"policy": "binpack", "preemption": False, "nominate_from": 1, **settings}
+        )
         self.limits = limits
         self.start()
 

@@ -1,5 +1,5 @@
 """Sequences of what processes of a container do with memory, and after every step the question whether the
-library's account and the simulated driver's book are the same.
+library's account and the simulated driver's accounts are the same.
 
 A step is a name and three small numbers, so that Hypothesis can make and shrink sequences, and a plain
 random number generator can make very long ones:
@@ -38,7 +38,7 @@ SIZES: Final = (1, 4096, MIB, PAGE, 3 * MIB, 9 * MIB, 33 * MIB, 120 * MIB, 400 *
 
 
 class Difference(AssertionError):
-    """The account and the book do not agree."""
+    """The account and the driver's do not agree."""
 
 
 class Story:
@@ -301,7 +301,7 @@ class Story:
         by_uuid = {card.uuid: card.used_bytes for card in reading.cards} if reading else {}
         return [by_uuid.get(limit.uuid, 0) for limit in self.box.limits]
 
-    def _book(self) -> list[int]:
+    def _driver_bytes(self) -> list[int]:
         return [card.used_bytes for card in self._cards.cards()]
 
     def _settle(self) -> None:
@@ -310,14 +310,14 @@ class Story:
             player.worker.ok("info")
 
     def _compare(self, provisional: bool) -> None:
-        book, accounts = self._book(), self._accounts()
-        assert all(amount <= LIMIT_MIB * MIB for amount in book), f"past the limit: {book}"
-        if book == accounts:
+        held_bytes, accounts = self._driver_bytes(), self._accounts()
+        assert all(amount <= LIMIT_MIB * MIB for amount in held_bytes), f"past the limit: {held_bytes}"
+        if held_bytes == accounts:
             self._pending = False
             return
         if not provisional and not self._pending and not self._shares():
-            raise Difference(f"the account says {accounts}, the driver {book}")
-        for said, held in zip(accounts, book, strict=True):
+            raise Difference(f"the account says {accounts}, the driver {held_bytes}")
+        for said, held in zip(accounts, held_bytes, strict=True):
             side = "over" if said > held else "under"
             self.largest_provisional[side] = max(self.largest_provisional[side], abs(said - held))
         self.counts["provisional"] += 1
@@ -325,13 +325,17 @@ class Story:
             self._pending = True  # nobody is there to look for the dead
             return
         deadline = time.monotonic() + PATIENCE_S
-        while self._book() != self._accounts():
+        while self._driver_bytes() != self._accounts():
             self._settle()
-            over = all(said >= held for said, held in zip(self._accounts(), self._book(), strict=True))
+            over = all(
+                said >= held for said, held in zip(self._accounts(), self._driver_bytes(), strict=True)
+            )
             if over and self._shares():
                 return
             if time.monotonic() > deadline:
-                raise Difference(f"settled, the account says {self._accounts()}, the driver {self._book()}")
+                raise Difference(
+                    f"settled, the account says {self._accounts()}, the driver {self._driver_bytes()}"
+                )
         self._pending = False
         self._orphans &= any(self._players)
 

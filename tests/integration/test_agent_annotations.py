@@ -1,4 +1,4 @@
-"""What stands on a pod is what kubelet's device assignments says, whoever wrote something else there."""
+"""What stands on a pod is what kubelet assigned, no matter who wrote something else there."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ async def test_pods_are_admitted_and_started_while_the_api_server_is_down(tmp_pa
         pod = await node.place("p", 4, 1)
         node.cluster.add_fault(Fault(code=503))
         node.cluster.drop_watches()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_S):
             granted = (await node.kubelet.admit(pod))["main"]
             await node.kubelet.start_container(pod)
         assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "1"

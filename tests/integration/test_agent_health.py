@@ -35,9 +35,9 @@ async def test_a_critical_xid_takes_its_card_out_in_one_message(tmp_path: Path) 
     async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
         node.record(TWO, events=[{"xid": 31, "uuid": uuid(0)}, {"xid": 79, "uuid": uuid(1)}])
         await eventually(lambda: node.kubelet.healthy() == 15, "card 1 is out")
-        assert {one.rpartition("-_-")[0] for one in node.kubelet.book.healthy("aliyun.com/gpu-mem")} == {
-            uuid(0)
-        }
+        assert {
+            one.rpartition("-_-")[0] for one in node.kubelet.device_manager.healthy("aliyun.com/gpu-mem")
+        } == {uuid(0)}
         await configmap_says(node, "1")
         pod = await node.place("p", 4, 1)  # placed before the extender heard of it
         await node.kubelet.admit(pod)
@@ -104,7 +104,7 @@ async def test_a_lost_card_affects_only_itself_and_may_come_back(tmp_path: Path)
         await node.kubelet.admit(pod)
         node.record({0: V100}, lost=[{"position": 1, "reason": "GPU is lost"}])
         await eventually(lambda: node.kubelet.healthy() == 15, "card 1 is out")
-        assert len(node.kubelet.book.devices["aliyun.com/gpu-mem"]) == 30
+        assert len(node.kubelet.device_manager.devices["aliyun.com/gpu-mem"]) == 30
         await configmap_says(node, "1")
         node.record(TWO)
         await eventually(lambda: node.kubelet.healthy() == 30, "card 1 is back")

@@ -1,4 +1,4 @@
-"""A node between whole cards and shared ones: one mode at a time, and whoever has a card keeps it."""
+"""A node between whole cards and shared ones: one mode at a time, and a pod that has a card keeps it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
 from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
-from simcluster.kubelet.devices import AdmissionError
+from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually
 
@@ -102,8 +102,11 @@ async def counted(node: Bench) -> bool:
     return GPU_COUNT in status.get("capacity", {}) and GPU_COUNT in status.get("allocatable", {})
 
 
-async def test_an_agent_that_comes_again_leaves_the_node_as_it_is(tmp_path: Path) -> None:
-    async with Bench(tmp_path, labels=SHARED, settings={"node_label": "cgpu"}).running() as node:
+@pytest.mark.parametrize("labels", [SHARED, {"ack.node.gpu.schedule": "cgpu"}], ids=["own label", "ACK's"])
+async def test_an_agent_that_comes_again_leaves_the_node_as_it_is(
+    tmp_path: Path, labels: dict[str, str]
+) -> None:
+    async with Bench(tmp_path, labels=labels, settings={"node_label": "cgpu"}).running() as node:
         await eventually(lambda: counted(node), "the cards are counted")
         await node.stop_agent()
         assert await counted(node)
@@ -118,6 +121,27 @@ async def test_a_change_that_waits_for_the_agents_restart_is_told(tmp_path: Path
         assert node.agent.state.rules.isolation
         await node.restart_agent()
         assert not node.agent.state.rules.isolation
+
+
+async def test_no_container_starts_where_its_limits_are_held_by_less_than_it_asks_for(tmp_path: Path) -> None:
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        await eventually(lambda: tier(node, "library"), "the tier on the node object")
+        asking = {"gpuslice.io/min-tier": "library"}
+        held = await node.place("held", 4, 0, labels=asking)
+        await node.kubelet.admit(held)
+        await node.kubelet.start_container(held)
+        await label(node, **{"cgpu.disable.isolation": "true"})
+        await node.restart_agent()
+        await eventually(lambda: tier(node, "none"), "the tier is lower")
+        loose = await node.place("loose", 4, 0, labels=asking)
+        await node.kubelet.admit(loose)
+        with pytest.raises(PluginError, match="min-tier=library, its limits would be held by none"):
+            await node.kubelet.start_container(loose)
+
+
+async def tier(node: Bench, word: str) -> bool:
+    found = (await node.node_object())["metadata"].get("annotations", {})
+    return bool(found.get("gpuslice.io/tier") == word)
 
 
 async def offers(node: Bench, resource: str) -> bool | None:
@@ -164,8 +188,10 @@ async def test_pods_that_hold_parts_go_on_until_they_end_and_nobody_new_gets_any
         node.ready = False
         await node.restart_agent()
         await eventually(lambda: node.kubelet.healthy() == 4, "kubelet has what is held, and nothing else")
-        assert node.kubelet.ids(held) == node.kubelet.book.healthy(GPU_MEM)
-        assert len(node.kubelet.book.devices[GPU_MEM]) == 15, "the others are known, and not to be had"
+        assert node.kubelet.ids(held) == node.kubelet.device_manager.healthy(GPU_MEM)
+        assert len(node.kubelet.device_manager.devices[GPU_MEM]) == 15, (
+            "the others are known, and not to be had"
+        )
         assert node.agent.devices.counts() == {"Healthy": 4, "Unhealthy": 11}
         await eventually(lambda: not node.agent.not_ready(), "ready")
         await node.kubelet.start_container(held)  # as after a crash

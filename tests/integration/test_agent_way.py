@@ -14,6 +14,7 @@ from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolation, IsolationReader
 from gpuslice.core.attribution import ContainerKey
 from simcluster.kubelet.devices import AdmissionError
+from tests.builders import api_container
 from tests.integration.agent_bench import Bench, container, eventually, uuid
 
 V100 = 16130
@@ -76,6 +77,28 @@ async def test_the_node_says_which_cards_it_has_and_says_it_again(tmp_path: Path
             (0, V100, 15),
             (2, T4, 14),
         ]
+
+
+async def test_a_node_offers_its_cards_under_the_names_that_were_chosen(tmp_path: Path) -> None:
+    settings = {"resource_names": "gpuslice.io"}
+    labels = {"ack.node.gpu.schedule": "core_mem"}
+    async with Bench(tmp_path, {0: V100, 1: V100}, labels, settings).running() as node:
+
+        async def status() -> bool:
+            amounts = (await node.node_object()).get("status", {}).get("capacity", {})
+            return all(
+                amounts.get(f"gpuslice.io/{n}") == v for n, v in {"cards": "2", "compute": "200"}.items()
+            )
+
+        await eventually(status, "the neutral names in node status")
+        limits = {"gpuslice.io/memory": "4", "gpuslice.io/compute": "30"}
+        pod = await node.place("p", 4, 1, containers=[api_container(**limits)])
+        granted = (await node.kubelet.admit(pod))["main"]
+        assert granted.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(1)
+        await node.kubelet.start_container(pod)
+        assert (await node.annotations("p"))["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
+        (limits_file,) = (tmp_path / "host" / "containers").glob("*/etc/limits")
+        assert " memory=4509925376 share=30" in limits_file.read_text()
 
 
 async def test_a_pod_with_two_containers_gets_both_on_its_card(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,8 +80,16 @@ def test_a_cluster_to_try_things_on_has_the_webhook_and_pods_of_every_fate(folde
         check=True,
     )
     assert len(json.loads(top.stdout)["cards"]) == 6
+    address = re.search(r"on a page: (\S+)", shown)
+    assert address is not None, shown
+    deadline, found = time.monotonic() + HANG_S, {}
+    while "waiting" not in found and time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{address[1]}api/v1/cluster", timeout=HANG_S) as answer:
+            found = json.load(answer)
+    assert {"idle", "computing", "too-large"} <= {row["name"] for row in found["pods"]}
+    assert "too-large" in {row["name"] for row in found["waiting"]}
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 0
 
 

@@ -39,7 +39,7 @@ XIDS = "gpuslice_gpu_xid_errors_total"
 
 
 class Kubelet(PodResourcesService):
-    """A kubelet's book, as the test writes it."""
+    """A kubelet's device assignments, as the test writes it."""
 
     def __init__(self) -> None:
         self.pods: list[pr.PodResources] = []
@@ -72,7 +72,7 @@ class Kubelet(PodResourcesService):
 
 @dataclass
 class Host:
-    """A machine with a kubelet's book, pods by their log folders, and processes by a /proc of its own."""
+    """A machine: kubelet's assignments, pods by their log folders, and processes by a /proc of its own."""
 
     folder: Path
     state: Path

@@ -150,7 +150,7 @@ def hung(machine: gpu.Machine, state: Path) -> Iterator[None]:
     number = int(machine._state.attached)
     with Path(f"{state}.alive").open("r+b") as living:
         fcntl.lockf(living, fcntl.LOCK_EX, 1, len(machine._state.processes) + number)
-        while machine._state.lock:  # whoever has it now would end our time with its own
+        while machine._state.lock:  # its holder would end our time with its own
             pass
         machine._state.lock = number
         try:

@@ -166,18 +166,21 @@ async def assert_pods_can_be_scaled_on(session: aiohttp.ClientSession, url: str,
         assert series, rule["seriesQuery"]
         for label in rule["resources"]["overrides"]:
             assert all(each[label] for each in series)
-        asked = rule["metricsQuery"].replace("<<.GroupBy>>", "pod")
-        asked = asked.replace("<<.LabelMatchers>>", f'namespace="default",pod=~"{pod}|other"')
-        assert [each["metric"] for each in await query(session, url, asked)] == [{"pod": pod}], asked
+        label_of = {each["resource"]: label for label, each in rule["resources"]["overrides"].items()}
+        asked = rule["metricsQuery"].replace("<<.GroupBy>>", label_of["pod"])
+        which = f'{label_of["namespace"]}="default",{label_of["pod"]}=~"{pod}|other"'
+        asked = asked.replace("<<.LabelMatchers>>", which)
+        assert [each["metric"] for each in await query(session, url, asked)] == [{label_of["pod"]: pod}]
     (trigger,) = scaled_object()["spec"]["triggers"]
     assert len(await query(session, url, trigger["metadata"]["query"].replace("infer-.*", ".*"))) == 1
 
 
 async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_path: Path) -> None:
     find("prometheus")
+    legacy = free_port()
     async with (
         gpu_node(tmp_path, ("H100-80GB-HBM3",)) as host,
-        host.exporter() as exporter,
+        host.exporter(legacy_address=f"127.0.0.1:{legacy}") as exporter,
         rig(cluster(n1=(15, 1))) as extender,
         aiohttp.ClientSession() as session,
     ):
@@ -195,7 +198,8 @@ async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_pat
                 and page.value("gpuslice_gpu_xid_errors_total", xid="31")
             )
         )
-        async with prometheus(tmp_path, exporter.port, urlsplit(extender.url).port or 0) as url:
+        async with prometheus(tmp_path, exporter.port, legacy, urlsplit(extender.url).port or 0) as url:
+            await wait_for(session, url, "nvidia_gpu_temperature_celsius")
             await wait_for(session, url, "rate(gpuslice_container_sm_seconds_total[5m])")
             await wait_for(session, url, "rate(gpuslice_extender_requests_total[5m])")
             for name, board in dashboards().items():

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_CORE, ANN_INDEX, ANN_MEANT, GPU_COUNT, GPU_MEM
-from tests.integration.extender_rig import Rig, cluster, rig
+from tests.integration.extender_rig import PREFIX, Rig, cluster, rig
 from tests.integration.preemption_rig import Story
 
 HIGHEST = (1 << 31) - 1
@@ -130,3 +136,36 @@ async def test_a_placement_that_the_pod_claims_for_itself_is_gone_once_it_is_bou
         assert found[ANN_INDEX] == "0"
         assert ANN_CORE not in found
         assert ANN_MEANT not in found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "anonymous", "client", "status"),
+    [
+        ("POST", "filter", (), "stranger", 403),
+        ("POST", "bind", (), "local", 403),  # a host's network has many processes
+        ("POST", "preempt", ("inspect", "metrics"), "stranger", 403),
+        ("POST", "prioritize", (), "known", 200),
+        ("GET", "inspect", (), "stranger", 403),
+        ("GET", "inspect", ("inspect",), "stranger", 200),
+        ("GET", "inspect/n1", ("inspect",), "stranger", 404),  # asked, and not there
+        ("GET", "inspect/n1", ("metrics",), "stranger", 403),
+        ("GET", "/metrics", (), "stranger", 403),
+        ("GET", "/metrics", ("metrics",), "stranger", 200),
+        ("GET", "/metrics", (), "known", 200),
+        ("GET", "/metrics", (), "local", 200),
+        ("GET", "/debug/state", ("inspect", "metrics"), "stranger", 403),
+        ("GET", "/debug/decisions", (), "stranger", 403),
+        ("GET", "/version", (), "stranger", 200),
+        ("GET", "/healthz", (), "stranger", 200),
+        ("GET", "/prepared", (), "stranger", 503),  # it has read no cluster
+    ],
+)
+async def test_without_a_certificate_nothing_is_decided_and_little_read(
+    method: str, path: str, anonymous: tuple[Any, ...], client: str, status: int
+) -> None:
+    settings = ExtenderSettings(tls_certificate="a", tls_key="b", tls_client_ca="c", anonymous=anonymous)
+    app = Extender(settings, KubeClient(HttpTransport(Connection("http://127.0.0.1:9")))).app()
+    whole = path if path.startswith("/") else f"{PREFIX}/{path}"
+    answer = app(HttpRequest(method, whole, body=b"{}", known=client == "known", local=client == "local"))
+    found = answer if isinstance(answer, HttpResponse) else await answer
+    assert found.status == status

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import aiohttp
 import msgspec
@@ -14,6 +16,7 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingsError
 from gpuslice.core.contract import LABEL_LEADER
 from simcluster.apiserver.server import ApiServer
+from tests import HANG_S
 from tests.integration.extender_rig import PREFIX, Api, cluster, rig, running_extender, until
 
 
@@ -105,6 +108,27 @@ async def test_who_asks_a_replica_that_does_not_lead_is_sent_to_another_connecti
         assert await connections(follows) == {"close"}
         assert follower.metrics.asked_while_not_ready == len(bodies)
         assert leader.metrics.asked_while_not_ready == 0
+
+
+async def test_connections_end_with_the_lease() -> None:
+    """A client that kept one open finds the new leader by the Service, without hearing a refusal first."""
+    api = cluster(n1=(15, 1))
+    lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/gpushare-schd-extender"
+    async with ApiServer(api.cluster) as server, contextlib.AsyncExitStack() as stack:
+        own = {"leader_elect": True, "lease_namespace": "default", "lease_duration_s": 1.5}
+        start = running_extender(server.url, lease_identity="a", **own)
+        leader, url = await stack.enter_async_context(start)
+        await until(lambda: not leader.not_ready())
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"Connection: keep-alive" in await reader.readuntil(b"\r\n\r\n")
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        api.patch(lease, {"spec": {"holderIdentity": "b", "leaseDurationSeconds": 60, "renewTime": now}})
+        async with asyncio.timeout(HANG_S):
+            await reader.read()  # until it ends
+        assert leader.not_ready()
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_each_bind_is_remembered_with_its_cards_and_its_reason() -> None:

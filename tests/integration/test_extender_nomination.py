@@ -34,20 +34,20 @@ def make() -> Iterator[Make]:
     made[0].close()
 
 
-def test_those_behind_the_pod_looked_at_are_nominated_and_cost_no_write_more(make: Make) -> None:
+def test_those_behind_the_pod_looked_at_are_nominated(make: Make) -> None:
     queue = make()
     queue.add(*FEW)
     assert len(queue.search("p0")) == 1  # the best alone: what is planned for the others rests on it
     assert [bool(queue.nominated(name)) for name in FEW] == [False, True, True, True]
     node = queue.nominated("p1")
-    assert queue.marked("p1")
+    assert not queue.marked("p1")
     assert not queue.api.bound_to("p1")
     queue.take("p1")
     assert queue.where("p1")[0] == node
     assert queue.nominated("p1") == ""  # the API server clears it with the binding
     assert queue.writes("p1") == [("PATCH", "status"), ("POST", "binding")]
-    queue.bind("p0", node)  # the searched one as ever: annotations, then the binding
-    assert queue.writes("p0") == [("PATCH", ""), ("POST", "binding")]
+    queue.bind("p0", node)  # the searched one as ever: a Binding alone
+    assert queue.writes("p0") == [("POST", "binding")]
     assert queue.results == {"used": 1}
 
 
@@ -264,15 +264,14 @@ def test_what_came_to_nothing_is_taken_back(make: Make) -> None:
     queue = make()
     queue.add(*FEW)
     queue.search("p0")
-    assert queue.marked("p1")
+    assert queue.nominated("p1")
     queue.search("p1", *queue.nodes[60:])  # the node is not among those that its filters let pass
     assert queue.results["missed"] == 1
     queue.calm(12)
-    assert not queue.marked("p1")
     assert not queue.nominated("p1")
-    assert queue.marked("p2")  # its turn may come
+    assert queue.nominated("p2")  # its turn may come
     queue.calm(40)
-    assert not any(queue.marked(name) or queue.nominated(name) for name in FEW)
+    assert not any(queue.nominated(name) for name in FEW)
     assert queue.extender.ledger.plans == 0
 
 
@@ -353,16 +352,13 @@ def test_what_was_learned_of_the_nodes_is_forgotten_soon(make: Make) -> None:
     assert queue.nominated("p2")
 
 
-def test_who_takes_over_finds_and_removes_the_marks(make: Make) -> None:
+def test_to_who_takes_over_a_nomination_is_a_hint_as_good_as_before(make: Make) -> None:
     queue = make()
     queue.add(*FEW)
     queue.search("p0")
-    marked = [name for name in FEW if queue.marked(name)]
-    assert marked == FEW[1:]
     queue.kill()
     queue.start()
-    assert not any(queue.marked(name) for name in FEW)
-    assert queue.nominated("p1")  # a hint as good as before
+    assert queue.nominated("p1")
     queue.take("p1")
     assert queue.where("p1")[0]
 

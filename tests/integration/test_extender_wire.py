@@ -61,7 +61,6 @@ async def test_a_question_is_the_same_however_it_comes(messages: list[bytes]) ->
     async with rig(cluster(n1=(15, 1), n2=(4, 1))) as extender:
         answer = await said(extender, *messages)
         assert answer["NodeNames"] == ["n1"]
-        assert set(answer["FailedNodes"]) == {"n2", "x"}
 
 
 async def test_json_in_any_form_is_the_same_question() -> None:

@@ -36,7 +36,7 @@ def worker(box: Container) -> Iterator[Worker]:
 
 
 def agree(box: Container, *workers: Worker) -> int:
-    """After everybody has synchronised, the account is the driver's book; the bytes."""
+    """After everybody has synchronised, the account is the driver's accounts; the bytes."""
     for worker in workers:
         worker.ok("sync")
         worker.ok("info")

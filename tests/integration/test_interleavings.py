@@ -195,19 +195,19 @@ class Interleavings(RuleBasedStateMachine):
             if node.agent is None:
                 node.start_agent()
 
-    @rule(name=nodes, keeps_book=st.booleans())
-    def kubelet_dies(self, name: str, keeps_book: bool) -> None:
-        """Without its book it does not know the containers that go on running."""
+    @rule(name=nodes, keeps_checkpoint=st.booleans())
+    def kubelet_dies(self, name: str, keeps_checkpoint: bool) -> None:
+        """Without its checkpoint it does not know the containers that go on running."""
         node = self.world.nodes[name]
         if not node.busy:
-            node.restart(keeps_book=keeps_book)
+            node.restart(keeps_checkpoint=keeps_checkpoint)
 
     @rule(name=nodes, wishes=each_pods_node, units=st.sampled_from([1, 2]))
     def kubelet_forgets_what_runs(self, name: str, wishes: list[str], units: int) -> None:
         """In the middle of work, and equal pods come next: they would get the same ids."""
         self.create(set(NAMES[:3]), units)
         self.all_goes_well(wishes, 6.0)
-        self.kubelet_dies(name, keeps_book=False)
+        self.kubelet_dies(name, keeps_checkpoint=False)
         self.create(set(NAMES[3:]), units)
         self.all_goes_well(wishes, 6.0)
 
@@ -228,7 +228,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(name=nodes, pick=picks)
     def kubelet_starts(self, name: str, pick: int) -> None:
         node = self.world.nodes[name]
-        held = [uid for uid in node.admitted if node.book.assignments_of(uid, "main")]
+        held = [uid for uid in node.admitted if node.device_manager.assignments_of(uid, "main")]
         if held and not node.busy:
             self.world.play(node, node.start(held[pick % len(held)]))
 
@@ -246,7 +246,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def no_device_is_given_twice(self) -> None:
         for node in self.world.nodes.values():
-            given = Counter(one for held in node.book.assignments() for one in held.ids)
+            given = Counter(one for held in node.device_manager.assignments() for one in held.ids)
             assert all(count == 1 for count in given.values())
 
     @invariant()
@@ -322,7 +322,9 @@ class Interleavings(RuleBasedStateMachine):
             self.world.play(node, node.admit(pod))
             self.world.rest()
         for uid in list(node.admitted):
-            if node.book.assignments_of(uid, "main"):  # else kubelet forgot it, and does not start it
+            if node.device_manager.assignments_of(
+                uid, "main"
+            ):  # else kubelet forgot it, and does not start it
                 self.world.play(node, node.start(uid))
                 self.world.rest()
 

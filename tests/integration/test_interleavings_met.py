@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuslice.core.contract import ENV_INDEX
+from simcluster.cluster.faults import Fault
 from tests.integration.interleaving_node import Object, uuid_of
 from tests.integration.interleaving_rig import World
+from tests.integration.virtual import Process, Stream
 
 
 @pytest.fixture
@@ -65,12 +67,69 @@ def test_a_binding_that_arrives_when_it_was_given_up_does_nothing(world: World) 
     world.bind(first, "n2")
     through(world, "deliver", "delay")
     (late,) = [one for one in world.network.messages if one.request.path.endswith("/binding")]
-    through(world, "deliver", "deliver")  # it reads the pod and takes the annotations back
+    through(world, "deliver", "deliver")  # it reads the pod and makes another version of it
     world.bind(second, "n2")
-    through(world, "deliver", "deliver")
+    through(world, "deliver")
     world.network.deliver(late)
     assert list(world.rebuilt().overcommitted()) == []
     assert [pod.name for pod in world.views() if pod.node] == ["app-1"]
+
+
+def test_a_binding_that_arrived_twice_keeps_its_card_though_the_pod_cannot_be_read(world: World) -> None:
+    """The second is answered with a conflict, which says nothing of the first."""
+    first, second = world.create("app-0", 3), world.create("app-1", 3)
+    world.network.calm()
+    world.bind(first, "n2")
+    through(world, "deliver", "repeat")
+    world.cluster.add_fault(Fault(method="GET", path=".*/pods/app-0", code=410, times=1))
+    through(world, "deliver")
+    world.bind(second, "n2")  # the watch has not shown the first one yet
+    world.loop.advance(5.0)
+    while world.network.messages:
+        world.network.deliver(world.network.messages[0])
+    assert list(world.rebuilt().overcommitted()) == []
+    assert [pod.name for pod in world.views() if pod.node] == ["app-0"]
+
+
+def test_a_pod_made_anew_under_its_name_is_known_however_late_the_news_is(world: World) -> None:
+    """Else the ids that it got, which the one before had too, would be held for the one before for ever."""
+    node = world.nodes["n2"]
+
+    def news(owner: Process | None) -> list[Stream]:
+        return [each for each in world.network.streams if each.owner is owner and each.pending]
+
+    def carry_on(seconds: float) -> None:
+        """All but the agent's news."""
+        for _ in range(20):
+            while world.network.messages or news(world.process):
+                for message in list(world.network.messages):
+                    world.network.deliver(message)
+                for stream in news(world.process):
+                    world.network.deliver_line(stream)
+            world.loop.advance(seconds / 20)
+
+    def begin() -> None:
+        world.bind(world.create("app-0", 4), "n2")
+        carry_on(1.0)
+        (pod,) = world.waiting("n2")
+        world.play(node, node.admit(pod))
+        carry_on(8.0)
+        world.play(node, node.start(pod["metadata"]["uid"]))
+        carry_on(8.0)
+
+    world.bind(world.create("app-0", 4), "n2")
+    world.rest()
+    (first,) = world.waiting("n2")
+    world.play(node, node.admit(first))
+    world.rest()
+    world.delete("app-0")
+    node.finish(first["metadata"]["uid"])
+    carry_on(0.5)
+    begin()
+    world.rest(6.0)
+    (view,) = world.views()
+    assert view.uid in node.running
+    assert view.assigned
 
 
 def nominated_second(world: World) -> Object:
@@ -102,18 +161,17 @@ def test_a_binding_of_a_nominated_pod_that_arrives_when_it_was_given_up_does_not
     world.bind(second, second["status"]["nominatedNodeName"])
     (late,) = [one for one in world.network.messages if one.request.path.endswith("/binding")]
     world.network.delay(late)
-    through(world, "deliver", "deliver")  # it reads the pod and takes the annotations back
+    through(world, "deliver", "deliver")  # it reads the pod and makes another version of it
     world.network.deliver(late)
     assert not any(pod.node for pod in world.views())
 
 
-def test_a_binding_is_sent_on_no_version_without_annotations(world: World) -> None:
-    """Else who takes over could not know of it: the annotations went after the extender had seen them."""
+def test_a_binding_is_for_the_version_that_was_known(world: World) -> None:
+    """Else a version made by who takes over would not keep it away: the pod changed unseen."""
     second = nominated_second(world)
     node, name = second["status"]["nominatedNodeName"], second["metadata"]["name"]
-    annotations = dict.fromkeys(second["metadata"]["annotations"])
     path = f"/api/v1/namespaces/default/pods/{name}"
-    world.call("PATCH", path, {"metadata": {"annotations": annotations}}, "application/merge-patch+json")
+    world.call("PATCH", path, {"metadata": {"labels": {"a": "b"}}}, "application/merge-patch+json")
     world.bind(second, node)
     through(world, "deliver")
     assert not any(pod.node for pod in world.views())  # another version by now

@@ -1,5 +1,5 @@
 """Every allocation path, by every way a program can reach it, under every driver: refused past the limit, and
-counted as the driver's books have it. The table in docs/reference/isolation.md is what these tests found.
+counted as the driver's accounts have it. The table in docs/reference/isolation.md is what these tests found.
 
 `GPUSLICE_WRITE_DOCS=1` writes the table again.
 """
@@ -78,7 +78,7 @@ found: dict[tuple[str, str, str], str] = {}
 
 
 def settled(box: Container, worker: Worker) -> None:
-    """The books agree, to the byte, once everything has come to rest."""
+    """The accounts agree, to the byte, once everything has come to rest."""
     worker.ok("sync")
     assert box.card().used_bytes == box.machine.used()
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import HANG_S
+
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, Container, Worker, container
 
 CLOSED_AND_OPENED = """
@@ -202,7 +204,7 @@ def test_a_process_killed_in_a_pid_namespace_of_its_own_leaves_nothing(tmp_path:
             assert survivor.ask(f"alloc 0 plain {500 * MIB}") == OUT_OF_MEMORY
             nested.ok("free 0")
             nested.ok(f"alloc 0 plain {300 * MIB}")
-        until = time.monotonic() + 20
+        until = time.monotonic() + HANG_S
         while survivor.ask(f"alloc 0 plain {500 * MIB}") != "ok":
             assert time.monotonic() < until, "what the dead held still counts"
             time.sleep(0.05)
@@ -225,7 +227,7 @@ def test_a_forked_child_keeps_its_dead_parents_memory_counted(tmp_path: Path) ->
             (child,) = parent.ok("idle-child")
         assert survivor.ask(f"alloc 0 plain {600 * MIB}") == OUT_OF_MEMORY
         os.kill(child, signal.SIGKILL)
-        until = time.monotonic() + 20
+        until = time.monotonic() + HANG_S
         while survivor.ask(f"alloc 0 plain {600 * MIB}") != "ok":
             assert time.monotonic() < until, "what the dead held still counts"
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What drivers of different kinds say of a process: whatever it is, the library's books stay right."""
+"""What drivers of different kinds say of a process: whatever it is, the library's accounts stay right."""
 
 from __future__ import annotations
 

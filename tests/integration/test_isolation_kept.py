@@ -1,5 +1,5 @@
 """Memory that something else than its handle keeps, and memory that the driver takes for itself: counted for
-as long as the driver's own books have it, and to the byte."""
+as long as the driver's own accounts have it, and to the byte."""
 
 from __future__ import annotations
 

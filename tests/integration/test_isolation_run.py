@@ -34,12 +34,12 @@ class Workstation:
     """Two cards, and a place for budgets."""
 
     def __init__(self, folder: Path, cards: int = 2, spec: CardSpec | str = V100) -> None:
-        gpu.create(folder / "cards", [spec] * cards, cuda_version="12.2", seed="desk")
+        gpu.create(folder / "cards", [spec] * cards, cuda_version="12.2", seed="host")
         self.base, self.lock = folder / "budgets", folder / "budgets.lock"
         self.environment = gpu.environment(folder / "cards", SIM)
 
     def uuid(self, card: int) -> str:
-        return gpu.make_uuid("GPU", "desk", card)
+        return gpu.make_uuid("GPU", "host", card)
 
     def command(self, *arguments: str) -> list[str]:
         name, *rest = arguments
@@ -99,52 +99,52 @@ def say(process: subprocess.Popen[str], command: str) -> list[str]:
 
 
 def test_a_program_gets_what_a_container_with_the_same_number_gets(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    with desk.running("--mem", "4") as program:
+    host = Workstation(tmp_path)
+    with host.running("--mem", "4") as program:
         assert say(program, "total 0") == [f"ok {4301 * MIB}"]
         assert say(program, f"alloc 0 plain {3072 * MIB}") == ["ok"]
         assert say(program, f"alloc 1 plain {1200 * MIB}") == ["error 2"]
-        (budget,) = desk.budgets()
+        (budget,) = host.budgets()
     (card,) = budget["cards"]
     assert (card["limitBytes"], card["usedBytes"], card["refused"]) == (4301 * MIB, 3193 * MIB, 1)
 
 
 def test_private_budgets_take_the_card_with_the_most_room(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    with desk.running("--mem", "8"), desk.running("--mem", "4"), desk.running("--mem", "8"):
+    host = Workstation(tmp_path)
+    with host.running("--mem", "8"), host.running("--mem", "4"), host.running("--mem", "8"):
         given: dict[str, int] = {}
-        for budget in desk.budgets():
+        for budget in host.budgets():
             (card,) = budget["cards"]
             given[card["gpu"]] = given.get(card["gpu"], 0) + card["limitBytes"] // MIB
-    assert given == {desk.uuid(0): 8602, desk.uuid(1): 4301 + 8602}
+    assert given == {host.uuid(0): 8602, host.uuid(1): 4301 + 8602}
 
 
 def test_a_full_machine_says_how_much_is_left(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path, cards=1)
-    with desk.running("--mem", "12"):
-        refused = desk.gpuslice("run", "--mem", "4", "--", "true")
+    host = Workstation(tmp_path, cards=1)
+    with host.running("--mem", "12"):
+        refused = host.gpuslice("run", "--mem", "4", "--", "true")
     assert refused.returncode == 125
     assert "4301 MiB are asked for" in refused.stderr
     assert f"{16130 - 16130 * 12 // 15} MiB are the most that is left" in refused.stderr
 
 
 def test_a_group_shares_one_budget(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
+    host = Workstation(tmp_path)
     with (
-        desk.running("--mem", "2", "--group", "team") as one,
-        desk.running("--mem", "2", "--group", "team") as two,
+        host.running("--mem", "2", "--group", "team") as one,
+        host.running("--mem", "2", "--group", "team") as two,
     ):
         assert say(one, f"alloc 0 plain {1200 * MIB}") == ["ok"]
         assert say(two, f"alloc 0 plain {1200 * MIB}") == ["error 2"]
-        (budget,) = desk.budgets()
+        (budget,) = host.budgets()
         assert len(budget["programs"]) == 2
-        other = desk.gpuslice("run", "--mem", "3", "--group", "team", "--", "true")
+        other = host.gpuslice("run", "--mem", "3", "--group", "team", "--", "true")
         assert 'group "team" runs with 2150 MiB, not 3226 MiB' in other.stderr
 
 
 @pytest.mark.parametrize("name", [f"{user_name()}-{os.getpid()}", "~2"], ids=["guessed", "without a name"])
 def test_without_a_group_nobody_joins_a_budget_whatever_its_name(tmp_path: Path, name: str) -> None:
-    """Whoever made a budget says what is loaded into its programs; the names of ours can be guessed."""
+    """The maker of a budget says what is loaded into its programs; the names of ours can be guessed."""
     budgets, library, card = (
         Budgets(tmp_path / "base"),
         BUILD / "lib/libgpuslice.so",
@@ -157,29 +157,29 @@ def test_without_a_group_nobody_joins_a_budget_whatever_its_name(tmp_path: Path,
 
 
 def test_a_budget_ends_with_its_last_program(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    with desk.running("--mem", "4"):
-        assert len(desk.budgets()) == 1
+    host = Workstation(tmp_path)
+    with host.running("--mem", "4"):
+        assert len(host.budgets()) == 1
     deadline = time.monotonic() + HANG_S
-    while desk.budgets() and time.monotonic() < deadline:
+    while host.budgets() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert desk.budgets() == []
-    done = desk.gpuslice("run", "--mem", "15", "--library", str(BUILD / "lib/libgpuslice.so"), "--", "true")
+    assert host.budgets() == []
+    done = host.gpuslice("run", "--mem", "15", "--library", str(BUILD / "lib/libgpuslice.so"), "--", "true")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_program_keeps_its_exit_status_and_its_card(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
+    host = Workstation(tmp_path)
     library = str(BUILD / "lib/libgpuslice.so")
     program = ("--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 7")
-    done = desk.gpuslice("run", "--mem", "512MiB", "--gpu", "1", "--library", library, *program)
-    assert (done.returncode, done.stdout) == (7, desk.uuid(1) + "\n")
+    done = host.gpuslice("run", "--mem", "512MiB", "--gpu", "1", "--library", library, *program)
+    assert (done.returncode, done.stdout) == (7, host.uuid(1) + "\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (("--mem", "4.5", "--", "true"), 125, '--mem is "4.5", must be a whole number of GiB'),
+        (("--mem", "4.5", "--", "true"), 125, '--mem is "4.5", must be a whole number of units'),
         (("--mem", "4", "--gpu", "7", "--", "true"), 125, 'there is no card "7": this machine has 0 (GPU-'),
         (("--mem", "4", "--gpus", "3", "true"), 125, "3 cards are asked for, and there are 2 to choose from"),
         (("--mem", "4", "--group", "../x", "--", "true"), 125, 'the group is "../x"'),
@@ -202,41 +202,41 @@ def test_a_library_that_the_loader_would_leave_out_starts_nothing(
     library = tmp_path / "libgpuslice.so"
     if content is not None:
         library.write_bytes(content)
-    desk = Workstation(tmp_path)
-    done = desk.gpuslice("run", "--mem", "4", "--library", str(library), "--", "echo", "started")
+    host = Workstation(tmp_path)
+    done = host.gpuslice("run", "--mem", "4", "--library", str(library), "--", "echo", "started")
     assert (done.returncode, done.stdout) == (125, "")
     told = f"{library} cannot hold a program: it " if content is not None else f"there is no file {library}"
     assert f"--library: {told}" in done.stderr
-    assert desk.gpuslice("ps", "-o", "json").stdout == "[]\n"
+    assert host.gpuslice("ps", "-o", "json").stdout == "[]\n"
 
 
 @pytest.mark.skipif(not STATIC.exists(), reason="no libc to link statically on this machine")
 def test_a_program_that_the_library_cannot_enter_is_started_with_a_word(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    done = desk.run("--mem", "4", str(STATIC), "plain", str(8192 * MIB))
+    host = Workstation(tmp_path)
+    done = host.run("--mem", "4", str(STATIC), "plain", str(8192 * MIB))
     assert (done.returncode, done.stdout) == (0, "taken\n")
     assert 'hostile_static" is linked statically: only programs that it starts are held' in done.stderr
-    held = desk.run("--mem", "4", str(BUILD / "tests/hostile"), "plain", str(8192 * MIB))
+    held = host.run("--mem", "4", str(BUILD / "tests/hostile"), "plain", str(8192 * MIB))
     assert (held.returncode, held.stdout, held.stderr) == (1, "error 2\n", "")
 
 
 def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    desk.environment = {name: value for name, value in desk.environment.items() if name != "LD_LIBRARY_PATH"}
-    done = desk.gpuslice("run", "--mem", "4", "--", "true")
+    host = Workstation(tmp_path)
+    host.environment = {name: value for name, value in host.environment.items() if name != "LD_LIBRARY_PATH"}
+    done = host.gpuslice("run", "--mem", "4", "--", "true")
     assert done.returncode == 125
     assert "no NVIDIA driver that answers" in done.stderr
-    mistyped = desk.gpuslice("run", "--mem", "abc", "--", "true")
+    mistyped = host.gpuslice("run", "--mem", "abc", "--", "true")
     assert (mistyped.returncode, '--mem is "abc", must be' in mistyped.stderr) == (125, True), mistyped.stderr
 
 
 def test_ps_shows_a_table(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    assert "Nothing runs here" in desk.gpuslice("ps").stdout
-    with desk.running("--mem", "4", "--share", "25", "--group", "alice") as program:
-        shown = desk.gpuslice("ps").stdout.splitlines()
+    host = Workstation(tmp_path)
+    assert "Nothing runs here" in host.gpuslice("ps").stdout
+    with host.running("--mem", "4", "--share", "25", "--group", "alice") as program:
+        shown = host.gpuslice("ps").stdout.splitlines()
     assert shown[0].split()[:5] == ["NAME", "GPU", "USED", "LIMIT", "SHARE"]
-    assert shown[1].split()[:6] == ["alice", desk.uuid(0)[:12], "121MiB", "4301MiB", "25%", "0"]
+    assert shown[1].split()[:6] == ["alice", host.uuid(0)[:12], "121MiB", "4301MiB", "25%", "0"]
     assert str(program.pid) in shown[1]
 
 
@@ -246,65 +246,65 @@ def test_what_stands_behind_the_program_is_the_programs(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_program_as_it_would_without_us(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    assert desk.run("--mem", "4", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
-    broken = desk.run("--mem", "4", "bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}")
+    host = Workstation(tmp_path)
+    assert host.run("--mem", "4", "sh", "-c", "kill -TERM $$").returncode == -signal.SIGTERM
+    broken = host.run("--mem", "4", "bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}")
     assert broken.stdout == f"y\n{128 + signal.SIGPIPE}\n", "the interpreter's own SIGPIPE was handed on"
     assert broken.stderr == ""
 
 
 def test_of_a_divided_card_its_devices_are_given(tmp_path: Path) -> None:
     """As nvidia-smi -L names them: the card itself is nothing that a program could use."""
-    desk = Workstation(tmp_path, cards=1, spec=CardSpec("A100-SXM4-40GB", mig=["3g.20gb", "3g.20gb"]))
-    with desk.running("--mem", "4") as first, desk.running("--mem", "8") as second:
+    host = Workstation(tmp_path, cards=1, spec=CardSpec("A100-SXM4-40GB", mig=["3g.20gb", "3g.20gb"]))
+    with host.running("--mem", "4") as first, host.running("--mem", "8") as second:
         assert say(first, "total 0") == [f"ok {19968 * 4 // 19 * MIB}"]
-        (small, large) = (budget["cards"][0] for budget in desk.budgets())
+        (small, large) = (budget["cards"][0] for budget in host.budgets())
         assert small["gpu"].startswith("MIG-")
         assert small["gpu"] != large["gpu"]
         assert say(second, f"alloc 0 plain {9 << 30}") == ["error 2"]
 
 
 def test_several_cards_have_the_memory_each(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    with desk.running("--mem", "4", "--gpus", "2") as program:
+    host = Workstation(tmp_path)
+    with host.running("--mem", "4", "--gpus", "2") as program:
         assert [say(program, f"total {card}") for card in (0, 1)] == [[f"ok {4301 * MIB}"]] * 2
-        (budget,) = desk.budgets()
-        assert [card["gpu"] for card in budget["cards"]] == [desk.uuid(0), desk.uuid(1)]
+        (budget,) = host.budgets()
+        assert [card["gpu"] for card in budget["cards"]] == [host.uuid(0), host.uuid(1)]
         assert [card["limitBytes"] for card in budget["cards"]] == [4301 * MIB] * 2
-        assert len(desk.gpuslice("ps").stdout.splitlines()) == 3
-        refused = desk.run("--mem", "12", "--gpu", "0,1", "true")
+        assert len(host.gpuslice("ps").stdout.splitlines()) == 3
+        refused = host.run("--mem", "12", "--gpu", "0,1", "true")
     assert "that is left on card 0" in refused.stderr
 
 
 def test_cards_that_were_hidden_stay_hidden(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
+    host = Workstation(tmp_path)
     show = ("--mem", "4", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    for visible in ("1", desk.uuid(1), desk.uuid(1)[:12]):
-        assert desk.run(*show, CUDA_VISIBLE_DEVICES=visible).stdout == desk.uuid(1) + "\n"
-    none = desk.run(*show, CUDA_VISIBLE_DEVICES="")
+    for visible in ("1", host.uuid(1), host.uuid(1)[:12]):
+        assert host.run(*show, CUDA_VISIBLE_DEVICES=visible).stdout == host.uuid(1) + "\n"
+    none = host.run(*show, CUDA_VISIBLE_DEVICES="")
     assert none.returncode == 125
     assert 'CUDA_VISIBLE_DEVICES is "" and hides every card' in none.stderr
 
 
 def test_a_budget_within_a_budget_is_not_given(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path)
-    inner = desk.command("run", "--mem", "2", "true")
-    done = desk.run("--mem", "4", *inner)
+    host = Workstation(tmp_path)
+    inner = host.command("run", "--mem", "2", "true")
+    done = host.run("--mem", "4", *inner)
     assert done.returncode == 125
     assert "this shell has a part of a card already" in done.stderr
 
 
 def test_a_budget_stays_for_what_its_program_left_running(tmp_path: Path) -> None:
     """Also before that comes to the card: else its limit would be swept from under it."""
-    desk = Workstation(tmp_path)
-    done = desk.run("--mem", "4", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
+    host = Workstation(tmp_path)
+    done = host.run("--mem", "4", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!")
     child = int(done.stdout)
     try:
-        (budget,) = desk.budgets()
+        (budget,) = host.budgets()
         assert budget["programs"] == []
-        assert "(ended)" in desk.gpuslice("ps").stdout
-        assert desk.run("--mem", "1", "true").returncode == 0  # sweeps
-        assert len(desk.budgets()) == 1
+        assert "(ended)" in host.gpuslice("ps").stdout
+        assert host.run("--mem", "1", "true").returncode == 0  # sweeps
+        assert len(host.budgets()) == 1
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -312,10 +312,10 @@ def test_a_budget_stays_for_what_its_program_left_running(tmp_path: Path) -> Non
 @pytest.fixture
 def robbed(tmp_path: Path) -> Iterator[Workstation]:
     """Somebody holds the lock for ever."""
-    desk = Workstation(tmp_path, cards=1)
-    with desk.lock.open("w") as lock:
+    host = Workstation(tmp_path, cards=1)
+    with host.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield desk
+        yield host
 
 
 def test_a_lock_that_somebody_holds_for_ever_stops_nobody(robbed: Workstation) -> None:
@@ -326,22 +326,22 @@ def test_a_lock_that_somebody_holds_for_ever_stops_nobody(robbed: Workstation) -
 
 
 def test_a_lock_that_is_none_stops_nobody(tmp_path: Path) -> None:
-    desk = Workstation(tmp_path, cards=1)
-    os.mkfifo(desk.lock)
-    assert desk.run("--mem", "4", "true").returncode == 0
-    desk.lock.unlink()
-    desk.lock.symlink_to("/dev/tty")
-    done = desk.run("--mem", "4", "true")
+    host = Workstation(tmp_path, cards=1)
+    os.mkfifo(host.lock)
+    assert host.run("--mem", "4", "true").returncode == 0
+    host.lock.unlink()
+    host.lock.symlink_to("/dev/tty")
+    done = host.run("--mem", "4", "true")
     assert (done.returncode, "cannot be opened" in done.stderr) == (0, True)
 
 
 @contextmanager
-def together(desk: Workstation, count: int, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
+def together(host: Workstation, count: int, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
     """Programs that are started at once and run until their input ends."""
-    command = desk.command("run", "--library", str(BUILD / "lib/libgpuslice.so"), *arguments, "cat")
+    command = host.command("run", "--library", str(BUILD / "lib/libgpuslice.so"), *arguments, "cat")
     pipe = subprocess.PIPE
     started = [
-        subprocess.Popen(command, env=desk.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        subprocess.Popen(command, env=host.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         for _ in range(count)
     ]
     try:
@@ -380,12 +380,12 @@ def test_several_users_share_a_group_and_outlive_each_other() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
-        desk = Workstation(folder)
+        host = Workstation(folder)
         for path in folder.glob("cards*"):
             path.chmod(0o666)
         shutil.copytree(SIM, folder / "sim")
         shutil.copytree(BUILD / "lib", folder / "lib")
-        desk.environment |= {"LD_LIBRARY_PATH": str(folder / "sim"), "PATH": "/usr/bin:/bin"}
+        host.environment |= {"LD_LIBRARY_PATH": str(folder / "sim"), "PATH": "/usr/bin:/bin"}
 
         def as_user(uid: int, *arguments: str) -> subprocess.Popen[str]:
             imports = (
@@ -395,11 +395,11 @@ def test_several_users_share_a_group_and_outlive_each_other() -> None:
             become = f"os.umask(0o077); os.setgroups([]); os.setgid({uid}); os.setuid({uid})"
             start = f"{imports}; from gpuslice.apps.cli.main import main; {become}; main()"
             own = ["--library", str(folder / "lib/libgpuslice.so")] if arguments[0] == "run" else []
-            command = [sys.executable, "-c", start, arguments[0], "--base", str(desk.base), *own]
+            command = [sys.executable, "-c", start, arguments[0], "--base", str(host.base), *own]
             pipe = subprocess.PIPE
             return subprocess.Popen(
                 [*command, *arguments[1:]],
-                env=desk.environment,
+                env=host.environment,
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,

@@ -24,7 +24,6 @@ from tests.integration.isolation_rig import (
 
 WARM_UP_MS = 400
 MEASURED_MS = 1500
-TRIES = 5
 
 
 def busy_ns(machine: Machine, card: int = 0) -> int:
@@ -50,13 +49,14 @@ def share_of_card(
 
 
 def assert_reaches(measure: Callable[[], float], least: float, most: float = 100.0) -> None:
-    """Never beyond `most`; at least `least` in one of a few tries.
+    """Never beyond `most`; at least `least` in one of the tries of two minutes.
 
     A machine that is busy with something else starves the worker itself, so one moment of quiet is enough to
     show that the library lets it have its share. That it never lets it have more needs no quiet.
     """
-    shares = []
-    for _ in range(TRIES):
+    shares: list[float] = []
+    deadline = time.monotonic() + HANG_S
+    while time.monotonic() < deadline:
         shares.append(measure())
         assert shares[-1] <= most
         if shares[-1] >= least:

@@ -1,5 +1,5 @@
 """Random histories of a container's processes, some killed in the middle of a call: whatever happened,
-the region says what the driver's books say, and the limit was never passed."""
+the region says what the driver's accounts say, and the limit was never passed."""
 
 from __future__ import annotations
 

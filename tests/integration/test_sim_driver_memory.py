@@ -1,4 +1,4 @@
-"""Every way of taking device memory, in the driver's own books to the byte."""
+"""Every way of taking device memory, in the driver's own accounts to the byte."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_both_libraries_export_nothing_but_their_interface() -> None:
         assert [line for line in listed.splitlines() if not line.split()[2].startswith(prefix)] == []
 
 
-def test_the_driver_never_calls_out_to_whoever_is_preloaded() -> None:
+def test_the_driver_never_calls_out_to_a_preloaded_library() -> None:
     """A preloaded hook would otherwise see calls that the program did not make."""
     relocations = subprocess.run(
         ["readelf", "-rW", BUILD / "libcuda.so.1"], capture_output=True, text=True, check=True

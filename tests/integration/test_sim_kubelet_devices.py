@@ -29,15 +29,15 @@ def devices(card: str, count: int, healthy: bool = True) -> list[Device]:
     return [Device(f"{card}-_-{unit}", healthy) for unit in range(count)]
 
 
-def book_with(*lists: list[Device], preferred: bool = False, seed: int = 1) -> DeviceAssignments:
-    book = DeviceAssignments(rng=random.Random(seed))
-    generation = book.register(MEM, Options(preferred_allocation=preferred))
-    book.update(MEM, generation, [one for part in lists for one in part])
-    return book
+def manager_with(*lists: list[Device], preferred: bool = False, seed: int = 1) -> DeviceAssignments:
+    device_manager = DeviceAssignments(rng=random.Random(seed))
+    generation = device_manager.register(MEM, Options(preferred_allocation=preferred))
+    device_manager.update(MEM, generation, [one for part in lists for one in part])
+    return device_manager
 
 
 def allocate(
-    book: DeviceAssignments,
+    device_manager: DeviceAssignments,
     pod: str,
     demand: ContainerDemand,
     active: Iterable[str] = (),
@@ -47,7 +47,7 @@ def allocate(
 ) -> list[Call]:
     """Drive one admission like kubelet does; the calls that were made."""
     calls: list[Call] = []
-    steps = book.allocate(pod, demand, [pod, *active])
+    steps = device_manager.allocate(pod, demand, [pod, *active])
     try:
         call = next(steps)
         while True:
@@ -62,8 +62,8 @@ def allocate(
         return calls
 
 
-def ids_of(book: DeviceAssignments, pod: str, container: str = "main") -> frozenset[str]:
-    return frozenset(one for held in book.assignments_of(pod, container) for one in held.ids)
+def ids_of(device_manager: DeviceAssignments, pod: str, container: str = "main") -> frozenset[str]:
+    return frozenset(one for held in device_manager.assignments_of(pod, container) for one in held.ids)
 
 
 def demand(units: int, name: str = "main", kind: ContainerKind = ContainerKind.APP) -> ContainerDemand:
@@ -71,154 +71,154 @@ def demand(units: int, name: str = "main", kind: ContainerKind = ContainerKind.A
 
 
 def test_a_container_gets_as_many_ids_as_its_limit_in_one_call() -> None:
-    book = book_with(devices("a", 15))
-    (call,) = allocate(book, "p1", demand(4))
+    device_manager = manager_with(devices("a", 15))
+    (call,) = allocate(device_manager, "p1", demand(4))
     assert isinstance(call, AllocateCall)
     assert len(call.ids) == 4
-    assert ids_of(book, "p1") == frozenset(call.ids)
+    assert ids_of(device_manager, "p1") == frozenset(call.ids)
 
 
 def test_a_full_preferred_answer_is_what_allocate_gets() -> None:
-    book = book_with(devices("a", 4), devices("b", 4), preferred=True)
+    device_manager = manager_with(devices("a", 4), devices("b", 4), preferred=True)
     wish = {"b-_-0", "b-_-1", "b-_-2"}
-    preferred, allocated = allocate(book, "p1", demand(3), wish=wish)
-    assert preferred == PreferredCall(MEM, book.healthy(MEM), frozenset(), 3)
+    preferred, allocated = allocate(device_manager, "p1", demand(3), wish=wish)
+    assert preferred == PreferredCall(MEM, device_manager.healthy(MEM), frozenset(), 3)
     assert isinstance(allocated, AllocateCall)
     assert set(allocated.ids) == wish
 
 
 def test_a_short_preferred_answer_is_filled_from_any_card() -> None:
-    book = book_with(devices("a", 4), devices("b", 4), preferred=True)
+    device_manager = manager_with(devices("a", 4), devices("b", 4), preferred=True)
     wish = {f"b-_-{unit}" for unit in range(4)}
-    allocate(book, "p1", demand(6), wish=wish)
-    held = ids_of(book, "p1")
+    allocate(device_manager, "p1", demand(6), wish=wish)
+    held = ids_of(device_manager, "p1")
     assert wish < held
     assert len(held) == 6
 
 
 def test_ids_held_by_an_active_pod_are_not_given_again() -> None:
-    book = book_with(devices("a", 6))
-    allocate(book, "p1", demand(4))
+    device_manager = manager_with(devices("a", 6))
+    allocate(device_manager, "p1", demand(4))
     with pytest.raises(AdmissionError, match=r"Requested: 4, Available: 2"):
-        allocate(book, "p2", demand(4), active=["p1"])
-    allocate(book, "p3", demand(4))  # p1 is no longer active
-    assert len(ids_of(book, "p3")) == 4
-    assert not ids_of(book, "p1")
+        allocate(device_manager, "p2", demand(4), active=["p1"])
+    allocate(device_manager, "p3", demand(4))  # p1 is no longer active
+    assert len(ids_of(device_manager, "p3")) == 4
+    assert not ids_of(device_manager, "p1")
 
 
 def test_a_refused_allocation_leaves_nothing_held() -> None:
-    book = book_with(devices("a", 4))
+    device_manager = manager_with(devices("a", 4))
     with pytest.raises(AdmissionError, match="rpc error"):
-        allocate(book, "p1", demand(4), fail="rpc error: code = Unknown desc = no")
-    assert book.allocated.get(MEM, set()) == set()
-    assert len(allocate(book, "p2", demand(4))) == 1
+        allocate(device_manager, "p1", demand(4), fail="rpc error: code = Unknown desc = no")
+    assert device_manager.allocated.get(MEM, set()) == set()
+    assert len(allocate(device_manager, "p2", demand(4))) == 1
 
 
 def test_an_init_containers_ids_are_used_again_by_the_app_container_with_another_call() -> None:
-    book = book_with(devices("a", 8), preferred=True)
-    allocate(book, "p1", demand(2, "setup", ContainerKind.INIT))
-    first = ids_of(book, "p1", "setup")
-    preferred, _ = allocate(book, "p1", demand(3))
+    device_manager = manager_with(devices("a", 8), preferred=True)
+    allocate(device_manager, "p1", demand(2, "setup", ContainerKind.INIT))
+    first = ids_of(device_manager, "p1", "setup")
+    preferred, _ = allocate(device_manager, "p1", demand(3))
     assert isinstance(preferred, PreferredCall)
     assert preferred.must_include == first
     assert preferred.size == 3
-    assert first < ids_of(book, "p1")
-    assert len(book.allocated[MEM]) == 3
+    assert first < ids_of(device_manager, "p1")
+    assert len(device_manager.allocated[MEM]) == 3
 
 
 def test_a_smaller_app_container_is_served_from_the_init_container_without_asking_preference() -> None:
-    book = book_with(devices("a", 8), preferred=True)
-    allocate(book, "p1", demand(5, "setup", ContainerKind.INIT))
-    (call,) = allocate(book, "p1", demand(3))
+    device_manager = manager_with(devices("a", 8), preferred=True)
+    allocate(device_manager, "p1", demand(5, "setup", ContainerKind.INIT))
+    (call,) = allocate(device_manager, "p1", demand(3))
     assert isinstance(call, AllocateCall)
-    assert set(call.ids) < ids_of(book, "p1", "setup")
+    assert set(call.ids) < ids_of(device_manager, "p1", "setup")
 
 
 def test_a_sidecar_keeps_its_ids() -> None:
-    book = book_with(devices("a", 8))
-    allocate(book, "p1", demand(2, "proxy", ContainerKind.SIDECAR))
-    allocate(book, "p1", demand(3))
-    assert ids_of(book, "p1").isdisjoint(ids_of(book, "p1", "proxy"))
+    device_manager = manager_with(devices("a", 8))
+    allocate(device_manager, "p1", demand(2, "proxy", ContainerKind.SIDECAR))
+    allocate(device_manager, "p1", demand(3))
+    assert ids_of(device_manager, "p1").isdisjoint(ids_of(device_manager, "p1", "proxy"))
 
 
 def test_two_app_containers_do_not_share_reused_ids() -> None:
-    book = book_with(devices("a", 8))
-    allocate(book, "p1", demand(4, "setup", ContainerKind.INIT))
-    allocate(book, "p1", demand(3, "one"))
-    allocate(book, "p1", demand(3, "two"))
-    assert ids_of(book, "p1", "one").isdisjoint(ids_of(book, "p1", "two"))
+    device_manager = manager_with(devices("a", 8))
+    allocate(device_manager, "p1", demand(4, "setup", ContainerKind.INIT))
+    allocate(device_manager, "p1", demand(3, "one"))
+    allocate(device_manager, "p1", demand(3, "two"))
+    assert ids_of(device_manager, "p1", "one").isdisjoint(ids_of(device_manager, "p1", "two"))
 
 
 def test_a_container_that_holds_its_ids_is_not_allocated_again() -> None:
-    book = book_with(devices("a", 8))
-    allocate(book, "p1", demand(4))
-    assert allocate(book, "p1", demand(4)) == []
+    device_manager = manager_with(devices("a", 8))
+    allocate(device_manager, "p1", demand(4))
+    assert allocate(device_manager, "p1", demand(4)) == []
     with pytest.raises(AdmissionError, match=r"changed request .* from 4 to 5"):
-        allocate(book, "p1", demand(5))
+        allocate(device_manager, "p1", demand(5))
 
 
 def test_a_stopped_plugin_zeroes_allocatable_at_once_and_capacity_after_five_minutes() -> None:
-    book = DeviceAssignments()
-    generation = book.register(MEM, Options())
-    book.update(MEM, generation, devices("a", 15))
-    book.stop(MEM, generation, now=100.0)
-    during = book.capacity(100.0 + STOP_GRACE_S)
+    device_manager = DeviceAssignments()
+    generation = device_manager.register(MEM, Options())
+    device_manager.update(MEM, generation, devices("a", 15))
+    device_manager.stop(MEM, generation, now=100.0)
+    during = device_manager.capacity(100.0 + STOP_GRACE_S)
     assert (during.capacity[MEM], during.allocatable[MEM]) == (15, 0)
     with pytest.raises(AdmissionError, match="no healthy devices present; cannot allocate unhealthy devices"):
-        allocate(book, "p1", demand(4))
-    after = book.capacity(100.1 + STOP_GRACE_S)
+        allocate(device_manager, "p1", demand(4))
+    after = device_manager.capacity(100.1 + STOP_GRACE_S)
     assert after.removed == {MEM}
     assert MEM not in after.capacity
 
 
 def test_the_end_of_an_older_stream_does_not_touch_the_newer_plugin() -> None:
-    book = DeviceAssignments()
-    old = book.register(MEM, Options())
-    book.update(MEM, old, devices("a", 15))
-    new = book.register(MEM, Options())
-    book.update(MEM, new, devices("a", 15))
-    assert not book.stop(MEM, old, now=1.0)
-    assert not book.update(MEM, old, [])
-    assert book.capacity(1.0).allocatable == {MEM: 15}
+    device_manager = DeviceAssignments()
+    old = device_manager.register(MEM, Options())
+    device_manager.update(MEM, old, devices("a", 15))
+    new = device_manager.register(MEM, Options())
+    device_manager.update(MEM, new, devices("a", 15))
+    assert not device_manager.stop(MEM, old, now=1.0)
+    assert not device_manager.update(MEM, old, [])
+    assert device_manager.capacity(1.0).allocatable == {MEM: 15}
 
 
 def test_an_unhealthy_card_stays_in_capacity_and_leaves_allocatable() -> None:
-    book = book_with(devices("a", 15), devices("b", 14, healthy=False))
-    now = book.capacity(0.0)
+    device_manager = manager_with(devices("a", 15), devices("b", 14, healthy=False))
+    now = device_manager.capacity(0.0)
     assert (now.capacity[MEM], now.allocatable[MEM]) == (29, 15)
-    allocate(book, "p1", demand(15))
-    assert all(one.startswith("a") for one in ids_of(book, "p1"))
+    allocate(device_manager, "p1", demand(15))
+    assert all(one.startswith("a") for one in ids_of(device_manager, "p1"))
 
 
 def test_a_list_without_a_device_drops_it() -> None:
-    book = DeviceAssignments()
-    generation = book.register(MEM, Options())
-    book.update(MEM, generation, devices("a", 15))
-    book.update(MEM, generation, devices("a", 10))
-    assert book.capacity(0.0).capacity == {MEM: 10}
+    device_manager = DeviceAssignments()
+    generation = device_manager.register(MEM, Options())
+    device_manager.update(MEM, generation, devices("a", 15))
+    device_manager.update(MEM, generation, devices("a", 10))
+    assert device_manager.capacity(0.0).capacity == {MEM: 10}
 
 
 def test_a_readmitted_pod_whose_devices_are_gone_is_refused_unless_it_already_runs() -> None:
-    book = DeviceAssignments()
-    generation = book.register(MEM, Options())
-    book.update(MEM, generation, devices("a", 4))
-    allocate(book, "p1", demand(4))
-    book.update(MEM, generation, devices("b", 4))
+    device_manager = DeviceAssignments()
+    generation = device_manager.register(MEM, Options())
+    device_manager.update(MEM, generation, devices("a", 4))
+    allocate(device_manager, "p1", demand(4))
+    device_manager.update(MEM, generation, devices("b", 4))
     with pytest.raises(AdmissionError, match="previously allocated devices are no longer healthy"):
-        allocate(book, "p1", demand(4))
-    assert list(book.allocate("p1", demand(4), ["p1"], already_running=True)) == []
+        allocate(device_manager, "p1", demand(4))
+    assert list(device_manager.allocate("p1", demand(4), ["p1"], already_running=True)) == []
 
 
 def test_a_checkpoint_brings_holdings_back_and_waits_for_the_plugin() -> None:
-    book = book_with(devices("a", 15))
-    allocate(book, "p1", demand(4))
-    raw = checkpoint.encode(book.assignments(), book.registered())
+    device_manager = manager_with(devices("a", 15))
+    allocate(device_manager, "p1", demand(4))
+    raw = checkpoint.encode(device_manager.assignments(), device_manager.registered())
     saved = checkpoint.decode(raw)
 
     restarted = DeviceAssignments()
     restarted.restore(saved.assignments, saved.registered, now=0.0)
     assert restarted.capacity(1.0).capacity == {MEM: 0}
-    assert ids_of(restarted, "p1") == ids_of(book, "p1")
+    assert ids_of(restarted, "p1") == ids_of(device_manager, "p1")
     generation = restarted.register(MEM, Options())
     restarted.update(MEM, generation, devices("a", 15))
     with pytest.raises(AdmissionError, match="Requested: 12, Available: 11"):
@@ -232,30 +232,38 @@ def test_a_file_that_is_no_checkpoint_is_called_corrupt(raw: bytes) -> None:
 
 
 def test_a_changed_checkpoint_fails_its_checksum() -> None:
-    book = book_with(devices("a", 15))
-    allocate(book, "p1", demand(4))
-    raw = checkpoint.encode(book.assignments(), book.registered())
+    device_manager = manager_with(devices("a", 15))
+    allocate(device_manager, "p1", demand(4))
+    raw = checkpoint.encode(device_manager.assignments(), device_manager.registered())
     with pytest.raises(checkpoint.CorruptCheckpointError, match="checksum"):
         checkpoint.decode(raw.replace(b"a-_-0", b"a-_-9"))
 
 
 def test_random_admissions_never_give_one_id_twice() -> None:
     rng = random.Random(7)
-    book = book_with(devices("a", 15), devices("b", 14), preferred=True, seed=7)
+    device_manager = manager_with(devices("a", 15), devices("b", 14), preferred=True, seed=7)
     active: list[str] = []
     for number in range(400):
         if active and rng.random() < 0.4:
             active.remove(rng.choice(active))
         pod = f"p{number}"
-        wish = rng.sample(sorted(book.healthy(MEM)), rng.randrange(10))
+        wish = rng.sample(sorted(device_manager.healthy(MEM)), rng.randrange(10))
         try:
             allocate(
-                book, pod, demand(rng.randrange(1, 8)), active, wish=wish, fail=rng.choice(["", "", "no"])
+                device_manager,
+                pod,
+                demand(rng.randrange(1, 8)),
+                active,
+                wish=wish,
+                fail=rng.choice(["", "", "no"]),
             )
             active.append(pod)
         except AdmissionError:
             pass
         held = [
-            one for assignment in book.assignments() if assignment.pod_uid in active for one in assignment.ids
+            one
+            for assignment in device_manager.assignments()
+            if assignment.pod_uid in active
+            for one in assignment.ids
         ]
         assert len(held) == len(set(held))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +15,8 @@ from simcluster.scheduler.decision import nodes_to_find
 from simcluster.scheduler.filters import Failure
 from simcluster.scheduler.nodes import NodeCache, NodeInfo
 from simcluster.scheduler.queue import SchedulingQueue
+from tests import tools
+from tests.contract.test_chart import render
 
 MEM = "aliyun.com/gpu-mem"
 
@@ -212,12 +211,11 @@ def test_the_configuration_is_read_as_kube_scheduler_reads_it() -> None:
 
 
 def test_the_demo_and_the_chart_configure_the_extender_alike() -> None:
-    chart = Path(__file__).parents[2] / "charts" / "gpuslice" / "templates" / "scheduler.yaml"
-    _, _, block = chart.read_text().partition("config.yaml: |\n")
-    text = textwrap.dedent(block.partition("\n---")[0])
-    values = {"percentageOfNodesToScore": "100", "extenderUrl": "http://127.0.0.1:7/gpushare-scheduler"}
-    filled = re.sub(r"\{\{.*?\b(\w+)[^\w}]*\}\}", lambda it: values.get(it[1], it[1]), text)
-    shipped = configuration.parse(yaml.safe_load(filled))
+    plain = "extender.certificate.source=none"  # the demo's world is one machine's loopback
+    config_map = render(str(tools.find("helm")), "--set", plain)["ConfigMap", "gpuslice-scheduler"]
+    document = yaml.safe_load(config_map["data"]["config.yaml"])
+    document["extenders"][0]["urlPrefix"] = "http://127.0.0.1:7/gpushare-scheduler"
+    shipped = configuration.parse(document)
     played = configuration.parse(yaml.safe_load(scheduler_configuration(7)))
     assert shipped.extenders == played.extenders
     assert shipped.percentage_of_nodes == played.percentage_of_nodes == 100

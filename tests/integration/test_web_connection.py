@@ -291,7 +291,7 @@ async def test_who_takes_too_long_is_cut_off(sent: str, patience: Patience) -> N
 async def test_large_requests_of_many_together_are_no_larger_than_one_may_be() -> None:
     half = 3 << 20
     async with serving() as server, contextlib.AsyncExitStack() as stack:
-        server.clients.body_limit_bytes = 5 << 20
+        server.clients.body_limit_bytes = server.clients.most_bytes = 5 << 20
         first, second = [
             await stack.enter_async_context(contextlib.aclosing(await server.line())) for _ in range(2)
         ]
@@ -360,6 +360,34 @@ async def test_the_end_answers_what_has_come_and_leaves_idle_clients() -> None:
         await ending
         await idle.aclose()
         await busy.aclose()
+
+
+async def test_who_is_sent_away_gets_the_answer_that_is_under_way() -> None:
+    """A replica that does not lead any more: its clients come back by the Service, to the one that does."""
+    leave = asyncio.Event()
+
+    async def slow(request: HttpRequest) -> HttpResponse:
+        await leave.wait()
+        return echo(request)
+
+    async with (
+        serving() as server,
+        contextlib.aclosing(await server.line()) as idle,
+        contextlib.aclosing(await server.line()) as busy,
+        contextlib.aclosing(await server.line()) as sending,
+    ):
+        idle.send(request())
+        await idle.reply()
+        server.clients.app = slow
+        busy.send(request())
+        sending.send(request()[:20])
+        await eventually(lambda: len(server.clients.answering) == 1, "an answer is being made")
+        server.clients.end_idle()
+        assert await idle.ended()
+        leave.set()
+        assert (await busy.reply()).status == 200
+        sending.send(request()[20:])
+        assert (await sending.reply()).status == 200
 
 
 def test_all_the_same_on_uvloop() -> None:

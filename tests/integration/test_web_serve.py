@@ -9,6 +9,8 @@ import json
 import logging
 import random
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -304,3 +306,16 @@ def test_a_log_line_is_an_event_with_fields() -> None:
     )
     assert (first["node"], first["units"], first["path"]) == ("n1", 4, "/x")
     assert "ValueError: why" in second["traceback"]
+
+
+def test_a_process_that_hangs_tells_where_when_it_is_asked() -> None:
+    """Its loop is blocked, so that no handler of Python's own would run."""
+    code = (
+        "import os, signal, time\n"
+        "from gpuslice.adapters.web.serve import run\n"
+        "async def hangs():\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "run(hangs())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "in hangs" in done.stderr

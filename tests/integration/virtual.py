@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+import contextvars
+import heapq
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +22,63 @@ from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request
 from simcluster.cluster.watch import Watch
 
+_running = contextvars.ContextVar["Process"]("the process that a task belongs to")
+
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock moves only when the test says so."""
+    """An event loop whose clock moves only when the test says so.
+
+    What would go to a thread is done at once, in the loop.
+    """
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self) -> None:
         self._now_s = 0.0
+        self._frozen: dict[Process, tuple[list[asyncio.Handle], list[asyncio.TimerHandle]]] = {}
         super().__init__()
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def freeze(self, process: Process) -> None:
+        """As with SIGSTOP: from now on it does nothing, whatever arrives for it and whatever time passes."""
+        timers = [each for each in self._scheduled if _owner(each) is process]
+        self._scheduled[:] = [each for each in self._scheduled if _owner(each) is not process]
+        heapq.heapify(self._scheduled)
+        self._frozen[process] = ([], timers)
+        self._hold_back()
+
+    def thaw(self, process: Process) -> None:
+        ready, timers = self._frozen.pop(process, ([], []))
+        self._ready.extend(ready)
+        for timer in timers:
+            heapq.heappush(self._scheduled, timer)
+
+    def _hold_back(self) -> None:
+        if self._frozen:
+            kept: list[asyncio.Handle] = []
+            for handle in self._ready:
+                held = self._frozen.get(_owner(handle))  # type: ignore[arg-type]
+                (held[0] if held else kept).append(handle)
+            self._ready.clear()
+            self._ready.extend(kept)
+
+    def turn(self) -> bool:
+        """One turn of the loop, which may be in the middle of anything; whether there is more to do."""
+        self._hold_back()
+        self.call_soon(self.stop)
+        self.run_forever()
+        self._hold_back()
+        return bool(self._ready)
 
     def time(self) -> float:
         return self._now_s
@@ -33,9 +86,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def settle(self) -> None:
         """Run until nothing can go on without a message or without time."""
         for _ in range(10_000):
-            self.call_soon(self.stop)
-            self.run_forever()
-            if not self._ready:  # type: ignore[attr-defined]
+            if not self.turn():
                 return
         raise AssertionError("the processes never come to rest")
 
@@ -49,8 +100,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.settle()
 
     def _next_timer(self) -> float | None:
-        timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-        return min(timers, default=None)
+        timers = self._scheduled
+        if timers and timers[0].cancelled():
+            timers[:] = [timer for timer in timers if not timer.cancelled()]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0  # what asyncio counts, to do the same when there are many
+        return timers[0].when() if timers else None
+
+
+def _owner(handle: asyncio.Handle) -> Process | None:
+    return handle._context.get(_running)  # type: ignore[attr-defined, no-any-return]
 
 
 @dataclass(eq=False)
@@ -63,13 +122,16 @@ class Process:
     tasks: list[asyncio.Task[Any]] = field(default_factory=list)
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        task = self.loop.create_task(work, name=f"{self.name}: {name}")
+        context = contextvars.copy_context()
+        context.run(_running.set, self)
+        task = self.loop.create_task(work, name=f"{self.name}: {name}", context=context)
         self.tasks.append(task)
         return task
 
     def kill(self) -> None:
         """As with SIGKILL: whatever the tasks still try to send goes nowhere."""
         self.alive = False
+        self.loop.thaw(self)
         for task in self.tasks:
             task.cancel()
         self.loop.settle()
@@ -126,6 +188,13 @@ class Network:
         self.messages.remove(message)
         answer = self.cluster.handle(message.request)
         self._answer(message, answer)
+
+    def repeat(self, message: Message) -> None:
+        """It arrives twice, as what a proxy sends again does; the sender hears the second answer."""
+        first = self.cluster.handle(message.request)
+        if first.watch is not None:
+            first.watch.end()
+        self.deliver(message)
 
     def lose_request(self, message: Message) -> None:
         self.messages.remove(message)

@@ -27,9 +27,9 @@ from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.stranded_pods import StrandedPods
-from gpuslice.core.contract import GPU_CORE, GPU_COUNT
+from gpuslice.core.contract import GPU_CORE, GPU_COUNT, LABEL_MIN_TIER
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Placement, Pod
+from gpuslice.core.model import TIERS, Placement, Pod
 from gpuslice.core.views import pod_of, pod_requests, with_unhealthy
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
 from tests.unit.kube_wire import ScriptedTransport
@@ -106,6 +106,7 @@ class Stage:
             extender.preemptor,
             Nobody(),
             extender.binder,
+            groups=extender.groups,
             events=self.events,
         )
         return "ok"
@@ -120,6 +121,7 @@ class Stage:
             packing=options.get("placement", ""),
             compute_percent=int(options.get("core", "0")),
             compute_required="core_required" in options,
+            tier=TIERS[options.get("tier", "none")],
         )
         self.ledger.apply_node(with_unhealthy(node, unhealthy))
         return "ok"
@@ -128,11 +130,14 @@ class Stage:
         self.ledger.remove_node(name)
         return "ok"
 
-    def place(self, name: str, units: str, on: str = "", cards: str = "", core: str = "") -> str:
+    def place(
+        self, name: str, units: str, *, on: str = "", cards: str = "", core: str = "", min_tier: str = ""
+    ) -> str:
+        labels = {name: text for name, text in ((GPU_COUNT, cards), (LABEL_MIN_TIER, min_tier)) if text}
         document = api_pod(
             name,
             containers=[api_container(units, **({GPU_CORE: core} if core else {}))],
-            labels={GPU_COUNT: cards} if cards else None,
+            labels=labels or None,
         )
         self.ledger.apply_pod(_pod(document))
         names = [on] if on else self.ledger.node_names()
@@ -208,10 +213,10 @@ def _where(placement: Placement) -> str:
 
 
 def _row(ledger: Ledger, name: str) -> str:
-    book = ledger.allocations(name)
-    assert book is not None
-    assert book.node is not None
-    used = book.used()
-    cells = [f"{used.get(gpu.index, 0)}/{gpu.units}" for gpu in book.node.cards]
-    unplaced = f" +{book.unplaced_units()} somewhere" if book.unplaced_units() else ""
+    held = ledger.allocations(name)
+    assert held is not None
+    assert held.node is not None
+    used = held.used()
+    cells = [f"{used.get(gpu.index, 0)}/{gpu.units}" for gpu in held.node.cards]
+    unplaced = f" +{held.unplaced_units()} somewhere" if held.unplaced_units() else ""
     return f"{name}  " + ("  ".join(cells) or "no cards") + unplaced

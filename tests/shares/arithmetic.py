@@ -1,17 +1,21 @@
-"""share.c, fairness.c and card_queue.c, as the library is built for tests."""
+"""share.c and fairness.c, as the library is built for tests, and the models of native/tests beside them."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from gpuslice.adapters.region import layout
 
 MOST_NEIGHBOURS: Final = 32
-U64, U32, I64, BOOL, DOUBLE = (
+MOST_PROCESSES: Final = 16
+"""What there is room for in native/tests/card_model.h."""
+U64, U32, I64, INT, BOOL, DOUBLE = (
     ctypes.c_uint64,
     ctypes.c_uint32,
     ctypes.c_int64,
+    ctypes.c_int,
     ctypes.c_bool,
     ctypes.c_double,
 )
@@ -74,86 +78,81 @@ class Neighbourhood(ctypes.Structure):
     )
 
 
-class UnderWay(ctypes.Structure):
-    _fields_ = (("ns", U64), ("unknown", U64))
+class OwnPart(ctypes.Structure):
+    _fields_ = (("part", DOUBLE), ("turn_ns", U64), ("others", U32), ("by_length", ctypes.c_bool))
 
 
-class Stream(ctypes.Structure):
-    _fields_ = (("context", ctypes.c_void_p), ("handle", ctypes.c_void_p), ("own", BOOL))
+class Busy(ctypes.Structure):
+    _fields_ = (("ns", U64), ("own_ns", U64))
 
 
-STREAM = ctypes.POINTER(Stream)
-CREATE = ctypes.CFUNCTYPE(ctypes.c_void_p)
-RECORD = ctypes.CFUNCTYPE(BOOL, ctypes.c_void_p, STREAM)
-QUERY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-ELAPSED = ctypes.CFUNCTYPE(BOOL, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(U64))
+class CardModel:
+    """The functions of native/tests/card_model.c."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        card, process, stream = ctypes.c_void_p, U32, U32
+        self.new = _function(library.card_new, ctypes.c_void_p, U64, U64, U64)
+        self.free = _function(library.card_free, None, card)
+        self.add_process = _function(library.card_add_process, U32, card)
+        self.launch = _function(library.card_launch, None, card, process, DOUBLE, stream)
+        self.has_work = _function(library.card_has_work, BOOL, card, process)
+        self.has_work_on = _function(library.card_has_work_on, BOOL, card, process, stream)
+        self.kill = _function(library.card_kill, None, card, process)
+        self.watch = _function(library.card_watch, None, card, process)
+        self.advance = _function(library.card_advance, INT, card, DOUBLE)
+        self.sample = _function(library.card_sample, U64, card, ctypes.c_int32 * MOST_PROCESSES)
+        self.done = _function(library.card_done, DOUBLE, card, process)
+        steps = ctypes.POINTER(ctypes.c_size_t)
+        self.series = _function(library.card_series, ctypes.POINTER(DOUBLE), card, process, steps)
 
 
-class Events(ctypes.Structure):
-    _fields_ = (("create", CREATE), ("record", RECORD), ("query", QUERY), ("elapsed", ELAPSED))
+class ThrottleModel:
+    """The functions of native/tests/throttle_model.c."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        box, throttle, stream = ctypes.c_void_p, ctypes.c_void_p, U32
+        self.container_new = _function(library.container_new, ctypes.c_void_p, U32, U32, BOOL)
+        self.container_free = _function(library.container_free, None, box)
+        self.container_meet = _function(library.container_meet, None, box, box)
+        self.container_under_way_ns = _function(library.container_under_way_ns, U64, box)
+        self.new = _function(library.throttle_new, ctypes.c_void_p, box, ctypes.c_void_p, U32)
+        self.look = _function(library.throttle_look, None, throttle, BOOL)
+        self.arrive = _function(library.throttle_arrive, INT, throttle)
+        self.wait_ns = _function(library.throttle_wait_ns, U64, throttle, stream, U64, U64)
+        self.wake = _function(library.throttle_wake, INT, throttle)
+        self.learn = _function(
+            library.throttle_learn, None, throttle, INT, U64, ctypes.c_int32, ctypes.c_int32, U32
+        )
+        self.begin = _function(library.throttle_begin, ctypes.c_void_p, throttle, stream, U64)
+        self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p)
+        self.forget = _function(library.throttle_forget, None, throttle)
 
 
-class Queue(ctypes.Structure):
-    """What stands before the batches, and room for them."""
-
-    _fields_ = (
-        ("batches_ever", U64),
-        ("in_flight_ns", U64),
-        ("covered_ns", U64),
-        ("finished_ns", U64),
-        ("count", U32),
-        ("unknown", U32),
-        ("rest", ctypes.c_char * 65536),
-    )
-
-
-class Contention(ctypes.Structure):
-    _fields_ = (
-        ("now_ns", U64),
-        ("waited_ns", U64),
-        ("in_flight_ns", U64),
-        ("unknown", U64),
-        ("beside", ctypes.POINTER(Neighbourhood)),
-    )
+def _function(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:
+    function.argtypes, function.restype = arguments, result  # type: ignore[attr-defined]
+    return function
 
 
 class Arithmetic:
-    """The functions, by the words behind their prefix."""
+    """The library's functions, by the words behind their prefix, and the models."""
 
     def __init__(self, path: str) -> None:
-        self._library = ctypes.CDLL(path)
+        library = ctypes.CDLL(path)
+        self.card, self.throttle = CardModel(library), ThrottleModel(library)
         card, share = ctypes.POINTER(layout.RegionCard), ctypes.POINTER(Share)
         beside, claim = ctypes.POINTER(Neighbourhood), ctypes.POINTER(Claim)
         sample, past = ctypes.POINTER(Sample), ctypes.POINTER(Past)
-        queue, events, batch = ctypes.POINTER(Queue), ctypes.POINTER(Events), ctypes.c_void_p
-        self.headroom = self._function("gs_share_headroom", I64, card, share, U64, U64)
-        self.is_owed = self._function("gs_share_is_owed", BOOL, card, share, U64, U64)
-        self.share_wait = self._function("gs_share_wait_ns", U64, share, I64)
-        self.charge = self._function("gs_share_charge", U64, card, share, U64, DOUBLE)
-        self.spend = self._function("gs_share_spend", None, card, share, U64)
-        self.is_divided = self._function("gs_share_is_divided", BOOL, card)
-        self.ask = self._function("gs_share_ask", ctypes.c_int, card, U64, U64)
-        self.note = self._function("gs_share_note", None, past, card, U64)
-        self.learn = self._function(
-            "gs_share_learn", None, card, share, U64, U64, past, sample, U64, ctypes.c_int
+        self.headroom = _function(library.gs_share_headroom, I64, card, share, U64, U64)
+        self.is_owed = _function(library.gs_share_is_owed, BOOL, card, share, U64, U64)
+        self.share_wait = _function(library.gs_share_wait_ns, U64, share, I64)
+        self.charge = _function(library.gs_share_charge, None, card, share, Busy)
+        self.ask = _function(library.gs_share_ask, INT, card, U64, U64)
+        self.note = _function(library.gs_share_note, None, past, card, U64)
+        self.learn = _function(library.gs_share_learn, None, card, share, U64, U64, past, sample, U64, INT)
+        self.told = _function(library.gs_told, Neighbour, claim, U64)
+        self.update = _function(
+            library.gs_neighbourhood_update, None, beside, card, U64, ctypes.POINTER(Neighbour), U32
         )
-        self.claim = self._function("gs_claim", Claim, card, share, beside, U64, UnderWay, U64, BOOL)
-        self.told = self._function("gs_told", Neighbour, claim, U64)
-        self.update = self._function(
-            "gs_neighbourhood_update", None, beside, card, U64, ctypes.POINTER(Neighbour), U32
-        )
-        self.lead = self._function("gs_lead_ns", I64, card, share, U64, beside)
-        self.wake = self._function("gs_wake", None, card, U64, beside)
-        self.stay = self._function("gs_stay", None, card, U64)
-        self.own_part = self._function("gs_own_part", DOUBLE, card, U64, beside)
-        self.begin = self._function("gs_queue_begin", batch, queue, events, STREAM, U64, U64)
-        self.end = self._function("gs_queue_end", None, batch, events, BOOL)
-        self.estimate = self._function("gs_queue_estimate_ns", U64, queue, U64)
-        self.look = self._function("gs_queue_look", U64, queue, events, U64, BOOL, DOUBLE)
-        contention = ctypes.POINTER(Contention)
-        self.wait = self._function("gs_queue_wait_ns", U64, queue, card, share, contention, STREAM, U64)
-
-    def _function(self, name: str, result, *arguments):  # type: ignore[no-untyped-def]
-        function = getattr(self._library, name)
-        function.argtypes, function.restype = arguments, result
-        return function
+        self.lead = _function(library.gs_lead_ns, I64, card, share, U64, beside)
+        self.wake = _function(library.gs_wake, None, card, U64, beside)
+        self.own_part = _function(library.gs_own_part, OwnPart, card, share, U64, beside)

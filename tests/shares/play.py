@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuslice.adapters.region import layout
 from tests.shares.arithmetic import Arithmetic, Share
 from tests.shares.card import EPOCH, MS, SECOND, STEP, US, Card, Process
 from tests.shares.programs import Program
@@ -41,7 +40,6 @@ class Seen:
 
     share: int
     series: list[float]
-    entry: layout.RegionCard
     processes: list[Process]
 
     def windows(self, from_s: float, length_s: float = 1.0, to_s: float = 1e9) -> list[float]:
@@ -72,31 +70,31 @@ def play(
     seconds: float,
     *,
     slice_ns: int = 0,
+    switch_ns: int = 0,
     sample_age_ns: int = 0,
     seed: int = 0,
     meet: bool = False,
 ) -> list[Seen]:
     """All containers at once on one card for so long. `meet`: they tell each other what they want."""
     chance = random.Random(seed)
-    card = Card(slice_ns, sample_age_ns)
+    card = Card(arithmetic, slice_ns, sample_age_ns, switch_ns)
     boxes: list[Container] = []
     threads = []
     for each in parties:
         share = Share(each.share, each.cap or each.share, each.interactive)
-        box = Container(share, arithmetic, card, each.reading, boxes if meet else [])
-        boxes.append(box)
+        boxes.append(Container(share, arithmetic, card, each.reading))
+    for box in boxes:
+        box.meet(boxes if meet else [])
+    for each, box in zip(parties, boxes, strict=True):
         for program in each.programs:
-            process = Process()
-            box.processes.append(process)
-            card.processes.append(process)
-            throttle = Throttle(process, box, card, wakes_late(chance))
+            process = Process(card)
+            throttle = Throttle(process, box, wakes_late(chance))
             threads.append((process, program(throttle, process, card, chance)))
     _run(card, threads, EPOCH + int(seconds * SECOND))
     return [
         Seen(
             box.share.weight,
-            [sum(at) for at in zip(*(p.series for p in box.processes), strict=True)],
-            box.entry,
+            [sum(at) for at in zip(*(p.series() for p in box.processes), strict=True)],
             box.processes,
         )
         for box in boxes
@@ -106,20 +104,15 @@ def play(
 def _run(card: Card, threads: list[tuple[Process, Steps]], end: int) -> None:
     waiting = [(float(EPOCH + number), number) for number in range(len(threads))]
     heapq.heapify(waiting)
-    numbers = {id(process): number for number, (process, _) in enumerate(threads)}
     while True:
         due = waiting[0][0] if waiting else end
         ended = card.advance(min(due, end))
-        if card.now >= end and not ended:
+        if card.now >= end and ended is None:
             return
-        if ended:
-            ended.watched = False
-            number = numbers[id(ended)]
-        else:
-            number = heapq.heappop(waiting)[1]
+        number = heapq.heappop(waiting)[1] if ended is None else ended
         process, steps = threads[number]
         step = next(steps, -1)
         if step is None:
-            process.watched = True
+            process.watch()
         elif step >= 0:
             heapq.heappush(waiting, (card.now + step, number))

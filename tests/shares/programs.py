@@ -24,6 +24,18 @@ def queued(own_ns: float, ahead: int = 64) -> Program:
     return run
 
 
+def in_blocks(own_ns: float, count: int) -> Program:
+    """So many kernels, then it waits for all of them: a step of training, say."""
+
+    def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        while True:
+            for _ in range(count):
+                yield from throttle.launch(own_ns)
+            yield None
+
+    return run
+
+
 def one_by_one(own_ns: float, host_ns: int = 20 * US) -> Program:
     """Waits for each kernel, and computes for so long itself."""
 
@@ -85,9 +97,9 @@ def killed(program: Program, at_ns: int) -> Program:
             if card.now - EPOCH >= at_ns:
                 break
             yield step if step is None else min(step, int(EPOCH + at_ns - card.now) + 1)
-        process.streams.clear()
+        process.die()
         yield 100 * MS
-        process.in_flight = process.unknown = 0
+        throttle.forget()
 
     return run
 
@@ -124,10 +136,10 @@ def long_beside_short(long_ns: float, short_ns: float) -> Program:
     def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
         while True:
             yield from throttle.launch(long_ns, key=1, stream=1)
-            while process.stream(1):
+            while process.has_work_on(1):
                 yield from throttle.launch(short_ns, key=2, stream=2)
                 process.done_on[2] = process.done_on.get(2, 0) + 1
-                while process.stream(2):
+                while process.has_work_on(2):
                     yield 20 * US
 
     return run

@@ -11,6 +11,7 @@ from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.core.admission import AdmissionRules
 from gpuslice.core.hami import HamiRules
+from gpuslice.core.kai import KaiRules
 from simcluster.cluster.patch import json_patch
 from tests.builders import api_container, api_pod
 
@@ -40,9 +41,11 @@ def review(
     )
 
 
-def mutated(pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None) -> Object:
+def mutated(
+    pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None, kai: KaiRules | None = None
+) -> Object:
     """The pod after its patch; AssertionError with the sentence when it is denied."""
-    response = Reviewer(rules, hami).mutate(decode_review(review(pod)))["response"]
+    response = Reviewer(rules, hami, kai).mutate(decode_review(review(pod)))["response"]
     assert response["allowed"], response["status"]["message"]
     if "patch" not in response:
         return pod

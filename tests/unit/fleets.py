@@ -28,7 +28,7 @@ def make_fleet(*nodes: Sequence[int]) -> Fleet:
 
 
 def place(fleet: Fleet, policy: Policy, shape: Shape) -> tuple[int, tuple[int, ...]] | None:
-    """Let a pod arrive and book where it goes."""
+    """Let a pod arrive, and hold what it gets."""
     policy.arrived(shape)
     row = policy.choose(shape)
     if row is None:

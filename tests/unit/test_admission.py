@@ -96,6 +96,15 @@ def test_the_scheduler_is_set_where_it_was_left_open(given_name: str, becomes: s
     assert mutated(pod, AdmissionRules(scheduler="ours"))["spec"]["schedulerName"] == becomes
 
 
+@pytest.mark.parametrize(("given_name", "becomes"), [(None, "nvidia"), ("", "nvidia"), ("kata", "kata")])
+def test_the_runtime_class_is_set_where_none_is_named(given_name: str | None, becomes: str) -> None:
+    pod = api_pod(runtimeClassName=given_name)
+    assert mutated(pod, AdmissionRules(runtime_class="nvidia"))["spec"]["runtimeClassName"] == becomes
+    assert mutated(pod)["spec"]["runtimeClassName"] == given_name
+    other = api_pod(containers=[{"name": "c"}])
+    assert mutated(other, AdmissionRules(runtime_class="nvidia")) == other
+
+
 def test_without_a_scheduler_of_our_own_the_pod_keeps_its_name() -> None:
     assert mutated(api_pod(schedulerName="default-scheduler"))["spec"]["schedulerName"] == "default-scheduler"
 
@@ -264,6 +273,7 @@ PODS = st.builds(
 RULES = st.builds(
     AdmissionRules,
     scheduler=st.sampled_from(["", "ours"]),
+    runtime_class=st.sampled_from(["", "nvidia"]),
     env=st.sampled_from(list(EnvSource)),
     allow_no_isolation=st.booleans(),
     hide_cards=st.booleans(),
@@ -284,6 +294,7 @@ def test_any_pod_gets_an_answer_whose_patch_applies_once_and_for_all(
         return
     changed = json_patch(pod, msgspec.json.decode(base64.b64decode(response["patch"])))
     again = reviewer.mutate(decode_review(review(changed)))["response"]
+    again.pop("warnings", None)  # what cannot be translated stays, and is named each time
     assert again == {"uid": "u1", "allowed": True}
     assert not invalid(changed, rules)
     assert {each["name"] for each in changed["spec"]["containers"]} == {
@@ -292,7 +303,29 @@ def test_any_pod_gets_an_answer_whose_patch_applies_once_and_for_all(
 
 
 def test_settings_become_rules() -> None:
-    chosen = WebhookSettings(scheduler_name="ours", annotation_writers=("extender",))
-    assert chosen.rules == AdmissionRules(scheduler="ours", writers=frozenset({"extender"}))
+    chosen = WebhookSettings(
+        scheduler_name="ours", runtime_class_name="nvidia", annotation_writers=("extender",)
+    )
+    assert chosen.rules == AdmissionRules(
+        scheduler="ours", runtime_class="nvidia", writers=frozenset({"extender"})
+    )
     assert chosen.hami is None
     assert WebhookSettings(accept_hami=True, hami_card_units=80).hami == HamiRules(card_units=80)
+
+
+def warnings(pod: Object, hami: HamiRules | None = None) -> list[str]:
+    response = Reviewer(AdmissionRules(), hami).mutate(decode_review(review(pod)))["response"]
+    assert response["allowed"]
+    return list(response.get("warnings", []))
+
+
+def test_what_is_nearly_right_is_let_through_and_its_author_warned() -> None:
+    (told,) = warnings(api_pod(memory="4", labels={"aliyun.com/gpu-cuont": "2"}))
+    assert told == "label aliyun.com/gpu-cuont means nothing; did you mean aliyun.com/gpu-count?"
+    asks = {"name": "main", "resources": {"limits": {"aliyun.com/gpu-mm": "4"}}}
+    assert "did you mean aliyun.com/gpu-mem?" in warnings(api_pod(memory=None, containers=[asks]))[0]
+    hami = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}}}
+    assert "nothing in this cluster translates it" in warnings(api_pod(memory=None, containers=[hami]))[0]
+    assert not any(
+        "translates" in each for each in warnings(api_pod(memory=None, containers=[hami]), hami=HAMI)
+    )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.region_file_system import RegionFileSystemError, shared
 from gpuslice.apps.agent.removal import remove_tree
+from tests import HANG_S
 
 IDS = ["GPU-a-_-0"]
 FOR_EVER = float("inf")
@@ -156,6 +157,8 @@ INSIDE = """
 import os, sys
 from pathlib import Path
 from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.core.grant import CardLimit
+from gpuslice.core.model import Card
 
 folders = Folders(Path(sys.argv[1]), boot="this", bound_regions=True)
 ids = ["GPU-a-_-0"]
@@ -175,6 +178,24 @@ for limit, fill in (("bytes", lambda: (var / "big").write_bytes(bytes(64 << 20))
 folders.start(ids, [], Owner(ids, "uid", "default", "p", "main"), limited=True)
 assert os.path.ismount(var) and list(var.iterdir()) == []
 (var / "region").write_bytes(bytes(1 << 20))
+(Path(sys.argv[1]) / "built.so").write_bytes(b"library")
+folders.library.install(str(Path(sys.argv[1]) / "built.so"))
+folders.grant(ids, limits_compute=True)
+meeting = Path(sys.argv[1]) / "cards/GPU-a"
+claim = meeting / folders.current(ids) / "claim"
+try:
+    claim.write_bytes(bytes(64 << 20))
+except OSError as error:
+    assert error.errno == 28, error
+else:
+    raise AssertionError("no bound on what containers tell each other")
+mounts = folders.grant(["GPU-a-_-1"], limits_compute=True)
+neighbour = next(each.host_path for each in mounts if each.host_path.endswith("/claim"))
+assert Path(neighbour).read_bytes() == bytes(4096) and claim.stat().st_size == 4096
+os.system(f"umount {meeting}")  # as when the machine was started anew
+card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-a")
+folders.start(ids, [CardLimit(card, 4, 4096, 30)], Owner(ids), limited=True)
+assert os.path.ismount(meeting) and claim.read_bytes() == bytes(4096)
 folders.discard(folders.current(ids))
 assert folders.empty_trash(10)
 assert str(var) not in Path("/proc/self/mountinfo").read_text()
@@ -215,12 +236,12 @@ def test_a_removal_in_the_middle_of_writing_ends(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", program, str(hostile)], stderr=subprocess.DEVNULL)
     try:
         began = time.monotonic()
-        while time.monotonic() < began + 10 and not any(hostile.iterdir()):
+        while time.monotonic() < began + HANG_S and not any(hostile.iterdir()):
             time.sleep(0.01)
         began = time.monotonic()
         with contextlib.suppress(OSError):  # a file came after the last was removed
             remove_tree(hostile, began + 0.2)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < HANG_S
     finally:
         writer.kill()
         writer.wait()

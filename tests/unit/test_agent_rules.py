@@ -59,11 +59,11 @@ def test_eight_large_cards_in_gib_fit_one_message_and_in_mib_do_not() -> None:
 def test_what_node_status_has_wrong_is_found_on_either_side() -> None:
     wanted = wanted_amounts(2, Rules(divides_compute=True))
     whole = {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "200"}
-    assert wanted == whole
+    assert {name: amount for name, amount in wanted.items() if amount is not None} == whole
     half = {"aliyun.com/gpu-count": "2", "aliyun.com/gpu-core.percentage": "0"}
     status = NodeStatus(capacity=whole, allocatable=half)
     assert amounts_to_write(Node(status=status), wanted) == {"aliyun.com/gpu-core.percentage": "200"}
-    assert amounts_to_write(Node(), wanted) == wanted
+    assert amounts_to_write(Node(), wanted) == whole
 
 
 @pytest.mark.parametrize("rules", [Rules(), Rules(NodeMode.EXCLUSIVE)])
@@ -73,7 +73,7 @@ def test_what_the_node_does_not_give_out_any_more_is_taken_off_its_status(rules:
     before = {"aliyun.com/gpu-count": "1", "aliyun.com/gpu-core.percentage": "100", "cpu": "2"}
     node = Node(status=NodeStatus(capacity=before, allocatable={"aliyun.com/gpu-core.percentage": "100"}))
     gone = {name for name, amount in amounts_to_write(node, wanted).items() if amount is None}
-    assert gone == {name for name, amount in wanted.items() if amount is None}
+    assert gone == {name for name in before if name in wanted and wanted[name] is None}
     assert amounts_to_write(Node(status=NodeStatus(capacity={}, allocatable={})), dict.fromkeys(gone)) == {}
 
 
@@ -160,18 +160,20 @@ def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(
     mounts = folders.grant(ids, limits_compute=True)
     name = folders.current(ids)
     assert [(each.container_path, each.host_path, each.read_only) for each in mounts[-2:]] == [
-        ("/run/gpuslice/GPU-b/own", f"/opt/gpuslice/cards/GPU-b/{name}", False),
+        ("/run/gpuslice/GPU-b/own/claim", f"/opt/gpuslice/cards/GPU-b/{name}/claim", False),
         ("/run/gpuslice/GPU-b/all", "/opt/gpuslice/cards/GPU-b", True),
     ]
-    own = tmp_path / "cards/GPU-a" / name
-    assert own.stat().st_mode & 0o7777 == 0o1777
-    (own / "claim").write_bytes(b"told")
-    folders.start(ids, [], Owner(ids), limited=True)
-    assert own.is_dir()
-    assert not (own / "claim").exists()
-    (own / "claim").write_bytes(b"told")
+    claim = tmp_path / "cards/GPU-a" / name / "claim"
+    assert claim.stat().st_mode & 0o7777 == 0o666
+    claim.write_bytes(b"told" * 10_000)
+    card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-a")
+    folders.start(ids, [GrantedLimit(card, 4, 4096, 30)], Owner(ids), limited=True)
+    assert claim.read_bytes() == bytes(4096)
+    claim.write_bytes(b"told" * 10_000)
+    folders.grant(["GPU-a-_-1"], limits_compute=True)
+    assert claim.stat().st_size == 4096  # a neighbour came
     folders.discard(name)
-    assert not own.exists()
+    assert not claim.parent.exists()
 
 
 @pytest.mark.parametrize(

@@ -49,11 +49,14 @@ def test_a_card_is_named_by_number_or_by_a_beginning_that_is_its_own() -> None:
         named_cards("GPU-", "--gpu", CARDS)
 
 
-def test_gib_are_units_of_the_card_and_mib_are_taken_as_they_are() -> None:
+def test_bare_numbers_are_units_of_the_card_and_amounts_are_taken_as_they_are() -> None:
     card = CARDS[0]
-    assert memory_bytes("4", card) == memory_bytes("4GiB", card) == 4301 * MIB
-    assert memory_bytes("512MiB", card) == 512 * MIB
+    assert memory_bytes("4", card) == 4301 * MIB
+    assert (
+        memory_bytes("1GiB", card) == memory_bytes("1024MiB", card) == memory_bytes("1Gi", card) == 1024 * MIB
+    )
+    assert memory_bytes("512MiB", card) == memory_bytes("512Mi", card) == 512 * MIB
     assert memory_bytes("16", card) == 16384 * MIB  # more than it has: refused for want of room
     for wrong in ("4.5", "0", "-1", "4G", "", "9" * 5000):
-        with pytest.raises(BudgetError, match="must be a whole number of GiB"):
+        with pytest.raises(BudgetError, match="must be a whole number of units"):
             memory_bytes(wrong, card)

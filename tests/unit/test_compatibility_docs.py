@@ -13,7 +13,7 @@ LINES = 101
 def behaviours() -> dict[str, set[str]]:
     """``test_chart`` of two folders is one name on the page, as ``-k`` of pytest would take it."""
     found: dict[str, set[str]] = {}
-    for path in (ROOT / "tests").rglob("test_*.py"):
+    for path in (*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "simulator/tests").glob("test_*.py")):
         functions = re.findall(r"^(?:async )?def test_(\w+)", path.read_text(), re.MULTILINE)
         found.setdefault(path.stem, set()).update(functions)
     return found

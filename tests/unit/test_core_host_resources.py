@@ -169,7 +169,7 @@ def test_cores_beside_free_cards_are_left_for_those_who_need_the_cards() -> None
     hungry = shape_of(replace(make_request(1), host=HostResources(8_000, 1024)))
     policy.arrived(hungry)
     row = policy.choose(hungry)
-    assert row == fleet.row_of["n2"]  # on n1 nobody could feed the other cards any more
+    assert row == fleet.row_of["n2"]  # on n1 there was no CPU left for the other cards any more
 
 
 def test_a_node_that_says_nothing_is_unlimited() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuslice.core.mode import ComputePolicy, rules_of
+from gpuslice.core.mode import ComputePolicy, rules_of, wants_agent
 from gpuslice.core.model import NodeMode
 
 SHARED, EXCLUSIVE = NodeMode.SHARED, NodeMode.EXCLUSIVE
@@ -69,3 +69,26 @@ def test_a_label_says_what_a_share_of_compute_means(
 ) -> None:
     rules = rules_of(labels)
     assert (rules.compute_policy, rules.limits_compute) == (policy, limits)
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        ({}, False),
+        ({"cgpu": "true"}, True),
+        ({"cgpu": "yes"}, False),
+        ({"ack.node.gpu.schedule": "cgpu"}, True),
+        ({"ack.node.gpu.schedule": "share"}, True),
+        ({"ack.node.gpu.schedule": "core_mem"}, True),
+        ({"ack.node.gpu.schedule": "default"}, False),
+        ({"ack.node.gpu.schedule": "coremem"}, False),
+        ({"cgpu": "false", "ack.node.gpu.schedule": "cgpu"}, False),
+        (
+            {"cgpu": "true", "ack.node.gpu.schedule": "default"},
+            True,
+        ),  # the agent itself then gives nothing new
+        ({"gpushare": "true"}, False),
+    ],
+)
+def test_either_label_brings_an_agent(labels: dict[str, str], wanted: bool) -> None:
+    assert wants_agent(labels, "cgpu") is wanted

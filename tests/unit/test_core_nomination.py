@@ -68,9 +68,9 @@ def ledger_of(*leaving: int) -> Ledger:
 
 
 def left(ledger: Ledger, taken: dict[int, tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    book = ledger.allocations("n1")
-    assert book is not None
-    state = open_to(book, taken)
+    held = ledger.allocations("n1")
+    assert held is not None
+    state = open_to(held, taken)
     return state.left, state.compute_left
 
 

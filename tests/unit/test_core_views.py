@@ -151,7 +151,7 @@ HUGE = 1 << 62
 def test_no_node_is_so_large_that_the_book_of_all_nodes_cannot_be_kept(
     amounts: dict[str, str], cards: list[tuple[str, int]] | None
 ) -> None:
-    """A status is as good as whoever may write it: pods must find the other nodes' cards all the same."""
+    """A status is as good as those who may write it: pods must find the other nodes' cards all the same."""
     raw = api_node("huge", 0, 0)
     raw["status"]["capacity"] |= amounts
     if cards is not None:

@@ -181,7 +181,7 @@ class Sampling:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=40, max_size=60), st.booleans(), st.booleans(), st.booleans())
-def test_the_sum_is_the_cards_figure_whoever_dies_meanwhile(
+def test_the_sum_is_the_cards_figure_no_matter_who_dies_meanwhile(
     happens: list[int], tells_memory: bool, lists: bool, sees: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -23,7 +24,9 @@ from gpuslice.apps.exporter.device_grants import (
 )
 from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
+from gpuslice.apps.exporter.prepared_claims import prepared_units
 from gpuslice.core.attribution import ContainerKey, Stranger
+from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.device_assignment import DeviceAssignment
 
 MIB = 1 << 20
@@ -285,3 +288,29 @@ def test_one_that_stays_outside_is_looked_at_from_time_to_time(tmp_path: Path) -
     assert owners.of([8], {}) == {8: Stranger.HOST}  # and 7 is forgotten
     proc.add(7, "/user.slice", started=2)
     assert owners.of([7, 8], {}) == {7: Stranger.HOST, 8: Stranger.HOST}
+
+
+def test_a_claim_of_our_driver_is_a_part_of_a_card(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "broken.json").write_text("{")
+    record = {
+        "uid": "u",
+        "namespace": "default",
+        "name": "c",
+        "boot": "b",
+        "slices": [
+            {"request": "a", "card": 0, "units": 4, "share_id": "s1"},
+            {"request": "b", "card": 0, "units": 2, "share_id": "s2"},
+            {"request": "m", "card": 0, "units": 0, "share_id": "s3", "admin": True},
+        ],
+    }
+    (tmp_path / "claims" / "u.json").write_text(json.dumps(record))
+    claims = [
+        Claimed("default", "app-0", container, "c", "default", CLAIM_DRIVER, "n1", "gpu-0", share)
+        for container, share in (("train", "s1"), ("serve", "s2"), ("monitor", "s3"), ("new", "s4"))
+    ]
+    grants = grants_of({}, claims, prepared=prepared_units(tmp_path)).of(CARD)
+    assert {key.container: (grant.units, grant.mode) for key, grant in grants.items()} == {
+        "train": (4, ShareMode.SHARE),
+        "serve": (2, ShareMode.SHARE),
+    }

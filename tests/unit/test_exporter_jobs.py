@@ -1,4 +1,4 @@
-"""Files that say which jobs run on a card: whoever may write there does not hold the exporter up."""
+"""Files that say which jobs run on a card: one who may write there does not hold the exporter up."""
 
 from __future__ import annotations
 

@@ -76,6 +76,21 @@ def test_openmetrics_keeps_every_samples_name(name: str, kind: MetricKind, famil
     assert [sample.name for sample in read.samples] == [name]
 
 
+@pytest.mark.parametrize("form", Format)
+def test_a_histogram_is_read_back(form: Format) -> None:
+    family = Family("call_seconds", MetricKind.HISTOGRAM, "Time of a call.")
+    family.add_histogram((0.5, 1), [2, 0, 1], 3.25, verb="bind")
+    page = render([family], form).decode()
+    readers = {Format.OPENMETRICS: read_openmetrics, Format.TEXT: text_string_to_metric_families}
+    (read,) = readers[form](page)
+    assert read.type == "histogram"
+    found = {
+        sample.name.rpartition("_")[2] + sample.labels.get("le", ""): sample.value for sample in read.samples
+    }
+    assert found == {"bucket0.5": 2, "bucket1.0": 2, "bucket+Inf": 3, "sum": 3.25, "count": 3}
+    assert {sample.labels["verb"] for sample in read.samples} == {"bind"}
+
+
 def test_an_empty_page_of_openmetrics_ends_too() -> None:
     assert render([], Format.OPENMETRICS) == b"# EOF\n"
 

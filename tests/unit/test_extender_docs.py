@@ -30,7 +30,7 @@ def test_every_metric_is_documented() -> None:
 
 
 def test_the_reasons_are_documented() -> None:
-    for reason in (placement.NO_ROOM, placement.NO_CORE, placement.CORE_REQUIRED):
+    for reason in (placement.NO_ROOM, placement.NO_CORE, placement.CORE_REQUIRED, placement.TIER_TOO_LOW):
         assert f"`{reason}`" in PAGE
     assert PREFIX in PAGE
 

@@ -303,7 +303,7 @@ async def test_a_call_that_kubelet_gives_up_is_no_error_of_ours(
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
 
 
-# -- kubelet's book --------------------------------------------------------------------------------------
+# -- kubelet's device assignments --------------------------------------------------------------------
 def test_ids_that_come_one_by_one_are_joined_by_container() -> None:
     devices = [pr.ContainerDevices(resource_name=MEM, device_ids=[each]) for each in ("a", "b")]
     other = pr.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["c"])

@@ -1,4 +1,4 @@
-"""Plans: cards held for a pod that waits, which whoever comes first may have."""
+"""Plans: cards held for a pod that waits, which the first to come may have."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.core.lookalikes import node_label_hints, resource_hint, resource_hints
+from gpuslice.core.lookalikes import node_label_hints, pod_label_hints, resource_hint, resource_hints
 from gpuslice.core.sizing import HEADROOM, suggested_size
 from gpuslice.core.units import card_units, limit_mib
 
@@ -124,3 +124,11 @@ def test_what_fits_well_is_left_alone() -> None:
     assert size(0) is None  # it has not begun
     assert size(3193, refused=True) == 5
     assert suggested_size(units=15, card_units=15, card_mib=16130, peak_mib=16000, refused=True) is None
+
+
+def test_a_label_of_a_pod_that_is_nearly_right_names_what_was_meant() -> None:
+    told = pod_label_hints(["aliyun.com/gpu-cuont", "app", "gpuslice.io/min-teir", "aliyun.com/gpu-count"])
+    assert told == (
+        "label aliyun.com/gpu-cuont means nothing; did you mean aliyun.com/gpu-count?",
+        "label gpuslice.io/min-teir means nothing; did you mean gpuslice.io/min-tier?",
+    )

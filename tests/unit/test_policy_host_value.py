@@ -36,7 +36,7 @@ def short_of_cores() -> Fleet:
 
 
 def reference(pods: list[tuple[int, int, int]], host: int, cards: int) -> float:
-    """The mean GPU of arrivals at random until none fits; pods are (count, feed, cards), in whole steps."""
+    """The mean GPU of arrivals at random until none fits; pods are (count, host, cards), in whole steps."""
 
     @cache
     def worth(host: int, cards: int) -> float:

@@ -86,7 +86,7 @@ def possible(scene: Scene) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(scenes())
-def test_whoever_is_evicted_is_less_important_needed_and_enough(scene: Scene) -> None:
+def test_a_pod_that_is_evicted_is_less_important_needed_and_enough(scene: Scene) -> None:
     way = eviction(scene.allocations, scene.request, scene.priority, scene.budgets)
     assert (way is not None) == possible(scene)
     if way is None:

@@ -30,7 +30,7 @@ class Limit(ctypes.Structure):
     _fields_ = (
         ("uuid", ctypes.c_char * layout.UUID_BYTES),
         ("memory_bytes", ctypes.c_uint64),
-        ("share_percent", ctypes.c_uint32),
+        ("compute_percent", ctypes.c_uint32),
         ("cap_percent", ctypes.c_uint32),
         ("interactive", ctypes.c_bool),
     )
@@ -58,8 +58,8 @@ def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[LimitsEntry, ...] | None:
         LimitsEntry(
             card.uuid.decode(),
             None if card.memory_bytes == layout.NO_LIMIT else card.memory_bytes,
-            card.share_percent or None,
-            card.cap_percent if card.cap_percent != card.share_percent else None,
+            card.compute_percent or None,
+            card.cap_percent if card.cap_percent != card.compute_percent else None,
             card.interactive,
         )
         for card in limits.cards[: limits.count]

@@ -85,7 +85,7 @@ def test_nothing_is_called_what_a_terminal_obeys(budgets: Budgets, tmp_path: Pat
 def test_a_link_in_the_place_of_a_note_leads_nobody_to_write_elsewhere(
     budgets: Budgets, tmp_path: Path
 ) -> None:
-    """Whoever made the budget sees us start, and knows the name of our note before we write it."""
+    """The maker of the budget sees us start, and knows the name of our note before we write it."""
     treasure, folder = tmp_path / "treasure", base_of(tmp_path) / "mine"
     treasure.write_text("mine\n")
     (note,) = (folder / "members").iterdir()
@@ -97,7 +97,7 @@ def test_a_link_in_the_place_of_a_note_leads_nobody_to_write_elsewhere(
 
 
 def test_a_new_budget_is_in_a_folder_of_its_own(budgets: Budgets, tmp_path: Path, library: Path) -> None:
-    """Whoever owns the folder says which library is loaded into its programs."""
+    """The owner of the folder says which library is loaded into its programs."""
     theirs = tmp_path / "theirs"
     (base_of(tmp_path) / "next").symlink_to(theirs)
     guessed = base_of(tmp_path) / f".{me().pid}-{me().start_time}"

@@ -35,7 +35,7 @@ STRUCTURES = {
 }
 
 
-class Books(ctypes.Structure):
+class Accounts(ctypes.Structure):
     """struct gs_accounts, of which only its size is known here."""
 
     _fields_ = (("opaque", ctypes.c_uint64 * 4096),)
@@ -46,15 +46,15 @@ def parts() -> ctypes.CDLL:
     if not (BUILD / "libparts.so").exists():
         pytest.skip("native/build/tests is not built: make native")
     library = ctypes.CDLL(str(BUILD / "libparts.so"))
-    books, card, amount = ctypes.POINTER(Books), ctypes.c_uint32, ctypes.c_uint64
-    library.gs_accounts_open.argtypes = (books, ctypes.c_char_p)
+    accounts, card, amount = ctypes.POINTER(Accounts), ctypes.c_uint32, ctypes.c_uint64
+    library.gs_accounts_open.argtypes = (accounts, ctypes.c_char_p)
     library.gs_accounts_open.restype = ctypes.c_bool
-    library.gs_accounts_card.argtypes = (books, ctypes.c_char_p)
-    library.gs_accounts_reserve.argtypes = (books, card, amount, amount)
+    library.gs_accounts_card.argtypes = (accounts, ctypes.c_char_p)
+    library.gs_accounts_reserve.argtypes = (accounts, card, amount, amount)
     library.gs_accounts_reserve.restype = ctypes.c_bool
-    library.gs_accounts_return.argtypes = (books, card, amount)
+    library.gs_accounts_return.argtypes = (accounts, card, amount)
     library.gs_accounts_return.restype = None
-    library.gs_accounts_used.argtypes = (books, card)
+    library.gs_accounts_used.argtypes = (accounts, card)
     library.gs_accounts_used.restype = amount
     return library
 
@@ -82,13 +82,13 @@ def test_what_c_reserves_python_reads(parts: ctypes.CDLL, tmp_path: Path) -> Non
     path = tmp_path / "region"
     prepare_region(path)
     assert read_region(path) is None
-    books = Books()
-    assert parts.gs_accounts_open(ctypes.byref(books), str(path).encode())
-    card = parts.gs_accounts_card(ctypes.byref(books), b"GPU-1")
-    assert parts.gs_accounts_reserve(ctypes.byref(books), card, 600, 1000)
-    assert not parts.gs_accounts_reserve(ctypes.byref(books), card, 401, 1000)
-    assert parts.gs_accounts_reserve(ctypes.byref(books), card, 400, 1000)
-    parts.gs_accounts_return(ctypes.byref(books), card, 300)
+    accounts = Accounts()
+    assert parts.gs_accounts_open(ctypes.byref(accounts), str(path).encode())
+    card = parts.gs_accounts_card(ctypes.byref(accounts), b"GPU-1")
+    assert parts.gs_accounts_reserve(ctypes.byref(accounts), card, 600, 1000)
+    assert not parts.gs_accounts_reserve(ctypes.byref(accounts), card, 401, 1000)
+    assert parts.gs_accounts_reserve(ctypes.byref(accounts), card, 400, 1000)
+    parts.gs_accounts_return(ctypes.byref(accounts), card, 300)
     usage = only_card(path)
     assert (usage.uuid, usage.used_bytes, usage.peak_bytes) == ("GPU-1", 700, 1000)
     assert [process.used_bytes for process in usage.processes] == [700]
@@ -104,21 +104,21 @@ def only_card(path: Path) -> CardUsage:
 def test_giving_back_more_than_there_is_leaves_nothing_not_a_vast_number(
     parts: ctypes.CDLL, tmp_path: Path
 ) -> None:
-    books = Books()
-    assert parts.gs_accounts_open(ctypes.byref(books), str(tmp_path / "region").encode())
-    card = parts.gs_accounts_card(ctypes.byref(books), b"GPU-1")
-    assert parts.gs_accounts_reserve(ctypes.byref(books), card, 10, 1000)
-    parts.gs_accounts_return(ctypes.byref(books), card, 5000)
-    assert parts.gs_accounts_used(ctypes.byref(books), card) == 0
+    accounts = Accounts()
+    assert parts.gs_accounts_open(ctypes.byref(accounts), str(tmp_path / "region").encode())
+    card = parts.gs_accounts_card(ctypes.byref(accounts), b"GPU-1")
+    assert parts.gs_accounts_reserve(ctypes.byref(accounts), card, 10, 1000)
+    parts.gs_accounts_return(ctypes.byref(accounts), card, 5000)
+    assert parts.gs_accounts_used(ctypes.byref(accounts), card) == 0
 
 
 def test_a_slot_of_a_process_that_reuses_a_pid_is_emptied(parts: ctypes.CDLL, tmp_path: Path) -> None:
     """The pid is alive, ours even, but the start time says that the slot is another's."""
     path = tmp_path / "region"
-    books = Books()
-    assert parts.gs_accounts_open(ctypes.byref(books), str(path).encode())
-    card = parts.gs_accounts_card(ctypes.byref(books), b"GPU-1")
-    assert parts.gs_accounts_reserve(ctypes.byref(books), card, 1, 1000)
+    accounts = Accounts()
+    assert parts.gs_accounts_open(ctypes.byref(accounts), str(path).encode())
+    card = parts.gs_accounts_card(ctypes.byref(accounts), b"GPU-1")
+    assert parts.gs_accounts_reserve(ctypes.byref(accounts), card, 1, 1000)
     data = bytearray(path.read_bytes())
     start, size = ctypes.sizeof(layout.RegionHead), ctypes.sizeof(layout.RegionSlot)
     mine = layout.RegionSlot.from_buffer_copy(data, start)
@@ -130,18 +130,18 @@ def test_a_slot_of_a_process_that_reuses_a_pid_is_emptied(parts: ctypes.CDLL, tm
         file.write(bytes(ghost))
         file.seek(layout.RegionHead.slots_high.offset)
         file.write((2).to_bytes(8, "little"))
-    assert parts.gs_accounts_used(ctypes.byref(books), card) == 901
-    assert parts.gs_accounts_reserve(ctypes.byref(books), card, 999, 1000)
-    assert parts.gs_accounts_used(ctypes.byref(books), card) == 1000
+    assert parts.gs_accounts_used(ctypes.byref(accounts), card) == 901
+    assert parts.gs_accounts_reserve(ctypes.byref(accounts), card, 999, 1000)
+    assert parts.gs_accounts_used(ctypes.byref(accounts), card) == 1000
 
 
 def test_a_region_of_another_layout_grants_nothing(parts: ctypes.CDLL, tmp_path: Path) -> None:
     path = tmp_path / "region"
     newer = layout.MAGIC | (layout.VERSION + 1)
     path.write_bytes(newer.to_bytes(8, "little") + bytes(layout.REGION_BYTES))
-    books = Books()
-    assert not parts.gs_accounts_open(ctypes.byref(books), str(path).encode())
-    assert not parts.gs_accounts_reserve(ctypes.byref(books), 0, 1, 1000)
+    accounts = Accounts()
+    assert not parts.gs_accounts_open(ctypes.byref(accounts), str(path).encode())
+    assert not parts.gs_accounts_reserve(ctypes.byref(accounts), 0, 1, 1000)
     with pytest.raises(RegionError):
         read_region(path)
 
@@ -155,14 +155,14 @@ def test_garbage_neither_hurts_the_reader_nor_stays(parts: ctypes.CDLL, tmp_path
     path.write_bytes(data)
     with pytest.raises(RegionError):
         read_region(path)
-    books = Books()
-    assert parts.gs_accounts_open(ctypes.byref(books), str(path).encode())
+    accounts = Accounts()
+    assert parts.gs_accounts_open(ctypes.byref(accounts), str(path).encode())
     read_region(path)
-    card = parts.gs_accounts_card(ctypes.byref(books), b"GPU-1")
+    card = parts.gs_accounts_card(ctypes.byref(accounts), b"GPU-1")
     assert card == 0  # what stood there is the key of no uuid
-    assert parts.gs_accounts_reserve(ctypes.byref(books), card, 100, 1000)
-    assert not parts.gs_accounts_reserve(ctypes.byref(books), card, 1000, 1000)
-    assert parts.gs_accounts_used(ctypes.byref(books), card) == 100
+    assert parts.gs_accounts_reserve(ctypes.byref(accounts), card, 100, 1000)
+    assert not parts.gs_accounts_reserve(ctypes.byref(accounts), card, 1000, 1000)
+    assert parts.gs_accounts_used(ctypes.byref(accounts), card) == 100
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4096, layout.REGION_BYTES - 1])
@@ -175,8 +175,8 @@ def test_a_region_cut_short_is_refused_by_the_reader_and_grown_by_the_next_proce
         file.truncate(keep)
     with pytest.raises(RegionError):
         read_region(path)
-    books = Books()
-    assert parts.gs_accounts_open(ctypes.byref(books), str(path).encode())
+    accounts = Accounts()
+    assert parts.gs_accounts_open(ctypes.byref(accounts), str(path).encode())
     assert path.stat().st_size >= layout.REGION_BYTES
 
 

@@ -7,7 +7,7 @@ percent of the card.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Claim, Neighbourhood, Past, Sample, Share
+from tests.shares.arithmetic import Arithmetic, Busy, Claim, Neighbourhood, Past, Sample, Share
 from tests.shares.card import EPOCH, MS, SECOND, US
 from tests.shares.play import Party, Seen, party, play
-from tests.shares.programs import Program, between, killed, mixed, on_and_off, one_by_one, queued, slower
+from tests.shares.programs import (
+    Program,
+    between,
+    in_blocks,
+    killed,
+    mixed,
+    on_and_off,
+    one_by_one,
+    queued,
+    slower,
+)
 from tests.shares.throttle import as_it_is, nobody_known
 
 PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
@@ -93,6 +103,57 @@ def test_any_mix_of_shares_and_work_is_kept(arithmetic: Arithmetic, data: st.Dat
         assert seen.mean(1) <= seen.share + 1
         if name != "500 us, one by one":  # which waits for a turn with each of its kernels
             assert seen.mean(1) >= seen.share - near(seen.share)
+
+
+def inflated(percents: Mapping[int, int], mine: set[int]) -> tuple[int, int, int]:
+    """Percents that hold the wait for a turn, too: together they are more than the card."""
+    own, others, listed = as_it_is(percents, mine)
+    return min(100, 3 * own), min(100 * (listed - 1), 3 * others), listed
+
+
+READINGS = pytest.mark.parametrize(
+    "reading", [as_it_is, nobody_known, inflated], ids=lambda reading: reading.__name__
+)
+Reading = Callable[[Mapping[int, int], set[int]], tuple[int, int, int]]
+
+
+@READINGS
+@pytest.mark.parametrize("mix", [(30, 70), (10, 20, 30)], ids=str)
+def test_beside_strangers_nobody_pays_for_the_wait_for_its_turn(
+    arithmetic: Arithmetic, mix: tuple[int, ...], reading: Reading
+) -> None:
+    """While the wait was charged, 30 % beside 70 came to 18 on a card that runs one process at a time."""
+    boxes = [Party(share, (in_blocks(190 * US, 52),), reading) for share in mix]
+    blind = reading is not as_it_is
+    for seen in play(arithmetic, boxes, 4, slice_ns=SLICE, meet=False):
+        least = 7 if blind and seen.share == 70 else 4  # its own queue spans the others' turns
+        most = 4 if blind and sum(mix) == 100 else 1  # what the other of a full card does not take
+        assert seen.share - least <= seen.mean(2) <= seen.share + most
+
+
+@READINGS
+@pytest.mark.parametrize("mix", [(30, 70), (50, 50), (10, 90), (10, 20, 30)], ids=str)
+def test_beside_neighbours_that_tell_nobody_pays_for_their_turns(
+    arithmetic: Arithmetic, mix: tuple[int, ...], reading: Reading
+) -> None:
+    """Nor for those that cut its kernels in two; changing from one to another takes an H100 137 us."""
+    boxes = [Party(share, (in_blocks(190 * US, 52),), reading) for share in mix]
+    for switch_ns, part in ((0, 0.98), (137 * US, 0.87)):
+        for seen in play(arithmetic, boxes, 4, slice_ns=SLICE, switch_ns=switch_ns, meet=True):
+            assert part * seen.share <= seen.mean(2) <= seen.share + 1
+
+
+@pytest.mark.parametrize("meet", [False, True], ids=["strangers", "neighbours"])
+def test_what_a_card_loses_between_turns_is_lost_by_those_that_fill_it(
+    arithmetic: Arithmetic, meet: bool
+) -> None:
+    """Of a card with room every share is reached; of a full one they are divided as far as it goes."""
+    for mix in ((30, 70), (10, 20, 30)):
+        boxes = [party(share, in_blocks(190 * US, 52)) for share in mix]
+        found = play(arithmetic, boxes, 4, slice_ns=SLICE, switch_ns=100 * US, meet=meet)
+        for seen in found[: 1 if sum(mix) == 100 else 3]:
+            assert abs(seen.mean(2) - seen.share) <= 1
+        assert sum(seen.mean(2) for seen in found) >= (sum(mix) if sum(mix) < 100 else 94) - 1
 
 
 def test_beside_unlimited_neighbours_it_gets_its_share(arithmetic: Arithmetic) -> None:
@@ -206,7 +267,7 @@ def half(percents: Mapping[int, int], mine: set[int]) -> tuple[int, int, int]:
 @pytest.mark.parametrize("wrong", [too_much, taken_for_another, half], ids=lambda wrong: wrong.__name__)
 def test_wrong_figures_never_take_away_more_than_missing_ones(arithmetic: Arithmetic, wrong) -> None:  # type: ignore[no-untyped-def]
     (alone,) = play(arithmetic, [Party(30, (SHORT,), wrong)], 4)
-    assert_kept(alone)  # alone nothing is believed: whoever is busy is the one at work
+    assert_kept(alone)  # alone nothing is believed: the one that is busy is the one at work
     told, other = play(arithmetic, [Party(10, (SHORT,), wrong), party(30, SHORT)], 5)
     assert 10 / 2 - 1 <= told.mean(1) <= 2 * 10 + ABOVE
     assert abs(other.mean(1) - 30) <= 3
@@ -249,9 +310,9 @@ def test_no_bytes_in_the_region_lead_astray(
         claim = Claim(0, 0, *others[:7])
         neighbour = arithmetic.told(claim, now)
         arithmetic.update(beside, at, now, ctypes.pointer(neighbour), 1)
-        part = arithmetic.own_part(at, now, beside)
-        assert 0 <= part <= 1
-        assert 0 <= arithmetic.charge(at, share, busy, part) <= minute
+        part = arithmetic.own_part(at, share, now, beside)
+        assert 0 <= part.part <= 1
+        arithmetic.charge(at, share, Busy(busy, own))
         headroom = arithmetic.headroom(at, share, now, in_flight)
         assert -2 * minute <= headroom <= 2 * minute
         assert 50 * US <= arithmetic.share_wait(share, headroom) <= 5 * MS

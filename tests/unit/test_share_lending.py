@@ -7,11 +7,11 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Neighbour, Neighbourhood, Share
+from tests.shares.arithmetic import Arithmetic, Busy, Neighbour, Neighbourhood, Share
 from tests.shares.card import EPOCH, MS, SECOND, US, Card, Process
 from tests.shares.play import Party, Seen, fair, party, play
 from tests.shares.programs import (
@@ -26,7 +26,7 @@ from tests.shares.programs import (
     queued,
     requests,
 )
-from tests.shares.throttle import Container, Throttle, as_it_is, nobody_known
+from tests.shares.throttle import Container, Throttle, nobody_known
 
 PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
 BUSY = 97.0
@@ -139,6 +139,13 @@ def test_nobody_waits_for_another_streams_kernel(arithmetic: Arithmetic) -> None
     assert seen.mean(0) <= 50 + 10
 
 
+@pytest.mark.parametrize("short_ns", [20 * US, 200 * US])
+def test_short_kernels_hide_no_longer_ones_beside_them(arithmetic: Arithmetic, short_ns: int) -> None:
+    """The short ones end first; what has run until then on the other stream is charged all the same."""
+    (seen,) = play(arithmetic, [Party(30, (long_beside_short(9 * MS, short_ns),), nobody_known)], 6)
+    assert 25 <= seen.mean(1) <= 33
+
+
 def test_streams_side_by_side_keep_to_the_share(arithmetic: Arithmetic) -> None:
     (seen,) = play(arithmetic, [party(30, on_streams(500 * US, 4))], 3)
     assert 26 <= seen.mean(1) <= 31
@@ -159,15 +166,17 @@ def test_a_flood_of_unknown_kernels_keeps_no_launch_waiting_for_minutes(arithmet
         st.tuples(st.integers(0, 5), st.integers(1, 3000), st.integers(0, 2000)), min_size=1, max_size=60
     )
 )
+@example(
+    launches=[(0, 2, 0), (0, 262, 252), (1, 2, 0), (0, 1, 0)]
+)  # the short one ends while the long one runs
 def test_time_is_charged_once_whatever_finishes_first(
     arithmetic: Arithmetic, launches: list[tuple[int, int, int]]
 ) -> None:
     """On any streams, in any order: what is charged is the time in which any of it ran."""
-    card, process = Card(), Process()
-    card.processes.append(process)
-    box = Container(Share(99, 99, False), arithmetic, card, as_it_is, [])
-    box.processes.append(process)
-    throttle = Throttle(process, box, card, lambda: 0.0)
+    card = Card(arithmetic)
+    process = Process(card)
+    box = Container(Share(99, 99, False), arithmetic, card)
+    throttle = Throttle(process, box, lambda: 0.0)
     for stream, own_us, pause_us in launches:
         for step in throttle.launch(own_us * US, key=own_us, stream=stream):
             card.advance(card.now + (step or 0))
@@ -178,7 +187,7 @@ def test_time_is_charged_once_whatever_finishes_first(
     throttle.look_now()
     throttle.look_now()
     launched = len(launches)
-    assert box.under_way().ns == 0
+    assert box.under_way_ns() == 0
     assert abs(box.entry.charged_ns - process.done) <= 60 * US * launched + 0.05 * process.done
 
 
@@ -208,7 +217,7 @@ def test_a_neighbour_that_lies_takes_only_what_is_lent(arithmetic: Arithmetic) -
     used = 0
     for now in range(EPOCH, EPOCH + 10 * SECOND, MS):
         if arithmetic.is_owed(at, share, now, 0):
-            arithmetic.charge(at, share, MS, 1.0)
+            arithmetic.charge(at, share, Busy(MS, MS))
             used += MS
     assert 0.26 <= used / (10 * SECOND) <= 0.3
 

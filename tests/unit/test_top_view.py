@@ -22,7 +22,7 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.cli.top_app import HelpScreen, PodScreen, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
-from gpuslice.apps.cli.usage import CardUsage, ClusterSource, ClusterUsage, ContainerUsage, UrlSource
+from gpuslice.apps.diagnosis.usage import CardUsage, ClusterSource, ClusterUsage, ContainerUsage, UrlSource
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"

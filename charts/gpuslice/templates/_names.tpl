@@ -1,71 +1,109 @@
-{{- define "gpuslice.image" -}}
-{{- $name := include "gpuslice.mirrored" (list . .Values.image.repository) }}
-{{- if .Values.image.digest }}{{ $name }}@{{ .Values.image.digest }}
-{{- else }}{{ $name }}:{{ .Values.image.tag | default .Chart.AppVersion }}
-{{- end }}
-{{- end }}
+{{- /*
+Names, labels and metadata of this chart's objects, and which of its parts are there. What a pod is made of is in
+_workload.tpl.
+*/}}
 
-{{- /* An image's name with the registry of the values in place of its own. */}}
-{{- define "gpuslice.mirrored" -}}
-{{- $root := first . }}
-{{- with $root.Values.imageRegistry }}{{ . }}/{{ regexReplaceAll "^[^/]*[.:][^/]*/" (last $) "" }}
+{{- /* An object's name: (list . "gpushare-schd-extender"). With fullnameOverride it starts with that instead. */}}
+{{- define "gpuslice.name" -}}
+{{- $root := first . -}}
+{{- with $root.Values.fullnameOverride }}{{ . }}-{{ last $ | trimPrefix "gpushare-" | trimPrefix "gpuslice-" }}
 {{- else }}{{ last . }}
 {{- end }}
 {{- end }}
 
-{{- /*
-The three probes of a container: (dict "port" "http" "scheme" "HTTP"). Python on a busy node may need a while to
-start, which is no reason to start it again; later it answers or hangs. With "tcp" only the port is looked at.
-*/}}
-{{- define "gpuslice.probes" -}}
-{{- $scheme := .scheme | default "HTTP" -}}
-startupProbe:
-  {{- if .tcp }}
-  tcpSocket: {port: {{ .port }}}
-  {{- else }}
-  httpGet: {path: {{ .live | default "/healthz" }}, port: {{ .port }}, scheme: {{ $scheme }}}
-  {{- end }}
-  periodSeconds: 2
-  timeoutSeconds: 5
-  failureThreshold: 90
-readinessProbe:
-  {{- if .tcp }}
-  tcpSocket: {port: {{ .port }}}
-  {{- else }}
-  httpGet: {path: {{ .ready | default "/readyz" }}, port: {{ .port }}, scheme: {{ $scheme }}}
-  {{- end }}
-  periodSeconds: {{ .readyEvery | default 5 }}
-  timeoutSeconds: 5
-livenessProbe:
-  {{- if .tcp }}
-  tcpSocket: {port: {{ .port }}}
-  {{- else }}
-  httpGet: {path: {{ .live | default "/healthz" }}, port: {{ .port }}, scheme: {{ $scheme }}}
-  {{- end }}
-  periodSeconds: 20
-  timeoutSeconds: 10
-{{- end }}
-
+{{- /* The labels of every object; whatever selects pods uses none of them but app. */}}
 {{- define "gpuslice.labels" -}}
 app: gpushare
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
-app.kubernetes.io/name: gpuslice
+app.kubernetes.io/name: {{ .Values.nameOverride | default "gpuslice" }}
 app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /*
+The metadata of an object: (dict "root" . "name" "gpushare-schd-extender"). More keys: "namespace" for another than the
+release's, "cluster" true for an object without one, "component" for that label, "labels" and "annotations".
+*/}}
+{{- define "gpuslice.metadata" -}}
+metadata:
+  name: {{ include "gpuslice.name" (list .root .name) }}
+  {{- if not .cluster }}
+  namespace: {{ .namespace | default .root.Release.Namespace }}
+  {{- end }}
+  labels:
+    {{- include "gpuslice.labels" .root | nindent 4 }}
+    {{- with .component }}
+    component: {{ . }}
+    {{- end }}
+    {{- with .labels }}{{ toYaml . | nindent 4 }}{{- end }}
+  {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end }}
+
+{{- /* The name of the service account of a workload: (list . .Values.extender "gpushare-schd-extender"). */}}
+{{- define "gpuslice.account" -}}
+{{- $own := (index . 1).serviceAccount | default dict -}}
+{{- $own.name | default (include "gpuslice.name" (list (first .) (last .))) -}}
+{{- end }}
+
+{{- /*
+A workload's ServiceAccount: (dict "root" . "values" .Values.extender "name" "gpushare-schd-extender"), unless it is
+there already. "token" false mounts none.
+*/}}
+{{- define "gpuslice.serviceAccount" -}}
+{{- $own := .values.serviceAccount | default dict -}}
+{{- if ne (toString $own.create) "false" }}
+---
+apiVersion: v1
+kind: ServiceAccount
+{{ $meta := include "gpuslice.metadata" (dict "root" .root "name" .name "annotations" $own.annotations) | fromYaml -}}
+{{- $_ := set $meta.metadata "name" (include "gpuslice.account" (list .root .values .name)) -}}
+{{- toYaml $meta }}
+{{- if hasKey . "token" }}
+automountServiceAccountToken: {{ .token }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /*
+Rights, and who has them: (dict "root" . "name" N "account" A "rules" RULES), cluster-wide with "cluster" true, else in
+"namespace". With "roleName" the rights are those of a ClusterRole that is there already, and "roleKind" says if a Role.
+*/}}
+{{- define "gpuslice.rights" -}}
+{{- if .root.Values.rbac.create }}
+{{- $kind := hasKey . "cluster" | ternary "ClusterRole" "Role" }}
+{{- if .rules }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}
+{{ include "gpuslice.metadata" . }}
+rules:
+  {{- .rules | trim | nindent 2 }}
+{{- end }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+{{ include "gpuslice.metadata" . }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .roleKind | default $kind }}
+  name: "{{ .roleName | default (include "gpuslice.name" (list .root .name)) }}"
+subjects:
+  - {kind: ServiceAccount, name: {{ .account }}, namespace: {{ .root.Release.Namespace }}}
+{{- end }}
 {{- end }}
 
 {{- define "gpuslice.extenderUrl" -}}
-http://gpushare-schd-extender.{{ .Release.Namespace }}.svc:{{ .Values.extender.port }}/gpushare-scheduler
+{{ include "gpuslice.extenderScheme" . }}://{{ include "gpuslice.extenderHost" . }}:{{ .Values.extender.port }}/gpushare-scheduler
 {{- end }}
 
 {{- define "gpuslice.schedulerTag" -}}
 {{ .Values.scheduler.tag | default (printf "v%s.%s.0" .Capabilities.KubeVersion.Major (.Capabilities.KubeVersion.Minor | trimSuffix "+")) }}
-{{- end }}
-
-{{- /* How a Deployment is replaced: on the hosts' network the next pod finds its port taken until this one ends. */}}
-{{- define "gpuslice.replaced" -}}
-type: RollingUpdate
-rollingUpdate: {{ if . }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1, maxUnavailable: 0}{{ end }}
 {{- end }}
 
 {{- /* Not empty where there is a webhook. Before 1.28 the API server would ask it about every pod. */}}
@@ -75,80 +113,22 @@ rollingUpdate: {{ if . }}{maxSurge: 0, maxUnavailable: 1}{{ else }}{maxSurge: 1,
 {{- else if .Values.webhook.enabled -}}yes{{- end -}}
 {{- end }}
 
+{{- /* Not empty on OpenShift, whose namespaces give each pod a user of its own. */}}
+{{- define "gpuslice.openshift" -}}
+{{- if eq (toString .Values.openshift) "auto" -}}
+{{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}yes{{ end -}}
+{{- else if .Values.openshift -}}yes{{- end -}}
+{{- end }}
+
+{{- /* The resource in which nodes offer the memory of their cards. */}}
+{{- define "gpuslice.memoryName" -}}
+{{- ternary "gpuslice.io/memory" "aliyun.com/gpu-mem" (eq .Values.resourceNames "gpuslice.io") }}
+{{- end }}
+
 {{- define "gpuslice.webhookNames" -}}
-{{- $names := list "aliyun.com/gpu-mem" "aliyun.com/gpu-core.percentage" }}
+{{- $names := list "aliyun.com/gpu-mem" "aliyun.com/gpu-core.percentage" "gpuslice.io/memory" "gpuslice.io/compute" }}
 {{- if .Values.webhook.hami.enabled }}
 {{- $names = concat $names (list "nvidia.com/gpumem" "nvidia.com/gpumem-percentage" "nvidia.com/gpucores" "nvidia.com/priority") }}
 {{- end }}
 {{- toJson $names | replace "\"" "'" }}
-{{- end }}
-
-{{- /*
-The agent's container: (dict "root" . "serves" "everybody"). One that serves "holders" gives out nothing new, and where
-nobody holds anything kubelet need not know it: it is ready once it runs.
-*/}}
-{{- define "gpuslice.agent" -}}
-{{- $plugin := .root.Values.devicePlugin -}}
-- name: gpushare
-  image: {{ include "gpuslice.image" .root }}
-  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  args:
-    - agent
-    - --memory-unit={{ .root.Values.memoryUnit }}
-    - --library=/usr/share/gpuslice/lib/libgpuslice.so
-    - --host-root={{ $plugin.hostDir }}
-    {{- if eq .serves "holders" }}
-    - --no-new-pods
-    {{- else }}
-    - --node-label={{ .root.Values.nodeLabel }}
-    {{- end }}
-    - --watchdog={{ $plugin.watchdog }}
-    {{- if .root.Values.allowCgpuDisable }}
-    - --allow-cgpu-disable
-    {{- end }}
-    {{- if $plugin.regionFileSystem }}
-    - --region-file-system
-    {{- end }}
-    - --port={{ $plugin.port }}
-    {{- with $plugin.extraArgs }}{{ toYaml . | nindent 4 }}{{- end }}
-  env:
-    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-    - {name: NVIDIA_VISIBLE_DEVICES, value: all}
-    - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
-    {{- with $plugin.extraEnv }}{{ toYaml . | nindent 4 }}{{- end }}
-  # No ports are declared: on the host's network each would keep the next agent off the node.
-  # Not ready: kubelet does not follow its list yet; /readyz says why. That is no reason to start it anew.
-  {{- $ready := ternary "/healthz" "/readyz" (eq .serves "holders") }}
-  {{- include "gpuslice.probes" (dict "port" $plugin.port "ready" $ready) | nindent 2 }}
-  resources: {{- toYaml $plugin.resources | nindent 4 }}
-  # Root, because kubelet's sockets and the host's folder belong to root. Privileged, because only such a pod may mount
-  # for others; else it has root's way past the modes of files alone, as tenants' files have any owner and mode.
-  securityContext:
-    {{- if $plugin.regionFileSystem }}
-    privileged: true
-    {{- else }}
-    allowPrivilegeEscalation: false
-    capabilities: {drop: [ALL], add: [DAC_OVERRIDE, FOWNER{{ if eq $plugin.watchdog "stop" }}, KILL{{ end }}]}
-    seccompProfile: {type: RuntimeDefault}
-    {{- end }}
-    readOnlyRootFilesystem: true
-    {{- with $plugin.seLinuxType }}
-    seLinuxOptions: {type: {{ . }}}
-    {{- end }}
-  volumeMounts:
-    - {name: device-plugins, mountPath: /var/lib/kubelet/device-plugins}
-    - {name: pod-resources, mountPath: /var/lib/kubelet/pod-resources}
-    - {name: host-files, mountPath: /var/lib/gpuslice{{ if $plugin.regionFileSystem }}, mountPropagation: Bidirectional{{ end }}}
-    {{- if $plugin.fencingDir }}
-    - {name: fencing, mountPath: /etc/nvidia-device-plugin, readOnly: true}
-    {{- end }}
-{{- end }}
-
-{{- define "gpuslice.agentVolumes" -}}
-- {name: device-plugins, hostPath: {path: {{ .Values.devicePlugin.devicePluginsDir }}}}
-- {name: pod-resources, hostPath: {path: {{ .Values.devicePlugin.kubeletDir }}/pod-resources}}
-- {name: host-files, hostPath: {path: {{ .Values.devicePlugin.hostDir }}, type: DirectoryOrCreate}}
-{{- with .Values.devicePlugin.fencingDir }}
-- {name: fencing, hostPath: {path: {{ . }}, type: DirectoryOrCreate}}
-{{- end }}
 {{- end }}

@@ -13,6 +13,7 @@ from gpuslice_demo.places import Places
 from simcluster.workload.images import Image
 
 IMAGE = f"gpuslice/gpuslice:{__version__}"
+PROFTESTER = "nvidia/samples:dcgmproftester-2.0.10-cuda11.0-ubuntu18.04"
 _RUN = "from gpuslice.apps.cli.main import main; main()"
 _KUBELET = "/var/lib/kubelet"
 _HOST_FILES = "/var/lib/gpuslice"
@@ -20,8 +21,9 @@ _MANIFESTS = "/etc/kubernetes/manifests"
 
 
 def product_image() -> dict[str, Image]:
-    """Our image: this very interpreter with this very package."""
-    return {IMAGE: Image(entrypoint=(sys.executable, "-c", _RUN))}
+    """Our image: this very interpreter with this very package; its load stands for DCGM's tester of loads."""
+    load = Image(entrypoint=(sys.executable, "-c", _RUN, "load"))
+    return {IMAGE: Image(entrypoint=(sys.executable, "-c", _RUN)), PROFTESTER: load}
 
 
 def manifests(places: Places, extender_port: int) -> str:

@@ -62,7 +62,7 @@ class Places:
         return f"export KUBECONFIG={self.kubeconfig}\nexport PATH={self.programs}:$PATH"
 
     def environment(self) -> dict[str, str]:
-        """For commands typed at the desk."""
+        """For commands that the user types."""
         return {
             "PATH": f"{self.programs}:{os.environ.get('PATH', '/usr/bin:/bin')}",
             "HOME": str(self.folder / "home"),

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuslice_demo import desk
+from gpuslice_demo import shell
 from gpuslice_demo.install import manifests
 from gpuslice_demo.places import Places
 from gpuslice_demo.steps import Step, Story
@@ -47,13 +47,13 @@ class Player:
 
     async def play(self, story: Story, world: World) -> None:
         """The steps of the story in the cluster `world`, up to the first that goes wrong."""
-        # the folder at the desk: the examples and what installs the product
-        (self._desk / "install.yaml").write_text(manifests(self._places, world.extender_port))
-        (self._desk / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
-        (self._desk / "webhook.yaml").write_text(webhook_manifests(world.webhook_port))
+        # the user's folder: the examples and what installs the product
+        (self._folder / "install.yaml").write_text(manifests(self._places, world.extender_port))
+        (self._folder / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
+        (self._folder / "webhook.yaml").write_text(webhook_manifests(world.webhook_port))
         for name, text in story.files.items():
-            (self._desk / name).write_text(text)
-        link = self._desk / "examples"
+            (self._folder / name).write_text(text)
+        link = self._folder / "examples"
         if not link.is_symlink():
             link.symlink_to(self._places.examples)
         for step in story.steps:
@@ -65,7 +65,7 @@ class Player:
         self._print(f"━━ {story.title}", style="1")
 
     @property
-    def _desk(self) -> Path:
+    def _folder(self) -> Path:
         return self._places.folder / "home"
 
     async def _play(self, story: Story, step: Step, world: World) -> bool:
@@ -86,7 +86,7 @@ class Player:
         self._print(f"✗ this is not what is documented:\n{step.expected.difference(output)}", style="31")
         # what the cluster itself says is wrong
         for command in _QUESTIONS:
-            output = await desk.run(command, self._places.environment(), self._desk)
+            output = await shell.run(command, self._places.environment(), self._folder)
             self._print(f"$ {command}\n{output}", style="2")
         return False
 
@@ -95,9 +95,9 @@ class Player:
         while True:
             environ = world.node_environment(step.on_node) if step.on_node else self._places.environment()
             if step.terminal:
-                output = await desk.run_in_terminal(step.command, environ, self._desk, step.typed)
+                output = await shell.run_in_terminal(step.command, environ, self._folder, step.typed)
             else:
-                output = await desk.run(step.command, environ, self._desk)
+                output = await shell.run(step.command, environ, self._folder)
             if step.expected.fits(output) or not _may_repeat(step) or time.monotonic() > deadline:
                 return output
             await asyncio.sleep(_AGAIN_S)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 
 from gpuslice_demo.places import Places
 from gpuslice_demo.player import Player, Score
@@ -31,6 +33,24 @@ async def play(places: Places, stories: tuple[Story, ...], *, keep: bool) -> int
     return playing.conclude()
 
 
+@contextlib.asynccontextmanager
+async def console(places: Places) -> AsyncIterator[str]:
+    """`gpuslice console` of a cluster that is kept; yields its address."""
+    process = await asyncio.create_subprocess_exec(
+        places.programs / "gpuslice", "console", "--no-open-browser", "--cluster-name=demo",
+        "--usage-interval-s=5",
+        env={**places.environment(), "PYTHONUNBUFFERED": "1"}, cwd=places.folder,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield (await process.stdout.readline()).decode().rpartition(" ")[2].strip()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+
+
 class Playing:
     """One run of the demo over its stories."""
 
@@ -52,9 +72,11 @@ class Playing:
             await player.play(story, world)
             if keep:
                 self.conclude()
-                words = "The cluster goes on until Ctrl-C. In another shell:"
-                print(f"\n{words}\n\n{places.exports()}\n", flush=True)
-                await watching
+                async with console(places) as address:
+                    print(f"\nThe cluster on a page: {address}", flush=True)
+                    words = "The cluster goes on until Ctrl-C. In another shell:"
+                    print(f"\n{words}\n\n{places.exports()}\n", flush=True)
+                    await watching
             watching.cancel()
 
     def conclude(self) -> int:

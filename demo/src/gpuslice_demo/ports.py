@@ -13,7 +13,7 @@ TRIES = 200
 
 
 def free_port(given_out_from: int | None = None) -> int:
-    """Free on 127.0.0.1 now, and none that the system gives to whoever asks for any.
+    """Free on 127.0.0.1 now, and none that the system gives to a program that asks for any.
 
     Of those, a client or another server may have got the port before the server that it is meant for starts.
     `given_out_from`: the lowest of those; by default what the system says.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Step:
     """One command. It is run again until it prints what is expected, or `within_s` is over.
 
-    `before` changes the simulated world first. `on_node` runs it on that node instead of the desk. `typed`
+    `before` changes the simulated world first. `on_node` runs it on that node, not where the user is. `typed`
     goes to a terminal that is given to the command.
     """
 

@@ -105,11 +105,11 @@ class World:
     def node_environment(self, name: str) -> dict[str, str]:
         """For a command typed on the node itself, which sees every card."""
         driver = str(self.places.driver)
-        desk = self.places.environment()
+        environ = self.places.environment()
         state = self._nodes[name].settings.gpu_state
         return {
-            **desk,
-            "PATH": f"{driver}:{desk['PATH']}",
+            **environ,
+            "PATH": f"{driver}:{environ['PATH']}",
             "LD_LIBRARY_PATH": driver,
             "GPUSLICE_SIM_STATE": str(state or ""),
         }

@@ -57,23 +57,9 @@ static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level
     return row * up_to(height, rows) * up_to(depth, solid ? block_of(depth) : 1);
 }
 
-/* Without blocks: rows of 32 bytes. */
-static uint64_t lenient_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
-{
-    uint64_t bytes = 0;
-    for (unsigned level = 0; level < at_least_one(levels); level++) {
-        uint64_t depth = at_least_one(is_layered(shape) ? shape->depth : shape->depth >> level);
-        bytes += up_to(at_least_one(shape->width >> level) * element_bytes(shape->format) * shape->channels, 32) *
-                 at_least_one(shape->height >> level) * depth;
-    }
-    return bytes;
-}
-
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
 {
     uint64_t bytes = 0;
-    if (sim_is_lenient("arrays"))
-        return lenient_bytes(shape, levels);
     for (unsigned level = 0; level < at_least_one(levels); level++)
         bytes += level_bytes(shape, level);
     return up_to(bytes, ARRAY_STEP);

@@ -26,7 +26,7 @@ struct object {
     uint32_t magic;
     enum object_kind kind;
     struct context *owner;        /* it dies with this context */
-    uint32_t record;              /* what it holds in the books, 0 for nothing */
+    uint32_t record;              /* what it holds in the accounts, 0 for nothing */
     struct object *next, *previous; /* among the living of its kind; next among the free */
 };
 

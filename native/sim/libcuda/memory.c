@@ -7,7 +7,7 @@
 
 #define PITCH 512u
 
-static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kind books, CUdeviceptr *address)
+static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kind kept_as, CUdeviceptr *address)
 {
     struct context *context;
     if (!address || !bytes)
@@ -18,9 +18,9 @@ static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kin
     memory_lock();
     struct allocation *made = allocation_new(bytes, kind, context);
     if (made && kind == ALLOCATION_MANAGED)
-        sim_charge_up_to(context->device->card, books, sim_round(bytes), made->address, &made->record);
+        sim_charge_up_to(context->device->card, kept_as, sim_round(bytes), made->address, &made->record);
     else if (made)
-        made->record = sim_charge(context->device->card, books, sim_round(bytes), made->address);
+        made->record = sim_charge(context->device->card, kept_as, sim_round(bytes), made->address);
     if (made && !made->record) {
         allocation_drop(made);
         made = NULL;

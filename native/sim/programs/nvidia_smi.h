@@ -1,4 +1,4 @@
-/* nvidia-smi on NVML alone: what it calls, found by name at run time so that whoever interposes is asked. */
+/* nvidia-smi on NVML alone: what it calls, found by name at run time so that a library that interposes is asked. */
 #ifndef GPUSLICE_SIM_NVIDIA_SMI_H
 #define GPUSLICE_SIM_NVIDIA_SMI_H
 

@@ -8,7 +8,7 @@
  * takes as much of the card as its grid fills; together they never get more than the whole. (Same guide, "Concurrent
  * Kernel Execution"; "CUDA Environment Variables" for the queues.)
  *
- * Nothing runs: whoever looks first computes what happened since the last look.
+ * Nothing runs: the first to look computes what happened since the last look.
  */
 #include <errno.h>
 #include <string.h>

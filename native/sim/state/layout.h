@@ -106,7 +106,7 @@ struct sim_card {
     uint64_t kernel_ns; /* how long a kernel takes when nothing says otherwise */
     uint64_t context_ns; /* how long a context takes to come, and its memory with it */
     uint64_t module_ns;  /* the same of a module's code */
-    /* Books and engine: under the lock. */
+    /* Accounts and engine: under the lock. */
     uint64_t used_bytes;
     uint64_t engine_ns;     /* the engine is simulated up to this monotonic time */
     uint64_t busy_ns;       /* time with work, ever */
@@ -202,7 +202,7 @@ struct sim_state {
     uint64_t granularity_bytes; /* physical memory is handed out in these */
     uint64_t pool_chunk_bytes;  /* a pool reserves in these */
     _Atomic uint64_t lock;      /* 0, or the owner's number among all that ever attached */
-    _Atomic uint64_t sequence;  /* odd while the books change */
+    _Atomic uint64_t sequence;  /* odd while the accounts change */
     uint64_t recoveries;        /* locks taken over from the dead */
     uint64_t reaped;            /* slots of dead processes emptied */
     uint64_t pid_namespace;     /* the one in which the machine was made: the host's */

@@ -79,7 +79,7 @@ static bool witness(uint64_t byte, int command, short type, short *found)
     return true;
 }
 
-/* Numbers of processes mean nothing in another PID namespace, so whoever attaches gets one of this file. */
+/* Numbers of processes mean nothing in another PID namespace, so each process that attaches gets one of this file. */
 static void set_identity(struct sim_state *state)
 {
     identity = atomic_fetch_add(&state->attached, 1) + 1;
@@ -159,7 +159,7 @@ static bool take_from(uint64_t owner)
                                                    memory_order_relaxed);
 }
 
-/* A dead owner's lock is taken over by one compare-and-swap; whoever gets it puts the books in order. */
+/* A dead owner's lock is taken over by one compare-and-swap; the one that gets it puts the accounts in order. */
 static bool take_from_the_dead(void)
 {
     uint64_t owner = atomic_load_explicit(&mapped->lock, memory_order_relaxed);
@@ -198,7 +198,7 @@ static uint64_t namespace_here(void)
     return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
 }
 
-/* POSIX locks, unlike the witness's, name their owner, and the kernel translates the number for whoever asks. A process
+/* POSIX locks, unlike the witness's, name their owner, and the kernel translates the number for the process that asks. A process
  * loses them when it closes any descriptor of the file, so it never does. */
 static int32_t pid_by_lock(uint32_t slot)
 {
@@ -251,12 +251,6 @@ static void empty_slot(uint32_t slot)
     mapped->reaped++;
 }
 
-bool sim_is_lenient(const char *about)
-{
-    const char *named = getenv("GPUSLICE_SIM_LENIENT");
-    return named && strstr(named, about);
-}
-
 /* ---- memory that nobody's process holds (rmobjexportimport.c of NVIDIA's open kernel modules: a kernel client of its own
  * keeps an exported object until its descriptor is closed, "even if the source rm client gets destroyed") */
 
@@ -298,7 +292,7 @@ static void drop_closed_exports(void)
     }
 }
 
-/* A descriptor of the memory behind a record: `content` for whoever imports it, behind the record that keeps it. */
+/* A descriptor of the memory behind a record: `content` for those that import it, behind the record that keeps it. */
 int sim_export(uint32_t target, const void *content, size_t bytes)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
@@ -308,9 +302,7 @@ int sim_export(uint32_t target, const void *content, size_t bytes)
         return -1;
     struct sim_kept kept = {0};
     bool written = fcntl(file, F_OFD_SETLK, &lock) == 0;
-    if (written && sim_is_lenient("exports"))
-        kept = (struct sim_kept){target, mapped->records[target].generation};
-    else if (written)
+    if (written)
         kept = sim_keep(target, number);
     written = written && kept.record && pwrite(file, &kept, sizeof kept, 0) == (ssize_t)sizeof kept &&
               pwrite(file, content, bytes, sizeof kept) == (ssize_t)bytes;

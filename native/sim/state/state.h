@@ -1,4 +1,4 @@
-/* Access to the shared state, and the books kept in it. Linked into both libraries. */
+/* Access to the shared state, and the accounts kept in it. Linked into both libraries. */
 #ifndef GPUSLICE_SIM_STATE_H
 #define GPUSLICE_SIM_STATE_H
 
@@ -38,7 +38,7 @@ uint64_t sim_start_time(int32_t pid); /* field 22 of /proc/<pid>/stat; 0 for the
 int32_t sim_pid_here(uint32_t slot);   /* a process's number in this one's PID namespace, 0 where it has none */
 bool sim_in_own_namespace(void);       /* not the one of the machine */
 
-/* Books. A record index is never 0. */
+/* Accounts. A record index is never 0. */
 uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address);
 uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address, uint32_t *record);
 void sim_release(uint32_t record);
@@ -46,11 +46,9 @@ void sim_release_locked(uint32_t record);
 uint32_t sim_import(uint32_t target, uint32_t generation);
 bool sim_grow(uint32_t record, uint64_t bytes); /* makes it larger by so much */
 bool sim_is_imported(uint32_t record);          /* somebody else has it open, or it is somebody else's */
-/* GPUSLICE_SIM_LENIENT names what is not modelled as strictly: "exports", "arrays". */
-bool sim_is_lenient(const char *about);
 /* Exported descriptors: the memory lives while one is open anywhere. */
 struct sim_kept {
-    uint32_t record, generation; /* nobody's, and of whoever outlives all others */
+    uint32_t record, generation; /* nobody's, and of one that outlives all others */
 };
 struct sim_kept sim_keep(uint32_t target, uint64_t number);
 int sim_export(uint32_t target, const void *content, size_t bytes); /* a descriptor, -1 on failure */

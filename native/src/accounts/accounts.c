@@ -7,7 +7,7 @@
  * again: the lowest slot stays pending and waits, the others step back.
  *
  * Nothing here is two stores that must happen together. A process that dies at any instruction leaves a slot whose
- * numbers are at least what it held, and the slot is emptied by whoever finds its owner gone.
+ * numbers are at least what it held, and the slot is emptied by the first to find its owner gone.
  */
 #include "accounts/accounts.h"
 

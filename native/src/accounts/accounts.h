@@ -22,7 +22,7 @@ struct gs_attachment {
 struct gs_holding {
     _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
     _Atomic uint64_t own_bytes, exported_bytes, imports;
-    uint64_t limit_bytes, share_percent; /* for display */
+    uint64_t limit_bytes, compute_percent; /* for display */
     char uuid[GPUSLICE_UUID_BYTES];      /* "" for a card that is not ours */
 };
 
@@ -50,7 +50,7 @@ void gs_accounts_look(struct gs_accounts *accounts);
 
 /* The entry for this uuid, taken if there is none; GPUSLICE_CARDS when all are taken by others. */
 uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid);
-void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t share_percent);
+void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t compute_percent);
 
 /* Room for these bytes under the limit, taken in one step against every process of the container. */
 bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);

@@ -36,7 +36,7 @@ static void write_card(struct gpuslice_card *entry, const struct gs_holding *hol
 {
     memcpy(entry->uuid, holding->uuid, sizeof entry->uuid);
     atomic_store(&entry->limit_bytes, holding->limit_bytes);
-    atomic_store(&entry->share_percent, holding->share_percent);
+    atomic_store(&entry->compute_percent, holding->compute_percent);
 }
 
 static bool is_entry(struct gpuslice_card *entry, uint64_t key)
@@ -74,13 +74,13 @@ uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid)
     return GPUSLICE_CARDS;
 }
 
-void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t share_percent)
+void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t compute_percent)
 {
     struct gs_attachment *at = gs_attached(accounts);
     if (card >= GPUSLICE_CARDS || !at || !at->region)
         return;
     accounts->mine[card].limit_bytes = limit_bytes;
-    accounts->mine[card].share_percent = share_percent;
+    accounts->mine[card].compute_percent = compute_percent;
     write_card(&at->region->cards[card], &accounts->mine[card]);
 }
 

@@ -15,7 +15,7 @@ static inline struct gs_attachment *gs_attached(const struct gs_accounts *accoun
 
 /* The attachment, with a slot that is ours; NULL without. */
 struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts);
-/* The attachment in which a holding's word stands, once whoever is writing it is done. */
+/* The attachment in which a holding's word stands, once its writer is done. */
 struct gs_attachment *gs_attachment_of(struct gs_accounts *accounts, uint64_t word);
 /* Our slot bears another word than ours: somebody wrote over it. */
 void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *broken);

@@ -8,20 +8,13 @@
 #include "system/os.h"
 
 enum library { CUDA, NVML, LIBRARIES };
-enum default_stream { EITHER, LEGACY, OWN };
 
-struct hook {
+static const struct {
     const char *symbol;
-    const char *name;
-    void *address; /* NULL for what we only borrow */
-    int since;
-    unsigned char library;
-    unsigned char stream;
-};
-
-static const struct hook hooks[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, (void *)symbol, since, library, stream},
-#define BORROW(library, symbol, parameters) {#symbol, "", NULL, 0, library, EITHER},
+    enum library library;
+} functions[GS_FUNCTIONS] = {
+#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, library},
+#define BORROW(library, symbol, parameters) {#symbol, library},
 #include "driver/hooks.def"
 };
 
@@ -79,9 +72,9 @@ static void bind(enum library library, void *handle)
     void *absent = library == CUDA ? (void *)cuda_not_found : (void *)nvml_not_found;
     handle = hold_library(library, handle);
     for (int i = 0; i < GS_FUNCTIONS; i++) {
-        if (hooks[i].library != library)
+        if (functions[i].library != library)
             continue;
-        void *found = handle ? libc_dlsym(handle, hooks[i].symbol) : NULL;
+        void *found = handle ? libc_dlsym(handle, functions[i].symbol) : NULL;
         __atomic_store_n(&gs_driver[i], found ? found : absent, __ATOMIC_RELEASE);
     }
 }
@@ -98,113 +91,3 @@ static void bind_once(enum library library, void *handle)
 
 void gs_bind_cuda(void *handle) { bind_once(CUDA, handle); }
 void gs_bind_nvml(void *handle) { bind_once(NVML, handle); }
-
-static uint32_t hash_of(const char *text)
-{
-    uint32_t hash = 2166136261u;
-    for (; *text; text++)
-        hash = (hash ^ (unsigned char)*text) * 16777619u;
-    return hash;
-}
-
-int gs_hook_named(const char *symbol)
-{
-    static uint32_t hashes[GS_FUNCTIONS];
-    uint32_t wanted = hash_of(symbol);
-    if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* filled twice by two threads, with the same */
-        for (int i = GS_FUNCTIONS - 1; i >= 0; i--)
-            __atomic_store_n(&hashes[i], hash_of(hooks[i].symbol), __ATOMIC_RELEASE);
-    for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hashes[i] == wanted && hooks[i].address && strcmp(hooks[i].symbol, symbol) == 0)
-            return i;
-    return -1;
-}
-
-void *gs_hook_address(enum gs_function function) { return hooks[function].address; }
-
-static bool suits(const struct hook *hook, const char *name, int version, bool own_stream)
-{
-    return hook->address && hook->name[0] && hook->since <= version && strcmp(hook->name, name) == 0 &&
-           (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
-}
-
-/* "cuMemAlloc_v2" is no name that the manual gives cuGetProcAddress, but some programs ask so. It says all by itself. */
-static void *by_whole_symbol(const char *name)
-{
-    int hook = gs_hook_named(name);
-    for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hook < 0 || (hooks[i].address && strcmp(hooks[i].name, name) == 0))
-            return NULL; /* a name: the version decides what it means */
-    return hooks[hook].library == CUDA && gs_driver_has((enum gs_function)hook) ? hooks[hook].address : NULL;
-}
-
-void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found)
-{
-    bool own_stream = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-    const struct hook *best = NULL;
-    for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (suits(&hooks[i], name, version, own_stream) && (!best || hooks[i].since >= best->since))
-            best = &hooks[i];
-    /* Before there was a variant with the thread's own stream, its flag gets the legacy one. */
-    if (!best && own_stream)
-        return gs_hook_variant(name, version, flags & ~(uint64_t)CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, found);
-    if (best && gs_driver[best - hooks] == found)
-        return best->address;
-    for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose otherwise: whichever it is, its hook */
-        if (hooks[i].address && hooks[i].library == CUDA && gs_driver[i] == found)
-            return hooks[i].address;
-    if (!best)
-        return by_whole_symbol(name);
-    /* None of the symbols it exports. Up to the newest version we know, it is the variant of our list all the same;
-     * beyond, it may take other arguments: the program gets what it asked for. */
-    if (version > GS_NEWEST_KNOWN_VERSION)
-        return NULL;
-    if (!gs_driver_has((enum gs_function)(best - hooks)))
-        __atomic_store_n(&gs_driver[best - hooks], found, __ATOMIC_RELEASE);
-    return best->address;
-}
-
-/* ---- variants that are newer than this list ---- */
-
-/* What only asks or waits may pass. */
-static bool only_asks(const char *name)
-{
-    return strstr(name, "Info") || strstr(name, "TotalMem") || strstr(name, "Synchronize") || strstr(name, "ProcAddress");
-}
-
-static bool has_hook(const char *name, size_t length)
-{
-    for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].address && strncmp(hooks[i].name, name, length) == 0 && !hooks[i].name[length])
-            return true;
-    return false;
-}
-
-/* "_v3", "_v3_ptsz": where the name ends; the whole length for a symbol without. */
-static size_t base_length(const char *symbol)
-{
-    for (const char *at = strstr(symbol, "_v"); at; at = strstr(at + 1, "_v")) {
-        const char *behind = at + 2;
-        while (*behind >= '0' && *behind <= '9')
-            behind++;
-        if (behind > at + 2 && (!*behind || *behind == '_'))
-            return (size_t)(at - symbol);
-    }
-    return strlen(symbol);
-}
-
-bool gs_is_unknown_variant(const char *symbol)
-{
-    size_t length = base_length(symbol);
-    return symbol[length] && gs_hook_named(symbol) < 0 && has_hook(symbol, length) && !only_asks(symbol);
-}
-
-bool gs_is_unknown_form(const char *name, const void *found)
-{
-    if (!found || only_asks(name) || !has_hook(name, base_length(name)))
-        return false;
-    for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].address == found)
-            return false;
-    return true;
-}

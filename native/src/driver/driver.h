@@ -1,4 +1,4 @@
-/* The way to the driver's own functions, and this library's hooks by name. */
+/* The way to the driver's own functions. */
 #ifndef GPUSLICE_DRIVER_H
 #define GPUSLICE_DRIVER_H
 
@@ -9,9 +9,6 @@
 #define GS_EXPORT __attribute__((visibility("default")))
 #define gs_likely(condition) __builtin_expect(!!(condition), 1)
 #define gs_unlikely(condition) __builtin_expect(!!(condition), 0)
-
-/* The newest cuda.h this list of hooks was checked against. */
-#define GS_NEWEST_KNOWN_VERSION 13050
 
 enum gs_function {
 #define HOOK(library, symbol, name, since, stream, parameters) GS_##symbol,
@@ -35,16 +32,5 @@ bool gs_driver_has(enum gs_function function);
 /* Finds the driver's functions: in the library the program has open, else in the one it would get. Once. */
 void gs_bind_cuda(void *handle);
 void gs_bind_nvml(void *handle);
-
-/* A hook by the symbol's name; -1 if there is none. Starts with "cu" or "nvml" as a rule. */
-int gs_hook_named(const char *symbol);
-void *gs_hook_address(enum gs_function function);
-/* The hook for what cuGetProcAddress found: `found` is the driver's function for this name, version and flags. NULL
- * when the variant is none we know: then the program must get what the driver gave. */
-void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found);
-/* A variant that is newer than this library, of a function that it stands in front of: what it takes nobody would count,
- * so a program must not get it. By the symbol, or as cuGetProcAddress found it. */
-bool gs_is_unknown_variant(const char *symbol);
-bool gs_is_unknown_form(const char *name, const void *found);
 
 #endif

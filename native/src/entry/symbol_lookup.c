@@ -7,7 +7,8 @@
 #include <dlfcn.h>
 #include <stdbool.h>
 
-#include "policy/core.h"
+#include "entry/hook_table.h"
+#include "policy/start.h"
 #include "system/elf.h"
 #include "system/text.h"
 

@@ -1,6 +1,9 @@
 /* Arrays and mipmapped arrays: opaque, so their size is computed, with the driver's pages as the least. */
-#include "policy/core.h"
-#include "policy/driver_overhead.h"
+#include "hooks/holders.h"
+#include "hooks/place.h"
+#include "policy/held.h"
+#include "policy/reserve.h"
+#include "policy/start.h"
 
 /* Bytes of one channel; for formats that are no plain channels, of the whole texel over the channels they come with. */
 static uint64_t channel_bytes(int format)

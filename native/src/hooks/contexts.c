@@ -1,11 +1,18 @@
 /* Contexts: reserved by the last measurement before the call, corrected by a new one after it, and undone if they do not
  * fit. */
+#include "hooks/contexts.h"
+
 #include <string.h>
 
 #include "hooks/kernels.h"
-#include "policy/measured.h"
+#include "hooks/place.h"
 #include "policy/driver_overhead.h"
-#include "hooks/pools.h"
+#include "policy/opened.h"
+#include "policy/pool_accounts.h"
+#include "policy/reserve.h"
+#include "policy/start.h"
+#include "policy/throttle.h"
+#include "system/at_fork.h"
 
 #define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more between two readings was a neighbour */
 #define PROCESSOR_BYTES (UINT64_C(4) << 20) /* of a context, for each multiprocessor: seen from T4 to H100, rounded up */
@@ -35,13 +42,14 @@ static void end_births(struct gs_lock *lock)
     gs_unlock(lock);
 }
 
-void gs_forget_contexts(void)
+static void forget(void)
 {
     memset((void *)birth_locks, 0, sizeof birth_locks);
     giving_birth = false;
     memset(primary_contexts, 0, sizeof primary_contexts);
     gs_table_forget(&greens);
 }
+GS_AT_FORK(forget);
 
 struct birth {
     struct gs_card *card;
@@ -120,8 +128,8 @@ static uint64_t context_bytes(const struct birth *birth, struct own *own)
 {
     struct gs_sight after;
     gs_look_at_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
-    gs_learn_number(own, &birth->before.reading, &after.reading);
-    if (!gs_number_known())
+    gs_learn_nvml_pid(own, &birth->before.reading, &after.reading);
+    if (!gs_nvml_pid_known())
         gs_watch_kernels();
     if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
         return after.reading.mine - birth->before.reading.mine;
@@ -147,6 +155,7 @@ static bool finish(struct birth *birth, bool made, const void *key)
     uint64_t bytes = context_bytes(birth, own);
     gs_settle(birth->card, birth->reserved, 0);
     gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
+    gs_throttle_meet(birth->card);
     if (!birth->green)
         learn(birth->card, bytes);
     gs_contexts_changed();
@@ -161,7 +170,7 @@ static void ended(struct gs_card *card, CUcontext context, const void *key)
     gs_contexts_changed();
     if (context) {
         gs_drop_context(context);
-        gs_imports_drop_context(context);
+        gs_opened_drop_context(context);
     }
     gs_pools_changed();
     if (!gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context))
@@ -281,7 +290,7 @@ int cuGreenCtxDestroy(CUgreenCtx green)
     return result;
 }
 
-/* ---- primary contexts: made by whoever asks first ---- */
+/* ---- primary contexts: made by the first to ask ---- */
 
 static bool is_active(CUdevice device)
 {
@@ -332,7 +341,8 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
     if (is_active(device))
         remember_primary(device, context);
     gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
-    gs_assume_number(gs_own_of(card));
+    gs_throttle_meet(card);
+    gs_assume_nvml_pid(gs_own_of(card));
     if (gs_measure(card))
         return;
     gs_watch_kernels();
@@ -364,7 +374,7 @@ static bool drop_green(struct gs_entry *green, void *device)
     if (green->owner != *(const uint64_t *)device + 1)
         return false;
     gs_drop_context((CUcontext)(uintptr_t)green->key);
-    gs_imports_drop_context((CUcontext)(uintptr_t)green->key);
+    gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
     return true;
 }
 

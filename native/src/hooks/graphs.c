@@ -1,10 +1,11 @@
 /* Graphs with memory nodes. The driver takes their memory when a graph is instantiated, uploaded or launched, and
  * keeps it for the next graph: what it tells to have reserved is charged. Before a call that may take memory, the
  * most it can take is reserved: on each device the sum of the graph's allocations there. */
-#include "policy/core.h"
-#include "policy/driver_overhead.h"
-#include "hooks/pools.h"
-#include "policy/throttle.h"
+#include "hooks/launches.h"
+#include "policy/pool_accounts.h"
+#include "policy/reserve.h"
+#include "policy/start.h"
+#include "system/at_fork.h"
 
 #define DEVICE_BITS 6
 #define DEVICES (1 << DEVICE_BITS)
@@ -14,11 +15,12 @@ enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1, DEEPEST = 8 };
 static struct gs_table executables; /* → the devices it takes memory of, a bit each in `owner` */
 static struct gs_table parts;       /* executable and device → the most it takes there */
 
-void gs_forget_graphs(void)
+static void forget(void)
 {
     gs_table_forget(&executables);
     gs_table_forget(&parts);
 }
+GS_AT_FORK(forget);
 
 /* ---- adding nodes ---- */
 
@@ -218,7 +220,7 @@ static void recall(CUgraphExec graph, uint64_t devices, struct demand *demand)
 }
 
 /* Before the driver's call: afterwards another may be given the same address. */
-static bool forget(CUgraphExec graph)
+static bool forget_graph(CUgraphExec graph)
 {
     struct gs_entry whole, part;
     if (!gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &whole))
@@ -271,7 +273,7 @@ int cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, void *pa
 
 int cuGraphExecDestroy(CUgraphExec graph)
 {
-    bool known = gs_enter_cuda() && gs_graph_memory_exists() && forget(graph);
+    bool known = gs_enter_cuda() && gs_graph_memory_exists() && forget_graph(graph);
     int result = DRIVER(cuGraphExecDestroy)(graph);
     if (known)
         gs_pools_changed();

@@ -1,7 +1,11 @@
 /* What keeps physical memory alive without a mapping: a sparse array's tiles, a multicast group's members, what is bound
  * to a logical endpoint. Each is a pin: a reference that goes with its place or with its holder. */
-#include "policy/driver_overhead.h"
+#include "hooks/holders.h"
+
 #include "hooks/physical.h"
+#include "policy/held.h"
+#include "policy/start.h"
+#include "system/at_fork.h"
 
 #define OFFSET_STEP_BITS 16 /* no offset into a group is finer, and so it fits an entry's `kind` */
 #define AT_ONCE 64
@@ -10,7 +14,8 @@ static struct gs_table pins; /* place → object; the holder is in `bytes` */
 static _Atomic uint64_t last_pin;
 static bool pins_exist;
 
-void gs_forget_holders(void) { gs_table_forget(&pins); }
+static void forget(void) { gs_table_forget(&pins); }
+GS_AT_FORK(forget);
 
 static void unpin_place(uint64_t place)
 {

@@ -5,8 +5,11 @@
 
 #include <string.h>
 
-#include "policy/measured.h"
+#include "hooks/place.h"
 #include "policy/driver_overhead.h"
+#include "policy/start.h"
+#include "system/at_fork.h"
+#include "system/table.h"
 
 #define LARGEST_CODE_BYTES (UINT64_C(64) << 20) /* of one first launch: code, and the local memory that it wants */
 #define MOST_CODE_BYTES (UINT64_C(1) << 30)     /* of a context */
@@ -25,7 +28,7 @@ static _Thread_local struct {
 
 void gs_watch_kernels(void) { __atomic_store_n(&gs_kernels_watched, true, __ATOMIC_RELAXED); }
 
-void gs_forget_kernels(void)
+static void forget(void)
 {
     gs_kernels_watched = false;
     memset(gs_kernels_seen, 0, sizeof gs_kernels_seen);
@@ -33,6 +36,7 @@ void gs_forget_kernels(void)
     first.measured = false;
     gs_table_forget(&launched);
 }
+GS_AT_FORK(forget);
 
 static bool is_known(CUfunction function)
 {
@@ -45,7 +49,7 @@ static bool is_known(CUfunction function)
 void gs_code_may_come(void)
 {
     bool nobody = false;
-    first.measured = __atomic_load_n(&gs_kernels_watched, __ATOMIC_RELAXED) && !gs_number_known() &&
+    first.measured = __atomic_load_n(&gs_kernels_watched, __ATOMIC_RELAXED) && !gs_nvml_pid_known() &&
                      atomic_compare_exchange_strong(&measuring, &nobody, true);
     if (!first.measured)
         return;

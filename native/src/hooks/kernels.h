@@ -2,7 +2,7 @@
 #ifndef GPUSLICE_KERNELS_H
 #define GPUSLICE_KERNELS_H
 
-#include "policy/core.h"
+#include "policy/cards.h"
 
 #define GS_KERNELS_AT_HAND 4096u
 
@@ -22,7 +22,6 @@ static inline bool gs_may_be_first(CUfunction function)
 
 /* A context was made, and NVML does not tell what this process holds. */
 void gs_watch_kernels(void);
-void gs_forget_kernels(void);
 
 void gs_code_may_come(void);
 int gs_code_came(int result);

@@ -1,8 +1,28 @@
 /* Launches: a test of one flag where nothing is throttled. */
+#include "hooks/launches.h"
+
 #include "hooks/kernels.h"
-#include "policy/throttle.h"
+#include "hooks/place.h"
+#include "policy/start.h"
 
 #define BLOCKS ((uint64_t)grid_x * grid_y * grid_z)
+
+bool gs_launch_freely;
+
+struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
+{
+    struct gs_work work = {.stream = {.handle = stream, .own = own_stream}, .key = key};
+    if (gs_is_alone())
+        return work;
+    if (!gs_enter_cuda() || !gs_throttles()) {
+        __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
+        return work;
+    }
+    work.place = gs_stream_place(stream);
+    work.stream.context = work.place.context;
+    gs_work_begin(&work);
+    return work;
+}
 
 static uint64_t key_of(CUfunction function, const CUlaunchConfig *config)
 {
@@ -68,7 +88,7 @@ int cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned 
     if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)) || !launches || count > MOST_DEVICES)
         return DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
     for (unsigned int i = 0; i < count; i++)
-        works[i] = gs_work_begin(launches[i].hStream, false, gs_work_key(launches[i].function, launches[i].gridDimX));
+        works[i] = gs_launch_begin(launches[i].hStream, false, gs_work_key(launches[i].function, launches[i].gridDimX));
     int result = DRIVER(cuLaunchCooperativeKernelMultiDevice)(launches, count, flags);
     for (unsigned int i = 0; i < count; i++)
         gs_work_end(&works[i], result == CUDA_SUCCESS);

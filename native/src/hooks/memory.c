@@ -1,131 +1,68 @@
 /* Linear memory: allocated and freed at once. */
-#include "policy/core.h"
-#include "policy/driver_overhead.h"
-#include "hooks/pools.h"
+#include "hooks/place.h"
+#include "policy/held.h"
+#include "policy/reserve.h"
+#include "policy/start.h"
 
-static struct gs_table pages;
+/* ---- allocating: reserve, call, then hold or give back ---- */
 
-/* ---- what an allocation takes ---- */
+struct request {
+    struct gs_place place; /* without a card nothing is counted */
+    uint64_t reserved;
+    bool refused;
+};
 
-/* The driver hands out pages of 2 MiB. A large block has its own; small ones share a page, which the address tells:
- * the page is charged with the first block on it and given back with the last. */
-static bool has_own_pages(CUdeviceptr address, uint64_t bytes)
+static struct request reserve_here(uint64_t bytes)
 {
-    return address % GS_PAGE_BYTES == 0 && bytes > GS_PAGE_BYTES / 2;
+    struct request request = {0};
+    if (!gs_enter_cuda() || !bytes)
+        return request;
+    request.place = gs_current_place();
+    request.reserved = bytes;
+    request.refused = request.place.card && !gs_reserve(request.place.card, bytes);
+    return request;
 }
 
-static uint64_t count_pages(CUdeviceptr address, uint64_t bytes, int by)
+static int hold(const struct request *request, CUdeviceptr address, uint64_t bytes, uint32_t flags)
 {
-    uint64_t charged = 0;
-    for (uint64_t page = address / GS_PAGE_BYTES; page <= (address + bytes - 1) / GS_PAGE_BYTES; page++) {
-        uint64_t before = gs_table_count(&pages, page + 1, by);
-        charged += before == (by > 0 ? 0u : 1u) ? GS_PAGE_BYTES : 0;
-    }
-    return charged;
+    if (request->place.card)
+        gs_hold(request->place, address, bytes, request->reserved, flags);
+    return CUDA_SUCCESS;
 }
 
-void gs_forget_pages(void) { gs_table_forget(&pages); }
-
-static void hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved, uint32_t managed)
+static int give_back(const struct request *request, int result)
 {
-    bool own = has_own_pages(address, bytes);
-    uint64_t charge = gs_round_up(bytes, GS_PAGE_BYTES);
-    struct gs_entry entry = {.key = address,
-                             .bytes = own ? charge : bytes,
-                             .owner = (uint64_t)(uintptr_t)place.context,
-                             .kind = (own ? GS_LINEAR : GS_SMALL) | managed,
-                             .card = place.card->index};
-    if (!gs_table_put(&gs_held, &entry))
-        return; /* stays charged: it cannot be recognised when it is freed */
-    if (managed)
-        gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
-    gs_settle(place.card, reserved, own ? charge : count_pages(address, bytes, 1));
+    if (request->place.card)
+        gs_settle(request->place.card, request->reserved, 0);
+    return result;
 }
-
-uint64_t gs_release_entry(struct gs_entry *entry)
-{
-    uint64_t bytes = 0;
-    if (entry->kind & (GS_MANAGED | GS_EXPORTED))
-        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
-    switch (entry->kind & 0xff) {
-    case GS_LINEAR:
-    case GS_ARRAY:
-    case GS_EXTERNAL:
-        bytes = entry->bytes;
-        break;
-    case GS_SMALL:
-        bytes = count_pages(entry->key, entry->bytes, -1);
-        break;
-    case GS_STREAM_ORDERED:
-        gs_pool_block_freed(entry);
-        break;
-    case GS_IMPORT:
-        gs_doubt(entry->card, GS_PERHAPS_MORE, -(int64_t)entry->bytes);
-        gs_accounts_imported(&gs_accounts, entry->card, -1);
-        break;
-    }
-    if (entry->kind & GS_EXPORTED)
-        gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
-    else
-        gs_accounts_return(&gs_accounts, entry->card, bytes);
-    return bytes;
-}
-
-/* ---- allocating ---- */
 
 int cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
-    if (!place.card || !bytes)
-        return DRIVER(cuMemAlloc_v2)(address, bytes);
-    uint64_t reserved = gs_round_up(bytes, GS_PAGE_BYTES);
-    if (!gs_reserve(place.card, reserved))
+    struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
+    if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAlloc_v2)(address, bytes);
-    if (result == CUDA_SUCCESS)
-        hold(place, *address, bytes, reserved, 0);
-    else
-        gs_settle(place.card, reserved, 0);
-    return result;
+    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, 0) : give_back(&request, result);
 }
 
 int cuMemAlloc(unsigned int *address, unsigned int bytes)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
-    if (!place.card || !bytes)
-        return DRIVER(cuMemAlloc)(address, bytes);
-    uint64_t reserved = gs_round_up(bytes, GS_PAGE_BYTES);
-    if (!gs_reserve(place.card, reserved))
+    struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
+    if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAlloc)(address, bytes);
-    if (result == CUDA_SUCCESS)
-        hold(place, *address, bytes, reserved, 0);
-    else
-        gs_settle(place.card, reserved, 0);
-    return result;
+    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, 0) : give_back(&request, result);
 }
 
+/* It may live on the host and exceed the card. It counts in full: any of it can move here unasked. */
 int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
-    if (!place.card || !bytes)
-        return DRIVER(cuMemAllocManaged)(address, bytes, flags);
-    /* Managed memory may live on the host and exceed the card. It counts in full: any of it can move here unasked. */
-    uint64_t reserved = gs_round_up(bytes, GS_PAGE_BYTES);
-    if (!gs_reserve(place.card, reserved))
+    struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
+    if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocManaged)(address, bytes, flags);
-    if (result == CUDA_SUCCESS)
-        hold(place, *address, bytes, reserved, GS_MANAGED);
-    else
-        gs_settle(place.card, reserved, 0);
-    return result;
+    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, GS_MANAGED) : give_back(&request, result);
 }
 
 /* The driver chooses the pitch: what no known card exceeds is reserved, what it took is settled. */
@@ -139,39 +76,21 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
 
 int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
-    if (!place.card || !width || !height)
-        return DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element);
-    uint64_t reserved = pitched_bytes(width, height);
-    if (!gs_reserve(place.card, reserved))
+    struct request request = reserve_here(pitched_bytes(width, height));
+    if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element);
-    if (result == CUDA_SUCCESS)
-        hold(place, *address, *pitch * height, reserved, 0);
-    else
-        gs_settle(place.card, reserved, 0);
-    return result;
+    return result == CUDA_SUCCESS ? hold(&request, *address, *pitch * height, 0) : give_back(&request, result);
 }
 
 int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int width, unsigned int height,
                     unsigned int element)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
-    if (!place.card || !width || !height)
-        return DRIVER(cuMemAllocPitch)(address, pitch, width, height, element);
-    uint64_t reserved = pitched_bytes(width, height);
-    if (!gs_reserve(place.card, reserved))
+    struct request request = reserve_here(pitched_bytes(width, height));
+    if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocPitch)(address, pitch, width, height, element);
-    if (result == CUDA_SUCCESS)
-        hold(place, *address, (uint64_t)*pitch * height, reserved, 0);
-    else
-        gs_settle(place.card, reserved, 0);
-    return result;
+    return result == CUDA_SUCCESS ? hold(&request, *address, (uint64_t)*pitch * height, 0) : give_back(&request, result);
 }
 
 /* ---- freeing ---- */
@@ -217,25 +136,4 @@ int cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
     struct gs_entry entry;
     bool noted = take_note(address, &entry);
     return settle_free(DRIVER(cuMemFreeAsync_ptsz)(address, stream), noted, &entry);
-}
-
-/* ---- a context that goes takes its memory along ---- */
-
-struct gone {
-    uint64_t context;
-};
-
-static bool drop_with_context(struct gs_entry *entry, void *context)
-{
-    const struct gone *gone = context;
-    if (entry->owner != gone->context)
-        return false;
-    gs_release_entry(entry);
-    return true;
-}
-
-void gs_drop_context(CUcontext context)
-{
-    struct gone gone = {(uint64_t)(uintptr_t)context};
-    gs_table_sift(&gs_held, drop_with_context, &gone);
 }

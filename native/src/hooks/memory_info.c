@@ -1,8 +1,10 @@
-/* What the container is told: its share is the card, and it is alone on it. */
-#include "policy/core.h"
-#include "system/os.h"
+/* What the container is shown: its share is the card, and it is alone on it. */
+#include "hooks/place.h"
+#include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
-#include "hooks/pools.h"
+#include "policy/pool_accounts.h"
+#include "policy/start.h"
+#include "system/os.h"
 
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 enum { NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_NOT_SUPPORTED = 3 };
@@ -14,7 +16,7 @@ static void sweep_sometimes(void)
     uint64_t now = gs_coarse_ns(), last = atomic_load_explicit(&swept_ns, memory_order_relaxed);
     if (now - last >= SWEEP_EVERY_NS && atomic_compare_exchange_strong(&swept_ns, &last, now)) {
         gs_accounts_sweep(&gs_accounts);
-        gs_physical_settle_descriptors();
+        gs_descriptors_settle();
     }
 }
 

@@ -1,7 +1,8 @@
 /* Modules, libraries and heaps: known only once they are there. What a kernel's code takes when it is first used, as
  * drivers load it since 12.2, is seen at the next measurement, where NVML names this process. */
-#include "policy/measured.h"
+#include "hooks/place.h"
 #include "policy/driver_overhead.h"
+#include "policy/start.h"
 
 struct load {
     struct gs_card *card;
@@ -17,7 +18,7 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    if (!gs_number_known()) /* else measured afterwards, and that is all */
+    if (!gs_nvml_pid_known()) /* else measured afterwards, and that is all */
         gs_look_at_card(load->card, &load->before, GS_MEMORY);
     return true;
 }

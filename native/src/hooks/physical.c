@@ -2,8 +2,14 @@
  * releasing the handle of mapped memory frees nothing. */
 #include "hooks/physical.h"
 
+#include "hooks/holders.h"
+#include "hooks/place.h"
+#include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
-#include "system/open_file_locks.h"
+#include "policy/held.h"
+#include "policy/reserve.h"
+#include "policy/start.h"
+#include "system/at_fork.h"
 
 static struct gs_table handles;  /* handle → references by it, object */
 static struct gs_table mappings; /* address → length, object */
@@ -11,118 +17,14 @@ static struct gs_table objects;  /* object → what it is charged */
 static struct gs_table references; /* object → how many */
 static _Atomic uint64_t last_object;
 
-/* The driver keeps memory as long as a descriptor of it is open anywhere, which only the kernel knows. */
-struct export {
-    struct export *next;
-    uint64_t object;
-    bool kept; /* the object is gone, the descriptor is what keeps its memory */
-    uint32_t card;
-    uint64_t bytes;
-    struct gs_watch watch;
-};
-#define EXPORTS_AT_ONCE 32 /* in a mapping of their own, which is kept */
-
-static struct gs_lock exports_lock;
-static struct export *exports, *unused_exports;
-static _Atomic uint32_t lingering; /* objects that are gone and not their memory */
-
-void gs_forget_physical(void)
+static void forget(void)
 {
     gs_table_forget(&handles);
     gs_table_forget(&mappings);
     gs_table_forget(&objects);
     gs_table_forget(&references);
-    exports_lock = (struct gs_lock){0};
-    exports = unused_exports = NULL;
-    lingering = 0;
 }
-
-/* ---- descriptors ---- */
-
-static struct export *new_export(void)
-{
-    if (!unused_exports) {
-        struct export *more = gs_map_private(EXPORTS_AT_ONCE * sizeof *more);
-        for (int i = 0; more && i < EXPORTS_AT_ONCE; i++) {
-            more[i].next = unused_exports;
-            unused_exports = &more[i];
-        }
-    }
-    struct export *made = unused_exports;
-    if (made)
-        unused_exports = made->next;
-    return made;
-}
-
-static void watch_export(uint64_t object, uint32_t card, uint64_t bytes, int descriptor)
-{
-    gs_lock(&exports_lock);
-    struct export *made = new_export();
-    if (made) {
-        made->object = object;
-        made->kept = false;
-        made->card = card;
-        made->bytes = bytes;
-        bool watched = gs_watch_begin(&made->watch, descriptor);
-        made->next = watched ? exports : unused_exports;
-        *(watched ? &exports : &unused_exports) = made;
-    }
-    gs_unlock(&exports_lock);
-}
-
-static bool has_export(uint64_t object)
-{
-    for (const struct export *it = exports; it; it = it->next)
-        if (it->object == object)
-            return true;
-    return false;
-}
-
-/* Takes those out of the list that were closed meanwhile: an object's, or (0) all whose object is gone. With the last of
- * these the memory is gone too. */
-static void forget_closed(uint64_t object)
-{
-    for (struct export **at = &exports, *it; (it = *at);) {
-        if ((object ? it->object != object : !it->kept) || gs_watch_is_open(&it->watch)) {
-            at = &it->next;
-            continue;
-        }
-        *at = it->next;
-        it->next = unused_exports;
-        unused_exports = it;
-        if (!it->kept || has_export(it->object))
-            continue;
-        struct gs_entry gone = {.bytes = it->bytes, .kind = GS_LINEAR | GS_EXPORTED, .card = it->card};
-        gs_release_entry(&gone);
-        atomic_fetch_sub(&lingering, 1);
-    }
-}
-
-/* An object's last handle and mapping went: whether a descriptor keeps its memory, which then stays counted. */
-static bool lingers(uint64_t object)
-{
-    gs_lock(&exports_lock);
-    forget_closed(object);
-    bool kept = has_export(object);
-    for (struct export *it = exports; it; it = it->next)
-        it->kept |= it->object == object;
-    atomic_fetch_add(&lingering, kept);
-    gs_unlock(&exports_lock);
-    return kept;
-}
-
-bool gs_physical_settle_descriptors(void)
-{
-    uint32_t before = atomic_load(&lingering);
-    if (gs_likely(!before))
-        return false;
-    gs_lock(&exports_lock);
-    forget_closed(0);
-    gs_unlock(&exports_lock);
-    return atomic_load(&lingering) < before;
-}
-
-/* ---- objects ---- */
+GS_AT_FORK(forget);
 
 static struct gs_card *card_of(const CUmemAllocationProp *properties)
 {
@@ -162,7 +64,7 @@ void gs_physical_drop(uint64_t object)
     struct gs_entry entry;
     if (gs_table_count(&references, object, -1) != 1 || !gs_table_take(&objects, object, &entry))
         return;
-    if (!(entry.kind & GS_EXPORTED) || !lingers(object))
+    if (!(entry.kind & GS_EXPORTED) || !gs_descriptors_keep(object))
         gs_release_entry(&entry);
     gs_unpin(object); /* its members, if it is a group */
 }
@@ -295,7 +197,7 @@ static void mark_exported(uint64_t object, int descriptor)
         gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
         gs_table_put(&objects, &entry);
     }
-    watch_export(object, entry.card, entry.bytes, descriptor);
+    gs_descriptor_made(object, entry.card, entry.bytes, descriptor);
 }
 
 enum { POSIX_FILE_DESCRIPTOR = 1 };
@@ -320,8 +222,8 @@ int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *s
     int result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (!active || result != CUDA_SUCCESS)
         return result;
-    bool told = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
-    struct gs_card *card = told ? card_of(&properties) : gs_current_place().card;
+    bool known = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
+    struct gs_card *card = known ? card_of(&properties) : gs_current_place().card;
     if (card) {
         gs_accounts_imported(&gs_accounts, card->index, 1);
         gs_physical_made(*handle, card, 0, GS_IMPORT);

@@ -2,7 +2,7 @@
 #ifndef GPUSLICE_PHYSICAL_H
 #define GPUSLICE_PHYSICAL_H
 
-#include "policy/core.h"
+#include "policy/cards.h"
 
 void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind);
 uint64_t gs_physical_of_handle(CUmemGenericAllocationHandle handle); /* 0 for one we do not know */

@@ -10,8 +10,16 @@
 #define FIRST_GUESS_NS 1000000u /* of work of which nobody knows how long it takes */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 1000000u
+#define PAUSE_NS 250000u     /* shorter ones do not end a run of work: host times are not that exact */
+#define WAITS_FOR_TURN_NS 200000u /* no driver needs as long to begin with what nobody is in front of */
+#define TURNS_KNOWN_FOR_NS UINT64_C(10000000000)
+/* Short work that takes so much longer than it is known to was cut: other processes had their turns in between. */
+#define LEAST_CUT_NS 100000u /* changing to another process and back takes longer by itself */
+#define MOST_CUTS_IN_A_ROW 8 /* after that it seems to have become longer itself */
+#define MOST_OTHERS_NS UINT64_C(20000000)
+#define CHARGED_AT_ITS_END_NS 10000000u /* then events tell how long it took; what takes longer is charged as it goes on */
 /* Beside others: what a container may have under way, and be ahead by. */
-#define DEPTH_NS 4000000u
+#define DEPTH_NS 6000000u
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
 #define LEAD_NS 4000000
 #define SHORT_BESIDE 4 /* times as long */
@@ -147,6 +155,7 @@ void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool l
 
 struct interval {
     uint64_t from_ns, to_ns;
+    uint64_t own_until_ns; /* what follows was others' turns; 0: nobody knows */
 };
 
 static void set_in_flight(struct gs_queue *queue, struct gs_batch *batch, uint64_t ns)
@@ -170,33 +179,59 @@ static void take_out(struct gs_queue *queue, struct gs_batch *batch, uint64_t en
         }
 }
 
+static uint64_t began_ns(const struct gs_batch *batch)
+{
+    return greater(greater(batch->recorded_ns, batch->ready_ns), batch->waited_ns);
+}
+
 /* When it began and ended: events tell how long it took, and it was seen under way, or not any more. */
 static struct interval place(const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
 {
-    uint64_t end = greater(batch->recorded_ns, batch->ready_ns) + took_ns;
+    uint64_t end = began_ns(batch) + took_ns;
     end = lesser(greater(end, batch->unfinished_ns), now_ns);
-    return (struct interval){end - lesser(took_ns, end), end};
+    return (struct interval){end - lesser(took_ns, end), end, 0};
+}
+
+/* Of a run of work that lasts so long. */
+static uint64_t own_ns(struct gs_own_part part, uint64_t run_ns)
+{
+    uint64_t whole = lesser(run_ns, part.turn_ns);
+    return whole + (uint64_t)((double)(run_ns - whole) * part.part);
 }
 
 /* One whose end was put late may have ended long before: it is believed to have taken a quarter more than expected. */
-static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, double own_part)
+static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct gs_own_part part)
 {
-    double most = (double)batch->estimate_ns * 1.25 / (own_part > 0.01 ? own_part : 0.01);
+    double most = (double)batch->estimate_ns * 1.25 / (part.part > 0.01 ? part.part : 0.01);
     return batch->late && (double)took_ns > most ? (uint64_t)most : took_ns;
 }
 
+bool gs_queue_takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
+
+static bool is_cut(struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns)
+{
+    bool cut = took_ns > batch->estimate_ns + batch->estimate_ns / 4 + LEAST_CUT_NS;
+    queue->cuts_in_a_row = cut ? queue->cuts_in_a_row + 1 : 0;
+    return cut;
+}
+
 static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
-                   double own_part, struct interval *found)
+                   struct gs_own_part part, struct interval *found)
 {
     enum gs_event_state state = events->query(batch->end);
     uint64_t took = batch->estimate_ns;
     if (state == GS_EVENT_PENDING)
         return false;
     bool timed = state == GS_EVENT_PASSED && events->elapsed(batch->start, batch->end, &took);
-    took = believed(batch, took, own_part);
+    took = believed(batch, took, part);
     *found = place(batch, took, now_ns);
-    for (uint32_t i = 0; timed && i < batch->launches; i++) {
-        double ns = (double)took * own_part * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
+    bool known = part.by_length && gs_queue_takes_turns(queue, now_ns) && !batch->unknown && batch->estimate_ns < GS_TURN_NS;
+    bool cut = known && is_cut(queue, batch, took);
+    if (known)
+        found->own_until_ns = cut ? found->from_ns + batch->estimate_ns : found->to_ns;
+    bool teaches = !cut || queue->cuts_in_a_row >= MOST_CUTS_IN_A_ROW;
+    for (uint32_t i = 0; timed && teaches && i < batch->launches; i++) {
+        double ns = (double)own_ns(part, took) * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
         learn(&queue->average_ns[batch->launched[i].key], ns, 0.1);
         learn(&queue->function_ns[batch->launched[i].function], ns, 0.5);
     }
@@ -204,19 +239,39 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
     return true;
 }
 
-/* A batch whose stream has reached it is at work until it is seen to have ended. */
-static bool is_running(struct gs_batch *batch, const struct gs_events *events)
+/* A batch whose stream has reached it is at work until it is seen to have ended. Before that it may wait for the card,
+ * where a neighbour has its turn. */
+static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns)
 {
-    if (!batch->running && !batch->behind)
+    if (!batch->running && !batch->behind) {
         batch->running = events->query(batch->start) == GS_EVENT_PASSED;
+        if (!batch->running && now_ns - greater(batch->recorded_ns, batch->ready_ns) > WAITS_FOR_TURN_NS)
+            queue->turned_ns = now_ns;
+        if (!batch->running)
+            batch->waited_ns = now_ns;
+    }
     return batch->running;
 }
 
-static uint64_t began_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
-
-static uint64_t length_beyond(uint64_t *covered_ns, struct interval *intervals, uint32_t count)
+/* Who has work gets its turn, and changing from one process to another takes a little. */
+static uint64_t most_of_others(struct gs_own_part part, uint64_t busy_ns)
 {
-    uint64_t length = 0;
+    uint32_t others = part.others ? part.others : 1;
+    return busy_ns * others / (others + 1) + busy_ns / 16;
+}
+
+/* Others' turns between these times; in the long run no more than they can have had, as work may become longer itself. */
+static uint64_t others_ns(struct gs_queue *queue, uint64_t from_ns, uint64_t to_ns)
+{
+    uint64_t ns = to_ns > from_ns ? lesser(to_ns - from_ns, queue->others_ns) : 0;
+    queue->others_ns -= ns;
+    return ns;
+}
+
+/* What no interval before has covered, and what of it is the process's own. */
+static struct gs_busy cover(struct gs_queue *queue, struct interval *intervals, uint32_t count, struct gs_own_part part)
+{
+    struct gs_busy busy = {0, 0};
     for (uint32_t i = 1; i < count; i++) /* by their beginnings; there are few */
         for (uint32_t j = i; j > 0 && intervals[j].from_ns < intervals[j - 1].from_ns; j--) {
             struct interval swapped = intervals[j];
@@ -224,17 +279,29 @@ static uint64_t length_beyond(uint64_t *covered_ns, struct interval *intervals, 
             intervals[j - 1] = swapped;
         }
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t from = greater(intervals[i].from_ns, *covered_ns);
-        length += intervals[i].to_ns > from ? intervals[i].to_ns - from : 0;
-        *covered_ns = greater(*covered_ns, intervals[i].to_ns);
+        uint64_t from = greater(intervals[i].from_ns, queue->covered_ns), to = intervals[i].to_ns;
+        if (to <= from)
+            continue;
+        uint64_t before = from - queue->covered_ns < PAUSE_NS ? queue->run_ns : 0;
+        queue->run_ns = before + (to - from);
+        queue->covered_ns = to;
+        queue->others_ns = lesser(MOST_OTHERS_NS, queue->others_ns + most_of_others(part, to - from));
+        busy.ns += to - from;
+        if (intervals[i].own_until_ns)
+            busy.own_ns += to - from - others_ns(queue, greater(from, intervals[i].own_until_ns), to);
+        else
+            busy.own_ns += own_ns(part, queue->run_ns) - own_ns(part, before);
     }
-    return length;
+    return busy;
 }
 
-uint64_t gs_queue_look(struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns, bool paused, double own_part)
+struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns, bool paused,
+                             struct gs_own_part part)
 {
     struct interval intervals[2 * GS_BATCHES];
     uint32_t count = 0;
+    if (!gs_queue_takes_turns(queue, now_ns)) /* processes run side by side */
+        part.turn_ns = 0;
     for (bool again = queue->count > 0; again;) { /* behind one that has finished the next may have, too */
         again = false;
         FOR_EACH_BATCH(queue, batch) {
@@ -243,22 +310,28 @@ uint64_t gs_queue_look(struct gs_queue *queue, const struct gs_events *events, u
             if (batch->unfinished_ns == now_ns)
                 continue; /* asked a moment ago */
             close_batch(batch, events);
-            if (finish(queue, batch, events, now_ns, own_part, &intervals[count]))
+            if (finish(queue, batch, events, now_ns, part, &intervals[count]))
                 again = ++count < GS_BATCHES;
             else
                 batch->unfinished_ns = now_ns;
         }
     }
+    uint64_t last_end_ns = 0;
+    for (uint32_t i = 0; i < count; i++)
+        last_end_ns = greater(last_end_ns, intervals[i].to_ns);
     FOR_EACH_BATCH(queue, batch) {
-        if (batch->behind || !is_running(batch, events))
+        if (batch->behind || !is_running(queue, batch, events, now_ns))
             continue;
         uint64_t began = began_ns(batch), ran = now_ns > began ? now_ns - began : 0;
-        ran = believed(batch, ran, own_part);
-        uint64_t own = (uint64_t)((double)ran * own_part);
-        intervals[count++] = (struct interval){began, began + ran};
+        ran = believed(batch, ran, part);
+        uint64_t own = own_ns(part, ran);
+        /* What ends on another stream covers the time until then: what runs beside it could not be charged for that later. */
+        uint64_t charged_until = ran > CHARGED_AT_ITS_END_NS ? began + ran : lesser(began + ran, last_end_ns);
+        if (charged_until > began)
+            intervals[count++] = (struct interval){began, charged_until, 0};
         set_in_flight(queue, batch, batch->estimate_ns > own ? batch->estimate_ns - own : 1);
     }
-    return length_beyond(&queue->covered_ns, intervals, count);
+    return cover(queue, intervals, count, part);
 }
 
 /* ---- may one more go? ---- */

@@ -1,13 +1,13 @@
 /* The driver's own use: contexts, modules, heaps. Nobody asks for these bytes, so they are measured: by NVML's figure
  * for this process, or, where it has none for us, by what the card lost during the call. */
-#include "policy/measured.h"
+#include "policy/driver_overhead.h"
 
 #include <string.h>
 
-#include "policy/driver_overhead.h"
-#include "hooks/pools.h"
-#include "policy/throttle.h"
 #include "accounts/slots.h"
+#include "policy/nvml_readings.h"
+#include "policy/pool_accounts.h"
+#include "system/at_fork.h"
 
 /* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
  * launched, and with them the local memory that they want. */
@@ -22,15 +22,14 @@ static struct gs_lock lock;
 /* Managed memory is where it was touched last, and drivers may differ in whose they call what two processes have open. */
 static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
 
-void gs_forget_own(void)
+static void forget(void)
 {
     lock = (struct gs_lock){0};
     memset(owns, 0, sizeof owns);
     memset((void *)perhaps, 0, sizeof perhaps);
-    gs_forget_readings();
     gs_table_forget(&pieces);
-    gs_forget_contexts();
 }
+GS_AT_FORK(forget);
 
 /* ---- charging ---- */
 
@@ -92,7 +91,7 @@ bool gs_measure(struct gs_card *card)
 {
     struct reading reading = {0};
     uint64_t bytes;
-    if (card->index >= GPUSLICE_CARDS || !gs_number_known())
+    if (card->index >= GPUSLICE_CARDS || !gs_nvml_pid_known())
         return false;
     gs_pools_changed();
     gs_lock(&lock);
@@ -134,7 +133,7 @@ static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
 
 void gs_measure_sometimes(struct gs_card *card)
 {
-    if (card->index >= GPUSLICE_CARDS || !gs_number_known() || !gs_has_context(card) || !is_due(&owns[card->index]))
+    if (card->index >= GPUSLICE_CARDS || !gs_nvml_pid_known() || !gs_has_context(card) || !is_due(&owns[card->index]))
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
@@ -238,7 +237,6 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes)
     struct own *own = gs_own_of(card);
     __atomic_store_n(&own->contexts, own->contexts + 1, __ATOMIC_RELEASE);
     gs_unlock(&lock);
-    gs_throttle_meet(card);
 }
 
 bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)

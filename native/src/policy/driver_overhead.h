@@ -2,31 +2,42 @@
 #ifndef GPUSLICE_DRIVER_OVERHEAD_H
 #define GPUSLICE_DRIVER_OVERHEAD_H
 
-#include "policy/core.h"
-
-/* Gives back what an entry was charged. It must be out of the table of entries. */
-uint64_t gs_release_entry(struct gs_entry *entry);
-void gs_drop_context(CUcontext context);
-void gs_forget_pages(void);
-void gs_forget_own(void);
-void gs_forget_physical(void);
-void gs_forget_holders(void);
-/* Gives back what only a descriptor kept that is closed by now; whether there was any. */
-bool gs_physical_settle_descriptors(void);
-void gs_unpin(uint64_t holder); /* whatever was mapped into it or bound to it */
-void gs_forget_graphs(void);
-void gs_forget_imports(void);
-void gs_imports_drop_context(CUcontext context);
+#include "policy/nvml_readings.h"
 
 /* Compares the driver's own figure for this process with ours and takes the difference into the accounts. False where the
  * driver has no such figure. */
 bool gs_measure(struct gs_card *card);
 /* The same once in a while, for what came unseen. */
 void gs_measure_sometimes(struct gs_card *card);
-
-/* A context is current that we did not see being made: it is taken into the accounts. */
-void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context);
 bool gs_has_context(struct gs_card *card);
+
+struct own *gs_own_of(struct gs_card *card);
+void gs_charge_own(struct own *own, uint64_t bytes);
+
+/* Where NVML hides processes: the card before and after a call, and what our container held at that moment. The
+ * difference is the call's, and a neighbour's that grew in the same instant: too much is counted rather than too
+ * little. */
+struct gs_sight {
+    struct reading reading;
+    uint64_t held;
+};
+enum gs_depth { GS_MEMORY, GS_MEMORY_AND_PROCESSES };
+void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth);
+/* The same in few words. */
+struct gs_glance {
+    bool known;
+    uint64_t device_used, held;
+};
+void gs_glance(struct gs_card *card, struct gs_glance *glance);
+int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after);
+/* What something took in a context, or gave back; until it is dropped, or its context is. */
+void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t bytes);
+uint64_t gs_piece(uint64_t key);
+void gs_drop_piece(struct gs_card *card, uint64_t key);
+
+void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes);
+/* With the pieces in it. True for the last on this card: then nothing of the driver's own is left. */
+bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context);
 
 /* Bytes that we count and the driver's figure for this process may lack, and such as it may hold beside what we count. */
 enum gs_doubt { GS_PERHAPS_MISSING, GS_PERHAPS_MORE, GS_DOUBTS };

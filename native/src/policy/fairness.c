@@ -72,7 +72,7 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
                              const struct gs_neighbour *others, uint32_t count)
 {
     double passed = (double)(now_ns - beside->read_ns) + 1;
-    bool same = count == beside->count; /* whoever comes or goes is noticed once more soon */
+    bool same = count == beside->count; /* one that comes or goes is noticed once more soon */
     for (uint32_t i = 0; i < count; i++) {
         uint64_t more = others[i].busy_ns - beside->others[i].busy_ns;
         bool known = same && (double)more < passed * GPUSLICE_SLOTS;
@@ -170,8 +170,17 @@ static double even_part(const double *others, uint32_t count)
     return mean;
 }
 
-double gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)
+bool gs_charges_by_length(const struct gs_share *share, const struct gs_neighbourhood *beside) { return share->cap < 100 && beside->count > 0; }
+
+struct gs_own_part gs_own_part(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
+                               const struct gs_neighbourhood *beside)
 {
+    bool by_length = gs_charges_by_length(share, beside);
     double sampled = gs_share_sampled_part(card, now_ns);
-    return sampled > 0 ? sampled : even_part(beside->had_work, beside->count + 1);
+    uint32_t others = 0;
+    for (uint32_t i = 0; i < beside->count; i++)
+        others += beside->others[i].wants;
+    if (sampled > 0)
+        return (struct gs_own_part){.part = sampled, .others = others, .by_length = by_length};
+    return (struct gs_own_part){even_part(beside->had_work, beside->count + 1), GS_TURN_NS, others, by_length};
 }

@@ -5,11 +5,12 @@
 #include "policy/share.h"
 
 #define GS_NEIGHBOURS 32u
+#define GS_TURN_NS UINT64_C(2000000) /* a driver's default time slice for a process; work that ends in its turn gives up the rest */
 
 /* What is known of another container on the card. */
 struct gs_neighbour {
     uint64_t virtual_ns; /* its work under way included */
-    uint64_t busy_ns;    /* ever, as far as can be told now */
+    uint64_t busy_ns;    /* ever, as far as is known now */
     uint32_t weight;
     bool interactive;
     bool wants; /* the card, now */
@@ -33,7 +34,7 @@ struct gs_under_way {
 /* What a container tells: what it has under way, the end of its work as far as known, whether it waits. */
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
                                uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits);
-/* What is told by a claim now. */
+/* What a claim says now. */
 struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns);
 void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
                              const struct gs_neighbour *others, uint32_t count);
@@ -47,8 +48,12 @@ void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighb
 /* Has work or waits, now. */
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns);
 
+/* Under a cap, beside neighbours that tell of themselves, short work is charged what it is known to take: what it took
+ * longer was their turns. Lent compute goes by weight, in which others' turns are charged to all alike. */
+bool gs_charges_by_length(const struct gs_share *share, const struct gs_neighbourhood *beside);
 /* The part of busy time that was our own: as NVML's samples have it, where they are fresh. Else as of a card that gives
  * each process with work an even part of its time. */
-double gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside);
+struct gs_own_part gs_own_part(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
+                               const struct gs_neighbourhood *beside);
 
 #endif

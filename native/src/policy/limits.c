@@ -65,7 +65,7 @@ static bool take_share(struct cursor *cursor, struct gs_limit *limit)
         return false;
     if (!take_text(cursor, "-") && !(take_number(cursor, 100, &percent) && percent > 0))
         return false;
-    limit->share_percent = limit->cap_percent = (uint32_t)percent;
+    limit->compute_percent = limit->cap_percent = (uint32_t)percent;
     return true;
 }
 
@@ -74,11 +74,11 @@ static bool take_lending(struct cursor *cursor, struct gs_limit *limit)
 {
     uint64_t percent = limit->cap_percent;
     if (take_text(cursor, " cap=") &&
-        !(limit->share_percent && take_number(cursor, 100, &percent) && percent >= limit->share_percent))
+        !(limit->compute_percent && take_number(cursor, 100, &percent) && percent >= limit->compute_percent))
         return false;
     limit->cap_percent = (uint32_t)percent;
     limit->interactive = take_text(cursor, " class=interactive");
-    return !limit->interactive || limit->share_percent;
+    return !limit->interactive || limit->compute_percent;
 }
 
 static bool take_card(struct cursor *cursor, struct gs_limits *limits)

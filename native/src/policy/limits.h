@@ -24,7 +24,7 @@
 struct gs_limit {
     char uuid[GPUSLICE_UUID_BYTES];
     uint64_t memory_bytes; /* GS_NO_LIMIT for none */
-    uint32_t share_percent; /* 0 for none */
+    uint32_t compute_percent; /* 0 for none */
     uint32_t cap_percent;   /* the same where the file does not say */
     bool interactive;
 };

@@ -30,7 +30,7 @@ struct gs_neighbours {
 
 void gs_neighbours_start(struct gs_neighbours *neighbours, const char *prefix, const char *uuid);
 void gs_neighbours_tell(struct gs_neighbours *neighbours, struct gpuslice_claim *claim);
-/* Reads the others' claims; how many have ever told anything. Looks for new ones once in a while, or at once. */
+/* Reads the others' claims; how many there have ever been. Looks for new ones once in a while, or at once. */
 uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now_ns, uint64_t list_every_ns,
                             struct gs_neighbour found[GS_NEIGHBOURS]);
 

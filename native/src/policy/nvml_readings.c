@@ -1,27 +1,29 @@
 /* What NVML says of a card, and by which number it speaks of this process. */
-#include "policy/measured.h"
+#include "policy/nvml_readings.h"
 
 #include <string.h>
 
-#include "system/elf.h"
-#include "policy/driver_overhead.h"
 #include "accounts/slots.h"
+#include "policy/cards.h"
+#include "system/at_fork.h"
+#include "system/elf.h"
 
-static uint32_t number; /* by which NVML speaks of this process; 0 unknown */
+static uint32_t nvml_pid; /* by which NVML speaks of this process; 0 unknown */
 static bool nvml_ready;
 static bool leaving; /* the process is at its end: NVML may be gone, and nobody asks any more */
 static nvmlDevice_t devices[GPUSLICE_CARDS];
 
-void gs_forget_readings(void)
+static void forget(void)
 {
-    number = 0;
+    nvml_pid = 0;
     nvml_ready = false;
     memset(devices, 0, sizeof devices);
 }
+GS_AT_FORK(forget);
 
-static uint32_t our_number(void) { return __atomic_load_n(&number, __ATOMIC_RELAXED); }
+static uint32_t our_nvml_pid(void) { return __atomic_load_n(&nvml_pid, __ATOMIC_RELAXED); }
 
-bool gs_number_known(void) { return our_number() != 0; }
+bool gs_nvml_pid_known(void) { return our_nvml_pid() != 0; }
 
 static void leave(void *unused)
 {
@@ -108,7 +110,7 @@ void gs_read_processes(const struct own *own, struct reading *reading)
     reading->count = 0;
     if (gs_open_device(own->card, &device))
         read_list(device, reading);
-    uint32_t self = our_number();
+    uint32_t self = our_nvml_pid();
     reading->mine = self ? figure_of(reading, self) : 0;
     reading->listed = reading->mine > 0;
 }
@@ -171,22 +173,22 @@ static uint32_t number_of_ours(const struct reading *before, const struct readin
     return the_new_one(before, after);
 }
 
-void gs_learn_number(struct own *own, const struct reading *before, struct reading *after)
+void gs_learn_nvml_pid(struct own *own, const struct reading *before, struct reading *after)
 {
-    uint32_t found = our_number() || own->contexts || !before->known ? 0 : number_of_ours(before, after);
+    uint32_t found = our_nvml_pid() || own->contexts || !before->known ? 0 : number_of_ours(before, after);
     if (!found)
         return;
-    __atomic_store_n(&number, found, __ATOMIC_RELAXED);
+    __atomic_store_n(&nvml_pid, found, __ATOMIC_RELAXED);
     if (found != gs_pid())
         gs_accounts_set_host_pid(&gs_accounts, found);
     gs_read_processes(own, after);
 }
 
 /* Without a look from before: our own number, if it is there with a figure. */
-void gs_assume_number(struct own *own)
+void gs_assume_nvml_pid(struct own *own)
 {
     struct reading reading = {0};
     gs_read_processes(own, &reading);
-    if (!our_number() && figure_of(&reading, gs_pid()))
-        __atomic_store_n(&number, gs_pid(), __ATOMIC_RELAXED);
+    if (!our_nvml_pid() && figure_of(&reading, gs_pid()))
+        __atomic_store_n(&nvml_pid, gs_pid(), __ATOMIC_RELAXED);
 }

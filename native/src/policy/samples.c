@@ -4,9 +4,10 @@
  */
 #include "policy/samples.h"
 
-#include "policy/measured.h"
-#include "system/os.h"
 #include "accounts/slots.h"
+#include "policy/nvml_readings.h"
+#include "system/at_fork.h"
+#include "system/os.h"
 
 #define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
 #define SAMPLES 256u
@@ -28,11 +29,12 @@ static struct numbers strangers; /* at work while we were not */
 static struct numbers suspects;  /* one of them is us; none: not begun */
 static uint32_t sure, unseen;    /* samples on end with one suspect, with none */
 
-void gs_samples_forget(void)
+static void forget(void)
 {
     lock = (struct gs_lock){0};
     strangers.count = suspects.count = sure = unseen = 0;
 }
+GS_AT_FORK(forget);
 
 /* ---- whose number is whose ---- */
 

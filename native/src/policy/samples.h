@@ -2,7 +2,7 @@
 #ifndef GPUSLICE_SAMPLES_H
 #define GPUSLICE_SAMPLES_H
 
-#include "policy/core.h"
+#include "policy/cards.h"
 #include "policy/share.h"
 
 /* What this process did on the card since the last sample that it took. */
@@ -11,10 +11,9 @@ struct gs_activity {
     uint64_t idle_ns; /* for how long now nothing was under way */
 };
 
-/* Before this process's first work on a card: whoever is at work there is somebody else. */
+/* Before this process's first work on a card: work there is somebody else's. */
 void gs_samples_begin(const struct gs_card *card);
 /* False if NVML cannot tell, or has nothing newer than what was seen. `whole`: no sample was missed since the last. */
 bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum);
-void gs_samples_forget(void); /* in a forked child */
 
 #endif

@@ -26,6 +26,7 @@
 #define ASK_AGAIN_NS UINT64_C(20000000) /* where a sample is late, or its period longer */
 #define GAP_NS UINT64_C(250000000)    /* longer without asking, and a sample may have been missed */
 #define KNOWN_FOR_NS UINT64_C(400000000) /* how long a sample says anything about now */
+#define MOST_SAMPLED 110             /* percent of all processes, each of them rounded: more is not device time */
 /* What a container that neighbours may not talk out of it gets, of what it is due. */
 #define SURELY_DUE 0.9
 
@@ -61,7 +62,7 @@ static void take(struct gpuslice_credit *credit, int64_t ns)
     while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
-/* Whoever moves the time forward gives the credit for it, so that it is given once. Work under way has its credit
+/* The thread that moves the time forward gives the credit for it, so that it is given once. Work under way has its credit
  * coming besides what may be saved up: it is charged when it has finished. */
 static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns, int64_t in_flight_ns)
 {
@@ -116,14 +117,13 @@ void gs_share_spend(struct gpuslice_card *card, const struct gs_share *share, ui
     take_all(card, share, own_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)own_ns : MOST_DEBT_NS);
 }
 
-uint64_t gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, uint64_t busy_ns, double own_part)
+void gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, struct gs_busy busy)
 {
-    uint64_t busy = busy_ns < (uint64_t)MOST_DEBT_NS ? busy_ns : (uint64_t)MOST_DEBT_NS;
-    uint64_t own = own_part >= 1 ? busy : own_part > 0 ? (uint64_t)((double)busy * own_part) : 0;
-    atomic_fetch_add(&card->busy_ns, busy);
+    uint64_t ns = busy.ns < (uint64_t)MOST_DEBT_NS ? busy.ns : (uint64_t)MOST_DEBT_NS;
+    uint64_t own = busy.own_ns < ns ? busy.own_ns : ns;
+    atomic_fetch_add(&card->busy_ns, ns);
     atomic_fetch_add(&card->billed_ns, own);
     gs_share_spend(card, share, own);
-    return own;
 }
 
 /* ---- what NVML knows better ---- */
@@ -275,11 +275,12 @@ void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, ui
     if (sample->until_us == from_us || !atomic_compare_exchange_strong(&card->sampled_us, &from_us, sample->until_us))
         return;
     int64_t covered = window_of(past, &now, from_ns, until_ns, &window) ? covered_ns(window.ns, window.busy_ns, how) : 0;
-    if (sample->own_percent <= 0 || covered <= 0) {
+    bool is_device_time = sample->own_percent > 0 && sample->own_percent + sample->others_percent <= MOST_SAMPLED;
+    if (!is_device_time || covered <= 0) {
         atomic_store(&card->unsettled_ns, 0);
         return;
     }
-    /* What was sampled beyond our busy time is of work under way, which no event has told of yet. */
+    /* What was sampled beyond our busy time is of work under way, whose event has not come yet. */
     int64_t in_flight = clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
     int64_t seen = clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
     int64_t own = clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);

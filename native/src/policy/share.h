@@ -19,7 +19,7 @@ struct gs_share_sample {
 /* A container's part of one card's compute, from its limits file; all in percent of the card. */
 struct gs_share {
     uint32_t weight; /* what it is due while others want the rest; 0: nothing is limited */
-    uint32_t cap;    /* the most, whoever else is idle; 100: what nobody wants is lent to it */
+    uint32_t cap;    /* the most, no matter who else is idle; 100: what nobody wants is lent to it */
     bool interactive;
 };
 
@@ -27,9 +27,19 @@ struct gs_share {
 int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns);
 /* How long the cap may make a launch wait before it looks again. */
 uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns);
-/* Work kept a process busy for so long, others' slices included, and so much of it was its own, from 0 to 1. Answers
- * what is charged. */
-uint64_t gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, uint64_t busy_ns, double own_part);
+/* What of busy time was a process's own. On a card that others use too it has their turns between its own; but a run of
+ * work begins with a turn of its own, in which nobody else has the card. */
+struct gs_own_part {
+    double part;      /* from 0 to 1 */
+    uint64_t turn_ns; /* of which all was its own, at the beginning of each run; 0: `part` says it of all */
+    uint32_t others;  /* that are known and want the card */
+    bool by_length;   /* short work that takes longer than it is known to was cut by others' turns */
+};
+/* Work kept a process busy for so long, others' turns included, of which it is charged its own. */
+struct gs_busy {
+    uint64_t ns, own_ns;
+};
+void gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, struct gs_busy busy);
 /* Work that could not be timed. */
 void gs_share_spend(struct gpuslice_card *card, const struct gs_share *share, uint64_t own_ns);
 
@@ -44,7 +54,7 @@ double gs_share_sampled_part(struct gpuslice_card *card, uint64_t now_ns);
 int64_t gs_share_by_weight(const struct gs_share *share, int64_t own_ns);
 
 enum gs_share_ask { GS_SHARE_NOT_NOW, GS_SHARE_ASK, GS_SHARE_ASK_AFTER_GAP };
-/* Whether NVML may have something new, told to one caller at a time; `after gap` when nobody asked for so long that
+/* Whether NVML may have something new, said to one caller at a time; `after gap` when nobody asked for so long that
  * samples may have gone by unseen. `realtime_us` is on the clock of the samples. */
 enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint64_t realtime_us);
 

@@ -1,17 +1,18 @@
 /* Launches wait while their container has used up its share or is ahead of others that want the card. What share.c and
  * card_queue.c say is done here: the driver's events, NVML's samples, the neighbours' claims, sleeping.
  *
- * There is one account for all processes of the container, in the region. Nothing runs in the background; whoever
- * launches or waits does the accounts.
+ * There is one account for all processes of the container, in the region. Nothing runs in the background; a thread
+ * that launches or waits does the accounts.
  */
 #include "policy/throttle.h"
 
 #include <string.h>
 
-#include "policy/neighbours.h"
-#include "system/os.h"
-#include "policy/samples.h"
 #include "accounts/slots.h"
+#include "policy/neighbours.h"
+#include "policy/samples.h"
+#include "system/at_fork.h"
+#include "system/os.h"
 
 #define MOST_IN_FLIGHT_NS UINT64_C(60000000000)
 #define LOOK_EVERY_NS 50000u
@@ -35,7 +36,6 @@ struct card_state {
     struct gs_share_past past;
 };
 
-bool gs_launch_freely;
 static uint32_t shared_cards; /* with a share */
 static bool all_lend;
 static uint64_t alone_until_ns;
@@ -45,25 +45,26 @@ static struct card_state states[GPUSLICE_CARDS];
 
 static bool is_limited(const struct gs_card *card) { return card->share.weight && card->share.weight < 100; }
 
-void gs_throttle_start(const struct gs_card *cards, uint32_t card_count, const char *prefix)
+void gs_throttle_start(const char *prefix)
 {
     size_t length = strlen(prefix);
     memcpy(meeting_prefix, prefix, length < sizeof meeting_prefix ? length + 1 : 0);
     all_lend = true;
-    for (uint32_t i = 0; i < card_count; i++) {
-        shared_cards += is_limited(&cards[i]);
-        all_lend &= cards[i].share.cap >= 100;
+    for (uint32_t i = 0; i < gs_card_count(); i++) {
+        const struct gs_card *card = gs_card_at(i);
+        shared_cards += is_limited(card);
+        all_lend &= card->share.cap >= 100;
     }
 }
 
-void gs_throttle_forget(void)
+static void forget(void)
 {
     lock = (struct gs_lock){0};
-    gs_samples_forget();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].card) /* else never touched: no need for its memory */
             memset(&states[i], 0, sizeof states[i]);
 }
+GS_AT_FORK(forget);
 
 /* ---- the driver's events ---- */
 
@@ -172,6 +173,8 @@ static void learn(struct card_state *state, uint64_t now_ns)
     gs_lock(&lock);
     if (how == GS_SHARE_ASK_AFTER_GAP && state->beside.count)
         sample.own_percent = 0; /* neighbours know more of the gap than a sample of its end */
+    if (gs_charges_by_length(&state->share, &state->beside) && gs_queue_takes_turns(&state->queue, now_ns))
+        sample.own_percent = 0; /* it counts others' turns, too */
     state->settled_ns = 0;
     gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
     gs_unlock(&lock);
@@ -182,21 +185,22 @@ static void learn(struct card_state *state, uint64_t now_ns)
 static void account(struct card_state *state, uint64_t now_ns, bool paused)
 {
     struct gpuslice_card *entry = entry_of(state->card);
-    double own_part = gs_own_part(entry, now_ns, &state->beside);
+    struct gs_own_part part = gs_own_part(entry, &state->share, now_ns, &state->beside);
     int mode = gs_relax_capture();
-    uint64_t finished = state->queue.finished_ns, busy = gs_queue_look(&state->queue, &events, now_ns, paused, own_part);
+    uint64_t finished = state->queue.finished_ns;
+    struct gs_busy busy = gs_queue_look(&state->queue, &events, now_ns, paused, part);
     gs_restore_capture(mode);
-    if (busy) {
-        gs_share_charge(entry, &state->share, busy, own_part);
-        state->beside.own_busy_ns += busy;
-        state->settled_ns += busy;
+    if (busy.ns) {
+        gs_share_charge(entry, &state->share, busy);
+        state->beside.own_busy_ns += busy.ns;
+        state->settled_ns += busy.ns;
         state->worked_at_ns = now_ns;
     }
     if (state->queue.finished_ns != finished)
         atomic_store(&entry->finished_at_ns, now_ns);
     state->looked_ns = now_ns;
     show_in_flight(state);
-    if (state->queue.count || busy)
+    if (state->queue.count || busy.ns)
         gs_stay(entry, state->queue.count ? now_ns : state->queue.covered_ns);
     gs_share_note(&state->past, entry, now_ns);
 }
@@ -294,7 +298,7 @@ void gs_throttle_meet(struct gs_card *card)
     gs_unlock(&lock);
 }
 
-/* Nobody else has told of work on the card, and whatever nobody wants is ours: then nothing needs to be timed. */
+/* Nobody else has claimed to have work on the card, and whatever nobody wants is ours: then nothing needs to be timed. */
 static bool is_alone(struct card_state *state)
 {
     if (!all_lend || shared_cards != 1 || !*state->neighbours.folder)
@@ -310,32 +314,24 @@ static bool is_alone(struct card_state *state)
     return alone;
 }
 
-struct gs_work gs_work_begin(CUstream stream, bool own_stream, uint64_t key)
+bool gs_is_alone(void) { return gs_coarse_ns() < __atomic_load_n(&alone_until_ns, __ATOMIC_RELAXED); }
+bool gs_throttles(void) { return shared_cards != 0; }
+
+void gs_work_begin(struct gs_work *work)
 {
-    struct gs_work work = {.stream = {.handle = stream, .own = own_stream}, .key = key};
-    if (gs_coarse_ns() < __atomic_load_n(&alone_until_ns, __ATOMIC_RELAXED))
-        return work;
-    bool active = gs_enter_cuda();
-    if (!active || !shared_cards) {
-        __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
-        return work;
-    }
-    work.place = gs_stream_place(stream);
-    work.stream.context = work.place.context;
-    if (!is_throttled(work.place.card) || is_capturing(&work.stream))
-        return work;
+    if (!is_throttled(work->place.card) || is_capturing(&work->stream))
+        return;
     gs_accounts_look(&gs_accounts);
-    struct card_state *state = &states[work.place.card->index];
+    struct card_state *state = &states[work->place.card->index];
     if (!__atomic_load_n(&state->launched, __ATOMIC_ACQUIRE)) {
-        gs_throttle_meet(work.place.card);
-        gs_samples_begin(work.place.card);
+        gs_throttle_meet(work->place.card);
+        gs_samples_begin(work->place.card);
         __atomic_store_n(&state->launched, true, __ATOMIC_RELEASE);
     }
     if (is_alone(state))
-        return work;
-    wait_for_turn(state, &work);
-    note_launch(state, &work);
-    return work;
+        return;
+    wait_for_turn(state, work);
+    note_launch(state, work);
 }
 
 void gs_work_end(const struct gs_work *work, bool launched)

@@ -3,16 +3,12 @@
 #define GPUSLICE_THROTTLE_H
 
 #include "policy/card_queue.h"
-#include "policy/core.h"
-
-/* True once the driver is bound and no card has a share: then a launch is a launch. */
-extern bool gs_launch_freely;
+#include "policy/cards.h"
 
 /* `prefix`: before the paths in which the containers of a card meet. */
-void gs_throttle_start(const struct gs_card *cards, uint32_t count, const char *prefix);
-/* This process has a context on the card: its neighbours are told, long before its first launch. */
+void gs_throttle_start(const char *prefix);
+/* This process has a context on the card: its neighbours learn of it, long before its first launch. */
 void gs_throttle_meet(struct gs_card *card);
-void gs_throttle_forget(void); /* in a forked child */
 
 /* Around every piece of work. */
 struct gs_work {
@@ -21,17 +17,11 @@ struct gs_work {
     struct gs_stream stream;
     uint64_t key;
 };
-struct gs_work gs_work_begin(CUstream stream, bool own_stream, uint64_t key);
+/* No neighbour was at work a moment ago, and nothing needs to be timed. */
+bool gs_is_alone(void);
+bool gs_throttles(void); /* whether any card has a share */
+/* Waits for its turn, where its card has a share. */
+void gs_work_begin(struct gs_work *work);
 void gs_work_end(const struct gs_work *work, bool launched);
-
-#define THROTTLED(call, stream, own_stream, key)                                                                       \
-    do {                                                                                                               \
-        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)))                                           \
-            return call;                                                                                               \
-        struct gs_work work = gs_work_begin(stream, own_stream, key);                                                  \
-        int result = call;                                                                                             \
-        gs_work_end(&work, result == CUDA_SUCCESS);                                                                    \
-        return result;                                                                                                 \
-    } while (0)
 
 #endif

@@ -101,9 +101,9 @@ enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
     int saved = errno;
     struct flock lock = lock_of(byte);
     int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
-    bool told = file >= 0 && syscall(SYS_fcntl, file, OFD_GETLK, &lock) == 0;
+    bool known = file >= 0 && syscall(SYS_fcntl, file, OFD_GETLK, &lock) == 0;
     if (file >= 0)
         syscall(SYS_close, file);
     errno = saved;
-    return !told ? GS_BYTE_UNKNOWN : lock.l_type == F_UNLCK ? GS_BYTE_FREE : GS_BYTE_HELD;
+    return !known ? GS_BYTE_UNKNOWN : lock.l_type == F_UNLCK ? GS_BYTE_FREE : GS_BYTE_HELD;
 }

@@ -17,7 +17,7 @@ struct gs_watch {
 };
 
 bool gs_watch_begin(struct gs_watch *watch, int descriptor);
-/* What cannot be told is taken for closed. */
+/* What cannot be found out is taken for closed. */
 bool gs_watch_is_open(const struct gs_watch *watch);
 
 /* A byte of a file held by a mapping, so that it is let go when this program's memory is: at its end, however it comes, or

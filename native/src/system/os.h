@@ -21,7 +21,7 @@ struct gs_file {
 /* A shared mapping of the file, made and grown to `bytes` if need be; NULL if it cannot be had, or is no plain file of
  * this one name. */
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *file);
-/* What stands under the name now. What cannot be told is taken for the same. */
+/* What stands under the name now. What cannot be found out is taken for the same. */
 enum gs_file_state { GS_FILE_SAME, GS_FILE_SHORT, GS_FILE_ANOTHER };
 enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes);
 void gs_file_grow(const char *path, size_t bytes);

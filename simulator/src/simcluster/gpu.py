@@ -1,4 +1,4 @@
-"""Simulated GPUs: makes the machine's shared file, looks into its books, and plays fate to its cards.
+"""Simulated GPUs: makes the machine's shared file, looks into its accounts, and plays fate to its cards.
 
 The file is what `libcuda.so.1` and `libnvidia-ml.so.1` of `native/sim` map; name it in GPUSLICE_SIM_STATE, or
 start programs with `environment()`. Creating replaces the file; everything else works while processes use it.
@@ -22,7 +22,7 @@ from .gpu_creation import MIB, CardSpec, create, make_uuid
 __all__ = [
     "CardReading",
     "CardSpec",
-    "Holding",
+    "HeldMemory",
     "Machine",
     "create",
     "environment",
@@ -35,8 +35,8 @@ XID_EVENT: Final = 0x8
 
 
 @dataclass(frozen=True)
-class Holding:
-    """Bytes of one kind that a live process holds of a card, as the driver's books have it.
+class HeldMemory:
+    """Bytes of one kind that a live process holds of a card, as the driver's accounts have it.
 
     The pid is that of the process's own namespace; 0 stands for memory that only an exported descriptor
     keeps.
@@ -50,7 +50,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class CardReading:
-    """One card's books at one moment. A MIG device is an entry of its own; `parent` is its card's index."""
+    """A card's accounts at one moment. A MIG device is an entry of its own; `parent` is its card's index."""
 
     index: int
     name: str
@@ -85,7 +85,7 @@ def environment(
 
 
 class Machine:
-    """An existing machine, open for looking at its books and for changing what the cards report.
+    """An existing machine, open for looking at its accounts and for changing what the cards report.
 
     Use as a context manager or call `close()`.
     """
@@ -141,18 +141,18 @@ class Machine:
             lost=bool(card.lost),
         )
 
-    def holdings(self, pid: int | None = None) -> tuple[Holding, ...]:
+    def holdings(self, pid: int | None = None) -> tuple[HeldMemory, ...]:
         """What each live process holds of each card by kind, summed from the records; then the ghosts."""
         sums: dict[tuple[int, int, str], int] = {}
         for record, process in self._consistent_records():
             key = (process, record.card, layout.KINDS[record.kind])
             sums[key] = sums.get(key, 0) + record.bytes
         ghosts = [
-            Holding(ghost.pid, ghost.card, "context", ghost.bytes)
+            HeldMemory(ghost.pid, ghost.card, "context", ghost.bytes)
             for ghost in self._state.ghosts
             if ghost.live
         ]
-        found = [Holding(*key, amount) for key, amount in sorted(sums.items())] + ghosts
+        found = [HeldMemory(*key, amount) for key, amount in sorted(sums.items())] + ghosts
         return tuple(holding for holding in found if pid is None or holding.pid == pid)
 
     def used_bytes(self, card: int | None = None, pid: int | None = None) -> int:
@@ -244,7 +244,7 @@ class Machine:
         self.set_gauge(card, failing=error)
 
     def inject_xid(self, card: int, xid: int) -> None:
-        """An XID occurs: whoever registered for critical XIDs of this card sees it once."""
+        """An XID occurs: everybody who registered for critical XIDs of this card sees it once."""
         self.inject_event(card, XID_EVENT, xid)
 
     def inject_event(self, card: int, event_type: int, data: int) -> None:

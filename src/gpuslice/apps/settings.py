@@ -21,13 +21,15 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import click
 import msgspec
 
 from gpuslice.apps.command_line import nearest
 from gpuslice.core.errors import GpusliceError, words_of
+from gpuslice.core.errors import shown as printable_value
+from gpuslice.core.nesting import checked_depth
 
 ENVIRONMENT_PREFIX = "GPUSLICE_"
 CONFIG_FLAG = "config"
@@ -89,6 +91,14 @@ Kubeconfig = Annotated[
     str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
 ]
 Host = Annotated[str, about("Address to listen on.")]
+NamesSetting = Annotated[
+    Literal["aliyun.com", "gpuslice.io"],
+    about(
+        "Names in which nodes offer their cards: aliyun.com for aliyun.com/gpu-mem and gpu-core.percentage, "
+        "gpuslice.io for gpuslice.io/memory and gpuslice.io/compute. The same in device plugin and webhook, "
+        "which gives pods that ask in the others these. Changing it needs the GPU pods drained."
+    ),
+]
 Port = Annotated[
     int, about("TCP port to listen on; 0 lets the system choose.", env=("PORT",), ge=0, le=65535)
 ]
@@ -180,8 +190,8 @@ def _convert(info: SettingInfo, value: Any, source: str) -> Any:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         return msgspec.convert(value, info.type, strict=not isinstance(value, (str, list, tuple)))
-    except msgspec.ValidationError as error:
-        shown_value = "…" if info.secret else value
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of bytes that are no text
+        shown_value = "…" if info.secret else printable_value(value)
         words = f"must be {allowed}" if (allowed := _allowed(info)) else str(error).removesuffix(" - at `$`")
         raise SettingsError(f'{source} is "{shown_value}", {words}: {info.meaning}') from error
 
@@ -245,7 +255,7 @@ def _metavar(info: SettingInfo) -> str:
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
-        values = decode(path.read_bytes())
+        values = decode(checked_depth(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise SettingsError(f"settings file {path} cannot be read: {words_of(error)}") from error
     if values is None:

@@ -21,10 +21,12 @@ from typing import Any
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import (
+    AMOUNT_NAMES,
     ANN_CARD_UNITS,
     ANN_INDEX,
     ANN_POD_UNITS,
     ANN_VISIBLE,
+    CARDS_NAMES,
     ENV_CARD_UNITS,
     ENV_CONTAINER_UNITS,
     ENV_INDEX,
@@ -32,13 +34,15 @@ from gpuslice.core.contract import (
     ENV_POD_UNITS,
     ENV_VISIBLE,
     EXCLUSIVE_GPU,
-    GPU_COUNT,
     GPU_MEM,
+    VENDOR_NAMES,
+    ResourceNames,
 )
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.form import OURS, ContainerForm, PodForm, limit_field, without
+from gpuslice.core.form import ContainerForm, PodForm, limit_field, without
 from gpuslice.core.model import Request
 from gpuslice.core.quantity import whole_number
+from gpuslice.core.request import names_in
 
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -55,16 +59,21 @@ class EnvSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """What a cluster's owner may decide. `scheduler`: the name pods get that left it open, "" for none.
+    """What a cluster's owner may decide. `scheduler`, `runtime_class`: what pods get that left them open.
 
-    `writers`: users who may change a pod's placement annotations; empty means everybody.
+    "" gives them none.
+
+    `writers`: users who may change a pod's placement annotations; empty means everybody. `names`: those that
+    nodes offer, which pods that ask in others get.
     """
 
     scheduler: str = ""
+    runtime_class: str = ""
     env: EnvSource = EnvSource.HIDDEN
     allow_no_isolation: bool = False
     hide_cards: bool = True
     writers: frozenset[str] = frozenset()
+    names: ResourceNames = VENDOR_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         containers=tuple(_container(each, request, rules) for each in pod.containers),
         annotations=without(pod.annotations, PLACEMENT_ANNOTATIONS),
         scheduler=scheduler,
+        runtime_class=pod.runtime_class or rules.runtime_class,
     )
     return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
 
@@ -129,15 +139,10 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
     """Whether a pod may be changed so. Only what changes is looked at: old pods can be cleaned up."""
     if new.terminating or not old.concerns_us:
         return Verdict(pod=new)
-    if old.labels.get(GPU_COUNT) != new.labels.get(GPU_COUNT):
-        must_be = f'"{old.labels.get(GPU_COUNT, "")}" as at creation: what a pod holds cannot change'
-        return Verdict(
-            denial=str(
-                InvalidRequestError(
-                    f'metadata.labels["{GPU_COUNT}"]', new.labels.get(GPU_COUNT, "absent"), must_be
-                )
-            )
-        )
+    for label in (each for each in CARDS_NAMES if old.labels.get(each) != new.labels.get(each)):
+        must_be = f'"{old.labels.get(label, "")}" as at creation: what a pod holds cannot change'
+        field, given = f'metadata.labels["{label}"]', new.labels.get(label, "absent")
+        return Verdict(denial=str(InvalidRequestError(field, given, must_be)))
     changed = [n for n in PLACEMENT_ANNOTATIONS if old.annotations.get(n) != new.annotations.get(n)]
     if changed and not user.may_write(rules):
         return Verdict(
@@ -153,7 +158,7 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
 
 def _check_resources(pod: PodForm) -> None:
     for each in pod.containers:
-        for name in set(OURS) & each.requests.keys():
+        for name in set(AMOUNT_NAMES) & each.requests.keys():
             # the API server says the same of every extended resource, but in other words
             asked, limit = each.requests[name], each.limits.get(name)
             if limit is None or whole_number(asked) != whole_number(limit):
@@ -186,7 +191,19 @@ def _container(container: ContainerForm, request: Request, rules: AdmissionRules
     if not rules.allow_no_isolation:
         reserved.add(ENV_NO_ISOLATION)
     own = tuple(each for each in container.env if each.get("name") not in reserved)
-    return replace(container, env=(*_written(container, request, rules), *own))
+    return replace(
+        container,
+        env=(*_written(container, request, rules), *own),
+        limits=in_names(container.limits, rules.names),
+        requests=in_names(container.requests, rules.names),
+    )
+
+
+def in_names(amounts: Mapping[str, Any], names: ResourceNames) -> Mapping[str, Any]:
+    """The same amounts as the nodes offer them."""
+    given = names_in(amounts)
+    other = {given.memory: names.memory, given.compute: names.compute}
+    return {other.get(name, name): amount for name, amount in amounts.items()}
 
 
 def _written(
@@ -202,7 +219,7 @@ def _written(
         return
     for name, annotation in _FROM_ANNOTATION.items():
         yield from_annotation(name, annotation)
-    units = whole_number(container.limits.get(GPU_MEM, 0)) or 0
+    units = whole_number(container.limits.get(request.names.memory, 0)) or 0
     yield {"name": ENV_CONTAINER_UNITS, "value": str(units // request.card_count)}
     if not rules.allow_no_isolation and container.env_from:
         yield {"name": ENV_NO_ISOLATION, "value": "false"}

@@ -48,6 +48,9 @@ PLACEMENT_ANNOTATIONS = (
 )
 """Every pod annotation that a placement writes and that a withdrawn one removes."""
 
+NOT_ALWAYS_WRITTEN = (ANN_CORE, ANN_MEANT)
+"""Those of them that not every placement writes: a Binding, which takes none away, would leave them."""
+
 Table = dict[str, dict[str, int]]
 """{"<container>": {"<card>": amount}}, the shape of the allocation and of the core annotation."""
 

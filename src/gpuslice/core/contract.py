@@ -4,10 +4,36 @@ They are the vendor's, so that existing manifests and tools work unchanged; what
 ``gpuslice.io/``. A name is written here once and imported everywhere else.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
 # -- resources ---------------------------------------------------------------------------------------
-GPU_MEM = "aliyun.com/gpu-mem"
-GPU_COUNT = "aliyun.com/gpu-count"  # node status; as a pod *label*: how many cards the pod is spread over
-GPU_CORE = "aliyun.com/gpu-core.percentage"
+@dataclass(frozen=True, slots=True)
+class ResourceNames:
+    """One set of names of what is shared. All sets mean the same; a node offers the names of one of them.
+
+    kubelet counts each resource on its own, so a card under two names would be given out twice.
+    """
+
+    memory: str  # units, of a node and of a container
+    compute: str  # percent of a card's compute, of a node and of a container
+    cards: str  # how many, of a node; as a pod *label*: how many cards the pod is spread over
+
+
+VENDOR_NAMES = ResourceNames("aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count")
+NEUTRAL_NAMES = ResourceNames("gpuslice.io/memory", "gpuslice.io/compute", "gpuslice.io/cards")
+NAME_SETS: Mapping[str, ResourceNames] = MappingProxyType(
+    {"aliyun.com": VENDOR_NAMES, "gpuslice.io": NEUTRAL_NAMES}
+)
+"""By what a cluster's owner calls the set; the first is what nodes offer unless told otherwise."""
+GPU_MEM, GPU_CORE, GPU_COUNT = VENDOR_NAMES.memory, VENDOR_NAMES.compute, VENDOR_NAMES.cards
+MEMORY_NAMES = tuple(names.memory for names in NAME_SETS.values())
+AMOUNT_NAMES = tuple(name for names in NAME_SETS.values() for name in (names.memory, names.compute))
+CARDS_NAMES = tuple(names.cards for names in NAME_SETS.values())
 EXCLUSIVE_GPU = "nvidia.com/gpu"
 
 # -- pod annotations ---------------------------------------------------------------------------------
@@ -20,19 +46,38 @@ ANN_ALLOCATION = "scheduler.framework.gpushare.allocation"  # {"<container>": {"
 ANN_CORE = "gpushare.alibabacloud.com/core-percentage"  # {"<container>": {"<card>": percent}}
 ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices where those are not known
 ANN_LATENCY_CLASS = "gpuslice.io/latency-class"  # of a pod: interactive; anything else is batch
+ANN_BINDS = "gpuslice.io/binds"  # of the extender's journal, a Lease: uids of pods that are being bound
 ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
 
 # -- node annotations and labels ---------------------------------------------------------------------
 NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the true size of each
+NODE_TIER = (
+    "gpuslice.io/tier"  # driver, library, watchdog or none, written by the agent: what holds the limits
+)
 NODE_OUT_OF_USE = "gpuslice.io/out-of-use"  # "0,2", by the extender: what the ConfigMap takes away
 LABEL_SHARED = "cgpu"  # "true": the node's cards are shared
 LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enforced
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
+LABEL_MIN_TIER = "gpuslice.io/min-tier"  # of a pod: the weakest tier that it runs under
 LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
-LABEL_MODE = "gpuslice.io/mode"  # exclusive, shared or shared-without-isolation; wins over the vendor's
+LABEL_MODE = (
+    "gpuslice.io/mode"  # exclusive, shared, shared-without-isolation or claims; wins over the vendor's
+)
 LABEL_COMPUTE_POLICY = "gpuslice.io/compute-policy"  # of a node: cap (default), fair or off
+ANN_MIGRATION = "gpuslice.io/migration"  # of a node or workload: how `gpuslice migrate` undoes its change
 LABEL_ZONE = "topology.kubernetes.io/zone"
 LABEL_SCHEDULE = "ack.node.gpu.schedule"  # the vendor's newer switch: cgpu, share, core_mem, default
+
+# -- claims of dynamic resource allocation ------------------------------------------------------------
+CLAIM_DRIVER = "gpu.gpuslice.io"  # of ResourceSlices and allocated claims
+CLAIM_CLASS = "gpuslice.io"  # the DeviceClass of shared cards
+CLAIM_CDI_KIND = "gpuslice.io/claim"  # what a prepared claim is to the container runtime
+CLAIM_MEMORY = "memory"  # capacities of a card in a ResourceSlice
+CLAIM_COMPUTE = "compute"
+CLAIM_SLOTS = "slots"
+CLAIM_TAINT = "gpu.gpuslice.io/unhealthy"  # on a card that must not be given out
+LABEL_CLAIMS = "gpuslice.io/claims"  # "true" on a namespace or pod: its requests are turned into claims
+LABEL_CLAIMED = "gpuslice.io/claimed"  # "true" on a pod of which they were
 
 # -- environment of a container ----------------------------------------------------------------------
 ENV_VISIBLE = "NVIDIA_VISIBLE_DEVICES"

@@ -12,7 +12,7 @@ def words_of(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is no text"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).replace('in "<byte string>",', "at").split())
+    return printable(" ".join(str(text).replace('in "<byte string>",', "at").split()))
 
 
 def shown(value: object) -> str:

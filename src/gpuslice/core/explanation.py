@@ -1,4 +1,4 @@
-"""Why a pod waits: every class of nodes with what speaks against it, and the most that would fit there.
+"""Why a pod waits: every class of nodes with what rules it out, and the most that would fit there.
 
 The same ledger and the same placement as the extender's, asked by hand. kube-scheduler looks at more than
 cards; of that, what is read here keeps GPU pods out most often: cordons, readiness, taints, node selectors,
@@ -11,9 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuslice.core.contract import GPU_CORE, GPU_MEM, LABEL_SCHEDULE
+from gpuslice.core.contract import (
+    GPU_MEM,
+    LABEL_CLAIMS,
+    LABEL_COMPUTE_POLICY,
+    LABEL_MIN_TIER,
+    LABEL_MODE,
+    LABEL_SCHEDULE,
+)
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.mode import CORE_MEM
+from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import Placement, Pod, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
@@ -22,6 +29,9 @@ from gpuslice.core.words import counted
 
 ROOM = "Has room now"
 NOT_SHARED = "Shares no cards"
+BY_CLAIMS = "Gives its cards out by claims"
+NO_CLAIMS = "Gives no cards out by claims"
+NO_CLAIMS_YET = "Offers no cards by claims yet"
 STARVED = "Insufficient {}"
 _NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
 LOWEST = -(1 << 31)  # nobody has less priority: only those who leave anyway make room
@@ -68,9 +78,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a pod wants of a node, beside cards."""
+    """What a pod wants of a node, beside cards. `claims`: its cards are to come by claims."""
 
     request: Request
+    claims: bool = False
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     affinity: Mapping[str, Any] | None = None
@@ -126,13 +137,24 @@ def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
     for each in found:
         groups.setdefault(each.reason, []).append(each)
     classes = sorted(map(_class, groups.values()), key=lambda each: (not each.fits, -len(each.nodes)))
-    return Explanation(tuple(classes), tuple(_hints(found, wish.request)))
+    hints = [*_hints(found, wish)]
+    by_claims = [each.name for each in found if each.reason == BY_CLAIMS]
+    if by_claims and not any(each.fits for each in found):
+        give = f"{counted(len(by_claims), 'node')} {'gives' if len(by_claims) == 1 else 'give'}"
+        hints.append(
+            f"{give} cards out by claims alone: to have a part of one there, label the pod's namespace "
+            f"{LABEL_CLAIMS}=true and create the pod anew."
+        )
+    return Explanation(tuple(classes), tuple(hints))
 
 
 def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
     state = ledger.state(node.name)
     if state is None or not state.node.divides_cards:
-        return _Found(node.name, NOT_SHARED, never=True)
+        by_claims = rules_of(node.labels).claims
+        if wish.claims:
+            return _Found(node.name, NO_CLAIMS_YET if by_claims else NO_CLAIMS, never=not by_claims)
+        return _Found(node.name, BY_CLAIMS if by_claims else NOT_SHARED, never=True)
     barrier = obstacle(node, wish)
     if barrier:
         return _Found(node.name, barrier, state)
@@ -239,15 +261,36 @@ def room_by_eviction(ledger: Ledger, places: Iterable[Place], wish: Wish, pod: P
 # -- what follows ----------------------------------------------------------------------------------------
 
 
-def _hints(found: Sequence[_Found], request: Request) -> Iterable[str]:
+def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
+    request = wish.request
     shared = [each for each in found if each.state is not None]
+    if not shared and wish.claims:
+        waiting = [each.name for each in found if each.reason == NO_CLAIMS_YET]
+        if waiting:
+            yield f"{waiting[0]} is to give cards out by claims and offers none yet: see gpuslice doctor."
+        else:
+            yield f"No node gives its cards out by claims: label one cgpu=true and {LABEL_MODE}=claims."
+        return
     if not shared:
-        yield f"No node shares its cards: label one cgpu=true, and see that it offers {GPU_MEM}."
+        if not any(each.reason == BY_CLAIMS for each in found):
+            yield f"No node shares its cards: label one cgpu=true, and see that it offers {GPU_MEM}."
         return
     if request.compute_percent and not any(each.state.node.compute_percent for each in shared if each.state):
+        how = f"{LABEL_COMPUTE_POLICY}=cap" if wish.claims else f"{LABEL_SCHEDULE}={CORE_MEM}"
+        what = "capacity compute" if wish.claims else request.names.compute
+        yield f"No node divides the compute of its cards: label one {how}, or ask for no {what}."
+        return
+    offered = {each.state.node.names.memory for each in shared if each.state}
+    if request.names.memory not in offered:
         yield (
-            f"No node divides the compute of its cards: label one {LABEL_SCHEDULE}={CORE_MEM}, or ask for no "
-            f"{GPU_CORE}."
+            f"It asks for {request.names.memory}, and the nodes offer {', '.join(sorted(offered))}, which "
+            "means the same: create it anew with that name. The webhook does so by itself, where it runs."
+        )
+        return
+    if all(each.state.node.tier < request.min_tier for each in shared if each.state):
+        yield (
+            f"It asks for {LABEL_MIN_TIER}={request.min_tier.word}, and no node holds limits that well: "
+            "switch isolation on for a node, or ask for less."
         )
         return
     if any(each.fits for each in found):

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuslice.core.contract import GPU_CORE, GPU_MEM
+from gpuslice.core.contract import AMOUNT_NAMES
 from gpuslice.core.model import ContainerKind, Request
 from gpuslice.core.request import ContainerSpec, asks_for_gpu, pod_request
 
 MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
-OURS = (GPU_MEM, GPU_CORE)
 
 Env = tuple[Mapping[str, Any], ...]
 
@@ -28,6 +27,7 @@ class ContainerForm:
     env: Env = ()
     env_from: bool = False
     sidecar: bool = False
+    claims: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def spec(self) -> ContainerSpec:
@@ -49,9 +49,11 @@ class PodForm:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
+    runtime_class: str = ""
     node: str = ""
     affinity: Mapping[str, Any] = field(default_factory=dict)
     terminating: bool = False
+    claims: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def request(self) -> Request | None:
@@ -61,7 +63,9 @@ class PodForm:
     @property
     def concerns_us(self) -> bool:
         names = [{*each.limits, *each.requests} for each in self.containers]
-        return MIRROR not in self.annotations and any(not set(OURS).isdisjoint(each) for each in names)
+        return MIRROR not in self.annotations and any(
+            not set(AMOUNT_NAMES).isdisjoint(each) for each in names
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,12 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
     ]
     if before.scheduler != after.scheduler:
         operations.append(Operation("add", "/spec/schedulerName", after.scheduler))
+    if before.runtime_class != after.runtime_class:
+        operations.append(Operation("add", "/spec/runtimeClassName", after.runtime_class))
     if before.affinity != after.affinity:
         operations.append(Operation("add", "/spec/affinity", dict(after.affinity)))
+    if before.claims != after.claims:
+        operations.append(Operation("add", "/spec/resourceClaims", [dict(each) for each in after.claims]))
     for old, new in zip(before.containers, after.containers, strict=True):
         operations += _container_steps(old, new)
     return operations
@@ -108,6 +116,8 @@ def _container_steps(old: ContainerForm, new: ContainerForm) -> Iterator[Operati
     if (old.limits, old.requests) != (new.limits, new.requests):
         yield from _map_steps(f"{root}/resources/limits", old.limits, new.limits)
         yield from _map_steps(f"{root}/resources/requests", old.requests, new.requests)
+    if old.claims != new.claims:
+        yield Operation("add", f"{root}/resources/claims", [dict(each) for each in new.claims])
     if old.env == new.env:
         return
     if new.env:
@@ -124,11 +134,12 @@ def _map_steps(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Ite
         return
     for name in old:
         if name not in new:
-            yield Operation("remove", f"{path}/{_escaped(name)}")
+            yield Operation("remove", f"{path}/{escaped(name)}")
     for name, value in new.items():
         if name not in old or old[name] != value:
-            yield Operation("add", f"{path}/{_escaped(name)}", value)
+            yield Operation("add", f"{path}/{escaped(name)}", value)
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
+    """A name as a part of a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

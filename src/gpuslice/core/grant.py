@@ -7,7 +7,7 @@ a container sits on; nothing is guessed from amounts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuslice.core.contract import (
@@ -71,9 +71,24 @@ def container_grant(
     `pod_units` is what the whole pod holds where it is known, else the container's own amount stands in.
     Raises `GrantError` when there are no ids or one names a card that the node does not have.
     """
-    limits = tuple(_limits(units_per_card(device_ids), node, compute_percent))
-    if not limits:
+    units = units_per_card(device_ids)
+    if not units:
         raise GrantError(f"node {node.name}: no device ids to grant, there must be at least one")
+    return grant_of_units(
+        units, node, pod_units=pod_units, compute_percent=compute_percent, isolation=isolation
+    )
+
+
+def grant_of_units(
+    units: Mapping[str, int],
+    node: Node,
+    *,
+    pod_units: int | None = None,
+    compute_percent: int = 0,
+    isolation: bool = True,
+) -> Grant:
+    """What a container gets that has so many units of each card uuid. Arguments as for `container_grant`."""
+    limits = tuple(_limits(units, node, compute_percent))
     return Grant(_environment(limits, pod_units, isolation), limits)
 
 
@@ -85,7 +100,7 @@ def placement_of_devices(device_ids: Iterable[str], node: Node, compute_percent:
     )
 
 
-def _limits(units: dict[str, int], node: Node, compute_percent: int) -> list[CardLimit]:
+def _limits(units: Mapping[str, int], node: Node, compute_percent: int) -> list[CardLimit]:
     cards = {card.uuid: card for card in node.cards}
     missing = sorted(set(units) - set(cards))
     if missing:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuslice.core.admission import DEFAULT_SCHEDULER
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
+from gpuslice.core.contract import AMOUNT_NAMES, EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import MIRROR, ContainerForm, PodForm, limit_field, without
 from gpuslice.core.quantity import whole_number
@@ -59,8 +59,8 @@ ENVIRONMENT = {
     "LIBCUDA_LOG_LEVEL": "the library writes nothing into the log of a container",
 }
 """What HAMi's library reads from the environment, by the beginning of the name, and what holds here."""
-_PARTS = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
-_DOOR = (EXCLUSIVE_GPU, *_PARTS)
+PARTS = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
+_DOOR = (EXCLUSIVE_GPU, *PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class HamiRules:
 
 def translate(pod: PodForm, rules: HamiRules) -> PodForm:
     """`pod` asking in our names. Raises `InvalidRequestError` for what has no counterpart."""
-    asking = [each for each in pod.containers if not set(_PARTS).isdisjoint(each.limits)]
+    asking = [each for each in pod.containers if not set(PARTS).isdisjoint(each.limits)]
     if not asking or MIRROR in pod.annotations:
         return pod
     for name, instead in UNTRANSLATED.items():
@@ -97,7 +97,7 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
 
 def remarks(pod: PodForm) -> tuple[str, ...]:
     """What of a pod that asks in HAMi's names is left out without changing what it gets."""
-    asks = any(not set(_PARTS).isdisjoint(each.limits) for each in pod.containers)
+    asks = any(not set(PARTS).isdisjoint(each.limits) for each in pod.containers)
     return tuple(_remarks(pod)) if asks else ()
 
 
@@ -135,9 +135,10 @@ def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:
 
 
 def _container(container: ContainerForm, count: int, rules: HamiRules) -> ContainerForm:
-    if GPU_MEM in container.limits:
-        must_be = f"left out beside {MEMORY} in a container"
-        raise InvalidRequestError(limit_field(container, GPU_MEM), container.limits[GPU_MEM], must_be)
+    for name in AMOUNT_NAMES:
+        if name in container.limits:
+            must_be = f"left out beside {MEMORY} in a container"
+            raise InvalidRequestError(limit_field(container, name), container.limits[name], must_be)
     if PRIORITY in container.limits:
         must_be = "left out: the containers of a card have no order among them here"
         raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], must_be)

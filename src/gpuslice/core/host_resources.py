@@ -74,10 +74,10 @@ def pod_host_resources(spec: PodAmountsLike) -> HostResources:
     asked = _of_containers(spec)
     whole = spec.resources.requests if spec.resources is not None else None
     if whole:
-        told = _host_amounts(whole.get("cpu", 0), whole.get("memory", 0))
+        limit = _host_amounts(whole.get("cpu", 0), whole.get("memory", 0))
         asked = HostResources(
-            told.cpu_milli if "cpu" in whole else asked.cpu_milli,
-            told.memory_mib if "memory" in whole else asked.memory_mib,
+            limit.cpu_milli if "cpu" in whole else asked.cpu_milli,
+            limit.memory_mib if "memory" in whole else asked.memory_mib,
         )
     if not spec.overhead:
         return asked

@@ -10,12 +10,12 @@ What is counted against a card:
   because its containers still run;
 * an assumed placement until the API server shows the pod bound, or says no (`forget`);
 * a planned placement, of a pod that waits with its node nominated, until it is assumed, given up, or makes
-  way for a pod that finds no other room (`make_way`): a plan is no promise;
+  way for a pod that finds no other room (`make_way`): a plan is no promise, unless it was made as one;
 * a bound pod that no annotation places (nodeName set by hand, another scheduler, a corrupt value) counts
   against **every** card of its node: it may sit on any of them, and to promise the same memory twice is worse
   than to leave some idle until the agent has written where it sits.
 
-One change costs what changed: a pod touches its node's book only, and the node's row of the fleet arrays is
+One change costs what changed: a pod touches its own node's only, and the node's row of the fleet arrays is
 computed again when somebody next asks (`flush`).
 """
 
@@ -23,15 +23,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostUsage
-from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
+from gpuslice.core.model import Node, Placement, Pod, Refusal, Request, Tier
 from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
 from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
-from gpuslice.core.policy.fleet import Fleet, Shape
 from gpuslice.core.replicas import Replicas
+from gpuslice.core.shape import Shape
+
+if TYPE_CHECKING:
+    from gpuslice.core.policy.fleet import Fleet
 
 REMEMBERED_GONE = 10_000  # uids of pods that ended: a late event must not bring one back
 
@@ -56,14 +60,14 @@ def shape_of(request: Request) -> Shape:
 
 
 class Ledger:
-    """The book of a cluster. `fleet` holds the same as arrays, up to date after `flush`."""
+    """Who has what of a cluster. `fleet` holds the same as arrays, up to date after `flush`."""
 
     def __init__(self, listener: Listener | None = None) -> None:
-        self.fleet = Fleet(host_limits=False)  # CPU and memory are kube-scheduler's to refuse for
         self._host_usage = HostUsage()
         self.listener = listener
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.compute_required: set[str] = set()  # nodes that take only pods that ask for compute
+        self.tiers: dict[str, Tier] = {}  # of each node, what holds limits there
         self.avoided: set[str] = set()  # nodes that a taint keeps for those who have no other
         self.replicas = Replicas()
         self.nominations = Nominations()
@@ -72,9 +76,19 @@ class Ledger:
         self._where: dict[str, str] = {}  # uid → node name of its holding
         self._assumed: dict[str, None] = {}  # uids of holdings that are assumed, in order
         self._planned: dict[str, None] = {}  # and of those that are only planned
+        self._kept: set[str] = set()  # of these, those that do not make way
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._stale: dict[str, None] = {}  # nodes whose row is not what their book says, in order of change
+        self._stale: dict[
+            str, None
+        ] = {}  # nodes whose row is not what their allocations say, in order of change
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The arrays. Who looks at single nodes, as the command line does, goes without them and NumPy."""
+        from gpuslice.core.policy.fleet import Fleet
+
+        return Fleet(host_limits=False)  # CPU and memory are kube-scheduler's to refuse for
 
     # -- what happened -----------------------------------------------------------------------------------
 
@@ -122,18 +136,20 @@ class Ledger:
         allocations.node = node
         allocations.changed()
         (self.compute_required.add if node.compute_required else self.compute_required.discard)(node.name)
+        self.tiers[node.name] = node.tier
         (self.avoided.add if node.avoided else self.avoided.discard)(node.name)
         self.replicas.node_is_in(node.name, node.zone)
         self._stale[node.name] = None
 
     def remove_node(self, name: str) -> None:
-        """A node is gone; what its pods hold stays in the book in case it comes back."""
+        """A node is gone; what its pods hold stays in the ledger in case it comes back."""
         allocations = self._nodes.get(name)
         if allocations is None:
             return
         allocations.node = None
         allocations.changed()
         self.compute_required.discard(name)
+        self.tiers.pop(name, None)
         self.avoided.discard(name)
         self._stale[name] = None
         self._close_if_empty(allocations)
@@ -153,11 +169,15 @@ class Ledger:
             self._tell_placed(pod)
         return refusal
 
-    def plan(self, pod: Pod, placement: Placement) -> Refusal | None:
+    def plan(self, pod: Pod, placement: Placement, *, makes_way: bool = True) -> Refusal | None:
         """Hold `placement` for a waiting pod that holds nothing, for the time being."""
         if pod.uid in self._gone or self.allocation(pod.uid) is not None:
             return Refusal("The pod is gone, or has its cards already")
-        return self._replace(None, Allocation(pod, placement.node, placement, assumed=True, planned=True))
+        allocation = Allocation(pod, placement.node, placement, assumed=True, planned=True)
+        refusal = self._replace(None, allocation)
+        if refusal is None and not makes_way:
+            self._kept.add(pod.uid)
+        return refusal
 
     def planned(self, uid: str) -> Placement | None:
         """What is planned for a pod."""
@@ -175,7 +195,7 @@ class Ledger:
         On any node, or on one. False when no plan is in its way.
         """
         in_the_way: dict[str, list[str]] = {}
-        for uid in self._planned:
+        for uid in [uid for uid in self._planned if uid not in self._kept]:
             name = self._where[uid]
             if only_on in ("", name) and self._nodes[name].by_uid[uid].pod.priority <= priority:
                 in_the_way.setdefault(name, []).append(uid)
@@ -210,13 +230,19 @@ class Ledger:
         uid = self._uid_of.get(f"{namespace}/{name}")
         return self.pods.get(uid) if uid is not None else None
 
+    def waiting_after(self, uid: str) -> Iterator[str]:
+        """The uids of the pods that wait and came after this one; kube-scheduler mostly takes them up so."""
+        pods = iter(self.pods.values())
+        next((pod for pod in pods if pod.uid == uid), None)
+        return (pod.uid for pod in pods if not pod.node and pod.request is not None)
+
     def state(self, node_name: str) -> NodeState | None:
         """One node as it stands; None when it is not known."""
         allocations = self._nodes.get(node_name)
         return allocations.state() if allocations is not None and allocations.node is not None else None
 
     def allocations(self, node_name: str) -> NodeAllocations | None:
-        """A node's book, to be read only."""
+        """A node's allocations, to be read only."""
         return self._nodes.get(node_name)
 
     def host_used(self, node_name: str) -> HostResources:
@@ -235,6 +261,11 @@ class Ledger:
             all_of_it.cpu_milli - sum(host.cpu_milli for host in mine),
             all_of_it.memory_mib - sum(host.memory_mib for host in mine),
         )
+
+    def rows_below(self, tier: Tier) -> list[int]:
+        """The rows of the nodes with cards that hold limits by less than this."""
+        row_of = self.fleet.row_of
+        return [row_of[name] for name, found in self.tiers.items() if found < tier and name in row_of]
 
     def node_names(self) -> list[str]:
         """Every known node, sorted."""
@@ -323,6 +354,7 @@ class Ledger:
         self.replicas.drop(uid)
         self._assumed.pop(uid, None)
         self._planned.pop(uid, None)
+        self._kept.discard(uid)
         allocations = self._nodes[name]
         del allocations.by_uid[uid]
         allocations.changed()

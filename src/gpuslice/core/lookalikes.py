@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 
 from gpuslice.core.contract import (
+    AMOUNT_NAMES,
+    CARDS_NAMES,
     EXCLUSIVE_GPU,
-    GPU_CORE,
-    GPU_COUNT,
     GPU_MEM,
+    LABEL_MIN_TIER,
     LABEL_MODE,
     LABEL_NO_ISOLATION,
     LABEL_PLACEMENT,
@@ -26,6 +27,7 @@ from gpuslice.core.mode import SCHEDULES
 from gpuslice.core.model import NodeMode
 
 ALIKE = 0.86  # of difflib's ratio: one letter more, less, or another in names of 15 letters and more
+POD_LABELS = (*CARDS_NAMES, LABEL_MIN_TIER)
 HAMI = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
 OTHERS = {
     "volcano.sh/vgpu-memory": "Volcano's",
@@ -37,7 +39,7 @@ OTHERS = {
     "elasticgpu.io/gpu-core": "Elastic GPU's",
     "elasticgpu.io/gpu-memory": "Elastic GPU's",
 }
-_RESOURCES = (GPU_MEM, GPU_CORE, GPU_COUNT, EXCLUSIVE_GPU, *HAMI)
+_RESOURCES = (*AMOUNT_NAMES, *CARDS_NAMES, EXCLUSIVE_GPU, *HAMI)
 _NODE_LABELS: Mapping[str, tuple[str, ...]] = {
     LABEL_SCHEDULE: tuple(sorted(SCHEDULES)),
     LABEL_MODE: tuple(NodeMode),
@@ -49,10 +51,10 @@ _NODE_LABELS: Mapping[str, tuple[str, ...]] = {
 
 def resource_hint(name: str) -> str:
     """What is wrong with asking for the resource `name`; "" where nothing is, or it is none of our affair."""
-    if name in {GPU_MEM, GPU_CORE, EXCLUSIVE_GPU}:
+    if name in {*AMOUNT_NAMES, EXCLUSIVE_GPU}:
         return ""
-    if name == GPU_COUNT:
-        return f"{GPU_COUNT} is a label of the pod, not a resource: set it under metadata.labels."
+    if name in CARDS_NAMES:
+        return f"{name} is a label of the pod, not a resource: set it under metadata.labels."
     if name in HAMI:
         return (
             f"{name} is HAMi's name, and nothing in this cluster translates it: ask for {GPU_MEM} instead, "
@@ -67,6 +69,19 @@ def resource_hint(name: str) -> str:
 def resource_hints(names: Iterable[str]) -> tuple[str, ...]:
     """`resource_hint` of each, those without one left out."""
     return tuple(filter(None, map(resource_hint, dict.fromkeys(names))))
+
+
+def pod_label_hint(name: str) -> str:
+    """What the pod's label `name` was meant to be; "" where it is right, or none of our affair."""
+    if name in POD_LABELS:
+        return ""
+    (near,) = get_close_matches(name, POD_LABELS, n=1, cutoff=ALIKE) or ("",)
+    return f"label {name} means nothing; did you mean {near}?" if near else ""
+
+
+def pod_label_hints(labels: Iterable[str]) -> tuple[str, ...]:
+    """`pod_label_hint` of each, those without one left out."""
+    return tuple(filter(None, map(pod_label_hint, sorted(labels))))
 
 
 def node_label_hints(labels: Mapping[str, str], shared_label: str = LABEL_SHARED) -> Iterator[str]:

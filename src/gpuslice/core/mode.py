@@ -44,11 +44,23 @@ class Rules:
 
     @property
     def isolation(self) -> bool:
-        return self.mode is NodeMode.SHARED
+        return self.mode in (NodeMode.SHARED, NodeMode.CLAIMS)
 
     @property
     def shared(self) -> bool:
-        return self.mode is not NodeMode.EXCLUSIVE
+        """Whether parts of cards are given out as the extended resource."""
+        return self.mode in (NodeMode.SHARED, NodeMode.SHARED_WITHOUT_ISOLATION)
+
+    @property
+    def claims(self) -> bool:
+        """Whether parts of cards are given out by claims."""
+        return self.mode is NodeMode.CLAIMS
+
+
+def wants_agent(labels: Mapping[str, str], shared_label: str) -> bool:
+    """Whether an agent is to run there, as the chart's DaemonSets choose: by one label, or by ACK's alone."""
+    switch, schedule = labels.get(shared_label), labels.get(LABEL_SCHEDULE)
+    return switch == "true" or (switch != "false" and schedule in SCHEDULES and schedule != "default")
 
 
 def rules_of(labels: Mapping[str, str]) -> Rules:
@@ -62,6 +74,8 @@ def rules_of(labels: Mapping[str, str]) -> Rules:
     own = labels.get(LABEL_MODE, "")
     text = labels.get(LABEL_COMPUTE_POLICY, "")
     policy = ComputePolicy(text) if text in list(ComputePolicy) else ComputePolicy.CAP
+    if own == NodeMode.CLAIMS:  # a claim says itself whether it wants compute
+        return Rules(NodeMode.CLAIMS, policy is not ComputePolicy.OFF, policy)
     if own in list(NodeMode):
         return Rules(NodeMode(own), schedule == CORE_MEM, policy)
     if labels.get(LABEL_SHARED) == "false" or schedule == "default":

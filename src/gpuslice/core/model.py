@@ -6,8 +6,9 @@ All are frozen; a change makes a new one. Units are steps of ``aliyun.com/gpu-me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
+from gpuslice.core.contract import VENDOR_NAMES, ResourceNames
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources
 
 
@@ -25,12 +26,30 @@ class Card:
     model: str = ""
 
 
+class Tier(IntEnum):
+    """What holds a node's limits; a higher one is harder to get past."""
+
+    NONE = 0
+    WATCHDOG = 1  # the agent, which acts within seconds where the driver's figures pass the limit
+    LIBRARY = 2  # libgpuslice in every program that the loader starts, and the watchdog
+    DRIVER = 3  # the driver itself; no driver that is known to do so yet
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+TIERS = {tier.word: tier for tier in Tier}
+"""By the words of annotations and labels."""
+
+
 class NodeMode(StrEnum):
     """How the cards of a node are given out."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
     SHARED_WITHOUT_ISOLATION = "shared-without-isolation"
+    CLAIMS = "claims"  # parts of cards, by claims of dynamic resource allocation alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,8 @@ class Node:
     zone: str = ""
     host: HostResources = NO_HOST_RESOURCES  # CPU and memory that it has to give
     problem: str = ""
+    names: ResourceNames = VENDOR_NAMES  # in which it offers its cards
+    tier: Tier = Tier.NONE  # what holds the limits of containers that start there
 
     @property
     def divides_cards(self) -> bool:
@@ -89,6 +110,8 @@ class Request:
     containers: tuple[ContainerRequest, ...] = ()  # those that ask for units, in the order they start
     app_containers: int = 1  # how many app containers the pod has, asking or not
     host: HostResources = NO_HOST_RESOURCES  # CPU and memory beside it
+    names: ResourceNames = VENDOR_NAMES  # in which it asks: a node that offers others does not hold it
+    min_tier: Tier = Tier.NONE  # the weakest that holds its limits well enough for its owner
 
     @property
     def units_per_card(self) -> int:
@@ -156,6 +179,7 @@ class Pod:
     host: HostResources = (
         NO_HOST_RESOURCES  # CPU and memory that it asks for, also of a pod that wants no card
     )
+    stale: tuple[str, ...] = ()  # annotations of another placement that a Binding would not overwrite
     nominated: str = ""  # the node that its scheduler tries first (status.nominatedNodeName)
     replica_of: str = ""  # uid of the owner whose pods its scheduler spreads over nodes
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news

@@ -9,17 +9,17 @@ from operator import attrgetter
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.model import CardSlice, Node, Placement, Pod
 from gpuslice.core.placement import NodeState
-from gpuslice.core.policy.fleet import UNLIMITED, FleetNode
+from gpuslice.core.shape import UNLIMITED, FleetNode
 
 UNITS, COMPUTE_PERCENT = attrgetter("units"), attrgetter("compute_percent")  # of a share
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A pod in the book. `placement` is None when it is not known where on its node it sits.
+    """A pod that holds something. `placement` is None when it is not known where on its node it sits.
 
     `assumed`: we decided so and the API server has not shown it yet. `planned`: we decided so, and
-    kube-scheduler has not agreed yet: nothing is bound that way, and whoever comes first takes the room.
+    kube-scheduler has not agreed yet: nothing is bound that way, and the first to come takes the room.
     """
 
     pod: Pod
@@ -57,7 +57,7 @@ def allocation_of(pod: Pod, before: Allocation | None) -> Allocation | None:
 class NodeAllocations:
     """A node and who is on it. `node` is None while only its pods are known.
 
-    Whoever changes a book calls `changed`: what is free is worked out once for all who ask in between.
+    Code that changes them calls `changed`: what is free is worked out once for all who ask in between.
     """
 
     name: str

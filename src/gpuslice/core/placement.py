@@ -16,6 +16,8 @@ NO_ROOM = "Insufficient GPU Memory in one device"
 NO_ROOM_IN_SEVERAL = "Insufficient GPU Memory in {count} devices"
 NO_CORE = f"Insufficient {GPU_CORE} in one device"
 CORE_REQUIRED = f"The node takes only pods that ask for {GPU_CORE} too"
+OTHER_NAMES = "The node offers {offered}, not {asked}"
+TIER_TOO_LOW = "The node's tier of isolation is below the one that the pod asks for"
 SPREAD = "spread"
 
 
@@ -44,9 +46,8 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
     """
     if slots is None or state.node.packing:
         slots = choose_slots(state, request)
-    if not slots or not all(_fits(state, request, slot) for slot in slots):
-        return refuse(state, request)
-    if request.compute_percent == 0 and state.node.compute_required:
+    barred = _barred(state.node, request)
+    if not slots or barred or not all(_fits(state, request, slot) for slot in slots):
         return refuse(state, request)
     return on_cards(state.node.name, (state.node.cards[slot].index for slot in slots), request)
 
@@ -71,8 +72,8 @@ def refuse(state: NodeState, request: Request) -> Refusal:
     node = state.node
     if not node.divides_cards:
         return not_shared(node.name)
-    if request.compute_percent == 0 and node.compute_required:
-        return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
+    if (barred := _barred(node, request)) is not None:
+        return barred
     roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_card]
     if request.compute_percent and roomy:
         most = max(state.compute_left[slot] for slot in roomy)
@@ -92,6 +93,19 @@ def refuse(state: NodeState, request: Request) -> Refusal:
         )
         return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.card_count), never, detail)
     return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {_most_free(state)}")
+
+
+def _barred(node: Node, request: Request) -> Refusal | None:
+    """Why the node takes no pod of this kind, however empty it is."""
+    if request.names != node.names:
+        reason = OTHER_NAMES.format(offered=node.names.memory, asked=request.names.memory)
+        return Refusal(reason, never=True, detail="both mean the same, and kubelet counts them apart")
+    if node.tier < request.min_tier:
+        detail = f"{node.name} has {node.tier.word}, {request.min_tier.word} is asked for"
+        return Refusal(TIER_TOO_LOW, never=True, detail=detail)
+    if request.compute_percent == 0 and node.compute_required:
+        return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
+    return None
 
 
 def _most_free(state: NodeState) -> str:

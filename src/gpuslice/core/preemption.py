@@ -148,8 +148,11 @@ class _Card:
 
 
 def _barred(allocations: NodeAllocations, request: Request) -> bool:
-    """Whether the node takes no pod of this kind, whoever leaves it."""
-    return allocations.node is None or (allocations.node.compute_required and not request.compute_percent)
+    """Whether the node takes no pod of this kind, no matter who leaves it."""
+    node = allocations.node
+    if node is None or node.tier < request.min_tier:
+        return True
+    return node.compute_required and not request.compute_percent
 
 
 def _cards(

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from math import log
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from gpuslice.core.policy.fleet import Floats
+if TYPE_CHECKING:
+    from gpuslice.core.policy.fleet import Floats
 
 NODE_SKEW, ZONE_SKEW = 3, 5  # maxSkew of the system's default constraints
 
@@ -52,6 +52,8 @@ class Replicas:
         Source: ``Score``, ``scoreForCount``, ``topologyNormalizingWeight`` and ``NormalizeScore`` in
         pkg/scheduler/framework/plugins/podtopologyspread/scoring.go, the constraints in plugin.go (1.36).
         """
+        import numpy as np  # who only counts goes without
+
         zone_of = [self._zone.get(node, "") for node in nodes]
         by_node, by_zone = log(len(nodes) + 2), log(len({*zone_of} - {""}) + 2)
         on, within = self._on.get(owner, _NOBODY), self._in.get(owner)

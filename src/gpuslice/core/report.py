@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_MEM
+from gpuslice.core.contract import EXCLUSIVE_GPU
 from gpuslice.core.model import Card, Pod
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 from gpuslice.core.units import MIB, UNIT_MIB, card_units
-from gpuslice.core.views import node_of
+from gpuslice.core.views import names_offered, node_of
 
 _NOTHING: Mapping[str, str] = {}
 _MOST_GIB = 100  # the vendor's tools take a card with more units than this for one that is counted in MiB
@@ -37,6 +37,11 @@ class NodeFacts:
     def amount(self, resource: str) -> int:
         """How much of `resource` pods may take here."""
         return whole_number(self.allocatable.get(resource)) or 0
+
+    @property
+    def units(self) -> int:
+        """How much memory of cards pods may take here."""
+        return self.amount(names_offered(self.allocatable).memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +156,8 @@ def report(nodes: Iterable[NodeFacts], pods: Iterable[PodFacts]) -> Report:
         if each.pod.node and not each.pod.finished:
             by_node[each.pod.node].append(each)
     ordered = sorted(nodes, key=lambda node: node.name)
-    shared = tuple(
-        _node_use(node, by_node.get(node.name, [])) for node in ordered if node.amount(GPU_MEM) > 0
-    )
-    others = tuple(
-        _exclusive_use(node, by_node.get(node.name, [])) for node in ordered if node.amount(GPU_MEM) <= 0
-    )
+    shared = tuple(_node_use(node, by_node.get(node.name, [])) for node in ordered if node.units > 0)
+    others = tuple(_exclusive_use(node, by_node.get(node.name, [])) for node in ordered if node.units <= 0)
     return Report(shared, others, _unit(shared))
 
 
@@ -188,7 +189,7 @@ def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
         )
         for index in sorted(known.keys() | named)
     )
-    return NodeUse(facts, facts.amount(GPU_MEM), cards, tuple(uses), node.problem)
+    return NodeUse(facts, facts.units, cards, tuple(uses), node.problem)
 
 
 def _pod_use(facts: PodFacts) -> PodUse:
@@ -227,4 +228,4 @@ def _unit(nodes: Sequence[NodeUse]) -> str:
 
 def compute_total(facts: NodeFacts, cards: int) -> int:
     """Percent of compute of all cards together; 0 where the node does not divide compute."""
-    return cards * WHOLE_CORE_PERCENT if facts.amount(GPU_CORE) else 0
+    return cards * WHOLE_CORE_PERCENT if facts.amount(names_offered(facts.allocatable).compute) else 0

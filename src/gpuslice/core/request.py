@@ -13,9 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gpuslice.core.contract import GPU_CORE, GPU_COUNT, GPU_MEM
+from gpuslice.core.contract import (
+    AMOUNT_NAMES,
+    CARDS_NAMES,
+    LABEL_MIN_TIER,
+    NAME_SETS,
+    VENDOR_NAMES,
+    ResourceNames,
+)
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.model import ContainerKind, ContainerRequest, Request
+from gpuslice.core.model import TIERS, ContainerKind, ContainerRequest, Request, Tier
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.units import MOST_UNITS
 
@@ -36,7 +43,14 @@ class ContainerSpec:
 
 def asks_for_gpu(limits: Mapping[str, object] | None) -> bool:
     """Whether a container's limits name one of our resources at all, with whatever value."""
-    return limits is not None and (GPU_MEM in limits or GPU_CORE in limits)
+    return limits is not None and any(name in limits for name in AMOUNT_NAMES)
+
+
+def names_in(amounts: Iterable[str]) -> ResourceNames:
+    """The set of names that `amounts` are given in; the vendor's where they are given in none."""
+    given = set(amounts)
+    found = (names for names in NAME_SETS.values() if not given.isdisjoint((names.memory, names.compute)))
+    return next(found, VENDOR_NAMES)
 
 
 def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None = None) -> Request | None:
@@ -49,24 +63,44 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
     asking = [spec for spec in everyone if asks_for_gpu(spec.limits)]
     if not asking:
         return None
-    containers = tuple(_container(spec) for spec in asking)
+    names = _one_set_of_names(asking)
+    containers = tuple(_container(spec, names) for spec in asking)
     held = tuple(container for container in containers if container.units)
     if not held:
-        given = asking[0].limits.get(GPU_MEM, "absent")
-        raise InvalidRequestError(_field(asking[0], GPU_MEM), given, RIGHT_UNITS)
-    card_count = _card_count(held, labels or {})
+        given = asking[0].limits.get(names.memory, "absent")
+        raise InvalidRequestError(_field(asking[0], names.memory), given, RIGHT_UNITS)
+    card_count = _card_count(held, labels or {}, names)
     units = peak(held, lambda container: container.units)
     if units > MOST_UNITS:
         must_be = f"at most {MOST_UNITS} for all containers together"
-        raise InvalidRequestError(f'pod: limits["{GPU_MEM}"]', units, must_be)
+        raise InvalidRequestError(f'pod: limits["{names.memory}"]', units, must_be)
     percent = peak(held, lambda container: container.compute_percent)
     if percent > WHOLE_CORE_PERCENT:
         must_be = f"at most {WHOLE_CORE_PERCENT} for all containers together"
         raise InvalidRequestError(
-            f'pod: limits["{GPU_CORE}"]', percent, f"{must_be}: a pod's containers share one card"
+            f'pod: limits["{names.compute}"]', percent, f"{must_be}: a pod's containers share one card"
         )
     app_containers = sum(spec.kind is ContainerKind.APP for spec in everyone)
-    return Request(units, card_count, percent, held, app_containers)
+    tier = _min_tier(labels or {})
+    return Request(units, card_count, percent, held, app_containers, names=names, min_tier=tier)
+
+
+def _min_tier(labels: Mapping[str, str]) -> Tier:
+    given = labels.get(LABEL_MIN_TIER, Tier.NONE.word)
+    if given not in TIERS:
+        raise InvalidRequestError(f'label "{LABEL_MIN_TIER}"', given, f"one of {', '.join(TIERS)}")
+    return TIERS[given]
+
+
+def _one_set_of_names(asking: Sequence[ContainerSpec]) -> ResourceNames:
+    """No node offers two sets of names, so a pod that asks in both would wait for ever."""
+    names = names_in(asking[0].limits)
+    for spec in asking:
+        for name in AMOUNT_NAMES:
+            if name in spec.limits and name not in (names.memory, names.compute):
+                must_be = f"left out beside {names.memory}: they mean the same, and a pod asks in one of them"
+                raise InvalidRequestError(_field(spec, name), spec.limits[name], must_be)
+    return names
 
 
 def peak(containers: Sequence[ContainerRequest], amount: Callable[[ContainerRequest], int]) -> int:
@@ -84,39 +118,44 @@ def peak(containers: Sequence[ContainerRequest], amount: Callable[[ContainerRequ
 RIGHT_UNITS = f"a whole number of units from 1 to {MOST_UNITS}, such as 4 (no fraction, no Gi)"
 
 
-def _container(spec: ContainerSpec) -> ContainerRequest:
-    units = whole_number(spec.limits.get(GPU_MEM, 0))
+def _container(spec: ContainerSpec, names: ResourceNames) -> ContainerRequest:
+    units = whole_number(spec.limits.get(names.memory, 0))
     if units is None or not 0 <= units <= MOST_UNITS:
-        raise InvalidRequestError(_field(spec, GPU_MEM), spec.limits[GPU_MEM], RIGHT_UNITS)
-    if GPU_CORE not in spec.limits:
+        raise InvalidRequestError(_field(spec, names.memory), spec.limits[names.memory], RIGHT_UNITS)
+    if names.compute not in spec.limits:
         return ContainerRequest(spec.name, spec.index, units, 0, spec.kind)
-    field, given = _field(spec, GPU_CORE), spec.limits[GPU_CORE]
+    field, given = _field(spec, names.compute), spec.limits[names.compute]
     percent = whole_number(given)
     if percent is None or not 0 < percent <= WHOLE_CORE_PERCENT or percent % CORE_STEP_PERCENT:
         must_be = f"a multiple of {CORE_STEP_PERCENT} from {CORE_STEP_PERCENT} to {WHOLE_CORE_PERCENT}"
         raise InvalidRequestError(field, given, must_be)
     if not units:
-        must_be = f"accompanied by limits of {GPU_MEM} in the same container"
+        must_be = f"accompanied by limits of {names.memory} in the same container"
         raise InvalidRequestError(field, given, must_be)
     return ContainerRequest(spec.name, spec.index, units, percent, spec.kind)
 
 
-def _card_count(containers: Sequence[ContainerRequest], labels: Mapping[str, str]) -> int:
-    text = labels.get(GPU_COUNT)
-    if text is None:
+def _card_count(
+    containers: Sequence[ContainerRequest], labels: Mapping[str, str], names: ResourceNames
+) -> int:
+    """A label is counted by nobody, so that of either set of names holds for every pod."""
+    given = {name: labels[name] for name in CARDS_NAMES if name in labels}
+    if not given:
         return 1
+    label, text = next(iter(given.items()))
+    for other, value in given.items():
+        if value != text:
+            raise InvalidRequestError(f'label "{other}"', value, f'"{text}" as label "{label}" says')
     count = int(text) if _DIGITS.fullmatch(text) else 0
     if not count:
-        raise InvalidRequestError(f'label "{GPU_COUNT}"', text, "a whole number of cards, at least 1")
+        raise InvalidRequestError(f'label "{label}"', text, "a whole number of cards, at least 1")
     for each in containers:
         if each.units % count:
-            must_be = (
-                f'a multiple of {count}, because label "{GPU_COUNT}" spreads it evenly over {count} cards'
-            )
-            raise InvalidRequestError(_field(each, GPU_MEM), each.units, must_be)
+            must_be = f'a multiple of {count}, because label "{label}" spreads it evenly over {count} cards'
+            raise InvalidRequestError(_field(each, names.memory), each.units, must_be)
         if count > 1 and each.compute_percent:
-            must_be = f'left out beside label "{GPU_COUNT}": a share of compute is of one card'
-            raise InvalidRequestError(_field(each, GPU_CORE), each.compute_percent, must_be)
+            must_be = f'left out beside label "{label}": a share of compute is of one card'
+            raise InvalidRequestError(_field(each, names.compute), each.compute_percent, must_be)
     return count
 
 

@@ -8,21 +8,31 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from gpuslice.core.annotations import MOST_CARDS, decode_assume_time, decode_cards, decode_placement
+from gpuslice.core.annotations import (
+    MOST_CARDS,
+    NOT_ALWAYS_WRITTEN,
+    decode_assume_time,
+    decode_cards,
+    decode_placement,
+)
 from gpuslice.core.contract import (
+    AMOUNT_NAMES,
     ANN_ASSIGNED,
-    GPU_CORE,
-    GPU_COUNT,
-    GPU_MEM,
+    CARDS_NAMES,
+    LABEL_MIN_TIER,
     LABEL_PLACEMENT,
     LABEL_SCHEDULE,
     LABEL_ZONE,
+    NAME_SETS,
     NODE_GPUS,
+    NODE_TIER,
+    VENDOR_NAMES,
+    ResourceNames,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.host_resources import HostResources, node_host_resources, pod_host_resources
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import Card, ContainerKind, Node, Pod, Request
+from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Pod, Request, Tier
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
 from gpuslice.core.units import MOST_UNITS
@@ -74,7 +84,11 @@ def pod_requests(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: 
     inits, apps = _limits(spec.init_containers or ()), _limits(spec.containers)
     if not any(limits for *_, limits in (*inits, *apps)):  # as most pods of most clusters
         return PodRequests(None, host)
-    return _pod_requests(inits, apps, labels.get(GPU_COUNT) if labels else None, host, bound)
+    said = tuple([(name, labels[name]) for name in _REQUEST_LABELS if name in labels]) if labels else ()
+    return _pod_requests(inits, apps, said, host, bound)
+
+
+_REQUEST_LABELS = (*CARDS_NAMES, LABEL_MIN_TIER)
 
 
 Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
@@ -89,12 +103,16 @@ def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
     limits = resources.limits if resources is not None else None
     if not limits:
         return ()
-    return tuple([(name, limits[name]) for name in (GPU_MEM, GPU_CORE) if name in limits])
+    return tuple([(name, limits[name]) for name in AMOUNT_NAMES if name in limits])
 
 
 @lru_cache(maxsize=4096)  # the pods of a cluster are much alike, and share what was worked out once
 def _pod_requests(
-    inits: tuple[Limits, ...], apps: tuple[Limits, ...], count: str | None, host: HostResources, bound: bool
+    inits: tuple[Limits, ...],
+    apps: tuple[Limits, ...],
+    said: tuple[tuple[str, str], ...],
+    host: HostResources,
+    bound: bool,
 ) -> PodRequests:
     specs = []
     for index, (name, restart_policy, limits) in enumerate(inits):
@@ -103,7 +121,7 @@ def _pod_requests(
     specs += [ContainerSpec(name, index, dict(limits)) for index, (name, _, limits) in enumerate(apps)]
     request, problem = None, ""
     try:
-        request = pod_request(specs, {} if count is None else {GPU_COUNT: count})
+        request = pod_request(specs, dict(said))
     except InvalidRequestError as error:
         problem = str(error)
         if bound:  # wrongly labelled and bound all the same: the memory is gone either way
@@ -151,6 +169,7 @@ def pod_of(
         terminating=terminating,
         problem=requests.problem or misread,
         priority=priority or 0,
+        stale=() if node else tuple([name for name in NOT_ALWAYS_WRITTEN if name in annotations]),
         nominated=nominated,
         replica_of=replica_of,
         host=requests.host,
@@ -168,9 +187,10 @@ def node_of(
     unhealthy: frozenset[int] = frozenset(),
     avoided: bool = False,
 ) -> Node:
-    """A node of the API: no cards when it shares none (capacity without ``aliyun.com/gpu-mem``)."""
+    """A node of the API: no cards when it shares none (capacity without memory of cards)."""
     labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
-    cards, problem = _cards(annotations, capacity)
+    names = names_offered(capacity)
+    cards, problem = _cards(annotations, capacity, names)
     shared = rules_of(labels).shared
     return Node(
         name=name,
@@ -178,13 +198,24 @@ def node_of(
         unhealthy=unhealthy if shared else _all(cards),
         shared=shared,
         packing=labels.get(LABEL_PLACEMENT, ""),
-        compute_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(GPU_CORE)) else 0,
+        compute_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(names.compute)) else 0,
         compute_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
         avoided=avoided,
         zone=labels.get(LABEL_ZONE, ""),
         host=node_host_resources(allocatable),
         problem=problem,
+        names=names,
+        tier=TIERS.get(annotations.get(NODE_TIER, ""), Tier.NONE),
     )
+
+
+def names_offered(amounts: Mapping[str, object]) -> ResourceNames:
+    """The set of names in which a node's capacity or allocatable offers cards; the vendor's where in none.
+
+    kubelet keeps a resource that nobody offers any more, with an amount of 0.
+    """
+    found = (names for names in NAME_SETS.values() if whole_number(amounts.get(names.memory)))
+    return next(found, VENDOR_NAMES)
 
 
 def with_unhealthy(node: Node, unhealthy: frozenset[int]) -> Node:
@@ -201,24 +232,28 @@ def version_number(resource_version: str) -> int:
     return int(resource_version) if resource_version.isascii() and resource_version.isdecimal() else 0
 
 
-def cards_of_capacity(capacity: Mapping[str, object]) -> tuple[Card, ...]:
+def cards_of_capacity(
+    capacity: Mapping[str, object], names: ResourceNames = VENDOR_NAMES
+) -> tuple[Card, ...]:
     """Equal cards by node status alone, total divided by count, as the open-source gpushare reads it.
 
     Raises `ContractError` for amounts that no node has.
     """
-    units = whole_number(capacity.get(GPU_MEM)) or 0
-    count = whole_number(capacity.get(GPU_COUNT)) or 0
+    units = whole_number(capacity.get(names.memory)) or 0
+    count = whole_number(capacity.get(names.cards)) or 0
     if units <= 0 or count <= 0:
         return ()
     if count > MOST_CARDS:
-        raise ContractError(f'capacity "{GPU_COUNT}"', count, f"at most {MOST_CARDS} cards")
+        raise ContractError(f'capacity "{names.cards}"', count, f"at most {MOST_CARDS} cards")
     if units // count > MOST_UNITS:
-        raise ContractError(f'capacity "{GPU_MEM}"', units, f"at most {MOST_UNITS} for each card")
+        raise ContractError(f'capacity "{names.memory}"', units, f"at most {MOST_UNITS} for each card")
     return tuple(Card(index, uuid="", memory_mib=0, units=units // count) for index in range(count))
 
 
-def _cards(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tuple[tuple[Card, ...], str]:
-    if not whole_number(capacity.get(GPU_MEM)):
+def _cards(
+    annotations: Mapping[str, str], capacity: Mapping[str, object], names: ResourceNames
+) -> tuple[tuple[Card, ...], str]:
+    if not whole_number(capacity.get(names.memory)):
         return (), ""
     problem = ""
     if NODE_GPUS in annotations:
@@ -227,6 +262,6 @@ def _cards(annotations: Mapping[str, str], capacity: Mapping[str, object]) -> tu
         except ContractError as error:
             problem = str(error)
     try:
-        return cards_of_capacity(capacity), problem
+        return cards_of_capacity(capacity, names), problem
     except ContractError as error:
         return (), problem or str(error)

@@ -1,4 +1,4 @@
-"""Words of sentences that are told to people."""
+"""Words of sentences for people."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from gpuslice_demo.stories.installing import INSTALL, agents_ready
 from simcluster.workload.images import SEEDS
 
 CARD, UNITS = "V100-SXM2-16GB", 15
+SHARED = {"cgpu": "true"}
 
 
 def _pod(name: str, units: int, image: str = "busybox", **container: Any) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def manifests() -> dict[str, str]:
 def playground(nodes: int, cards: int) -> Story:
     """`nodes` machines of `cards` cards each."""
     plans = tuple(
-        NodePlan(f"node-{n}", f"192.168.9.{n}", (CARD,) * cards, {"cgpu": "true"}, subnet=f"172.20.{n}")
+        NodePlan(f"node-{n}", f"192.168.9.{n}", (CARD,) * cards, SHARED, exclusive=True, subnet=f"172.20.{n}")
         for n in range(1, nodes + 1)
     )
     return Story(

@@ -1,6 +1,6 @@
 """Admission webhooks: which ones are asked about a write, what they are sent, what their answer does.
 
-No network here: a call is yielded to whoever runs the request, and its answer is sent back.
+No network here: a call is yielded to what runs the request, and its answer is sent back.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "services": ("spec.clusterIP", "spec.type"),
     "jobs.batch": ("status.successful",),
     "replicasets.apps": ("status.replicas",),
+    "resourceslices.resource.k8s.io": ("spec.nodeName", "spec.driver"),
     "events": (
         "involvedObject.kind",
         "involvedObject.namespace",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
 from simcluster.cluster.resources import standard_catalog
@@ -34,23 +35,37 @@ class Cache:
 
     def __init__(self, client: KubeClient, kinds: Iterable[str], listen: Listener) -> None:
         resources = known_kinds()
+        self._client = client
         self._listen = listen
         self._objects: dict[str, dict[str, Object]] = {kind: {} for kind in kinds}
         self._owned: dict[tuple[str, str], dict[str, Object]] = {}
         self._named: dict[tuple[str, str, str], Object] = {}
-        self._reflectors = [self._reflector(client, kind, resources[kind]) for kind in self._objects]
+        self._reflectors = {
+            resources[kind]: self._reflector(client, kind, resources[kind]) for kind in self._objects
+        }
 
     def _reflector(self, client: KubeClient, kind: str, resource: Resource[Any]) -> Reflector[Any]:
         return Reflector(client, resource, lambda change: self._take(kind, change), pace=_PACE)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for reflector in self._reflectors:
-                group.create_task(reflector.run(), name="controllers: reflector")
+            for resource, reflector in self._reflectors.items():
+                group.create_task(self._follow(resource, reflector), name="controllers: reflector")
+
+    async def _follow(self, resource: Resource[Any], reflector: Reflector[Any]) -> None:
+        """An API server older than the catalog knows some kinds not at all: there are none of those."""
+        try:
+            await self._client.list(resource)
+        except NotFoundError:
+            reflector.synced.set()
+            return
+        except KubeError:
+            pass  # the reflector asks again until it is told
+        await reflector.run()
 
     async def synced(self) -> None:
         """Returns when every kind has been listed once."""
-        await asyncio.gather(*(reflector.synced.wait() for reflector in self._reflectors))
+        await asyncio.gather(*(reflector.synced.wait() for reflector in self._reflectors.values()))
 
     def of(self, kind: str) -> Mapping[str, Object]:
         return self._objects[kind]

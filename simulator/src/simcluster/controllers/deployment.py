@@ -106,8 +106,8 @@ class _Look:
             },
         }
         namespace = self.deployment["metadata"]["namespace"]
-        told = [self._tell_scale(body["metadata"]["name"], 0, replicas)] if replicas else []
-        return [Create("ReplicaSet", body, namespace), *told]
+        events = [self._tell_scale(body["metadata"]["name"], 0, replicas)] if replicas else []
+        return [Create("ReplicaSet", body, namespace), *events]
 
     # -- scaling --------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Executor:
         self._recorders: dict[str, EventRecorder] = {}
 
     async def carry_out(self, key: Key, about: Object | None, actions: Sequence[Action]) -> None:
-        """``about`` is the object that was looked at, which events are told on."""
+        """``about`` is the object that was looked at, which events are about."""
         for action in actions:
             match action:
                 case Create():

@@ -33,9 +33,9 @@ class Expectations:
         """How long to wait at most for what has not been seen; 0 when nothing is outstanding."""
         now_s = self._now_s()
         times: list[float] = []
-        for book in (self._created, self._deleted):
-            held = {uid: at for uid, at in book.pop(owner, {}).items() if now_s - at < _PATIENCE_S}
+        for expected in (self._created, self._deleted):
+            held = {uid: at for uid, at in expected.pop(owner, {}).items() if now_s - at < _PATIENCE_S}
             if held:
-                book[owner] = held
+                expected[owner] = held
                 times += held.values()
         return max(times) + _PATIENCE_S - now_s if times else 0.0

@@ -155,10 +155,10 @@ class _Look:
         ended: dict[str, Any] = {"conditions": conditions}
         if kind == "Complete":
             ended["completionTime"] = format_time(self.now_s)
-            told = Tell("Completed", "Job completed")
+            event = Tell("Completed", "Job completed")
         else:
-            told = Tell(reason, message, "Warning")
-        return [*self._write_status(ended), told]
+            event = Tell(reason, message, "Warning")
+        return [*self._write_status(ended), event]
 
     def _condition(self, kind: str, reason: str, message: str) -> dict[str, Any]:
         now = format_time(self.now_s)

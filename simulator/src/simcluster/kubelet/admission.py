@@ -32,7 +32,7 @@ class Admission:
     def __init__(
         self,
         settings: KubeletSettings,
-        book: DeviceAssignments,
+        device_manager: DeviceAssignments,
         endpoints: PluginEndpoints,
         runtime: Runtime,
         *,
@@ -41,7 +41,7 @@ class Admission:
         node: Callable[[], Awaitable[Object | None]],
     ) -> None:
         self._settings = settings
-        self._book = book
+        self._device_manager = device_manager
         self._endpoints = endpoints
         self._runtime = runtime
         self._active = active
@@ -67,19 +67,19 @@ class Admission:
 
     def save(self) -> None:
         """Write the checkpoint, as after every allocation and every device list."""
-        raw = checkpoint.encode(self._book.assignments(), self._book.registered())
+        raw = checkpoint.encode(self._device_manager.assignments(), self._device_manager.registered())
         checkpoint.write(self._settings.plugin_folder, raw)
 
     async def _allocate(self, pod: Object, demand: ContainerDemand, *, sources_ready: bool = True) -> None:
         uid = pod["metadata"]["uid"]
-        held = self._book.assignments()
+        held = self._device_manager.assignments()
         active = {one["metadata"]["uid"] for one in self._active()} | {uid}
         if not sources_ready:  # pods not yet read may hold devices
             active |= {one.pod_uid for one in held}
         running = self._runtime.find(uid, demand.name)
         already = not sources_ready and running is not None and running.running
-        await self._endpoints.answer(self._book.allocate(uid, demand, active, already))
-        if self._book.assignments() != held:
+        await self._endpoints.answer(self._device_manager.allocate(uid, demand, active, already))
+        if self._device_manager.assignments() != held:
             self.save()
 
     def _does_not_fit(self, pod: Object) -> Rejection | None:

@@ -51,11 +51,12 @@ class ContainerLife:
         # A container that an earlier kubelet started
         container = self._node.runtime.find(self._facts.uid, self.record.name)
         if container is not None:
-            self._attempt = self.record.restart_count = container.spec.attempt
+            self._attempt = container.spec.attempt
         while True:
             if container is None:
                 container = await self._start()
             if container is not None:
+                self.record.restart_count = self._attempt  # `kubectl logs --previous` goes by both
                 self.record.container_id = f"sim://{container.id}"
                 prober = self._prober(container)
                 self._set(RunningState(container.started_at))
@@ -88,12 +89,12 @@ class ContainerLife:
                 # everything that can fail before the process exists. Raises what `_start` waits for.
                 facts, node = self._facts, self._node
                 # preStartContainer for each resource, after a second Allocate where nothing is known any more
-                name, book = self.record.name, self._node.book
-                if not book.assignments_of(self._facts.uid, name):
+                name, device_manager = self.record.name, self._node.device_manager
+                if not device_manager.assignments_of(self._facts.uid, name):
                     await self._facts.allocate(name)
-                for one in book.assignments_of(self._facts.uid, name):
+                for one in device_manager.assignments_of(self._facts.uid, name):
                     await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
-                options = device_options(node.book.assignments_of(facts.uid, self.record.name))
+                options = device_options(node.device_manager.assignments_of(facts.uid, self.record.name))
                 read = await references.fetch(node.client, facts.pod)
                 spec = specify(
                     node.settings, facts, self._spec, image, options=options, read=read, attempt=self._attempt
@@ -104,12 +105,12 @@ class ContainerLife:
                 await self._tell("Failed", f"Error: {error}", True)
                 await self._pause(RETRY_S)
         await self._tell("Created", "Container created")
-        self.record.restart_count = self._attempt
         try:
             container = await self._node.runtime.start(spec)
         except StartError as error:
             now = datetime.now(UTC)
             await self._tell("Failed", f"Error: {error}", True)
+            self.record.restart_count = self._attempt
             self._set(TerminatedState(START_ERROR_EXIT, now, now, reason="StartError", message=str(error)))
             return None
         await self._tell("Started", "Container started")

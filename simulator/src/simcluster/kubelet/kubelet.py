@@ -50,7 +50,7 @@ class Kubelet:
         rng: random.Random | None = None,
     ) -> None:
         self.settings = settings
-        self.book = DeviceAssignments(rng or random.Random())
+        self.device_manager = DeviceAssignments(rng or random.Random())
         self.ready = asyncio.Event()
         self._client = client
         self._runtime = runtime
@@ -58,13 +58,15 @@ class Kubelet:
         self._admissions: asyncio.Queue[tuple[_Pod, bool]] = asyncio.Queue()
         self._removals: asyncio.Queue[_Pod] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
-        self._endpoints = PluginEndpoints(settings.plugin_folder, self.book, self._devices_changed)
-        self._pod_resources = PodResources(settings.pod_resources_socket, self.book, self._admitted_pods)
+        self._endpoints = PluginEndpoints(settings.plugin_folder, self.device_manager, self._devices_changed)
+        self._pod_resources = PodResources(
+            settings.pod_resources_socket, self.device_manager, self._admitted_pods
+        )
         self._pods = Reflector(client, PODS.as_dict(), self._on_pod, fields=f"spec.nodeName={settings.name}")
         self._server = KubeletServer(self._find, runtime, self._pods_folder, settings.host, settings.port)
         self._admission = Admission(
             settings,
-            self.book,
+            self.device_manager,
             self._endpoints,
             runtime,
             active=self._active_pods,
@@ -73,7 +75,7 @@ class Kubelet:
         )
         recorder = EventRecorder(client, "kubelet", host=settings.name)
         self._services = NodeServices(
-            settings, client, recorder, runtime, registry, self.book, self._endpoints
+            settings, client, recorder, runtime, registry, self.device_manager, self._endpoints
         )
         self._addresses = itertools.count(2)
 
@@ -84,7 +86,7 @@ class Kubelet:
     async def run(self) -> None:
         self._recover()
         await self._server.start()
-        status = NodeStatus(self._client, self.settings, self.book, self._server.url)
+        status = NodeStatus(self._client, self.settings, self.device_manager, self._server.url)
         try:
             await self._endpoints.start()
             await self._pod_resources.start()
@@ -127,7 +129,7 @@ class Kubelet:
             _log.error("checkpoint is corrupt, going on without it", extra={"error": str(error)})
             return
         if saved is not None:
-            self.book.restore(saved.assignments, saved.registered, time.monotonic())
+            self.device_manager.restore(saved.assignments, saved.registered, time.monotonic())
 
     # -- the node --------------------------------------------------------------------------------
 

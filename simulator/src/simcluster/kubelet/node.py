@@ -31,13 +31,13 @@ class NodeStatus:
         self,
         client: KubeClient,
         settings: KubeletSettings,
-        book: DeviceAssignments,
+        device_manager: DeviceAssignments,
         url: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._settings = settings
-        self._book = book
+        self._device_manager = device_manager
         self._url = url
         self._clock = clock
         self._since = timestamp(datetime.now(UTC))
@@ -65,7 +65,7 @@ class NodeStatus:
     async def report(self) -> bool:
         """Write what changed of the status since the API server last had it; True when something did."""
         node = await self._client.get(NODES.as_dict(), self._settings.name)
-        fresh = self.status(node.get("status") or {}, self._book.capacity(self._clock()))
+        fresh = self.status(node.get("status") or {}, self._device_manager.capacity(self._clock()))
         old = node.get("status") or {}
         changed = {key: value for key, value in fresh.items() if old.get(key) != value}
         if changed:

@@ -27,7 +27,7 @@ class NodeServices:
     recorder: EventRecorder
     runtime: Runtime
     registry: ImageRegistry
-    book: DeviceAssignments
+    device_manager: DeviceAssignments
     endpoints: PluginEndpoints
     pulled: set[str] = field(default_factory=set)
 

@@ -49,9 +49,9 @@ _log = logging.getLogger(__name__)
 class PluginEndpoints(RegistrationService):
     """The plugins of one node. `changed` is called after every change of the devices."""
 
-    def __init__(self, folder: Path, book: DeviceAssignments, changed: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, device_manager: DeviceAssignments, changed: Callable[[], None]) -> None:
         self._folder = folder
-        self._book = book
+        self._device_manager = device_manager
         self._changed = changed
         self._server: Server | None = None
         self._clients: dict[str, DevicePluginClient] = {}
@@ -63,7 +63,7 @@ class PluginEndpoints(RegistrationService):
         await self._server.start(path=str(self._folder / KUBELET_SOCKET))
 
     async def stop(self) -> None:
-        """As when the process dies: every connection closes, nothing is told to anybody."""
+        """As when the process dies: every connection closes, nobody is notified."""
         for task in list(self._watches):
             task.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
@@ -100,7 +100,7 @@ class PluginEndpoints(RegistrationService):
         options = Options(answer.pre_start_required, answer.get_preferred_allocation_available)
         old = self._channels.pop(resource, None)
         self._clients[resource], self._channels[resource] = client, channel
-        generation = self._book.register(resource, options)
+        generation = self._device_manager.register(resource, options)
         if old is not None:
             old.close()
         task = asyncio.create_task(self._follow(resource, generation, client), name=f"devices of {resource}")
@@ -112,11 +112,11 @@ class PluginEndpoints(RegistrationService):
         try:
             async with contextlib.aclosing(client.list_and_watch()) as lists:
                 async for message in lists:
-                    if self._book.update(resource, generation, map(_device, message.devices)):
+                    if self._device_manager.update(resource, generation, map(_device, message.devices)):
                         self._changed()
         except _BROKEN as error:
             _log.info("plugin stream ended", extra={"resource": resource, "error": error_text(error)})
-        if self._book.stop(resource, generation, time.monotonic()):
+        if self._device_manager.stop(resource, generation, time.monotonic()):
             self._changed()
 
     # -- calls -----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class PluginEndpoints(RegistrationService):
 
     async def pre_start(self, resource: str, ids: Iterable[str]) -> None:
         """PreStartContainer, where the plugin wants it. Raises PluginError."""
-        if not self._book.options(resource).pre_start_required:
+        if not self._device_manager.options(resource).pre_start_required:
             return
         request = dp.PreStartContainerRequest(devices_ids=list(ids))
         try:

@@ -21,13 +21,13 @@ from simcluster.scheduler.amounts import Object
 
 
 class PodResources(PodResourcesService):
-    """Answers from the device manager's book; `active_pods` gives the pods that kubelet calls active."""
+    """Answers from the device manager; `active_pods` gives the pods that kubelet calls active."""
 
     def __init__(
-        self, path: Path, book: DeviceAssignments, active_pods: Callable[[], Iterable[Object]]
+        self, path: Path, device_manager: DeviceAssignments, active_pods: Callable[[], Iterable[Object]]
     ) -> None:
         self._path = path
-        self._book = book
+        self._device_manager = device_manager
         self._active_pods = active_pods
         self._server: Server | None = None
 
@@ -59,7 +59,7 @@ class PodResources(PodResourcesService):
     ) -> pr.AllocatableResourcesResponse:
         devices = [
             pr.ContainerDevices(resource_name=resource, device_ids=[identifier])
-            for resource, ids in self._book.registered().items()
+            for resource, ids in self._device_manager.registered().items()
             for identifier in sorted(ids)
         ]
         return pr.AllocatableResourcesResponse(devices=devices)
@@ -75,7 +75,7 @@ class PodResources(PodResourcesService):
     def _container(self, uid: str, name: str) -> pr.ContainerResources:
         devices = [
             pr.ContainerDevices(resource_name=one.resource, device_ids=[identifier])
-            for one in self._book.assignments_of(uid, name)
+            for one in self._device_manager.assignments_of(uid, name)
             for identifier in sorted(one.ids)
         ]
         return pr.ContainerResources(name=name, devices=devices)

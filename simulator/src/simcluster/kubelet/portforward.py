@@ -52,7 +52,7 @@ class Frames:
     _inflate: zlib._Decompress = field(default_factory=lambda: zlib.decompressobj(zdict=DICTIONARY))
     _deflate: zlib._Compress = field(default_factory=lambda: zlib.compressobj(zdict=DICTIONARY))
 
-    def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
+    def frames_of(self, data: bytes) -> list[tuple[int, int, bytes]]:
         """Complete frames as kind (0 for data), flags and payload; the stream's id leads each payload."""
         self._unread += data
         frames = []
@@ -118,7 +118,7 @@ class Forwarding:
         async with self._tasks:
             async for message in self._socket:
                 if message.type == aiohttp.WSMsgType.BINARY:
-                    for kind, flags, payload in self._frames.feed(message.data):
+                    for kind, flags, payload in self._frames.frames_of(message.data):
                         await self._take(kind, flags, payload)
             for connection in self._connections.values():
                 connection.from_client.put_nowait(b"")
@@ -146,7 +146,7 @@ class Forwarding:
                 self._connections[stream].from_client.put_nowait(b"")
 
     async def _forward(self, stream: int, connection: Connection, port: int) -> None:
-        """Copy both ways until the program ends the connection; a failure is told on the error stream."""
+        """Copy both ways until the program ends the connection; a failure is written to the error stream."""
         try:
             reader, writer = await self._connect(port)
             copying = asyncio.create_task(_to_program(connection.from_client, writer), name="to the program")

@@ -1,6 +1,6 @@
 """Readiness, liveness and startup probes, as far as local processes can be probed: HTTP, TCP and exec.
 
-All containers of the simulation listen on the loopback address, so that is where a probe knocks.
+All containers of the simulation listen on a loopback address, their pod's or the common one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ class Probe:
 
     async def _ask(self, container: Container) -> str:
         if "httpGet" in self.action:
-            return await self._http(self.action["httpGet"])
+            own = container.spec.environ.get("SIMCLUSTER_POD_ADDRESS", "")
+            try:  # where the simulated programs listen; any other program may listen on the loopback address
+                return await self._http(self.action["httpGet"], own or LOOPBACK)
+            except aiohttp.ClientConnectorError:
+                return await self._http(self.action["httpGet"], LOOPBACK)
         if "tcpSocket" in self.action:
             _, writer = await asyncio.open_connection(LOOPBACK, self._port(self.action["tcpSocket"]["port"]))
             writer.close()
@@ -61,9 +65,9 @@ class Probe:
             return "" if process.returncode == 0 else output.decode(errors="replace").strip() or "exit status"
         return ""
 
-    async def _http(self, action: Mapping[str, Any]) -> str:
+    async def _http(self, action: Mapping[str, Any], host: str) -> str:
         scheme = str(action.get("scheme", "HTTP")).lower()
-        url = f"{scheme}://{LOOPBACK}:{self._port(action['port'])}/{str(action.get('path', '/')).lstrip('/')}"
+        url = f"{scheme}://{host}:{self._port(action['port'])}/{str(action.get('path', '/')).lstrip('/')}"
         headers = {one["name"]: one["value"] for one in action.get("httpHeaders") or ()}
         async with (
             aiohttp.ClientSession() as session,

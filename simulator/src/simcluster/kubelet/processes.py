@@ -1,7 +1,7 @@
 """The node's /proc as a pod with hostPID sees it: which process is in which container's cgroup.
 
 Containers are ordinary processes here and have no cgroups of their own. So the node gets a folder that looks
-as a real node's /proc does to whoever asks for ``<pid>/cgroup`` and ``<pid>/stat``: processes of a container
+as a real node's /proc does to a reader of ``<pid>/cgroup`` and ``<pid>/stat``: processes of a container
 in the form that containerd and systemd give them, all others as they are.
 """
 
@@ -32,10 +32,10 @@ class ProcessTable:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
         while True:
-            self.look()
+            self.refresh()
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Show what is new, forget what is gone. A process in a container stays there."""
         sessions = {container.process.pid: container for container in self._runtime.running()}
         present = {int(name) for name in os.listdir("/proc") if name.isdecimal()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+FRAMEWORKS = ("vllm/vllm-openai", "nvcr.io/nvidia/tritonserver", "pytorch/pytorch", "rayproject/ray")
 SEEDS = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples"
 
 
@@ -49,8 +50,11 @@ class ImageRegistry:
             f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "3G"), programs=cuda_malloc),
             f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "6G"), programs=cuda_malloc),
             f"{SEEDS}/tensorflow-gpu-mem:10.0-runtime-centos7": _python_image("tensorflow_gpu_mem.py"),
+            "k8s.gcr.io/cuda-vector-add:v0.1": _python_image("vector_add.py"),
             "cheyang/gpu-player:v2": _python_image("gpu_player.py", "run_gpu_player.sh"),
             "tensorflow/tensorflow:1.4.1-gpu-py3": _python_image("notebook.py"),
+            "quay.io/jupyter/pytorch-notebook": _python_image("notebook.py"),
+            **dict.fromkeys(FRAMEWORKS, _python_image("framework.py")),
             **(extra or {}),
         }
 

@@ -103,15 +103,15 @@ class GpmReader:
         start = pynvml.c_nvmlGpmMetricsGet_t.metrics.offset
         room = slice(start, start + _METRIC.size * len(self._fields))
         metrics = _METRIC.iter_unpack(memoryview(request).cast("B")[room])
-        told = dict(zip(self._fields, metrics, strict=True))
+        answers = dict(zip(self._fields, metrics, strict=True))
         self.without = {
             field: str(pynvml.NVMLError(verdict))
-            for field, (_, verdict, _) in told.items()
+            for field, (_, verdict, _) in answers.items()
             if verdict in _CANNOT
         }
         return {
             field: value * _GPM[field][1]
-            for field, (_, verdict, value) in told.items()
+            for field, (_, verdict, value) in answers.items()
             if verdict == pynvml.NVML_SUCCESS and not math.isnan(value)
         }
 

@@ -104,9 +104,9 @@ class MigReader:
             self.refused = f"hardware counters: {error}"
             return {}
         given = {field for values in found.values() for field in values}
-        told = {field: why for reader in self._counters.values() for field, why in reader.without.items()}
+        reasons = {field: why for reader in self._counters.values() for field, why in reader.without.items()}
         self.without = {
-            field: f"hardware counters: {why}" for field, why in told.items() if field not in given
+            field: f"hardware counters: {why}" for field, why in reasons.items() if field not in given
         }
         return found
 

@@ -28,7 +28,7 @@ _FORMS = (("_v2", Struct("@I4xQII")), ("", Struct("@I4xQ")))
 The second and not the third, which has the same entries: drivers 535.43 to 535.86 write longer ones there.
 """
 _SAMPLE = Struct("@I4xQIIII")  # pid, time in us, percents of SM, memory, encoder, decoder
-_NOT_TOLD = {0, 2**64 - 1}  # bytes, where the driver does not say; 0 in PID namespaces, by some drivers
+_NOT_AVAILABLE = {0, 2**64 - 1}  # bytes, where the driver does not say; 0 in PID namespaces, by some drivers
 _ROOM = 64
 _MOST_PERCENT = 100  # drivers are known to report garbage above
 HOLD_S = 2.5
@@ -76,15 +76,15 @@ class ProcessReader:
     def read(self, now_s: float) -> list[ProcessReading]:
         """One reading for each process. A process without a sample is idle if samples can be had at all."""
         memory = self.memory()
-        told = self._update(now_s)
+        has_samples = self._update(now_s)
         self._held = {pid: held for pid, held in self._held.items() if pid in memory and held[0] > now_s}
-        readings = {pid: self._reading(pid, used, told) for pid, used in memory.items()}
+        readings = {pid: self._reading(pid, used, has_samples) for pid, used in memory.items()}
         self._last = readings
         return list(readings.values())
 
-    def _reading(self, pid: int, used: int | None, told: bool) -> ProcessReading:
+    def _reading(self, pid: int, used: int | None, has_samples: bool) -> ProcessReading:
         held = self._held.get(pid)
-        busy = (None, None, None, None) if not told else _IDLE if held is None else held[1]
+        busy = (None, None, None, None) if not has_samples else _IDLE if held is None else held[1]
         last = self._last.get(pid)
         if (
             last is not None
@@ -97,8 +97,8 @@ class ProcessReader:
     def memory(self) -> dict[int, int | None]:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""
         found: dict[int, int | None] = {}
-        for pid, told, *_ in self._listed():
-            before, used = found.get(pid), None if told in _NOT_TOLD else int(told)
+        for pid, bytes_used, *_ in self._listed():
+            before, used = found.get(pid), None if bytes_used in _NOT_AVAILABLE else int(bytes_used)
             known = [amount for amount in (before, used) if amount is not None]
             found[pid] = max(known) if known else None
         return found

@@ -44,12 +44,12 @@ class RecordedSource:
         return tuple(self._read().processes)
 
     async def events(self) -> AsyncGenerator[XidEvent]:
-        told = 0
+        reported = 0
         while True:
             events = self._read().events
-            for event in events[told:]:
+            for event in events[reported:]:
                 yield event
-            told = len(events)
+            reported = len(events)
             await asyncio.sleep(self._poll_s)
 
     async def close(self) -> None:

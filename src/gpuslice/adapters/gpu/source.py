@@ -65,7 +65,7 @@ class GpuSource(Protocol):
         ...
 
     def events(self) -> AsyncGenerator[XidEvent]:
-        """Faults as they happen, until closed. Raises `GpuUnavailableError` when none can be told."""
+        """Faults as they happen, until closed. Raises `GpuUnavailableError` when the driver reports none."""
         ...
 
     async def close(self) -> None:

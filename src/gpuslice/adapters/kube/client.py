@@ -7,6 +7,7 @@ addressed by a `Resource`, which also says what they are decoded to.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -35,6 +36,12 @@ class KubeClient:
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
         return await self._decoded(resource.type, ApiRequest("GET", resource.path(namespace, name)))
+
+    async def minor_version(self) -> int:
+        """Of the server's Kubernetes: 36 for 1.36, 0 where it says something else."""
+        said = await self._decoded(dict[str, str], ApiRequest("GET", "/version"))
+        digits = re.match(r"\d+", said.get("minor", ""))
+        return int(digits[0]) if digits else 0
 
     async def list(
         self,

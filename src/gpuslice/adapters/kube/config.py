@@ -6,7 +6,6 @@ Sources: the kubeconfig v1 format and merge order of client-go; nothing here nee
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import os
 import re
@@ -227,7 +226,7 @@ def _data_or_file(data: str, path: str, folder: Path, what: str) -> str:
     if data:
         try:
             return base64.b64decode("".join(data.split()), validate=True).decode("ascii")
-        except (binascii.Error, UnicodeDecodeError) as error:
+        except ValueError as error:  # also what is no ASCII at all
             raise ConfigError(f"{what}-data is not base64 of a PEM text") from error
     return _read(folder / path, what) if path else ""
 

@@ -240,7 +240,7 @@ def authorization(secret: Secret) -> dict[str, str]:
 
 
 def checked_header(value: str, what: str) -> str:
-    """`value`; ConfigError when no HTTP header can carry it. It is not told: it may be a secret."""
+    """`value`; ConfigError when no HTTP header can carry it. It is not shown: it may be a secret."""
     if not (value.isascii() and value.isprintable()):
         raise ConfigError(f"{what} has a line break or another character that no HTTP header can carry")
     return value

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from gpuslice.core.errors import GpusliceError
+from gpuslice.core.errors import GpusliceError, printable
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not what they should be; strings that are no UTF-8 are apart."""
 
 
@@ -102,6 +102,9 @@ class UnavailableError(KubeError):
 
 class ConfigError(GpusliceError):
     """A kubeconfig, in-cluster file or exec plugin that cannot be used; the message says which and why."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # names come from the file
 
 
 _STATUS = msgspec.json.Decoder(Status)

@@ -15,6 +15,7 @@ import msgspec
 
 from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.core.errors import words_of
+from gpuslice.core.nesting import checked_depth
 
 
 class MissingConfigError(ConfigError):
@@ -145,11 +146,11 @@ def _load(path: Path) -> _File:
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        document = yaml.load(path.read_bytes(), Loader=loader)
+        document = yaml.load(checked_depth(path.read_bytes()), Loader=loader)
         return msgspec.convert(document or {}, _File)
     except OSError as error:
         raise MissingConfigError(str(path), error.strerror or str(error)) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"kubeconfig {path}: {error}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error

@@ -68,7 +68,7 @@ class LeaseElector:
         self._sleep = sleep
         self._clock = clock
         self._now = now
-        self._rng = rng or random.Random()
+        self._uniform = (rng or random).uniform
         self._held_until = float("-inf")
         self._seen: LeaseSpec | None = None
         self._seen_at = float("-inf")
@@ -96,7 +96,7 @@ class LeaseElector:
                 self._report()  # a lapse is heard of even where the next attempt regains the lease
                 await self._attempt()
                 self._report()
-                await self._sleep(self._settings.retry_s * self._rng.uniform(1, 1.2))
+                await self._sleep(self._settings.retry_s * self._uniform(1, 1.2))
         finally:
             await asyncio.shield(self._release())
 

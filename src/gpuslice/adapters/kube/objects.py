@@ -48,6 +48,14 @@ class Toleration(_Object):
     effect: str = ""
 
 
+class PodClaim(_Object):
+    """A claim that a pod names, or the template from which its own is made."""
+
+    name: str = ""
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class PodSpec(_Object):
     node_name: str = ""
     scheduler_name: str = ""
@@ -62,6 +70,7 @@ class PodSpec(_Object):
     preemption_policy: str = ""
     scheduling_gates: list[Any] | None = None
     restart_policy: str = ""
+    resource_claims: list[PodClaim] | None = None
 
 
 class ContainerStatus(_Object):
@@ -78,15 +87,18 @@ class Condition(_Object):
     status: str = ""
     reason: str = ""
     message: str = ""
+    last_transition_time: str | None = None
 
 
 class PodStatus(_Object):
     phase: str = ""
     reason: str = ""
+    pod_ip: str = msgspec.field(default="", name="podIP")
     nominated_node_name: str = ""
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
+    resource_claim_statuses: list[PodClaim] | None = None  # the claims made from templates
 
 
 class Pod(_Object):
@@ -167,3 +179,69 @@ class LeaseSpec(_Object):
 class Lease(_Object):
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
+
+
+class CapacityRequirements(_Object):
+    requests: dict[str, str | int | float] | None = None
+
+
+class ExactRequest(_Object):
+    device_class_name: str = ""
+    count: int = 1
+    admin_access: bool | None = None
+    capacity: CapacityRequirements | None = None
+
+
+class DeviceRequest(_Object):
+    exactly: ExactRequest | None = None
+    first_available: list[ExactRequest] | None = None
+
+
+class DeviceConstraint(_Object):
+    match_attribute: str | None = None
+
+
+class DeviceClaim(_Object):
+    requests: list[DeviceRequest] | None = None
+    constraints: list[DeviceConstraint] | None = None
+
+
+class ClaimSpec(_Object):
+    devices: DeviceClaim = msgspec.field(default_factory=DeviceClaim)
+
+
+class DeviceResult(_Object):
+    """One device of an allocated claim."""
+
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: dict[str, str | int | float] | None = None
+    admin_access: bool | None = None
+
+
+class DeviceResults(_Object):
+    results: list[DeviceResult] | None = None
+
+
+class ClaimAllocationResult(_Object):
+    devices: DeviceResults = msgspec.field(default_factory=DeviceResults)
+
+
+class ClaimConsumer(_Object):
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class ClaimStatus(_Object):
+    allocation: ClaimAllocationResult | None = None
+    reserved_for: list[ClaimConsumer] | None = None
+
+
+class ResourceClaim(_Object):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
+    status: ClaimStatus = msgspec.field(default_factory=ClaimStatus)

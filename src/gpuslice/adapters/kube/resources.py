@@ -59,3 +59,10 @@ DICT: type[dict[str, Any]] = dict
 NAMESPACES = Resource("v1", "namespaces", "Namespace", DICT, namespaced=False)
 SERVICES = Resource("v1", "services", "Service", DICT)
 SECRETS = Resource("v1", "secrets", "Secret", DICT)
+
+# of dynamic resource allocation, GA in Kubernetes 1.34
+RESOURCE_CLAIMS = Resource("resource.k8s.io/v1", "resourceclaims", "ResourceClaim", objects.ResourceClaim)
+RESOURCE_CLAIM_TEMPLATES = Resource(
+    "resource.k8s.io/v1", "resourceclaimtemplates", "ResourceClaimTemplate", DICT
+)
+RESOURCE_SLICES = Resource("resource.k8s.io/v1", "resourceslices", "ResourceSlice", DICT, namespaced=False)

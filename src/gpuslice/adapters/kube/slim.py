@@ -80,6 +80,7 @@ class SlimPodSpec(_Slim):
     tolerations: list[SlimToleration] | None = None
     topology_spread_constraints: list[Any] | None = None
     scheduling_gates: list[Any] | None = None
+    scheduling_group: dict[str, Any] | None = None
 
 
 class SlimPodStatus(_Slim):

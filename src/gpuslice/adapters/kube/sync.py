@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import ssl
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlencode, urlsplit
@@ -13,7 +15,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 from gpuslice.adapters.kube import requests
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
-from gpuslice.adapters.kube.errors import ConfigError, UnavailableError
+from gpuslice.adapters.kube.errors import ConfigError, NotFoundError, UnavailableError
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse, proxy_authorization
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
@@ -139,13 +141,48 @@ class _NamedServer(http.client.HTTPSConnection):
 
 
 class SyncClient:
-    """What the command line asks of the API: to read."""
+    """What the command line asks of the API: to read, and for `gpuslice migrate` to write."""
 
     def __init__(self, transport: SyncTransport) -> None:
         self._transport = transport
 
     def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
         request = ApiRequest("GET", resource.path(namespace, name))
+        return requests.decode(resource.type, self._transport.request(request), request)
+
+    def create(self, resource: Resource[T], document: Any, namespace: str = "") -> T:
+        """Create it; AlreadyExistsError when the name is taken."""
+        _, _, whole = requests.named(resource, document)
+        return self._written(resource, requests.write("POST", resource.path(namespace), whole))
+
+    def json_patch(
+        self,
+        resource: Resource[T],
+        name: str,
+        operations: Sequence[Mapping[str, Any]],
+        namespace: str = "",
+        *,
+        resource_version: str = "",
+    ) -> T:
+        """Apply RFC 6902 `operations`; ConflictError when it is not `resource_version` any more."""
+        document = requests.guarded_operations(operations, "", resource_version)
+        path = resource.path(namespace, name)
+        return self._written(resource, requests.write("PATCH", path, document, requests.JSON_PATCH))
+
+    def merge_patch(
+        self, resource: Resource[T], name: str, patch: Mapping[str, Any], namespace: str = ""
+    ) -> T:
+        path = resource.path(namespace, name)
+        return self._written(resource, requests.write("PATCH", path, patch, requests.MERGE_PATCH))
+
+    def delete(self, resource: Resource[Any], name: str, namespace: str = "") -> None:
+        """Delete it and what it owns; nothing is wrong where it is gone already."""
+        path = resource.path(namespace, name)
+        request = requests.deletion(path, "", "", grace_s=None, propagation="Background", dry_run=False)
+        with contextlib.suppress(NotFoundError):
+            requests.expect_success(self._transport.request(request), request)
+
+    def _written(self, resource: Resource[T], request: ApiRequest) -> T:
         return requests.decode(resource.type, self._transport.request(request), request)
 
     def read(self, path: str) -> bytes:

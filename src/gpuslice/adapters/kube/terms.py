@@ -23,12 +23,14 @@ class Terms(NamedTuple):
 
 
 def terms_of(pod: SlimPod) -> Terms | None:
-    """None where a pod prefers some nodes, where others run matters to it, or it may not run yet."""
+    """None where a pod prefers some nodes, where others run matters to it, or it may not run yet or alone."""
     spec = pod.spec
     affinity = spec.affinity or _NO_AFFINITY
     by_node = affinity.node_affinity or _NO_NODE_AFFINITY
     if spec.topology_spread_constraints or spec.scheduling_gates or by_node.preferred:
         return None
+    if spec.scheduling_group:
+        return None  # its cards are held another way
     if affinity.pod_affinity or affinity.pod_anti_affinity:
         return None
     return Terms(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.slim import SlimNode, SlimPod
 from gpuslice.adapters.kube.terms import replica_of
 from gpuslice.core.annotations import decode_unhealthy
+from gpuslice.core.claim_views import unit_of
+from gpuslice.core.claims import ClaimedSlice, claimed_slices
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.core.model import Node, Pod
+from gpuslice.core.errors import ContractError
+from gpuslice.core.model import Card, Node, Pod
 from gpuslice.core.views import node_of, pod_of, pod_requests
 
 PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -30,6 +37,20 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         requests=pod_requests(spec, meta.labels, bound=bool(spec.node_name)),
         annotations=meta.annotations,
     )
+
+
+def held_by_claims(
+    claims: Iterable[objects.ResourceClaim], cards: Mapping[str, Sequence[Card]]
+) -> dict[str, list[ClaimedSlice]]:
+    """What claims gave of the nodes' cards, by the pod's uid. Of pods that share a claim the first has it."""
+    held: dict[str, list[ClaimedSlice]] = defaultdict(list)
+    for claim in claims:
+        allocation, users = claim.status.allocation, claim.status.reserved_for
+        for result in (allocation.devices.results if allocation and users else None) or ():
+            mine = cards.get(result.pool, ())
+            with contextlib.suppress(ContractError):  # its driver says so when it is to be prepared
+                held[users[0].uid] += claimed_slices([result], result.pool, mine, unit_of(mine))  # type: ignore[index]
+    return dict(held)
 
 
 def node_view(node: objects.Node | SlimNode, unhealthy: frozenset[int] = frozenset()) -> Node:

@@ -112,13 +112,13 @@ class PluginServer:
         server = Server([self._watched])
         await server.start(path=str(path))
         try:
-            identity = _identity(path)
+            identity = socket_identity(path)
             if identity is None:
                 raise FileNotFoundError(f"{path} vanished at once")
             yield identity
         finally:
             self._registered_with = None
-            if _identity(path) == identity:
+            if socket_identity(path) == identity:
                 path.unlink(missing_ok=True)
             with contextlib.suppress(TimeoutError):
                 # before Python 3.11.3 `timeout` does not raise TimeoutError in a task that has been cancelled
@@ -128,8 +128,8 @@ class PluginServer:
 
     async def _stay_registered(self, own: Identity) -> None:
         """Returns when our own socket was deleted or replaced."""
-        while _identity(self._address.socket) == own:
-            kubelet = _identity(self._address.kubelet)
+        while socket_identity(self._address.socket) == own:
+            kubelet = socket_identity(self._address.kubelet)
             if kubelet is None:
                 self._registered_with = None
                 self._say_once(f"waiting for kubelet: {self._address.kubelet} is not there")
@@ -239,7 +239,7 @@ def call_error(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _identity(path: Path) -> Identity | None:
+def socket_identity(path: Path) -> Identity | None:
     """What tells one socket from the next at the same path; inode numbers alone are used again at once."""
     try:
         found = path.stat()

@@ -31,6 +31,7 @@ class Claimed:
     driver: str
     pool: str
     device: str
+    share_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +114,5 @@ def claims_of(pods: Iterable[pr.PodResources]) -> Iterable[Claimed]:
                         device.driver_name,
                         device.pool_name,
                         device.device_name,
+                        device.share_id,
                     )

@@ -77,7 +77,7 @@ class RegistrationService(ABC):
     async def register(self, request: dp.RegisterRequest) -> dp.Empty: ...
 
     def __mapping__(self) -> dict[str, Any]:
-        return {f"{REGISTRATION}/Register": _unary(self.register, dp.RegisterRequest, dp.Empty)}
+        return {f"{REGISTRATION}/Register": unary(self.register, dp.RegisterRequest, dp.Empty)}
 
 
 class DevicePluginService(ABC):
@@ -104,21 +104,19 @@ class DevicePluginService(ABC):
     ) -> dp.PreStartContainerResponse: ...
 
     def __mapping__(self) -> dict[str, Any]:
-        preferred = _unary(
+        preferred = unary(
             self.get_preferred_allocation, dp.PreferredAllocationRequest, dp.PreferredAllocationResponse
         )
-        pre_start = _unary(
-            self.pre_start_container, dp.PreStartContainerRequest, dp.PreStartContainerResponse
-        )
+        pre_start = unary(self.pre_start_container, dp.PreStartContainerRequest, dp.PreStartContainerResponse)
         return {
-            f"{DEVICE_PLUGIN}/GetDevicePluginOptions": _unary(
+            f"{DEVICE_PLUGIN}/GetDevicePluginOptions": unary(
                 self.get_device_plugin_options, dp.Empty, dp.DevicePluginOptions
             ),
-            f"{DEVICE_PLUGIN}/ListAndWatch": _server_stream(
+            f"{DEVICE_PLUGIN}/ListAndWatch": server_stream(
                 self.list_and_watch, dp.Empty, dp.ListAndWatchResponse
             ),
             f"{DEVICE_PLUGIN}/GetPreferredAllocation": preferred,
-            f"{DEVICE_PLUGIN}/Allocate": _unary(self.allocate, dp.AllocateRequest, dp.AllocateResponse),
+            f"{DEVICE_PLUGIN}/Allocate": unary(self.allocate, dp.AllocateRequest, dp.AllocateResponse),
             f"{DEVICE_PLUGIN}/PreStartContainer": pre_start,
         }
 
@@ -139,11 +137,11 @@ class PodResourcesService(ABC):
 
     def __mapping__(self) -> dict[str, Any]:
         return {
-            f"{POD_RESOURCES}/List": _unary(
+            f"{POD_RESOURCES}/List": unary(
                 self.list, pr.ListPodResourcesRequest, pr.ListPodResourcesResponse
             ),
-            f"{POD_RESOURCES}/Get": _unary(self.get, pr.GetPodResourcesRequest, pr.GetPodResourcesResponse),
-            f"{POD_RESOURCES}/GetAllocatableResources": _unary(
+            f"{POD_RESOURCES}/Get": unary(self.get, pr.GetPodResourcesRequest, pr.GetPodResourcesResponse),
+            f"{POD_RESOURCES}/GetAllocatableResources": unary(
                 self.get_allocatable_resources,
                 pr.AllocatableResourcesRequest,
                 pr.AllocatableResourcesResponse,
@@ -151,7 +149,7 @@ class PodResourcesService(ABC):
         }
 
 
-def _unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type: type) -> Any:
+def unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type: type) -> Any:
     async def handler(stream: Any) -> None:
         request = await stream.recv_message()
         try:
@@ -164,7 +162,7 @@ def _unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type
     return Handler(handler, Cardinality.UNARY_UNARY, request_type, reply_type)
 
 
-def _server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: type, reply_type: type) -> Any:
+def server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: type, reply_type: type) -> Any:
     async def handler(stream: Any) -> None:
         replies = call(await stream.recv_message())
         try:

@@ -76,17 +76,14 @@ class Budgets:
 
     def list(self) -> tuple[Budget, ...]:
         """Those in which something runs, by name."""
-        folders = (each for users in self._users() for each in _folders(users) if each.name[:1] != ".")
-        found = (_read(folder) for folder in folders)
-        alive = [budget for budget in found if budget is not None and _is_alive(budget)]
+        alive = []
+        for users in self._base.parent.glob(f"{glob.escape(self._base.name)}-*"):
+            uid = users.name.removeprefix(f"{self._base.name}-")
+            if not uid.isdecimal() or not _is_folder_of(users, int(uid)):
+                continue  # it bears another's name
+            found = (_read(folder) for folder in _folders(users) if folder.name[:1] != ".")
+            alive += [budget for budget in found if budget is not None and _is_alive(budget)]
         return tuple(sorted(alive, key=lambda budget: (budget.name, budget.folder)))
-
-    def _users(self) -> Iterator[Path]:
-        """The folders of all users; what bears another's name is none."""
-        for path in self._base.parent.glob(f"{glob.escape(self._base.name)}-*"):
-            uid = path.name.removeprefix(f"{self._base.name}-")
-            if uid.isdecimal() and _is_folder_of(path, int(uid)):
-                yield path
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[str]:
@@ -107,8 +104,11 @@ class Budgets:
                 )
             self._own.chmod(0o755)
             with locked(self._base.with_name(f"{self._base.name}.lock")) as why_not:
-                if not why_not:
-                    self._sweep()
+                for folder in (
+                    _folders(self._own) if not why_not else ()
+                ):  # another user's go when they come by
+                    if not _is_needed(folder):
+                        shutil.rmtree(folder, ignore_errors=True)
                 yield why_not
         except OSError as error:
             raise BudgetError(f"budgets cannot be kept under {self._own}: {error.strerror}") from error
@@ -141,7 +141,7 @@ class Budgets:
         """Notes a program in a budget, unless that has gone.
 
         Raises BudgetError where it may not, and where something stands in the place of the note: a link of
-        whoever made the budget would have us write over a file of our own.
+        the maker of the budget would have us write over a file of our own.
         """
         note = _note(folder, member)
         try:
@@ -159,11 +159,6 @@ class Budgets:
         _note(folder, member).unlink(missing_ok=True)
         if not any(_note_files(folder)):
             shutil.rmtree(folder, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        for folder in _folders(self._own):  # another user's goes when they come by
-            if not _is_needed(folder):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_folder_of(path: Path, uid: int) -> bool:
@@ -208,19 +203,13 @@ def _read(folder: Path) -> Budget | None:
     if not limits:
         return None
     noted = (_member(path) for path in sorted(_note_files(folder)))
-    name, members = (
-        printable(folder.name.partition("~")[0]),
-        tuple(each for each in noted if each is not None and start_time_of(each.pid) == each.start_time),
-    )
-    return Budget(name, folder, limits, _usages(folder), members)
-
-
-def _usages(folder: Path) -> dict[str, CardUsage]:
+    members = tuple(each for each in noted if each is not None and start_time_of(each.pid) == each.start_time)
     try:
         reading = read_region(folder / "var/lib/gpuslice/region")
     except (RegionError, OSError):
-        return {}
-    return {card.uuid: of_the_living(card) for card in (reading.cards if reading else ())}
+        reading = None
+    usages = {card.uuid: of_the_living(card) for card in (reading.cards if reading else ())}
+    return Budget(printable(folder.name.partition("~")[0]), folder, limits, usages, members)
 
 
 def _member(note: Path) -> Member | None:
@@ -234,18 +223,11 @@ def _member(note: Path) -> Member | None:
 
 def _is_alive(budget: Budget) -> bool:
     """Programs may start others and end: the budget stays for these, also before they come to a card."""
-    uses = any(usage.processes for usage in budget.usages.values())
-    return bool(budget.members) or uses or _is_preloaded(budget.folder)
-
-
-def _is_preloaded(folder: Path) -> bool:
-    """Whether a process was started with this budget's library, as far as we may look into it."""
-    library = str(folder / LIBRARY).encode()
-    return any(library in _environment(process) for process in PROC.glob("[0-9]*"))
-
-
-def _environment(process: Path) -> bytes:
-    try:
-        return (process / "environ").read_bytes()
-    except OSError:  # another user's, or gone
-        return b""
+    if budget.members or any(usage.processes for usage in budget.usages.values()):
+        return True
+    library = str(budget.folder / LIBRARY).encode()
+    for process in PROC.glob("[0-9]*"):  # one that was started with this budget's library
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if library in (process / "environ").read_bytes():
+                return True
+    return False

@@ -1,7 +1,7 @@
 """What the earlier runs of a container counted: each run has a region of its own, its counters go on.
 
 kubelet starts a container that crashed again, with a fresh region. A counter that began anew each time would
-stand still to whoever looks now and then: 1, and after the next crash 1 again.
+stand still to one who looks now and then: 1, and after the next crash 1 again.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class RegionCard(ctypes.Structure):
         ("key", ctypes.c_uint64),
         ("uuid", ctypes.c_char * UUID_BYTES),
         ("limit_bytes", ctypes.c_uint64),
-        ("share_percent", ctypes.c_uint64),
+        ("compute_percent", ctypes.c_uint64),
         ("peak_bytes", ctypes.c_uint64),
         ("refused", ctypes.c_uint64),
         ("throttled_ns", ctypes.c_uint64),

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gpuslice.core.errors import shown
+
 from .layout import CARDS
 from .plain import read_plain
 
@@ -71,7 +73,7 @@ def parse_limits(text: str) -> tuple[LimitsEntry, ...]:
         raise LimitsError('the file must begin with a line "gpuslice 1" and end with a line "end COUNT"')
     limits = tuple(_parse_card(line, number) for number, line in enumerate(lines[1:-2], 2))
     if lines[-2] != f"end {len(limits)}":
-        raise LimitsError(f'the last line is {lines[-2]!r}, must be "end {len(limits)}"')
+        raise LimitsError(f'the last line is "{shown(lines[-2])}", must be "end {len(limits)}"')
     if len(limits) > CARDS:
         raise LimitsError(f"{len(limits)} cards, at most {CARDS} fit")
     if len({limit.uuid for limit in limits}) < len(limits):
@@ -106,7 +108,7 @@ def read_limits(path: Path | str) -> tuple[LimitsEntry, ...] | None:
 def _parse_card(line: str, number: int) -> LimitsEntry:
     found = _CARD.fullmatch(line)
     if not found:
-        raise LimitsError(f'line {number} is {line!r}, must be "UUID memory=BYTES share=PERCENT"')
+        raise LimitsError(f'line {number} is "{shown(line)}", must be "UUID memory=BYTES share=PERCENT"')
     text = found["memory"]
     memory = None if text == "-" else int(text)
     share, cap = (int(found[name]) if found[name] else None for name in ("share", "cap"))

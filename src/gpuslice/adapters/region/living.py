@@ -1,7 +1,7 @@
 """Which of a region's processes are still there.
 
 A slot stays until another process of its container comes by and empties it, so a region may name the dead:
-whoever reads it from outside asks here. Seen from the host, a process of a container has another pid; its
+a reader outside asks here. Seen from the host, a process of a container has another pid; its
 start time and its innermost pid tell it. A process's name in /proc may be any bytes: so bytes are read.
 """
 

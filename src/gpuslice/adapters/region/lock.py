@@ -1,7 +1,7 @@
 """A lock that people share who cannot rely on each other: waited for a while, then gone without.
 
-Whoever may read a file may hold its lock, for ever. So this one only spares its users each other's way; what
-they do under it must be safe without it.
+Anyone who may read a file may hold its lock, for ever. So this one only spares its users each other's way;
+what they do under it must be safe without it.
 """
 
 import contextlib
@@ -29,7 +29,16 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[str]:
             why_not = f"the lock {path} cannot be opened ({error.strerror})"
         else:
             stack.callback(os.close, lock)
-            why_not = "" if _taken(lock, patience_s) else f"{_holder(lock)} holds the lock {path}"
+            why_not, deadline_s = "", time.monotonic() + patience_s
+            while not why_not:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline_s:
+                        why_not = f"{_holder(lock)} holds the lock {path}"
+                    else:
+                        time.sleep(LOOK_EVERY_S)
         yield why_not
 
 
@@ -46,19 +55,6 @@ def _opened(path: Path) -> int:
         with contextlib.suppress(PermissionError):  # made by somebody else just now
             os.fchmod(lock, 0o644)
         return lock
-
-
-def _taken(lock: int, patience_s: float) -> bool:
-    deadline_s = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(LOOK_EVERY_S)
-        else:
-            return True
 
 
 def _holder(lock: int) -> str:

@@ -178,7 +178,7 @@ def _card_usage(card: layout.RegionCard, index: int, slots: list[layout.RegionSl
     return CardUsage(
         uuid=card.uuid.decode("ascii"),
         limit_bytes=None if card.limit_bytes == layout.NO_LIMIT else card.limit_bytes,
-        compute_percent=card.share_percent or None,
+        compute_percent=card.compute_percent or None,
         used_bytes=sum(process.used_bytes for process in processes) + orphaned,
         peak_bytes=min(card.peak_bytes, MOST_BYTES),
         refused=card.refused,

@@ -52,7 +52,7 @@ def for_known_clients(route: Route) -> Route:
 
     def handler(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         if not request.known:
-            return json_answer({"error": f"{route.path} wants a certificate of the CA for clients"}, 403)
+            return json_answer({"error": f"{route.path} needs a certificate of the CA for clients"}, 403)
         return route.handler(request)
 
     return Route(route.method, route.path, handler)
@@ -70,17 +70,20 @@ def for_operators(route: Route) -> Route:
     return Route(route.method, route.path, handler)
 
 
-def make_app(probes: Probes, routes: Iterable[Route] = ()) -> App:
-    """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics`` and `routes`."""
+def make_app(
+    probes: Probes, routes: Iterable[Route] = (), guard: Callable[[Route], Route] = lambda route: route
+) -> App:
+    """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics`` and `routes`, all guarded."""
     return Router(
-        [
+        guard(route)
+        for route in (
             get("/version", lambda _: text_answer(probes.version)),
             get("/healthz", lambda _: text_answer("ok")),
             get("/livez", lambda _: text_answer("ok")),
             get("/readyz", lambda _: _readiness(probes.not_ready())),
             get("/metrics", lambda request: metrics_answer(probes.metrics, request)),
             *routes,
-        ]
+        )
     )
 
 
@@ -103,23 +106,23 @@ class Router:
             self._handlers.setdefault(route.path, {})[route.method] = route.handler
 
     def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
-        handlers = self._found(request)
+        handlers = self._handlers.get(request.path)
+        if handlers is None:
+            folder, _, request.part = request.path.rpartition("/")
+            handlers = self._handlers.get(folder + "/{}", {}) if request.part else {}
+        if not handlers:
+            return text_answer(f"404: there is no {request.path}", 404)
         handler = handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            return _no_such(request, handlers)
+            allowed = ", ".join(sorted(handlers))
+            refusal = text_answer(f"405: {request.path} answers {allowed}", 405)
+            refusal.headers = {"Allow": allowed}
+            return refusal
         try:
             answer = handler(request)
         except Exception:
             return _failed(request)
         return answer if isinstance(answer, HttpResponse) else _guarded(request, answer)
-
-    def _found(self, request: HttpRequest) -> dict[str, Handler]:
-        path = request.path
-        handlers = self._handlers.get(path)
-        if handlers is not None:
-            return handlers
-        folder, _, request.part = path.rpartition("/")
-        return self._handlers.get(folder + "/{}", {}) if request.part else {}
 
 
 async def _guarded(request: HttpRequest, coming: Awaitable[HttpResponse]) -> HttpResponse:
@@ -133,15 +136,6 @@ def _failed(request: HttpRequest) -> HttpResponse:
     """The last resort: one request fails with a sentence, the process goes on."""
     _log.exception("request failed", extra={"method": request.method, "path": request.path})
     return json_answer({"error": f"{request.method} {request.path} failed, see the log"}, 500)
-
-
-def _no_such(request: HttpRequest, handlers: dict[str, Handler]) -> HttpResponse:
-    if not handlers:
-        return text_answer(f"404: there is no {request.path}", 404)
-    allowed = ", ".join(sorted(handlers))
-    answer = text_answer(f"405: {request.path} answers {allowed}", 405)
-    answer.headers = {"Allow": allowed}
-    return answer
 
 
 def _readiness(reason: str) -> HttpResponse:

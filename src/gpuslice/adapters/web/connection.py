@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -21,10 +21,15 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, head_of, j
 App = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
 """Answers requests, at once where it can. It raises nothing: an error is an answer too."""
 
-HEAD_LIMIT_BYTES = 64 << 10
+Admit = Callable[[HttpRequest], int | HttpResponse]
+"""How many bytes of body a request may bring, by its head; or why it is not wanted at all."""
+
+HEAD_LIMIT_BYTES = 32 << 10
 READ_BYTES = 256 << 10  # at a time: the question of a large cluster comes in one
-_STEP_BITS = 20  # so often, in bytes as a power of two, a body that grows is held against all the others
-MOST_CLIENTS = 500
+_STEP_BITS = 16  # so often, in bytes as a power of two, what a connection holds is added to all the others'
+_WAITING_BYTES = 1 << 10  # what a request that was sent ahead takes beside its body
+_MOMENT_S = 1.0  # who has sent for longer makes room for others
+MOST_CLIENTS = 256
 """kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
 
 
@@ -42,13 +47,18 @@ class Patience:
 class Clients:
     """All connections of one server; called, it makes the protocol of a new one.
 
-    `body_limit_bytes` is of one request, and of all large ones together.
+    `body_limit_bytes` is of one request, where `admit` does not say less; `most_bytes` of all together, with
+    answers that are not taken. `names`: of these a client's certificate must have one for the client to be
+    known; any will do where there are none.
     """
 
     app: App
     body_limit_bytes: int
     patience: Patience = Patience()
     most: int = MOST_CLIENTS
+    names: frozenset[str] = frozenset()
+    admit: Admit | None = None
+    most_bytes: int = 64 << 20
     draining: bool = False
     connections: set[Connection] = field(default_factory=set)
     answering: set[asyncio.Task[None]] = field(default_factory=set)
@@ -66,8 +76,29 @@ class Clients:
             max(self.connections, key=lambda each: each.silent_s(now)).abort()
 
     def held_bytes(self) -> int:
-        """Of bodies that are on their way or being answered."""
+        """Of bodies that are on their way or being answered, and of answers that are not taken."""
         return sum(each.held_bytes for each in self.connections)
+
+    def makes_room(self, wanting: Connection, now: float) -> bool:
+        """Whether all together hold no more than they may. For `wanting` others go: first who showed no
+        certificate, of them who has been sending or reading for longest; but nobody who has only just begun.
+        """
+        held = {each: each.held_bytes for each in self.connections}
+        while sum(held.values()) > self.most_bytes:
+            slow = [each for each, size in held.items() if size and each.silent_s(now) > _MOMENT_S]
+            if not slow:
+                return False
+            goes = max(slow, key=lambda each: (not each.known, each.silent_s(now)))
+            if goes is wanting:
+                return False
+            goes.abort()
+            del held[goes]
+        return True
+
+    def end_idle(self) -> None:
+        """Have all come back on new connections, which may lead elsewhere; what was begun is answered."""
+        for connection in list(self.connections):
+            connection.end_when_idle()
 
     def sweep(self, now: float) -> None:
         """Cut off those that took too long. Looked at now and then: a timer for each request costs more."""
@@ -108,6 +139,13 @@ def is_local(peer: object) -> bool:
     return (mapped or address).is_loopback
 
 
+def names_of(certificate: Mapping[str, Any]) -> set[str]:
+    """Common name and DNS names of a certificate, as `ssl.SSLSocket.getpeercert` has it."""
+    subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
+    names = [*subject, *certificate.get("subjectAltName", ())]
+    return {value for kind, value in names if kind in {"commonName", "DNS"}}
+
+
 class Connection(asyncio.BufferedProtocol):
     """One client."""
 
@@ -120,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refusal: HttpResponse | None = (
             None  # the last answer: what came after the waiting ones is no request
         )
-        self._known = self._local = False
+        self.known = self._local = False
         self._busy = False  # an answer is being made
         self._answering_bytes = 0  # of the body that it answers
         self._blocked = False  # the client does not read what we send
@@ -132,6 +170,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _new_message(self) -> None:
         self._receiving = self._in_head = True
+        self._body_limit_bytes = self._clients.body_limit_bytes
         self._received_bytes = self._body_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
@@ -141,7 +180,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
-        self._known = bool(transport.get_extra_info("peercert"))  # what was shown has been verified
+        shown = transport.get_extra_info("peercert")  # it has been verified
+        self.known = bool(shown) and (not self._clients.names or bool(self._clients.names & names_of(shown)))
         self._local = is_local(transport.get_extra_info("peername"))
         self._clients.welcome(self, self._loop.time())
 
@@ -168,6 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._in_head and self._receiving and self._received_bytes > HEAD_LIMIT_BYTES:
             self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
         self._go_on()
+        if self._waiting:  # sent ahead, and held until what came before has been taken
+            self._hold()
 
     def eof_received(self) -> bool:
         """The client sends no more; over plain TCP it may still read."""
@@ -201,9 +243,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._clients.admit is not None:
+            allowed = self._clients.admit(self._request())
+            if isinstance(allowed, HttpResponse):
+                self._refuse_with(allowed)
+                return
+            self._body_limit_bytes = allowed
         if "host" not in self._headers and self._parser.get_http_version() == "1.1":
             self._refuse(400, "the Host header is missing")
-        elif int(self._headers.get("content-length", 0)) > self._clients.body_limit_bytes:
+        elif int(self._headers.get("content-length", 0)) > self._body_limit_bytes:
             self._refuse_body()
         elif (encoding := self._headers.get("content-encoding", "identity")).lower() != "identity":
             self._refuse(415, f"the request's body is encoded as {encoding}, must not be encoded")
@@ -212,31 +260,32 @@ class Connection(asyncio.BufferedProtocol):
 
     def on_body(self, part: bytes) -> None:
         before, self._body_bytes = self._body_bytes, self._body_bytes + len(part)
-        if self._body_bytes > self._clients.body_limit_bytes:
+        if self._body_bytes > self._body_limit_bytes:
             self._refuse_body()
-        elif (
-            before >> _STEP_BITS != self._body_bytes >> _STEP_BITS
-            and self._clients.held_bytes() > self._clients.body_limit_bytes
-        ):  # each alone may send that much, all at once may not: it would be more memory than there is
-            self._refuse(503, "others send large requests just now; try again")
+        elif before >> _STEP_BITS != self._body_bytes >> _STEP_BITS:
+            # each alone may send that much, all at once may not: it would be more memory than there is
+            self._hold()
         if self._refusal is None:
             self._body.append(part)
 
     def on_message_complete(self) -> None:
         self._receiving = False
         if self._refusal is None:
-            self._waiting.append(
-                HttpRequest(
-                    self._parser.get_method().decode("latin-1"),
-                    self._target.decode("latin-1"),
-                    self._headers,
-                    b"".join(self._body) if len(self._body) != 1 else self._body[0],
-                    keep_alive=self._parser.should_keep_alive(),
-                    known=self._known,
-                    local=self._local,
-                )
-            )
+            request = self._request()
+            request.body = b"".join(self._body) if len(self._body) != 1 else self._body[0]
+            self._waiting.append(request)
         self._body, self._body_bytes = [], 0
+
+    def _request(self) -> HttpRequest:
+        """What has come of it; its body may be on its way."""
+        return HttpRequest(
+            self._parser.get_method().decode("latin-1"),
+            self._target.decode("latin-1"),
+            self._headers,
+            keep_alive=self._parser.should_keep_alive(),
+            known=self.known,
+            local=self._local,
+        )
 
     # -- answering -------------------------------------------------------------------------------------------
 
@@ -299,18 +348,27 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines((head, answer.body, *answer.more))
             if self._transport.get_write_buffer_size():
                 self._transport.set_write_buffer_limits()  # 3.12 and 3.13 look at them after `write` only
+                if not self._clients.makes_room(self, self._loop.time()):
+                    self._transport.abort()
         self._since = self._loop.time()
 
     # -- refusing --------------------------------------------------------------------------------------------
 
     def _refuse(self, status: int, sentence: str) -> None:
+        self._refuse_with(json_answer({"error": sentence}, status))
+
+    def _refuse_with(self, answer: HttpResponse) -> None:
         self._deaf = True
         self._body, self._body_bytes = [], 0
         if self._refusal is None:
-            self._refusal = json_answer({"error": sentence}, status)
+            self._refusal = answer
 
     def _refuse_body(self) -> None:
-        self._refuse(413, f"the request's body has more than {self._clients.body_limit_bytes} bytes")
+        self._refuse(413, f"the request's body has more than {self._body_limit_bytes} bytes")
+
+    def _hold(self) -> None:
+        if not self._clients.makes_room(self, self._loop.time()):
+            self._refuse(503, "others send large requests just now; try again")
 
     # -- ending ----------------------------------------------------------------------------------------------
 
@@ -324,21 +382,23 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        waiting = sum(len(request.body) for request in self._waiting)
-        return self._body_bytes + waiting + self._answering_bytes
+        waiting = sum(_WAITING_BYTES + len(request.body) for request in self._waiting)
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return self._body_bytes + waiting + self._answering_bytes + unsent
 
     def silent_s(self, now: float) -> float:
         """For how long nothing has come to an end here; less than nothing while an answer is being made."""
         return -1.0 if self._busy else now - self._since
 
     def hurry(self, now: float) -> None:
-        if not self._busy and self._transport is not None and now - self._since > self._allowed_s():
-            self.abort()
-
-    def _allowed_s(self) -> float:
+        if self._busy or self._transport is None:
+            return
         patience = self._clients.patience
-        if self._transport is not None and self._transport.get_write_buffer_size():
-            return patience.answer_s
-        if self._lingering:
-            return patience.linger_s
-        return patience.request_s if self._receiving else patience.idle_s
+        if self._transport.get_write_buffer_size():
+            allowed_s = patience.answer_s
+        elif self._lingering:
+            allowed_s = patience.linger_s
+        else:
+            allowed_s = patience.request_s if self._receiving else patience.idle_s
+        if now - self._since > allowed_s:
+            self.abort()

@@ -42,6 +42,7 @@ class Format(Enum):
 class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
     UNTYPED = "untyped"
 
 
@@ -80,6 +81,16 @@ class Family:
 
     def add(self, value: float, label_text: str = "") -> None:
         self.samples.append((label_text, value))
+
+    def add_histogram(self, bounds: Sequence[float], counts: Sequence[int], total: float, **of: str) -> None:
+        """`counts` of what was at most each bound and more than the one before; the last is of the rest."""
+        in_all = 0
+        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+            in_all += count
+            le = "+Inf" if bound == math.inf else repr(float(bound))
+            self.add(in_all, "_bucket" + labels({**of, "le": le}))
+        self.add(total, "_sum" + labels(of))
+        self.add(in_all, "_count" + labels(of))
 
 
 def render(families: Iterable[Family], format: Format = Format.TEXT) -> bytes:
@@ -185,13 +196,13 @@ def _text_head(family: Family) -> str:
 def _open_head(family: Family) -> str:
     """A counter is named without ``_total``, in which its samples must end.
 
-    One whose samples do not (DCGM's names) is told as unknown: a counter would have to be called otherwise,
+    One whose samples do not (DCGM's names) has the type unknown: a counter would have to be called otherwise,
     and a gauge it is not. No ``# UNIT``, which says what the name does; and no ``_created``: when the driver
     began to count is not known, and Prometheus would store it as a series more for each counter.
     """
     name, kind = family.name, str(family.kind)
     if family.kind is MetricKind.COUNTER and name.endswith(_TOTAL):
         name = name.removesuffix(_TOTAL)
-    elif family.kind is not MetricKind.GAUGE:
+    elif family.kind not in (MetricKind.GAUGE, MetricKind.HISTOGRAM):
         kind = "unknown"
     return f"# HELP {name} {_escaped(family.help)}\n# TYPE {name} {kind}\n"

@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line: an event with its fields, for whoever collects them."""
+"""Logs as one JSON object a line: an event with its fields, for a collector."""
 
 from __future__ import annotations
 

@@ -36,7 +36,13 @@ def chosen_format(accept: str) -> Format:
 
     A client that likes neither, or says nothing, gets plain text: browsers and scripts read that.
     """
-    ranges = [_range(part) for part in accept.lower().split(",")]
+    ranges = []
+    for part in accept.lower().split(","):
+        kind, *parameters = (each.strip() for each in part.split(";"))
+        pairs = (parameter.partition("=") for parameter in parameters)
+        given = {name.strip(): value.strip().strip('"') for name, _, value in pairs}
+        q = given.get("q", "1")
+        ranges.append(_Range(kind, given.get("version", ""), float(q) if _WEIGHT.fullmatch(q) else 0.0))
     text, opened = _liking(Format.TEXT, ranges), _liking(Format.OPENMETRICS, ranges)
     weight, precision = opened
     wanted = weight > 0 and precision > _ANYTHING
@@ -56,12 +62,3 @@ def _liking(offer: Format, ranges: list[_Range]) -> _Liking:
     """What the range says that names the offer most exactly."""
     precision, weight = max(((each.precision(offer), each.weight) for each in ranges), default=(0, 0.0))
     return (weight, precision) if precision else (0.0, 0)
-
-
-def _range(part: str) -> _Range:
-    kind, *parameters = (each.strip() for each in part.split(";"))
-    told = {
-        name.strip(): value.strip().strip('"') for name, _, value in (p.partition("=") for p in parameters)
-    }
-    weight = told.get("q", "1")
-    return _Range(kind, told.get("version", ""), float(weight) if _WEIGHT.fullmatch(weight) else 0.0)

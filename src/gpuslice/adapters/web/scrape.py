@@ -10,7 +10,9 @@ from gpuslice.core.errors import GpusliceError
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
 _SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})? ({_NUMBER})(?: -?\d+)?", re.ASCII)
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
+# a name begins where no word goes on: else a long word is looked at from each of its letters
+_LABEL = re.compile(r'(?<!\w)([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"', re.ASCII)
+_ESCAPED = re.compile(r'\\[\\"n]')
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
@@ -38,18 +40,21 @@ class Page:
         return [one for one in self.samples if one.name == name and labels.items() <= one.labels.items()]
 
 
-def parse(text: str) -> Page:
-    """A page in the text format 0.0.4. Lines that are no sample are left out."""
+def parse(text: str, prefix: str = "") -> Page:
+    """A page in the text format 0.0.4. Lines that are no sample, or none of `prefix`, are left out."""
     found = []
     for line in text.split("\n"):  # not splitlines: a label's value may hold all that ends lines elsewhere
-        if match := _SAMPLE.fullmatch(line):
-            labels = {name: _unescaped(value) for name, value in _LABEL.findall(match[2] or "")}
+        if line.startswith(prefix) and (match := _SAMPLE.fullmatch(line)):
+            labels = {
+                name: _ESCAPED.sub(lambda found: _ESCAPES[found[0]], value) if "\\" in value else value
+                for name, value in _LABEL.findall(match[2] or "")
+            }
             found.append(Sample(match[1], labels, float(match[3])))
     return Page(tuple(found))
 
 
-def fetch(url: str, timeout_s: float = 5.0) -> Page:
-    """Scrape `url` now. Raises `ScrapeError`."""
+def fetch(url: str, timeout_s: float = 5.0, prefix: str = "") -> Page:
+    """Scrape `url` now, what begins with `prefix`. Raises `ScrapeError`."""
     import http.client  # not for who only reads a page
     import urllib.request
 
@@ -57,11 +62,7 @@ def fetch(url: str, timeout_s: float = 5.0) -> Page:
         raise ScrapeError(f"{url} must be an http or https URL")
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return parse(answer.read().decode("utf-8", "replace"))
+            return parse(answer.read().decode("utf-8", "replace"), prefix)
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
         raise ScrapeError(f"{url}: {getattr(reason, 'strerror', None) or reason}") from error
-
-
-def _unescaped(value: str) -> str:
-    return re.sub(r'\\[\\"n]', lambda match: _ESCAPES[match[0]], value) if "\\" in value else value

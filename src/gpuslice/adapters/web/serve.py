@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import faulthandler
 import logging
 import os
 import signal
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuslice.adapters.web.connection import App, Clients
+from gpuslice.adapters.web.connection import Admit, App, Clients
 from gpuslice.core.errors import GpusliceError, words_of
 
 _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 10.0
 HANDSHAKE_S = 10.0
+BACKLOG = 1024
+MOST_HANDSHAKES = 64  # at a time: each takes some 50 KiB before anything is known of the client
+ACCEPT_AGAIN_S = 0.1  # after too many open files
 SWEEP_EVERY_S = 1.0
 FIRST_INHERITED = 3  # the number of the first socket from systemd
 
@@ -41,9 +45,10 @@ class Listen:
     """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP.
 
     `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
+    `client_names`: as `Clients.names`.
     `oldest_tls`: what a client must speak at least.
     `inherited`: a listening socket that somebody else opened for us, in place of host and port.
-    `body_limit_bytes`: as of `Clients`.
+    `body_limit_bytes`, `most_bytes`, `admit`: as of `Clients`.
     """
 
     port: int
@@ -52,11 +57,14 @@ class Listen:
     key: str = ""
     client_ca: str = ""
     must_show: bool = False
+    client_names: frozenset[str] = frozenset()
     oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
     drain_s: float = 5.0  # what a request that is under way gets to finish
     reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
     inherited: socket.socket | None = None
     body_limit_bytes: int = 1 << 20
+    most_bytes: int = 64 << 20
+    admit: Admit | None = None
 
     @property
     def tls(self) -> bool:
@@ -64,12 +72,21 @@ class Listen:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: App, listen: Listen) -> AsyncIterator[int]:
+async def serving(
+    app: App, listen: Listen, met: Callable[[Clients], None] = lambda _: None
+) -> AsyncIterator[int]:
     """Serve `app` inside the block; yields the port, which the system chose when 0 was asked for.
 
-    Raises `CannotServeError`.
+    `met` hears of the clients, for who wants to send them away. Raises `CannotServeError`.
     """
-    clients = Clients(app, listen.body_limit_bytes)
+    clients = Clients(
+        app,
+        listen.body_limit_bytes,
+        names=listen.client_names,
+        admit=listen.admit,
+        most_bytes=listen.most_bytes,
+    )
+    met(clients)
     context = _tls_context(listen) if listen.tls else None
     try:
         server = await _listening(clients, listen, context)
@@ -81,6 +98,11 @@ async def serving(app: App, listen: Listen) -> AsyncIterator[int]:
     beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
     if context is not None:
         beside.append(asyncio.create_task(_reload(context, listen), name="reload certificate"))
+        for each in server.sockets:
+            listening = socket.socket(fileno=os.dup(each.fileno()))
+            listening.setblocking(False)
+            listening.listen(BACKLOG)
+            beside.append(asyncio.create_task(_accept(listening, clients, context), name="accept"))
     try:
         address = server.sockets[0].getsockname()
         port = int(address[1]) if isinstance(address, tuple) else 0  # a unix socket has none
@@ -88,26 +110,60 @@ async def serving(app: App, listen: Listen) -> AsyncIterator[int]:
         yield port
     finally:
         server.close()
+        for task in beside[2:]:  # nobody new
+            task.cancel()
         await clients.drain(listen.drain_s)
         for task in beside:
             task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         await server.wait_closed()
 
 
 async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext | None) -> asyncio.Server:
-    loop = asyncio.get_running_loop()
-    handshake_s = HANDSHAKE_S if context is not None else None
+    """Bound; without TLS it also accepts."""
+    loop, plain = asyncio.get_running_loop(), context is None
     if listen.inherited is None:
         return await loop.create_server(
-            clients, listen.host, listen.port, ssl=context, ssl_handshake_timeout=handshake_s, backlog=1024
+            clients, listen.host, listen.port, backlog=BACKLOG, start_serving=plain
         )
     if listen.inherited.family == socket.AF_UNIX:
         return await loop.create_unix_server(
-            clients, sock=listen.inherited, ssl=context, ssl_handshake_timeout=handshake_s, backlog=1024
+            clients, sock=listen.inherited, backlog=BACKLOG, start_serving=plain
         )
-    return await loop.create_server(
-        clients, sock=listen.inherited, ssl=context, ssl_handshake_timeout=handshake_s, backlog=1024
-    )
+    return await loop.create_server(clients, sock=listen.inherited, backlog=BACKLOG, start_serving=plain)
+
+
+async def _accept(listening: socket.socket, clients: Clients, context: ssl.SSLContext) -> None:
+    """Accept connections with TLS, for ever. A server of asyncio would begin any number of handshakes at
+    once, each with buffers of its own; here the oldest ends when there are too many."""
+    loop = asyncio.get_running_loop()
+    shaking: dict[asyncio.Task[None], None] = {}
+
+    async def shake(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the client's affair, also when it was not what TLS is
+            await loop.connect_accepted_socket(
+                clients, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+            )
+
+    with contextlib.closing(listening):
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(listening)
+                except OSError as error:
+                    _log.warning("connection not accepted", extra={"error": words_of(error)})
+                    await asyncio.sleep(ACCEPT_AGAIN_S)
+                    continue
+                if len(shaking) >= MOST_HANDSHAKES:
+                    oldest = next(iter(shaking))
+                    oldest.cancel()
+                    del shaking[oldest]
+                task = loop.create_task(shake(connection), name="handshake")
+                shaking[task] = None
+                task.add_done_callback(lambda done: shaking.pop(done, None))
+        finally:
+            for task in shaking:
+                task.cancel()
 
 
 async def _sweep(clients: Clients) -> None:
@@ -126,16 +182,19 @@ def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket |
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a process on uvloop where it is installed, else on asyncio's own loop."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    tell_stacks_on_signal()
+    make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        make_loop = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=make_loop) as runner:
         runner.run(main)
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
+def tell_stacks_on_signal() -> None:
+    """SIGUSR1 has the process write to stderr what its threads are doing, also where its loop hangs."""
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
 def until_stopped() -> Awaitable[None]:
@@ -143,18 +202,24 @@ def until_stopped() -> Awaitable[None]:
     return _Stopped()
 
 
+def memory_limit_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What the container may take, by its cgroup; None without a limit, or where nothing says so."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limit = int((root / name).read_text())
+            return limit if limit < 1 << 62 else None
+    return None
+
+
 class _Stopped:
     """No coroutine: a process that cannot start never awaits it, and Python would complain."""
 
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._signalled().__await__()
-
-    async def _signalled(self) -> None:
+    def __await__(self) -> Generator[Any, None, Any]:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        await stopped.wait()
+        return stopped.wait().__await__()
 
 
 async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[Any, Any, None]]) -> None:
@@ -169,6 +234,7 @@ async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[A
 def _tls_context(listen: Listen) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = listen.oldest_tls
+    context.num_tickets = 0  # kube-scheduler and Prometheus do not resume: a write less in each handshake
     try:
         context.load_cert_chain(listen.certificate, listen.key or None)
     except OSError as error:  # ssl's errors are of that kind too

@@ -22,6 +22,7 @@ import msgspec
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.core.errors import GpusliceError, words_of
+from gpuslice.core.nesting import checked_depth
 
 ClientAuth = Literal[
     "", "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven",
@@ -81,8 +82,8 @@ def read_web_config(path: Path) -> WebConfig:
             raise WebConfigError(
                 f"web config file {path} must not be larger than {LARGEST_FILE_BYTES >> 20} MiB"
             )
-        file = msgspec.yaml.decode(path.read_bytes(), type=_File | None) or _File()
-    except (OSError, msgspec.DecodeError) as error:
+        file = msgspec.yaml.decode(checked_depth(path.read_bytes()), type=_File | None) or _File()
+    except (OSError, ValueError) as error:
         raise WebConfigError(f"web config file {path} cannot be read: {words_of(error)}") from error
     tls = file.tls_server_config or _Tls()
     if bool(tls.cert_file) != bool(tls.key_file):

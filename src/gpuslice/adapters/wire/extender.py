@@ -16,6 +16,8 @@ from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 from gpuslice.adapters.wire.names import Json, Pieces
 
 _NULL = b"null"
+MOST_NODES = 100_000  # in a question; Kubernetes itself is built for 5,000
+MOST_VALUES = 2_000_000  # in a body; each takes some hundred bytes once it is read, however few it was
 _NAMES_KEY = b'"NodeNames":'
 
 
@@ -50,6 +52,10 @@ class Spread(_Wire):
     when_unsatisfiable: str = ""
 
 
+class SchedulingGroup(_Wire):
+    pod_group_name: str = ""
+
+
 class PodSpec(_Wire):
     containers: list[Container] = []
     init_containers: list[Container] | None = None
@@ -58,6 +64,12 @@ class PodSpec(_Wire):
     priority: int | None = None
     affinity: Affinity | None = None
     topology_spread_constraints: list[Spread] | None = None
+    scheduling_group: SchedulingGroup | None = None
+
+    @property
+    def pod_group(self) -> str:
+        """The name of the pod group that is scheduled as one, "" where the pod is none's member."""
+        return self.scheduling_group.pod_group_name if self.scheduling_group is not None else ""
 
     @property
     def prefers(self) -> bool:
@@ -231,6 +243,7 @@ class Questions:
 
     def decode(self, body: bytes) -> ExtenderArgs:
         """Raises `MalformedError`."""
+        check_size(body)
         names_at = body.rfind(b"[")
         if not (body.startswith(_NAMES_KEY, names_at - len(_NAMES_KEY)) and body.endswith(b'"]}')):
             return self._decode_whole(body)
@@ -240,6 +253,8 @@ class Questions:
             self._before = before
         if self._last.pod is None:
             return self._decode_whole(body)
+        if body.count(b",", names_at) >= MOST_NODES:
+            raise MalformedError(f"NodeNames has more than {MOST_NODES} names")
         return ExtenderArgs(self._last.pod, self._last.nodes, memoryview(body)[names_at:-1])
 
     def _decode_whole(self, body: bytes) -> ExtenderArgs:
@@ -248,6 +263,18 @@ class Questions:
             args = _in_any_case(_ARGS, body)
         names = bytes(args.node_names)
         return ExtenderArgs(args.pod, args.nodes, None if names == _NULL else names)
+
+
+def check_size(body: bytes) -> None:
+    """A value needs a comma before it, so that counting them bounds what reading the body may take.
+
+    Raises `MalformedError`.
+    """
+    if len(body) > MOST_VALUES and body.count(b",") >= MOST_VALUES:
+        raise MalformedError(
+            f"the request body has more than {MOST_VALUES} values; set nodeCacheCapable: true in the "
+            f"extender's section of kube-scheduler's configuration, so that it sends names of nodes alone"
+        )
 
 
 def decode_binding(body: bytes) -> BindingArgs:
@@ -269,6 +296,7 @@ def decode_binding(body: bytes) -> BindingArgs:
 
 def decode_preemption(body: bytes) -> PreemptionArgs:
     """The body of preempt. Raises `MalformedError`."""
+    check_size(body)
     args = _decode(_PREEMPTION, body)
     if args.pod is None or (args.node_name_to_victims is None and args.node_name_to_meta_victims is None):
         return _in_any_case(_PREEMPTION, body)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
+from gpuslice.core.errors import shown
 from gpuslice.core.form import ContainerForm, Operation, PodForm
 
 API_VERSION = "admission.k8s.io/v1"
@@ -25,6 +26,7 @@ class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
 class _Resources(_Wire):
     limits: dict[str, str | int | float] | None = None
     requests: dict[str, str | int | float] | None = None
+    claims: list[dict[str, Any]] | None = None
 
 
 class _Container(_Wire):
@@ -39,8 +41,10 @@ class _Spec(_Wire):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     scheduler_name: str = ""
+    runtime_class_name: str | None = None
     node_name: str = ""
     affinity: dict[str, Any] | None = None
+    resource_claims: list[dict[str, Any]] | None = None
 
 
 class _Metadata(_Wire):
@@ -103,7 +107,7 @@ def decode_review(body: bytes) -> AdmissionRequest:
         raise MalformedError(f"the AdmissionReview cannot be read: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION or review.request is None:
         given = f"{review.kind or 'no kind'} of {review.api_version or 'no apiVersion'}"
-        raise MalformedError(f"this is {given}, must be {KIND} of {API_VERSION} with a request")
+        raise MalformedError(f"this is {shown(given)}, must be {KIND} of {API_VERSION} with a request")
     return review.request
 
 
@@ -122,9 +126,11 @@ def pod_form(raw: msgspec.Raw) -> PodForm:
         labels=meta.labels or {},
         annotations=meta.annotations or {},
         scheduler=spec.scheduler_name,
+        runtime_class=spec.runtime_class_name or "",
         node=spec.node_name,
         affinity=spec.affinity or {},
         terminating=meta.deletion_timestamp is not None,
+        claims=tuple(spec.resource_claims or ()),
     )
 
 
@@ -140,6 +146,7 @@ def _forms(shelf: str, containers: Sequence[_Container]) -> Iterator[ContainerFo
             env=tuple(each.env or ()),
             env_from=bool(each.env_from),
             sidecar=each.restart_policy == "Always",
+            claims=tuple(resources.claims or ()),
         )
 
 

@@ -32,6 +32,7 @@ class ActiveLock:
     def __init__(self, folder: Path) -> None:
         self.held = asyncio.Event()
         self._folder = folder
+        self._serving = 0
         self._served = asyncio.Event()
         self._served.set()
 
@@ -42,11 +43,14 @@ class ActiveLock:
         Should the next agent register before kubelet has seen this one's stream end, some versions of kubelet
         drop the connection of the next one.
         """
+        self._serving += 1
         self._served.clear()
         try:
             yield
         finally:
-            self._served.set()
+            self._serving -= 1
+            if not self._serving:
+                self._served.set()
 
     async def hold(self) -> None:
         """Take the lock as soon as nobody else has it, and keep it until cancelled."""

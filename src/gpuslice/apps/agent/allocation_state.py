@@ -32,7 +32,7 @@ from gpuslice.apps.agent.repair import (
     target_repairs,
 )
 from gpuslice.apps.agent.repair_order import RepairOrder
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, GPU_MEM, card_of_device_id
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of
 from gpuslice.core.grant import placement_of_devices, units_per_card
 from gpuslice.core.mode import Rules
@@ -79,12 +79,14 @@ class AllocationState:
         self._now_ns = now_ns
         self._pods: dict[str, NodePod] = {}
         self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
+        # ids → when they were granted, and the uids of pods that had theirs already then
+        self._granted: dict[frozenset[str], tuple[float, frozenset[str]]] = {}
         self._forgotten = ForgottenContainers()
 
     # -- what becomes known ---------------------------------------------------------------------------
 
     def set_cards(self, cards: tuple[Card, ...], unhealthy: frozenset[int] = frozenset()) -> None:
-        self.node = Node(self.node.name, cards, unhealthy)
+        self.node = Node(self.node.name, cards, unhealthy, names=self.node.names)
 
     def pod_changed(self, pod: NodePod) -> None:
         """A pod as the API server showed it. The watch may be behind the answers to our own writes."""
@@ -120,9 +122,13 @@ class AllocationState:
         self.targets.pop(uid, None)
         self._unanswered.pop(uid, None)
         self.tentative = [grant for grant in self.tentative if grant.uid != uid]
+        # news of its end came late: ids granted since are not its own, but the next pod's of its name
+        for ids, (_, had_theirs) in self._granted.items():
+            if uid in had_theirs and self._owners.get(ids) == uid:
+                del self._owners[ids]
 
     def kubelet_came(self, running: Iterable[RunningContainer]) -> None:
-        """A kubelet follows our list from now on. `running`: whoever may run, known to it or not."""
+        """A kubelet follows our list from now on. `running`: the pods that may run, known to it or not."""
         self._forgotten.kubelet_came(running, self._clock())
 
     def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
@@ -140,6 +146,11 @@ class AllocationState:
 
         self.tentative = [grant for grant in self.tentative if still_tentative(grant)]
         self._owners = {ids: uid for ids, uid in self._owners.items() if ids & listed}
+        self._granted = {
+            ids: (at_s, had_theirs)
+            for ids, (at_s, had_theirs) in self._granted.items()
+            if ids & listed or self._clock() - at_s < LISTED_AFTER_S
+        }
         for actual in self._actual_placements():
             for each in self._assignments_of(actual.pod):
                 self._owners[each.ids] = actual.pod.view.uid
@@ -148,6 +159,8 @@ class AllocationState:
     def granted(self, ids: frozenset[str], claimed: Claim) -> None:
         """The ids are given away; they are nobody else's from now on."""
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
+        wait = {each.pod.view.uid for each in self.waiting()}
+        self._granted[ids] = self._clock(), frozenset(self._pods.keys() - wait)
         if claimed.pending is None:
             return
         pending, uid = claimed.pending, claimed.uid
@@ -171,7 +184,7 @@ class AllocationState:
         return pending_containers(self._pods.values(), self._served(), self.targets)
 
     def _served(self) -> set[tuple[str, str]]:
-        """(pod uid, container) of whoever has devices. A name that kubelet lists may be an earlier pod's."""
+        """(pod uid, container) of those with devices. A name that kubelet lists may be an earlier pod's."""
         served = {(grant.uid, grant.container) for grant in self.tentative}
         for each in self.assignments or ():
             named = self._pod_named(each.pod_key)
@@ -180,12 +193,12 @@ class AllocationState:
         return served
 
     def acceptable(self) -> list[PendingContainer]:
-        """Those who get what they ask for; whoever was taken off its card gets another one."""
+        """Those who get what they ask for; one that was taken off its card gets another."""
         any_card = self.places_unplaced
         return [each for each in self.waiting() if each.cards or any_card or each.pod.taken_off]
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
-        """Ids for whoever kubelet probably asks for; nothing that a container it forgot still uses."""
+        """Ids for the container that kubelet probably asks for; none that one it forgot still uses."""
         in_use = {identifier: each.uid for each in self.maybe_forgotten() for identifier in each.ids}
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
@@ -259,8 +272,8 @@ class AllocationState:
                 pods = {self._pods[each.uid].view.key for each in others if each.uid in self._pods}
                 return Refusal(
                     f"card {card.index} of node {self.node.name} has no room left beside "
-                    f"{unknown[card.uuid]} of its {card.units} units of {GPU_MEM} in running containers that "
-                    f"kubelet has forgotten ({', '.join(sorted(pods))}); "
+                    f"{unknown[card.uuid]} of its {card.units} units of {self.node.names.memory} "
+                    f"in running containers that kubelet has forgotten ({', '.join(sorted(pods))}); "
                     f"delete those pods, so that they are made anew, or this one"
                 )
         return None
@@ -289,7 +302,7 @@ class AllocationState:
         fresh = [each.pod for each in waiting if each.first]
         known = settled | never_listed.keys() | {each.pod.view.uid for each in actual}
         known |= {pod.view.uid for pod in fresh}
-        # whoever was granted something, or was about to be, and is not listed (yet)
+        # those that were granted something, or were about to be, and are not listed (yet)
         unlisted = [pod for pod in self._pods.values() if pod.holds_slices and pod.view.uid not in known]
         order = RepairOrder(
             due,

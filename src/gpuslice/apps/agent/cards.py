@@ -50,6 +50,7 @@ class CardMonitor:
         self.health = Health(settings.recovery_s)
         self.problem = "the cards have not been read yet"  # "" while the driver answers with cards
         self.driver_version = ""
+        self.bus_ids: dict[int, str] = {}  # PCI addresses by index
         self._source = source
         self._state = state
         self._devices = devices
@@ -114,6 +115,7 @@ class CardMonitor:
         if isinstance(inventory, Inventory):
             self._failures = 0
             self.driver_version = inventory.driver_version
+            self.bus_ids |= {card.index: card.pci_bus_id for card in inventory.cards}
             known = {card.uuid: card for card in self.cards}
             answering = {card.uuid: card for card in cut(inventory.cards, self._unit)}
             cards = sorted({**answering, **known}.values(), key=lambda card: card.index)

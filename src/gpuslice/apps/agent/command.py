@@ -1,4 +1,4 @@
-"""The commands ``gpuslice agent`` and ``gpuslice switch``. Their help imports the settings alone."""
+"""The commands of what runs on nodes: ``gpuslice agent``, ``switch``, … Help imports the settings alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
+from gpuslice.apps.agent.settings import (
+    AgentSettings,
+    InstallExtenderSettings,
+    InstallLibrarySettings,
+    KeepOffSettings,
+    SwitchSettings,
+)
 from gpuslice.apps.settings import load, options
 
 WITH_VALUE = frozenset(
@@ -73,5 +79,35 @@ def switch(**flags: Any) -> None:
     """Switch a node between shared and whole cards: take the plugin of whole cards off it, or put it back."""
     settings = load(SwitchSettings, flags, os.environ)
     from gpuslice.apps.agent.switch import start
+
+    start(settings)
+
+
+@click.command("keep-off")
+@options(KeepOffSettings)
+def keep_off(**flags: Any) -> None:
+    """Keep a DaemonSet off the nodes that share their cards, or let it back."""
+    settings = load(KeepOffSettings, flags, os.environ)
+    from gpuslice.apps.agent.keep_off import start
+
+    start(settings)
+
+
+@click.command("install-library")
+@options(InstallLibrarySettings)
+def install_library(**flags: Any) -> None:
+    """Keep the library in place on a node, for an agent that does not write there."""
+    settings = load(InstallLibrarySettings, flags, os.environ)
+    from gpuslice.apps.agent.install_library import start
+
+    start(settings)
+
+
+@click.command("install-extender")
+@options(InstallExtenderSettings)
+def install_extender(**flags: Any) -> None:
+    """Let the kube-scheduler of a control-plane node call the extender, or give it its old manifest back."""
+    settings = load(InstallExtenderSettings, flags, os.environ)
+    from gpuslice.apps.agent.install_extender import start
 
     start(settings)

@@ -9,11 +9,13 @@ number behind the name (``-2`` …); the highest is the one that Allocate named 
     <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
     <root>/containers/<token>/etc/       limits, mounted read-only
     <root>/containers/<token>/var/       region, the one place where the container's processes write
-    <root>/containers/<token>/owner.json whose it is, for the sweep and for whoever reads the region
+    <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
     <root>/containers/<token>/library    the version of the library that it was granted
-    <root>/cards/<uuid>/<token>/         where it tells its neighbours on a card what it uses, if compute is
+    <root>/cards/<uuid>/<token>/claim    where it tells its neighbours on a card what it uses, if compute is
                                          shared out; all of <uuid>/ is mounted read-only beside it
     <root>/trash/                        what is to be removed, a little at a time
+
+A claim of dynamic resource allocation is known when it is prepared: its folder is ``claim-<uid>.<request>``.
 
 Nobody but root gets below ``containers`` and ``cards``: what a tenant makes in its folder, such as a program
 that runs as its owner, is out of reach of the host's users.
@@ -24,9 +26,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import secrets
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +43,12 @@ from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
 from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.grant import CardLimit
-from gpuslice.core.mode import ComputePolicy
+from gpuslice.core.mode import ComputePolicy, Rules
 from gpuslice.core.units import MIB
 
+CLAIM_PREFIX = "claim-"
+CLAIM_BYTES = 4096
+"""What containers tell each other has less."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -92,7 +98,7 @@ class Folders:
     ) -> None:
         self._root = root
         self._host_root = host_root or root
-        self._boot = boot_id() if boot is None else boot
+        self.boot = boot_id() if boot is None else boot
         # the second where an operator made `containers` a file system of its own
         self._trash = (root / "trash", root / "containers" / ".trash")
         self.library = Library(root)
@@ -123,7 +129,7 @@ class Folders:
     def _meeting_mounts(self, name: str, uuid: str) -> tuple[HostMount, HostMount]:
         card = self._host_root / "cards" / uuid
         return (
-            HostMount(f"/run/gpuslice/{uuid}/own", str(card / name), read_only=False),
+            HostMount(f"/run/gpuslice/{uuid}/own/claim", str(card / name / "claim"), read_only=False),
             HostMount(f"/run/gpuslice/{uuid}/all", str(card), read_only=True),
         )
 
@@ -142,14 +148,17 @@ class Folders:
         name = self.current(ids)
         if name in occupied:
             name = _numbered(token(ids), _number(name) + 1)
+        self._make(name, Owner(ids))
+        return name
+
+    def _make(self, name: str, owner: Owner) -> None:
         folder = self._folder(name)
         (folder / "etc").mkdir(parents=True, exist_ok=True)
         folder.parent.chmod(0o700)
         if not (folder / "var").exists():
             self._make_region_folder(folder)
         if not (folder / "owner.json").exists():
-            self._own(folder, Owner(ids))
-        return name
+            self._own(folder, owner)
 
     def grant(
         self, ids: Iterable[str], occupied: Container[str] = (), *, limits_compute: bool = False
@@ -158,14 +167,33 @@ class Folders:
         self.library.check()
         ids = sorted(ids)
         name = self.prepare(ids, occupied)
-        replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
         cards = {card_of_device_id(each) for each in ids} if limits_compute else set()
+        return self._granted(name, cards)
+
+    def _granted(self, name: str, cards: Collection[str]) -> tuple[HostMount, ...]:
+        """The mounts of a folder, noted with its library. `cards`: where it meets others."""
+        replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
         for uuid in cards:
-            own = self._root / "cards" / uuid / name
-            own.mkdir(parents=True, exist_ok=True)
-            (self._root / "cards").chmod(0o700)
-            own.chmod(0o1777)  # any user of the container may write its claim
+            self._make_claim(uuid, name)
         return self.mounts(name, cards)
+
+    def _make_claim(self, uuid: str, name: str) -> None:
+        """An empty one: a file and no folder is mounted, so a tenant can make nothing beside it.
+
+        It has its page of memory from the beginning: a neighbour that makes its own longer takes nobody's.
+        """
+        meeting = self._root / "cards" / uuid
+        meeting.mkdir(parents=True, exist_ok=True)
+        meeting.parent.chmod(0o700)
+        self.regions.bound(meeting)
+        for claim in meeting.glob("*/claim"):
+            if claim.stat().st_size > CLAIM_BYTES:
+                os.truncate(claim, CLAIM_BYTES)
+        own = meeting / name
+        own.mkdir(exist_ok=True)
+        (own / "claim").unlink(missing_ok=True)
+        (own / "claim").write_bytes(bytes(CLAIM_BYTES))
+        (own / "claim").chmod(0o666)  # any user of the container may write it
 
     def start(
         self,
@@ -184,30 +212,72 @@ class Folders:
         that there is no limit, for a container that is exempt. `occupied` as for `prepare`.
         """
         name = self.prepare(ids, occupied)
+        self._start(
+            name,
+            owner,
+            [_of_library(limit, policy, interactive) if limited else _unlimited(limit) for limit in limits],
+        )
+
+    def _start(self, name: str, owner: Owner, limits: Sequence[limits_file.LimitsEntry]) -> None:
         folder = self._folder(name)
         before = _read_owner(folder)
         earlier = with_region(before.earlier, folder / "var" / "region") if before.is_of(owner) else {}
         self.regions.unmount(folder / "var")
         self._move_to_trash(folder / "var")
         self._make_region_folder(folder)
-        self._own(folder, msgspec.structs.replace(owner, boot=self._boot, earlier=earlier))
-        for claim in self._claims(name):
-            self._move_to_trash(claim)
-        written = [
-            _of_library(limit, policy, interactive) if limited else _unlimited(limit) for limit in limits
-        ]
-        limits_file.write_limits(folder / "etc" / "limits", written)
+        self._own(folder, msgspec.structs.replace(owner, boot=self.boot, earlier=earlier))
+        for limit in limits:
+            if (self._root / "cards" / limit.uuid).is_dir():  # where a container's share was ever limited
+                self._make_claim(limit.uuid, name)
+        limits_file.write_limits(folder / "etc" / "limits", limits)
+
+    # -- claims of dynamic resource allocation ----------------------------------------------------------
+
+    def start_claim(
+        self, name: str, limits: Sequence[CardLimit], owner: Owner, rules: Rules
+    ) -> tuple[HostMount, ...]:
+        """Everything of the folder `name` as for a first start, and its mounts.
+
+        Raises `IsolationMissingError`, `LimitsError` and OSError.
+        """
+        self.library.check()
+        self._make(name, owner)
+        self._start(name, owner, [_of_library(limit, rules.compute_policy, False) for limit in limits])
+        return self._granted(name, {limit.card.uuid for limit in limits} if rules.limits_compute else ())
+
+    def claim_limits(self) -> dict[tuple[str, str], dict[str, int | None]]:
+        """By pod uid and container, bytes by card uuid: what containers with claims of their own may hold."""
+        found = {}
+        for name in self.of_claims():
+            owner = self.owner(name)
+            with contextlib.suppress(limits_file.LimitsError, OSError):  # not all of it is there yet
+                limits = limits_file.read_limits(self._folder(name) / "etc" / "limits") or ()
+                if owner.uid:
+                    found[owner.uid, owner.container] = {each.uuid: each.memory_bytes for each in limits}
+        return found
+
+    def of_claims(self) -> list[str]:
+        """The names of the folders of claims."""
+        return sorted(found.name for found in (self._root / "containers").glob(f"{CLAIM_PREFIX}*"))
 
     # -- sweeping -------------------------------------------------------------------------------------
 
     def owners(self) -> Iterator[tuple[str, Owner, float]]:
-        """(token, owner, age in seconds) of every folder. One that cannot be read belongs to nobody."""
+        """(token, owner, age in seconds) of every folder that is not a claim's.
+
+        One that cannot be read belongs to nobody.
+        """
         containers = self._root / "containers"
         with contextlib.suppress(FileNotFoundError):
             for folder in sorted(containers.iterdir()):
-                if folder not in self._trash:
+                if folder not in self._trash and not folder.name.startswith(CLAIM_PREFIX):
                     with contextlib.suppress(FileNotFoundError):  # swept meanwhile
                         yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
+
+    def counts(self) -> Iterator[tuple[str, Owner, dict[str, Counts]]]:
+        """Of every folder what its container counted in all its lives, by card; for display alone."""
+        for name, owner, _ in self.owners():
+            yield name, owner, with_region(owner.earlier, self._folder(name) / "var" / "region")
 
     def owner(self, name: str) -> Owner:
         """Of the folder `name`; of nobody where it cannot be read."""
@@ -220,7 +290,7 @@ class Folders:
         """
         with contextlib.suppress(OSError):
             for name, owner, _ in self.owners():
-                if owner.uid and owner.boot in ("", self._boot):
+                if owner.uid and owner.boot in ("", self.boot):
                     yield RunningContainer(name, frozenset(owner.ids), owner.uid, owner.container)
 
     def exists(self, ids: Iterable[str]) -> bool:
@@ -231,8 +301,9 @@ class Folders:
         """Out of the way at once, whatever is in it; removed by and by. Raises OSError."""
         self.regions.unmount(self._folder(name) / "var")
         self._move_to_trash(self._folder(name))
-        for claim in self._claims(name):
-            self._move_to_trash(claim.parent)
+        for own in (self._root / "cards").glob(f"*/{name}"):
+            (own / "claim").unlink(missing_ok=True)
+            own.rmdir()
 
     def empty_trash(self, budget_s: float) -> bool:
         """Remove what was discarded, for so long; True when nothing is left.
@@ -275,10 +346,6 @@ class Folders:
 
     def _folder(self, name: str) -> Path:
         return self._root / "containers" / name
-
-    def _claims(self, name: str) -> Iterator[Path]:
-        """What the container tells its neighbours, on each of its cards."""
-        return (own / "claim" for own in (self._root / "cards").glob(f"*/{name}"))
 
     def _own(self, folder: Path, owner: Owner) -> None:
         replace_file(folder / "owner.json", msgspec.json.encode(owner), 0o644)

@@ -2,7 +2,7 @@
 
 kubelet then takes their device ids for free. What they hold is known from their folders: a folder's owner is
 written when its container starts. kubelet lists which of them it still knows, so they are sorted out once for
-each kubelet that follows the device list; whoever it stops listing later has ended.
+each kubelet that follows the device list; a container that it stops listing later has ended.
 """
 
 from __future__ import annotations

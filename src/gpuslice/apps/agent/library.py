@@ -32,16 +32,23 @@ class Library:
         self.version = ""
         self._root = root
         self._source = ""
+        self._writes = True
 
-    def install(self, source: str) -> None:
-        """Put the preload line and, unless `source` is "", the library in place, whole or not at all."""
-        self._source = source
+    def install(self, source: str, *, writes: bool = True) -> None:
+        """Put the preload line and, unless `source` is "", the library in place, whole or not at all.
+
+        Unless `writes`: whoever else keeps it there has this very version, or there is none for us.
+        """
+        self._source, self._writes = source, writes
         if source:
             try:
                 content = Path(source).read_bytes()
             except OSError as error:
                 raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
             self.version = hashlib.sha256(content).hexdigest()[:16]
+        if not writes:
+            return
+        if source:
             _put(self._root / self.folder / LIBRARY, content, 0o755)
         _put(self._root / PRELOAD, f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode(), 0o644)
 
@@ -49,12 +56,15 @@ class Library:
         """See that all is in place, mending what can be. Raises `IsolationMissingError` naming the file."""
         for again in (True, False):
             missing = [path for path in self._files() if not path.is_file()]
-            if missing and again and self._source:
+            if missing and again and self._source and self._writes:
                 self.install(self._source)
             elif missing:
+                cure = (
+                    "let the agent install it (--library)" if self._writes else "cgpu-installer puts it there"
+                )
                 raise IsolationMissingError(
-                    f"{missing[0]} is missing: limits cannot be enforced; let the agent install it "
-                    f"(--library) or switch isolation off for this node"
+                    f"{missing[0]} is missing: limits cannot be enforced; {cure} or switch isolation off for "
+                    f"this node"
                 )
 
     @property
@@ -64,6 +74,8 @@ class Library:
 
     def sweep(self, used: Container[str], older_than_s: float) -> None:
         """Remove versions that no container was granted. Young ones may be another agent's that begins."""
+        if not self._writes:
+            return
         for path in (self._root / "lib").glob("*/"):
             unused = path.name != self.version and path.name not in used
             if unused and time.time() - path.stat().st_mtime > older_than_s:

@@ -35,12 +35,14 @@ from gpuslice.apps.agent.active_lock import ActiveLock, serving_once_free
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.cards import CardMonitor
 from gpuslice.apps.agent.device_list import DeviceList, memory_unit
+from gpuslice.apps.agent.dra.service import ClaimService
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.plugin import GpuMemoryPlugin, plugin_options
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.reconciler import AssignmentSource, Reconciler
+from gpuslice.apps.agent.refused_memory import RefusedMemory
 from gpuslice.apps.agent.region_file_system import RegionFileSystemError
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import AgentStatus, Counters
@@ -48,7 +50,7 @@ from gpuslice.apps.agent.sweeper import Sweeper
 from gpuslice.apps.agent.watchdog import Watchdog
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import shown
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, PLUGIN_ENDPOINT
+from gpuslice.core.contract import EXCLUSIVE_GPU, NAME_SETS, PLUGIN_ENDPOINT
 from gpuslice.core.model import Node
 
 _log = logging.getLogger(__name__)
@@ -68,19 +70,21 @@ class Agent:
         *,
         boot: str | None = None,
         proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
-        name, root = settings.node_name, Path(settings.root)
+        name, root, names = settings.node_name, Path(settings.root), NAME_SETS[settings.resource_names]
         self.counters = Counters()
         self.lock = ActiveLock(root)
-        self.state = AllocationState(Node(name, ()), place_unplaced=settings.place_unplaced)
+        node, placing = Node(name, (), names=names), settings.place_unplaced
+        self.state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
         self.devices = DeviceList(self.state)
         host_root = Path(settings.host_root) if settings.host_root else None
         self.folders = Folders(root, host_root, boot, bound_regions=settings.region_file_system)
         self._writer = Writer(client, name)
-        hot, new_pods = settings.hot_reload_isolation, settings.new_pods
-        self.node = NodeReconciler(client, self._writer, self.state, hot=hot, new_pods=new_pods)
+        self.node = NodeReconciler(client, self._writer, self.state, settings, self._isolation_missing)
         self.cards = CardMonitor(
             source,
             self.state,
@@ -93,26 +97,24 @@ class Agent:
         )
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         every_s, sweep_after_s = settings.reconcile_s, settings.sweep_after_s
-        self.reconciler = Reconciler(self.state, kubelet, self._writer, self.counters, every_s=every_s)
-        self.sweeper = Sweeper(
-            self.state, self.reconciler, self.folders, every_s=every_s, after_s=sweep_after_s
-        )
+        around = (self.state, kubelet, self._writer, self.counters)
+        self.reconciler = Reconciler(*around, every_s=every_s, clock=clock)
+        swept = (self.state, self.reconciler, self.folders)
+        self.sweeper = Sweeper(*swept, every_s=every_s, after_s=sweep_after_s)
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}"
         )
+        options = plugin_options(settings, unit)
         self.plugin = GpuMemoryPlugin(
-            self.state,
-            self.devices,
-            self.folders,
-            self.reconciler,
-            counters=self.counters,
-            options=plugin_options(settings, unit),
+            self.state, self.devices, self.folders, self.reconciler, counters=self.counters, options=options
         )
-        address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, GPU_MEM)
+        address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.server = PluginServer(self.plugin, address)
-        self.watchdog = Watchdog(
-            source, self.state, self._writer, counters=self.counters, settings=settings, proc=proc
-        )
+        parts = (self.state, self.folders, self.cards, self.node)
+        self.claims = ClaimService(client, *parts, settings=settings, obstacle=self._no_claims_yet)
+        watched = (source, self.state, self.folders, self._writer)
+        self.watchdog = Watchdog(*watched, counters=self.counters, settings=settings, proc=proc)
+        self.refused_memory = RefusedMemory(self.state, self.folders, self._writer)
         self._source = source
         self._obstacle = "starting"  # why the plugin must not register with kubelet yet
         self._reported = ""
@@ -152,11 +154,17 @@ class Agent:
             if self.settings.watchdog != "off":
                 await self.watchdog.run()
 
+        async def watch_refusals() -> None:
+            await self.lock.held.wait()
+            await self.refused_memory.run()
+
         tasks = {
             **self.upkeep(),
             "sweeper": sweep(),
             "watchdog": watch_limits(),
+            "refused memory": watch_refusals(),
             "device plugin": self._serve_kubelet(),
+            "claims": self._serve_claims(),
             "web": serve_web(),
         }
         try:
@@ -197,6 +205,13 @@ class Agent:
             with self.lock.serving():
                 await work_until(self.devices.refresh_until_needless(), {"plugin server": self.server.run()})
 
+    async def _serve_claims(self) -> None:
+        """Claims beside the plugin: one of them waits until nobody holds a part of a card by the other."""
+        await self.node.read.wait()
+        await self._pods.synced.wait()
+        await self.lock.held.wait()
+        await self.claims.run(self.lock)
+
     async def until_servable(self) -> None:
         """Wait until kubelet's questions can be answered rightly."""
         await self.node.read.wait()
@@ -220,13 +235,31 @@ class Agent:
             return self.reconciler.problem
         if not self.state.node.cards:
             return self.cards.problem or "there are no cards"
-        if rules.shared and (reason := self._in_use_whole()):
+        if rules.shared and (reason := self._in_use_whole() or self.claims.holders()):
             return reason
+        reason = self._isolation_missing()
+        return reason if rules.isolation else ""
+
+    def _no_claims_yet(self) -> str:
+        """Why no part of a card may be given out by a claim yet; "" when it may."""
+        if not self.state.node.cards:
+            return self.cards.problem or "there are no cards"
+        if holders := self.state.holders():
+            return (
+                f"{len(holders)} pods hold parts of its cards by the device plugin "
+                f"({', '.join(holders[:5])}); claims are served once they have ended"
+            )
+        return self._in_use_whole() or self._isolation_missing()
+
+    def _isolation_missing(self) -> str:
+        """What of that which enforces limits is not in place; "" when all is."""
         try:
-            self.folders.library.install(self.settings.library)
+            if not self.folders.library.version:
+                writes = self.settings.install_library
+                self.folders.library.install(self.settings.library, writes=writes)
             self.folders.check()
         except (IsolationMissingError, RegionFileSystemError, OSError) as error:
-            return str(error) if rules.isolation else ""
+            return str(error)
         return ""
 
     def _in_use_whole(self) -> str:
@@ -252,6 +285,8 @@ class Agent:
 
     def not_ready(self) -> str:
         """Why kubelet does not know our cards; "" when it does, or will once the agent before us ends."""
+        if self.state.rules.claims:
+            return self.claims.not_ready() if self.lock.held.is_set() else ""
         if self._obstacle or not self.lock.held.is_set():
             return self._obstacle
         return "" if self.server.registered else "kubelet has not registered the plugin yet"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
@@ -13,11 +13,21 @@ from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.watch import Change, Reflector
 from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_cards
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, NODE_GPUS
-from gpuslice.core.mode import Rules, rules_of
-from gpuslice.core.model import NodeMode
+from gpuslice.core.contract import (
+    EXCLUSIVE_GPU,
+    LABEL_PLACEMENT,
+    LABEL_SCHEDULE,
+    NAME_SETS,
+    NODE_GPUS,
+    NODE_TIER,
+    VENDOR_NAMES,
+    ResourceNames,
+)
+from gpuslice.core.mode import Rules, rules_of, wants_agent
+from gpuslice.core.model import NodeMode, Tier
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 
@@ -39,17 +49,17 @@ class NodeReconciler:
         client: KubeClient,
         writer: Writer,
         state: AllocationState,
-        *,
-        hot: bool,
-        new_pods: bool = True,
+        settings: AgentSettings,
+        isolation_missing: Callable[[], str],
     ) -> None:
         self.read = asyncio.Event()
         self.seen: Node | None = None
         self._client = client
         self._writer = writer
         self._state = state
-        self._hot = hot
-        self._new_pods = new_pods
+        self._hot = settings.hot_reload_isolation
+        self._new_pods = settings.new_pods
+        self._isolation_missing = isolation_missing
         self._woken = asyncio.Event()
         self._waits = ""  # what the node's labels say that does not hold yet
         self._reported = ""
@@ -62,6 +72,11 @@ class NodeReconciler:
     def wake(self) -> None:
         """The cards changed: see soon whether the node says so."""
         self._woken.set()
+
+    @property
+    def packing(self) -> str:
+        """How the node's label wants its cards taken; "" where it does not say."""
+        return ((self.seen and self.seen.metadata.labels) or {}).get(LABEL_PLACEMENT, "")
 
     def offered_whole(self) -> int:
         """How many whole cards somebody else's plugin gives out of this node."""
@@ -107,27 +122,31 @@ class NodeReconciler:
         cards, rules = self._state.node.cards, self._state.rules
         if self.seen is None or (rules.shared and not cards):
             return
-        amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), rules))
+        amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), rules, self._state.node.names))
         if amounts:
             await self._writer.node_status(amounts)
-        if not rules.shared:
+        if not (rules.shared or (rules.claims and cards)):
             return
-        text = encode_cards(cards)
-        if (self.seen.metadata.annotations or {}).get(NODE_GPUS) != text:
-            await self._writer.node_annotation(NODE_GPUS, text)
+        tier = Tier.LIBRARY if rules.isolation and not self._isolation_missing() else Tier.NONE
+        for name, text in ((NODE_GPUS, encode_cards(cards)), (NODE_TIER, tier.word)):
+            if (self.seen.metadata.annotations or {}).get(name) != text:
+                await self._writer.node_annotation(name, text)
 
     async def leave(self, label: str, holders: list[str]) -> None:
         """At the agent's end: where the node is not to share any more, nothing may say that it does."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 node = await self._client.get(NODES, self._state.node.name)
-                value = (node.metadata.labels or {}).get(label)
-                if value == "true":
+                labels = node.metadata.labels or {}
+                if wants_agent(labels, label):
                     return
+                value = labels.get(label)
+                if value is None and labels.get(LABEL_SCHEDULE) == "default":
+                    label, value = LABEL_SCHEDULE, "default"
                 _log.info(
                     "the node is not to share its cards any more", extra={"label": label, "value": value}
                 )
-                await self._writer.node_status({GPU_COUNT: None, GPU_CORE: None})
+                await self._writer.node_status(wanted_amounts(0, Rules(NodeMode.EXCLUSIVE)))
                 await self._writer.node_event("GPUSharingEnds", farewell(label, value, holders), warning=True)
         except (KubeError, TimeoutError) as error:
             _log.warning("node not tidied", extra={"error": str(error)})
@@ -135,8 +154,9 @@ class NodeReconciler:
 
 def farewell(label: str, value: str | None, holders: list[str]) -> str:
     """What becomes of the node and of who holds slices of its cards, now that it has no agent."""
-    if value == "false":
-        said = f"label {label} is false: parts of cards are not given out any more"
+    whole = value in ("false", "default")
+    if whole:
+        said = f"label {label} is {value}: parts of cards are not given out any more"
     else:
         said = (
             f"label {label} is {'gone' if value is None else value}: nobody gives its cards out now, neither "
@@ -145,24 +165,28 @@ def farewell(label: str, value: str | None, holders: list[str]) -> str:
     if not holders:
         return said
     # kubelet asks the device plugin before each start
-    again = "only where device-plugin-recover-ds runs" if value == "false" else "by nobody"
+    again = "only where device-plugin-recover-ds runs" if whole else "by nobody"
     return (
         f"{said}; {len(holders)} pods keep what they hold until they end: {', '.join(holders[:5])}; a "
         f"container of theirs that ends meanwhile is started again {again}"
     )
 
 
-def wanted_amounts(card_count: int, rules: Rules) -> dict[str, str | None]:
+def wanted_amounts(
+    card_count: int, rules: Rules, offered: ResourceNames = VENDOR_NAMES
+) -> dict[str, str | None]:
     """What the node status has to say besides kubelet's devices; None for what it must not say any more.
 
-    kubelet keeps resources that it does not know, so what the node gave out under other labels stays until
-    somebody takes it away, and pods that ask for it go there.
+    kubelet keeps resources that it does not know, so what the node gave out under other labels or names stays
+    until somebody takes it away, and pods that ask for it go there.
     """
-    divided = rules.shared and rules.divides_compute
-    return {
-        GPU_COUNT: str(card_count) if rules.shared else None,
-        GPU_CORE: str(card_count * WHOLE_CORE_PERCENT) if divided else None,
-    }
+    wanted: dict[str, str | None] = {}
+    for names in NAME_SETS.values():
+        shared = rules.shared and names == offered
+        divided = shared and rules.divides_compute
+        wanted[names.cards] = str(card_count) if shared else None
+        wanted[names.compute] = str(card_count * WHOLE_CORE_PERCENT) if divided else None
+    return wanted
 
 
 def amounts_to_write(node: Node, wanted: Mapping[str, str | None]) -> dict[str, str | None]:

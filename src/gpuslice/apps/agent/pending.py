@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gpuslice.apps.agent.pods import NodePod
-from gpuslice.core.contract import DEVICE_ID_SEPARATOR, GPU_MEM, card_of_device_id
+from gpuslice.core.contract import DEVICE_ID_SEPARATOR, card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.model import ContainerKind, ContainerRequest, Node, Placement, Refusal, Request
@@ -173,7 +173,7 @@ def propose(
         return Proposal(ids, next((each for each in fitting if not each.cards), None))
     said = {card: "out of use" if card in node.unhealthy else len(ids) for card, ids in left.items()}
     room = ", ".join(f"card {card}: {what}" for card, what in sorted(said.items())) or "no card"
-    asked = f"{counted(size // card_count, 'unit')} of {GPU_MEM} on "
+    asked = f"{counted(size // card_count, 'unit')} of {node.names.memory} on "
     asked += "one card" if card_count == 1 else f"each of {card_count} cards"
     return Refusal(f"node {node.name} has no room for {asked} (free units: {room})")
 
@@ -251,7 +251,7 @@ def claim(
         if ids <= frozenset[str]().union(*(one.ids for one in tentative if one.uid == each.pod.view.uid)):
             return Claim(each)
 
-    amount = f"{counted(len(ids), 'unit')} of {GPU_MEM}"
+    amount = f"{counted(len(ids), 'unit')} of {node.names.memory}"
     if len(cards) > 1:
         mix = ", ".join(f"{count} of card {card}" for card, count in sorted(cards.items()))
         return Refusal(

@@ -35,9 +35,10 @@ from gpuslice.core.contract import (
     ENV_INDEX,
     ENV_POD_UNITS,
     ENV_VISIBLE,
+    LABEL_MIN_TIER,
 )
 from gpuslice.core.grant import GrantError, container_grant
-from gpuslice.core.model import Refusal
+from gpuslice.core.model import Refusal, Tier
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class GpuMemoryPlugin(DevicePluginService):
             return state.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
 
         def final(answer: Proposal | Refusal) -> bool:
-            """Whoever kubelet seems to have forgotten may just have ended: the API server tells at once."""
+            """A container that kubelet seems to have forgotten may just have ended: the API server knows."""
             return isinstance(answer, Proposal) or not state.maybe_forgotten()
 
         await self._until(size, expected, bool)
@@ -208,6 +209,9 @@ class GpuMemoryPlugin(DevicePluginService):
             if holder and (refusal := state.crowded(ids, holder.pod.view.uid)):
                 self._counters.refused("crowded")
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
+            if holder and (reason := self._held_too_loosely(holder)):
+                self._counters.refused("tier")
+                raise GRPCError(Status.FAILED_PRECONDITION, reason)
             self._counters.started("no" if holder is None else "exactly" if holder.exact else "by its pod")
             if state.rules.isolation or self._folders.exists(ids):
                 self._write_limits(ids, holder)
@@ -231,6 +235,17 @@ class GpuMemoryPlugin(DevicePluginService):
                 Status.UNAVAILABLE, "the pod's annotations were corrected to its card; try again with them"
             )
         return dp.PreStartContainerResponse()
+
+    def _held_too_loosely(self, holder: Holder) -> str:
+        """Why the container may not start where its pod wants its limits to be held better; "" if it may."""
+        pod, name = holder.pod, holder.container.name if holder.container else ""
+        exempt = self._options.allow_cgpu_disable and name in pod.unlimited
+        tier = Tier.LIBRARY if self._state.rules.isolation and not exempt else Tier.NONE
+        wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
+        if tier >= wanted:
+            return ""
+        asked = f"{LABEL_MIN_TIER}={wanted.word}"
+        return f"pod {pod.view.key} asks for {asked}, its limits would be held by {tier.word}"
 
     async def _identify(self, ids: frozenset[str]) -> Holder | None:
         """By kubelet's assignments, read anew; by what was granted when kubelet does not list them."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from gpuslice.adapters.kube.errors import ConflictError, KubeError, UnavailableError
@@ -15,7 +16,6 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.status import Counters
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.device_assignment import DeviceAssignment
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class Reconciler:
         counters: Counters,
         *,
         every_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problem = "kubelet's device assignments have not been read yet"  # "" while they can be read
         self._state = state
@@ -53,6 +54,7 @@ class Reconciler:
         self._writer = writer
         self._counters = counters
         self._every_s = every_s
+        self._clock = clock
         self._woken = asyncio.Event()
         self._writing = asyncio.Lock()
         self._corrected: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
@@ -78,9 +80,9 @@ class Reconciler:
 
     async def read(self) -> None:
         """Ask kubelet. Raises `PodResourcesError`; what was known before then stays."""
-        asked_at_s = time.monotonic()
+        asked_at_s = self._clock()
         try:
-            assignments = await self._kubelet.assignments(GPU_MEM)
+            assignments = await self._kubelet.assignments(self._state.node.names.memory)
         except PodResourcesError as error:
             if str(error) != self.problem:
                 _log.warning("kubelet's device assignments cannot be read", extra={"error": str(error)})
@@ -153,9 +155,9 @@ class Reconciler:
             await self._writer.pod_event(
                 pod,
                 "RunsWithoutDevices",
-                f"container {', '.join(containers)} runs without the {GPU_MEM} it asks for, and without a "
-                "limit: kubelet started it while it knew no device plugin for it; delete the pod, so that it "
-                "is made anew",
+                f"container {', '.join(containers)} runs without the {self._state.node.names.memory} it asks "
+                "for, and without a limit: kubelet started it while it knew no device plugin for it; delete "
+                "the pod, so that it is made anew",
             )
         self._reported = (self._reported | self._without_devices) & found.keys()
         self._without_devices = frozenset(found)

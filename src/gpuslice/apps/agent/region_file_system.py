@@ -1,8 +1,9 @@
-"""A small file system in memory for each container's region, so that what it writes there is bounded.
+"""Small file systems in memory, for each container's region and for what the containers of a card tell each
+other, so that what they write there is bounded.
 
-The region's folder is the one place of the node where a container writes without its disk being counted as
-the pod's. Mounting needs CAP_SYS_ADMIN, and the mount must reach the node: the agent's own folder is mounted
-into its pod with Bidirectional propagation then.
+These are the places of the node where a container writes without its disk being counted as the pod's.
+Mounting needs CAP_SYS_ADMIN, and the mount must reach the node: the agent's own folder is mounted into its
+pod with Bidirectional propagation then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from gpuslice.core.errors import GpusliceError
 MOST_BYTES = 2 * REGION_BYTES
 """One region, and as much again, so that a tenant's careless file does no harm at once."""
 MOST_ENTRIES = 16
+MOST_CLAIM_BYTES = 1 << 20
+MOST_CLAIM_ENTRIES = 1024
+"""Of all containers on a card: a folder and a file each."""
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 2, 4, 8, 2
 
@@ -62,15 +66,22 @@ class RegionFileSystem:
         if self._wanted:
             self._mount(folder)
 
+    def bound(self, folder: Path) -> None:
+        """One at `folder`, if there is none, for what the containers of a card tell. Raises OSError."""
+        if self._wanted and not os.path.ismount(folder):
+            self._mount(folder, MOST_CLAIM_BYTES, MOST_CLAIM_ENTRIES, 0o755)
+
     def unmount(self, folder: Path) -> None:
         """Who has it mounted elsewhere keeps it until it ends. Raises OSError."""
         while os.path.ismount(folder):
             if self._libc.umount2(os.fsencode(folder), _MNT_DETACH) != 0:
                 raise _failure(folder)
 
-    def _mount(self, folder: Path) -> None:
+    def _mount(
+        self, folder: Path, size_bytes: int = MOST_BYTES, entries: int = MOST_ENTRIES, mode: int = 0o1777
+    ) -> None:
         flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
-        bounds = f"size={MOST_BYTES},nr_inodes={MOST_ENTRIES},mode=1777".encode()
+        bounds = f"size={size_bytes},nr_inodes={entries},mode={mode:o}".encode()
         if self._libc.mount(b"gpuslice", os.fsencode(folder), b"tmpfs", ctypes.c_ulong(flags), bounds) != 0:
             raise _failure(folder)
 

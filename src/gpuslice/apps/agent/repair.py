@@ -184,7 +184,7 @@ def exchanges(
 ) -> Iterator[tuple[str, Placement]]:
     """New targets, as (pod uid, placement): pods that wait take over the cards of those who got theirs.
 
-    Only what pods of one size have not settled among themselves is left to those who wait. Whoever got
+    Only what pods of one size have not settled among themselves is left to those who wait. One that got
     another card is answered too, so that one exchange is not found twice.
     """
 

@@ -1,11 +1,11 @@
 """In which order pods change their cards in the annotations, so that no card is promised beyond its units.
 
 Everybody may read the annotations at any moment, and any write may be lost or late. So a pod is moved to a
-card only when nobody else has to leave it and there is room; whoever is in the way is taken off its cards
+card only when nobody else has to leave it and there is room; a pod in the way is taken off its cards
 before. A bound pod without a card counts against every card of its node (see `core.ledger`), so nobody ever
-counts too much free, and whoever adds up cards never counts too much promised.
+counts too much free, and a sum over cards never counts too much promised.
 
-What kubelet gave goes before what is only meant for a pod that waits. Whoever is taken off its cards keeps a
+What kubelet gave goes before what is only meant for a pod that waits. A pod taken off its cards keeps a
 note of those that are meant for it, so that the next agent knows them should this one die.
 """
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Host, Kubeconfig, LogLevel, Settings, SettingsError, about
+from gpuslice.apps.settings import Host, Kubeconfig, LogLevel, NamesSetting, Settings, SettingsError, about
+from gpuslice.core.contract import LABEL_SHARED
 
 
 class AgentSettings(Settings, frozen=True, kw_only=True):
@@ -35,6 +36,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             "and changing it needs a node without pods that use cards."
         ),
     ] = "GiB"
+    resource_names: NamesSetting = "aliyun.com"
     device_plugin_folder: Annotated[
         str, about("kubelet's folder of plugin sockets. Change it where kubelet has another root.")
     ] = "/var/lib/kubelet/device-plugins"
@@ -50,6 +52,13 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     library: Annotated[
         str, about("libgpuslice.so to install below the root at the start; empty when something else does.")
     ] = ""
+    install_library: Annotated[
+        bool,
+        about(
+            "Put the library in place. Without this `gpuslice install-library` of the same version does, and "
+            "the agent gives out nothing until it has."
+        ),
+    ] = True
     nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
     recording: Annotated[
         str, about("JSON recording of cards to use in place of NVML, for tests and for other people's nodes.")
@@ -118,11 +127,31 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     cdi_kind: Annotated[
         str, about('Name cards to the runtime by CDI as well, e.g. "nvidia.com/gpu"; empty for not.')
     ] = ""
+    dra_plugins: Annotated[
+        str,
+        about(
+            "kubelet's folder of the sockets of claims' drivers (plugins below its root), for nodes whose "
+            "cards are given out by claims."
+        ),
+    ] = "/var/lib/kubelet/plugins"
+    dra_registry: Annotated[
+        str, about("kubelet's folder in which it looks for such drivers (plugins_registry below its root).")
+    ] = "/var/lib/kubelet/plugins_registry"
+    cdi_folder: Annotated[
+        str,
+        about(
+            "Where the container runtime reads CDI files from, for claims. Must be one of its cdi_spec_dirs "
+            "and emptied by a reboot."
+        ),
+    ] = "/var/run/cdi"
+    claim_slots: Annotated[
+        int, about("How many claims may share one card at the most, however little each takes.", ge=1)
+    ] = 48
     allow_cgpu_disable: Annotated[
         bool,
         about(
             "Let a container switch its memory limit off with CGPU_DISABLE=true, as the vendor documents. "
-            "Off, because whoever may create pods could then take a whole card. Set the webhook's as well."
+            "Off, because anyone who may create pods could then take a whole card. Set the webhook's as well."
         ),
     ] = False
     watchdog: Annotated[
@@ -172,3 +201,66 @@ class SwitchSettings(Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.node_name:
             raise SettingsError("Please set env NODE_NAME")
+
+
+class KeepOffSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice keep-off``."""
+
+    daemon_set: Annotated[str, about("The DaemonSet, as NAMESPACE/NAME.")] = ""
+    node_label: Annotated[str, about("Label whose value true makes a node share its cards.")] = LABEL_SHARED
+    back: Annotated[bool, about("Let it run everywhere again, as before.")] = False
+    kubeconfig: Kubeconfig = ""
+
+    def __post_init__(self) -> None:
+        namespace, _, name = self.daemon_set.partition("/")
+        if not namespace or not name:
+            raise SettingsError(f'--daemon-set must be NAMESPACE/NAME; it is "{self.daemon_set}"')
+
+
+class InstallLibrarySettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice install-library``."""
+
+    library: Annotated[str, about("libgpuslice.so to put below the root.")] = ""
+    root: Annotated[str, about("Folder for the library and the containers' limits.")] = "/var/lib/gpuslice"
+    every_s: Annotated[float, about("How often the files are looked at.", unit="s", ge=0.01)] = 10.0
+    sweep_after_s: Annotated[
+        float, about("How old a version must be that no container has before it is removed.", unit="s", ge=1)
+    ] = 3600.0
+    port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12348
+    host: Host = "0.0.0.0"
+    log_level: LogLevel = "info"
+
+    def __post_init__(self) -> None:
+        if not self.library:
+            raise SettingsError("--library must be the path of libgpuslice.so")
+
+
+class InstallExtenderSettings(Settings, frozen=True, kw_only=True):
+    """Settings of ``gpuslice install-extender``."""
+
+    node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
+    section: Annotated[str, about("File with the extender's section of a scheduler's configuration.")] = ""
+    certificates: Annotated[
+        str, about("Folder with ca.crt, tls.crt and tls.key, by which the scheduler reaches the extender.")
+    ] = ""
+    folder: Annotated[str, about("The host's /etc/kubernetes: the path must be the same here and there.")] = (
+        "/etc/kubernetes"
+    )
+    manifest: Annotated[str, about("The scheduler's file in the folder's manifests.")] = "kube-scheduler.yaml"
+    back: Annotated[bool, about("Give the scheduler its old manifest back, byte for byte.")] = False
+    timeout_s: Annotated[
+        float, about("How long it may take until the scheduler is healthy.", unit="s", ge=0.1)
+    ] = 120.0
+    steady_s: Annotated[float, about("How long it must be healthy without a break.", unit="s", ge=0.01)] = (
+        10.0
+    )
+    kubeconfig: Kubeconfig = ""
+    log_level: LogLevel = "info"
+
+    def __post_init__(self) -> None:
+        if not self.node_name:
+            raise SettingsError("Please set env NODE_NAME")
+        if not self.section and not self.back:
+            raise SettingsError(
+                "--section must be a file with the extender's section, unless --back is given"
+            )

@@ -13,7 +13,7 @@ from gpuslice.apps.agent.repair import units_by_card
 
 
 class Counters:
-    """Counts since the start; one instance a process, handed to whoever counts."""
+    """Counts since the start; one instance a process, handed to all that count."""
 
     def __init__(self) -> None:
         self._granted = 0

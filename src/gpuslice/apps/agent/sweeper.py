@@ -38,7 +38,7 @@ class Sweeper:
         self._problem = ""
 
     async def run(self) -> None:
-        """Sweep for ever. Whatever goes wrong is told once and tried again."""
+        """Sweep for ever. Whatever goes wrong is logged once and tried again."""
         while True:
             await asyncio.sleep(self._every_s)
             if self._reconciler.problem:
@@ -61,7 +61,7 @@ class Sweeper:
         await asyncio.to_thread(self._folders.empty_trash, BUDGET_S)
 
     def _discard_unused(self, name: str) -> None:
-        """It is used by its pod, or by whoever has its ids now; of several for the same ids the last is."""
+        """It is used by its pod, or by the one with its ids now; of several for the same ids the last is."""
         owner = self._folders.owner(name)
         last = name == self._folders.current(owner.ids)
         if self._state.alive(owner.uid):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from gpuslice.adapters.cgroup.container import parse_cgroup
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
 from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import Counters
@@ -67,6 +68,7 @@ class Watchdog:
         self,
         source: GpuSource,
         state: AllocationState,
+        folders: Folders,
         writer: Writer,
         *,
         counters: Counters,
@@ -76,6 +78,7 @@ class Watchdog:
         self.grace_s = GRACE_S
         self._source = source
         self._state = state
+        self._folders = folders
         self._writer = writer
         self._counters = counters
         self._stop = settings.watchdog == "stop"
@@ -107,14 +110,17 @@ class Watchdog:
                 excess.close()
 
     async def check(self) -> None:
-        """One look. Whoever is past its limit twice in a row is dealt with. Raises `GpuUnavailableError`."""
+        """One look. A container past its limit twice in a row is dealt with. Raises `GpuUnavailableError`."""
         held: dict[Holder, list[ProcessReading]] = defaultdict(list)
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
         excesses = {}
+        by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes = self._limit_bytes(holder)
+            if (claimed := by_claims.get((holder.uid, holder.container))) is not None:
+                limit_bytes = claimed.get(holder.card, 0)
             used_bytes = sum(each.memory_bytes or 0 for each in readings)
             if limit_bytes is not None and used_bytes > limit_bytes * UNSEEN:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess()

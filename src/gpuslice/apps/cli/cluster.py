@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 from gpuslice.adapters.kube.config import Connection, connect
-from gpuslice.adapters.kube.errors import NotFoundError
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-from gpuslice.adapters.kube.views import pod_view
+from gpuslice.adapters.kube.views import held_by_claims, pod_view
 from gpuslice.apps.cli.flags import Flags
+from gpuslice.apps.cli.output import complain
 from gpuslice.apps.command_line import nearest
+from gpuslice.core.claim_views import amounts_of, cards_of_claims, holding
+from gpuslice.core.claims import ClaimedSlice
 from gpuslice.core.contract import EXCLUSIVE_GPU
 from gpuslice.core.errors import GpusliceError
+from gpuslice.core.model import Card
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import NodeFacts, PodFacts, Report, report
 
@@ -47,7 +53,25 @@ def read_report(client: SyncClient, node: str = "") -> Report:
         raise NoSuchNodeError(f'nodes "{node}" not found' + (f"; {hint}" if hint else "")) from error
     fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
-    return report(map(node_facts, nodes), map(pod_facts, pods))
+    held = _held_by_claims(client, nodes)
+    return report(map(node_facts, nodes), (pod_facts(pod, held) for pod in pods))
+
+
+def _held_by_claims(client: SyncClient, nodes: Iterable[Node]) -> Mapping[str, Sequence[ClaimedSlice]]:
+    """What claims gave of these nodes' cards, by the pod's uid. Of pods that share a claim the first has it.
+
+    Claims that we may not read hold nothing here, and it is said.
+    """
+    cards = {node.metadata.name: _cards_of_claims(node) for node in nodes}
+    try:
+        return held_by_claims(client.list(RESOURCE_CLAIMS) if any(cards.values()) else (), cards)
+    except KubeError as error:
+        complain(f"claims cannot be read, so what they hold is not shown: {error}")
+        return {}
+
+
+def _cards_of_claims(node: Node) -> tuple[Card, ...]:
+    return cards_of_claims(node.metadata.labels or {}, node.metadata.annotations or {})
 
 
 def node_names(client: SyncClient) -> list[str]:
@@ -57,6 +81,8 @@ def node_names(client: SyncClient) -> list[str]:
 def node_facts(node: Node) -> NodeFacts:
     conditions = {each.type: each.status for each in node.status.conditions or ()}
     addresses = (each.address for each in node.status.addresses or () if each.type == "InternalIP")
+    # of a node of claims what it would offer otherwise: people and tools count in that
+    amounts = amounts_of(cards) if (cards := _cards_of_claims(node)) else {}
     return NodeFacts(
         name=node.metadata.name,
         address=next(addresses, ""),
@@ -64,12 +90,13 @@ def node_facts(node: Node) -> NodeFacts:
         schedulable=not node.spec.unschedulable,
         labels=node.metadata.labels or {},
         annotations=node.metadata.annotations or {},
-        capacity=node.status.capacity or {},
-        allocatable=node.status.allocatable or {},
+        capacity={**(node.status.capacity or {}), **amounts},
+        allocatable={**(node.status.allocatable or {}), **amounts},
     )
 
 
-def pod_facts(pod: Pod) -> PodFacts:
+def pod_facts(pod: Pod, held: Mapping[str, Sequence[ClaimedSlice]] = {}) -> PodFacts:
+    """`held`: what claims gave pods, by their uid."""
     limits = (each.resources.limits or {} for each in pod.spec.containers if each.resources is not None)
     whole = sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)
-    return PodFacts(pod_view(pod), pod.status.phase, whole)
+    return PodFacts(holding(pod_view(pod), held.get(pod.metadata.uid, ())), pod.status.phase, whole)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +11,6 @@ from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import output_flag, print_document
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
-
-if TYPE_CHECKING:
-    from gpuslice.apps.cli.doctor_facts import Facts, Finding
 
 PAUSE_S = 2.0
 FOUND = 3
@@ -82,13 +78,14 @@ def command(
       gpuslice doctor -o json        for programs: findings with level, where, what, fix
     """
     from gpuslice.apps.cli.cluster import client_of
-    from gpuslice.apps.cli.doctor_answers import places_of
-    from gpuslice.apps.cli.doctor_facts import Level, read_facts
+    from gpuslice.apps.cli.doctor_answers import answers, places_of
+    from gpuslice.apps.diagnosis.doctor import examine, worst_first
+    from gpuslice.apps.diagnosis.doctor_facts import Level, read_facts
 
     client, ends = client_of(flags_of(context, cluster)), time.monotonic() + patience_s
     while True:
         facts = read_facts(client, node_label=node_label, wants_cards=want_cards, places=places_of(urls))
-        findings = examine(facts, urls)
+        findings = worst_first([*examine(facts), *answers(facts, urls)])
         wrong = any(each.level in {Level.ERROR, Level(fail_on)} for each in findings)
         if not wrong or time.monotonic() >= ends:
             break
@@ -106,47 +103,3 @@ def command(
         shown = [{name: str(getattr(each, name)) for name in fields} for each in findings]
         print_document({"findings": shown}, output)
     context.exit(FOUND if wrong else 0)
-
-
-def examine(facts: Facts, urls: Sequence[str] = ()) -> list[Finding]:
-    """All findings, the worst first. A check is one function from facts to findings."""
-    from gpuslice.apps.cli import (
-        doctor_answers,
-        doctor_nodes,
-        doctor_plugins,
-        doctor_pods,
-        doctor_scheduler,
-        doctor_services,
-    )
-    from gpuslice.apps.cli.doctor_facts import Finding, Level
-
-    checks = (
-        doctor_plugins.somewhere,
-        doctor_nodes.shared_nodes,
-        doctor_plugins.updates,
-        doctor_nodes.one_unit,
-        doctor_pods.pods_and_cards,
-        doctor_pods.running_without_devices,
-        doctor_pods.misspelt,
-        doctor_pods.waiting,
-        doctor_pods.falling_over,
-        doctor_nodes.promised_twice,
-        doctor_nodes.cards_out_of_use,
-        doctor_services.extender,
-        doctor_scheduler.scheduler_configuration,
-        doctor_scheduler.second_scheduler,
-        doctor_services.webhook,
-    )
-    found = [finding for check in checks for finding in check(facts)]
-    found += doctor_answers.answers(facts, urls)
-    found += [
-        Finding(
-            Level.NOTE,
-            what,
-            "may not be read, so what depends on it was not checked",
-            "run gpuslice doctor as somebody who may, or ask for the right",
-        )
-        for what in facts.unreadable
-    ]
-    order = list(Level)
-    return sorted(found, key=lambda each: order.index(each.level))

@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from gpuslice.apps.cli.doctor_facts import EXTENDER, Facts, Finding, Level, hook_service
+from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, Facts, Finding, Level, hook_service
 from gpuslice.core.errors import words_of
 
 TIMEOUT_S = 5.0

@@ -9,6 +9,7 @@
     classes[]    reason, nodes[], fits, never, and where known best, card, most, detail
     ends[]       how its containers ended, sentences
     usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused
+    claims[]     by which it asks, or the templates they are made from
     hints[]      sentences
     events[]     time, type, reason, message, count; the newest last
 
@@ -19,12 +20,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuslice.adapters.kube import objects
-from gpuslice.apps.cli.explanation import Explanations, PodExplanation, event_time
+from gpuslice.apps.cli.explanation import Explanations
 from gpuslice.apps.cli.table import aligned, row
-from gpuslice.apps.cli.usage import ContainerUsage
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, event_time, holds, pod_document
 from gpuslice.core.errors import printable
-from gpuslice.core.model import Pod
 from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
 
@@ -41,11 +40,11 @@ def text(found: Explanations) -> str:
     if found.pods:
         rows = [row("POD", "STATUS", "NODE", "CARD", "UNITS", "WHY")]
         for each in found.pods:
-            slices = each.pod.placement.slices if each.pod.placement is not None and _holds(each.pod) else ()
+            slices = each.pod.placement.slices if each.pod.placement is not None and holds(each.pod) else ()
             cards = ",".join(str(part.card) for part in slices) or "-"
             units = each.pod.request.units if each.pod.request is not None else "-"
-            told = (each.pod.problem, *each.ends, *each.hints)
-            why = next((sentence for sentence in told if sentence), "-")
+            sentences = (each.pod.problem, *each.ends, *each.hints)
+            why = next((sentence for sentence in sentences if sentence), "-")
             rows.append(row(each.pod.name, _status(each), each.pod.node or "-", cards, units, why))
         parts.append("\n" + aligned("".join(rows)))
     with_something = [each for each in found.pods if each.explanation or each.ends or each.pod.problem]
@@ -53,19 +52,20 @@ def text(found: Explanations) -> str:
     return "".join(parts)
 
 
-def pod_text(told: PodExplanation) -> str:
+def pod_text(explained: PodExplanation) -> str:
     """One pod."""
-    pod, reason = told.pod, f" ({printable(told.reason)})" if told.reason else ""
+    pod, reason = explained.pod, f" ({printable(explained.reason)})" if explained.reason else ""
     where = f" on {pod.node}{reason}" if pod.node else reason
-    parts = [f"Pod {pod.key} is {told.phase or 'Pending'}{where}.\n"]
+    parts = [f"Pod {pod.key} is {explained.phase or 'Pending'}{where}.\n"]
     parts += [f"Problem: {pod.problem}\n"] if pod.problem else []
     if pod.request is not None:
         units, cards = counted(pod.request.units_per_card, "unit"), pod.request.card_count
         each = f"{units} on each of {cards} cards of one node" if cards > 1 else f"{units} of one card"
         core = f", and {pod.request.compute_percent} % of its compute" if pod.request.compute_percent else ""
-        parts.append(f"It asks for {each}{core}.\n")
-    if pod.placement is not None and _holds(pod):
-        by_index = {card.index: card for card in told.node.cards} if told.node else {}
+        by = f", by claim {', '.join(explained.claims)}" if explained.claims else ""
+        parts.append(f"It asks for {each}{core}{by}.\n")
+    if pod.placement is not None and holds(pod):
+        by_index = {card.index: card for card in explained.node.cards} if explained.node else {}
         for part in pod.placement.slices:
             card = by_index.get(part.card)
             of = f" of {card.units}" if card else ""
@@ -73,27 +73,27 @@ def pod_text(told: PodExplanation) -> str:
             if card is not None and card.memory_mib and part.units <= card.units:
                 limit = f", limit {limit_mib(card.memory_mib, part.units, card.units)} MiB"
             parts.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
-        if told.neighbours:
-            beside = ", ".join(f"{key} ({units})" for key, units in told.neighbours)
+        if explained.neighbours:
+            beside = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
             parts.append(f"Beside it: {beside}.\n")
-    for use in told.usage:
+    for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
         amounts += [f"{_mib(use.peak_bytes)} at its peak"] if use.peak_bytes is not None else []
         amounts += [f"its limit is {_mib(use.limit_bytes)}"] if use.limit_bytes is not None else []
         parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
-    if told.explanation is not None:
+    if explained.explanation is not None:
         rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
-        for nodes in told.explanation.classes:
+        for nodes in explained.explanation.classes:
             most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"
             names = ", ".join(nodes.nodes[:2]) + (", …" if len(nodes.nodes) > 2 else "")
             why = f"it fits: {nodes.reason[0].lower()}{nodes.reason[1:]}" if nodes.fits else nodes.reason
             rows.append(row(len(nodes.nodes), why, most, names))
         parts.append("\n" + aligned("".join(rows)))
-    if told.ends or told.hints:
-        parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*told.ends, *told.hints)))
-    if told.events:
+    if explained.ends or explained.hints:
+        parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*explained.ends, *explained.hints)))
+    if explained.events:
         rows = []
-        for event in told.events:
+        for event in explained.events:
             times = f" (x{event.count})" if event.count > 1 else ""
             reason = event.reason + times
             rows.append("  " + row(event_time(event), event.type, reason, printable(event.message)))
@@ -101,12 +101,8 @@ def pod_text(told: PodExplanation) -> str:
     return "".join(parts)
 
 
-def _holds(pod: Pod) -> bool:
-    return pod.placement is not None and bool(pod.node) and not pod.finished
-
-
-def _status(told: PodExplanation) -> str:
-    return printable(told.reason) or told.phase or "Pending"
+def _status(explained: PodExplanation) -> str:
+    return printable(explained.reason) or explained.phase or "Pending"
 
 
 def _mib(amount: float | None) -> str:
@@ -124,72 +120,3 @@ def document(found: Explanations) -> dict[str, Any]:
         "problems": list(found.problems),
         "pods": [pod_document(each) for each in found.pods],
     }
-
-
-def pod_document(told: PodExplanation) -> dict[str, Any]:
-    pod, request = told.pod, told.pod.request
-    asked = None
-    if request is not None:
-        asked = _known(
-            units=request.units,
-            gpuCount=request.card_count,
-            unitsPerGpu=request.units_per_card,
-            corePercent=request.compute_percent or None,
-        )
-    slices = pod.placement.slices if pod.placement is not None and _holds(pod) else None
-    classes = [
-        _known(
-            reason=each.reason,
-            nodes=list(each.nodes),
-            fits=each.fits,
-            never=each.never,
-            best=each.best,
-            card=each.card,
-            most=each.most,
-            detail=each.detail or None,
-        )
-        for each in (told.explanation.classes if told.explanation else ())
-    ]
-    return _known(
-        namespace=pod.namespace,
-        name=pod.name,
-        phase=told.phase or None,
-        reason=told.reason or None,
-        scheduler=told.scheduler or None,
-        request=asked,
-        problem=pod.problem or None,
-        node=pod.node or None,
-        gpus={str(part.card): part.units for part in slices} if slices is not None else None,
-        assigned=pod.assigned if slices is not None else None,
-        neighbours=[{"pod": key, "units": units} for key, units in told.neighbours] or None,
-        classes=classes if told.explanation else None,
-        ends=list(told.ends) or None,
-        usage=[_usage_document(each) for each in told.usage] or None,
-        hints=list(told.hints),
-        events=[_event_document(each) for each in told.events],
-    )
-
-
-def _usage_document(each: ContainerUsage) -> dict[str, Any]:
-    return _known(
-        container=each.container,
-        gpu=each.gpu,
-        usedBytes=each.used_bytes,
-        limitBytes=each.limit_bytes,
-        peakBytes=each.peak_bytes,
-        refused=each.refused,
-    )
-
-
-def _event_document(each: objects.Event) -> dict[str, Any]:
-    return _known(
-        time=event_time(each) or None,
-        type=each.type,
-        reason=each.reason,
-        message=each.message,
-        count=each.count or None,
-    )
-
-
-def _known(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -35,7 +35,8 @@ def command(context: click.Context, /, node: str, details: bool, output: str, **
     if not report.shared:
         where = f'Node "{node}" shares no GPU' if node else "No node shares its GPUs"
         complain(
-            f"{where}: nothing allocatable of aliyun.com/gpu-mem. Label a GPU node cgpu=true to share it."
+            f"{where}: nothing allocatable of aliyun.com/gpu-mem or gpuslice.io/memory. Label a GPU node "
+            "cgpu=true to share it."
         )
     for use in report.shared:
         if use.problem:

@@ -11,7 +11,8 @@ from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError
 from gpuslice.adapters.region.budget import Budget, BudgetError
 from gpuslice.core.units import MIB, card_units, limit_bytes
 
-MEMORY = re.compile(r"(?P<amount>[1-9][0-9]{0,11})(?P<unit>MiB|GiB|)")
+UNITS = {"MiB": MIB, "Mi": MIB, "GiB": 1024 * MIB, "Gi": 1024 * MIB}
+MEMORY = re.compile(rf"(?P<amount>[1-9][0-9]{{0,11}})(?P<unit>{'|'.join(UNITS)}|)")
 
 
 def machine_cards() -> tuple[DriverCard, ...]:
@@ -107,11 +108,11 @@ def room_bytes(card: DriverCard, running: Sequence[Budget]) -> int:
 
 
 def memory_bytes(memory: str, card: DriverCard) -> int:
-    """A number of GiB is that many units of the card, as in a cluster; MiB are taken as they are."""
+    """A bare number is that many units of the card, as in a cluster; 512MiB is exactly that."""
     amount, unit = parse_memory(memory)
     units = card_units(card.memory_mib)
-    if unit == "MiB":
-        return amount * MIB
+    if unit:
+        return amount * UNITS[unit]
     return limit_bytes(card.memory_mib, amount, units) if amount <= units else amount * 1024 * MIB
 
 
@@ -119,5 +120,6 @@ def parse_memory(memory: str) -> tuple[int, str]:
     """Amount and unit as they were written. Raises BudgetError."""
     found = MEMORY.fullmatch(memory)
     if not found:
-        raise BudgetError(f'--mem is "{memory}", must be a whole number of GiB, or an amount like 512MiB')
+        right = "a whole number of units of the card, or an amount like 512MiB or 4Gi"
+        raise BudgetError(f'--mem is "{memory}", must be {right}')
     return int(found["amount"]), found["unit"]

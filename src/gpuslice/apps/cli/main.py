@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 and the number of the signal, as shells count
 
 
+OF_DAEMONS = {"httptools", "grpclib", "google", "numpy", "highspy", "bcrypt"}
+"""Packages that the command line does without; pyproject.toml has them in the extra "daemons"."""
+
 PLUGINS = "gpuslice.commands"  # the entry points by which other distributions add a command
 
 
@@ -47,12 +50,15 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
     Entry("top", "gpuslice.apps.cli.top", "command", "Watch what cards and containers use now."),
+    Entry("console", "gpuslice.apps.console.command", "command", "Show a cluster on a page in the browser."),
     Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with a part of a card, on this machine."),
     Entry("ps", "gpuslice.apps.cli.ps", "command", "Show what runs here with a part of a card."),
     Entry(
         "explain", "gpuslice.apps.cli.explain", "command", "Tell why a pod waits, or why it is where it is."
     ),
+    Entry("advise", "gpuslice.apps.cli.advise", "command", "Tell who asks for too much or too little."),
     Entry("doctor", "gpuslice.apps.cli.doctor", "command", "Look for what is wrong with a cluster."),
+    Entry("migrate", "gpuslice.apps.cli.migrate", "command", "Come from another system, or go back to it."),
     Entry(
         "simulate", "gpuslice.apps.cli.simulate", "command", "Place pods on empty nodes, and see what fits."
     ),
@@ -66,8 +72,19 @@ COMMANDS = (
     Entry("extender", "gpuslice.apps.extender.command", "command", "Run the scheduler extender."),
     Entry("agent", "gpuslice.apps.agent.command", "command", "Run the node agent: kubelet's device plugin."),
     Entry("switch", "gpuslice.apps.agent.command", "switch", "Switch a node between shared and whole cards."),
+    Entry(
+        "keep-off", "gpuslice.apps.agent.command", "keep_off", "Keep a DaemonSet off nodes that share cards."
+    ),
+    Entry("install-library", "gpuslice.apps.agent.command", "install_library", "Keep the library on a node."),
+    Entry(
+        "install-extender",
+        "gpuslice.apps.agent.command",
+        "install_extender",
+        "Let a node's kube-scheduler call the extender.",
+    ),
     Entry("exporter", "gpuslice.apps.exporter.command", "command", "Run the metrics exporter of a node."),
     Entry("webhook", "gpuslice.apps.webhook.command", "command", "Run the admission webhook."),
+    Entry("claims", "gpuslice.apps.claims.command", "command", "Make the templates of pods' claims."),
     Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card and compare."),
     Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
     Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),
@@ -175,6 +192,8 @@ def run(
         sys.exit(INTERRUPTED)
     except GpusliceError as error:
         _end(sentence(error))
+    except ModuleNotFoundError as error:
+        _end(sentence(_not_installed(error)))
     except ExceptionGroup as group:  # of a process's tasks
         ours, others = group.split(GpusliceError)
         if ours is None or others is not None:
@@ -193,6 +212,14 @@ def run(
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _not_installed(error: ModuleNotFoundError) -> str:
+    """The sentence for a package that the command line does without; any other is raised again."""
+    package = (error.name or "").partition(".")[0]
+    if package not in OF_DAEMONS:
+        raise error
+    return f"this needs the package {package}, which comes with: pip install 'gpuslice[daemons]'"
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -209,6 +236,17 @@ def _end(sentence: str) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program ``gpuslice``."""
     run(command, "gpuslice", arguments)
+
+
+def main_by_name() -> None:
+    """One file that is all of the programs: what it is called says which."""
+    name = os.path.basename(sys.argv[0]).replace("_", "-")
+    if name.startswith("kubectl-complete"):
+        complete_main()
+    elif name.startswith("kubectl-inspect"):
+        inspect_main()
+    else:
+        main()
 
 
 def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -61,7 +61,7 @@ def card_document(budget: Budget, limit: LimitsEntry) -> dict[str, object]:
     return {
         "gpu": limit.uuid,
         "limitBytes": limit.memory_bytes,
-        "sharePercent": limit.compute_percent,
+        "computePercent": limit.compute_percent,
         "usedBytes": usage.used_bytes if usage else None,
         "peakBytes": usage.peak_bytes if usage else None,
         "refused": usage.refused if usage else None,

@@ -37,6 +37,7 @@ from gpuslice.core.units import MIB
 LIBRARIES = (
     Path("/usr/lib/gpuslice/libgpuslice.so"),
     Path("/usr/local/lib/gpuslice/libgpuslice.so"),
+    Path(__file__).resolve().parents[2] / "lib/libgpuslice.so",  # of a wheel for one platform
     Path(__file__).resolve().parents[4] / "native/build/lib/libgpuslice.so",
 )
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -88,7 +89,7 @@ class Wish:
     "memory",
     required=True,
     metavar="AMOUNT",
-    help="GiB of the card's memory, or an amount like 512MiB; of each card, if several.",
+    help="Units of the card, as aliyun.com/gpu-mem, or an amount like 512MiB; of each card, if several.",
 )
 @click.option(
     "--share",
@@ -114,7 +115,7 @@ def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: 
 
     \b
     Examples:
-      gpuslice run --mem 4 python train.py            4 GiB of the card with the most room
+      gpuslice run --mem 4 python train.py            4 units (GiB) of the card with the most room
       gpuslice run --mem 4 --share 25 python serve.py and a quarter of its compute
       gpuslice run --mem 512MiB --gpu 1 ./a.out       of card 1
       gpuslice run --mem 8 --gpus 2 torchrun t.py     of two cards, 8 GiB each
@@ -183,7 +184,7 @@ def given_budget(
     """A budget as wished, with the program in it: the group's if there is one, else a new one.
 
     Without the lock others may choose at the same moment: who sees that it is too much takes theirs back and
-    chooses again, whoever was first. One of two sees it for certain, since both look after both have written.
+    chooses again, no matter who was first. One of two sees it for certain: both look after both have written.
     """
     name = wish.group or f"{member.user}-{member.pid}"
     for _ in range(TRIES):

@@ -17,18 +17,19 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
+from gpuslice.apps.diagnosis.simulation import fleet_of
 from gpuslice.core.contract import SYSTEM_NAMESPACE
-from gpuslice.core.ledger import Ledger, shape_of
-from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, UNLIMITED, FleetNode, Shape
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, FleetNode, Shape
 from gpuslice.core.simulation.capacity import (
     Needed,
     Outcome,
     cards_needed,
     like,
     most_frequent,
-    outcome_of,
     place_all,
 )
+from gpuslice.core.simulation.claims import SIMULATED
 from gpuslice.core.simulation.replay import filling_arrivals
 from gpuslice.core.simulation.trace import MOST_CARDS as MOST_CARDS_OF_A_NODE
 
@@ -111,9 +112,9 @@ class Simulation:
 
 
 def policy_names(text: str) -> list[str]:
-    """`all`, or names with commas between; ValueError says which there are."""
-    known = [policy.name for policy in POLICIES]
-    names = known if text == "all" else text.split(",")
+    """`all` of the extender's, or names with commas between; ValueError says which there are."""
+    known = [policy.name for policy in SIMULATED]
+    names = [policy.name for policy in POLICIES] if text == "all" else text.split(",")
     for name in names:
         if name not in known:
             raise ValueError(f'--policy names "{name}", must be one or more of {",".join(known)}')
@@ -138,22 +139,7 @@ def from_cluster(flags: Flags) -> Start:
         ledger.apply_node(node_view(each, unhealthy.get(each.metadata.name, frozenset())))
     for pod in client.list(PODS):
         ledger.apply_pod(pod_view(pod))
-    states = [state for name in ledger.node_names() if (state := ledger.state(name)) and state.node.cards]
-    nodes = []
-    for state in states:
-        node = state.node
-        size = tuple(0 if card.index in node.unhealthy else card.units for card in node.cards)
-        models = {card.model for card in node.cards}
-        core = (node.compute_percent,) * len(size)
-        model = models.pop() if len(models) == 1 else ""
-        guests = ledger.host_used_without_cards(node.name)  # they stay where they are
-        cpu = max(0, node.host.cpu_milli - guests.cpu_milli) if node.host.cpu_milli else UNLIMITED
-        memory = max(0, node.host.memory_mib - guests.memory_mib) if node.host.memory_mib else UNLIMITED
-        nodes.append(FleetNode(node.name, size, size, core, model, cpu, memory, cpu, memory))
-    shapes = {pod.uid: shape_of(pod.request) for pod in ledger.pods.values() if pod.request is not None}
-    waiting = [shape for uid, shape in shapes.items() if ledger.allocation(uid) is None]
-    now = outcome_of(ledger.flush(), waiting, len(shapes) - len(waiting), {})
-    placed = [shape for uid, shape in shapes.items() if ledger.allocation(uid) is not None]
+    nodes, placed, waiting, now = fleet_of(ledger)
     return Start("the cluster's pods", nodes, [*placed, *waiting], now)
 
 
@@ -215,22 +201,22 @@ def steps(chosen: Plan) -> int:
     return len(chosen.policies) * (1 + tries)
 
 
-def run(chosen: Plan, told: Callable[[float], None]) -> Simulation:
-    """Place everything with each policy; `told` hears how many replays are done, parts of one too."""
+def run(chosen: Plan, progress: Callable[[float], None]) -> Simulation:
+    """Place everything with each policy; `progress` hears how many replays are done, parts of one too."""
     results, done = {}, 0
 
     def tried() -> None:
         nonlocal done
         done += 1
-        told(done)
+        progress(done)
 
     for name in chosen.policies:
-        outcome = place_all(chosen.nodes, chosen.pods, name, _after(done, told))
+        outcome = place_all(chosen.nodes, chosen.pods, name, _after(done, progress))
         tried()
         needed = cards_needed(chosen.nodes, chosen.pods, name, tried) if chosen.needed else None
         results[name] = Result(outcome, needed)
     return Simulation(chosen, results)
 
 
-def _after(done: int, told: Callable[[float], None]) -> Callable[[float], None]:
-    return lambda part: told(done + part)
+def _after(done: int, progress: Callable[[float], None]) -> Callable[[float], None]:
+    return lambda part: progress(done + part)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from gpuslice.apps.cli.chart import Chart, Line
 from gpuslice.apps.cli.simulation import Simulation
 from gpuslice.apps.cli.simulation_text import asked_percent, question
-from gpuslice.core.policy import POLICIES
+from gpuslice.core.simulation.claims import SIMULATED
 from gpuslice.core.words import counted
 
 LEAST_START = 20.0  # %; a picture that could begin below begins at 0
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")  # told apart by the colour-blind, too
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")
+"""Told apart by the colour-blind, too."""
 
 
 def chart(simulation: Simulation) -> Chart:
@@ -23,7 +24,7 @@ def chart(simulation: Simulation) -> Chart:
         points = ((0.0, 0.0), *on_the_way, (asked, outcome.allocation_pct))
         left = outcome.pods - outcome.placed
         rest = f"{counted(left, 'pod')} left over" if left else "all placed"
-        color = COLORS[[policy.name for policy in POLICIES].index(name) % len(COLORS)]
+        color = COLORS[[policy.name for policy in SIMULATED].index(name) % len(COLORS)]
         lines.append(Line(name, points, color, f"{outcome.allocation_pct:.1f} %, {rest}"))
     full = min(asked, 100.0)
     most = ((0.0, 0.0), (full, full), (asked, full))

@@ -38,11 +38,11 @@ def document(simulation: Simulation) -> dict[str, Any]:
 
 
 def _policy(name: str, result: Result) -> dict[str, Any]:
-    told = {"policy": name, **_outcome(result.outcome)}
+    document = {"policy": name, **_outcome(result.outcome)}
     if result.needed is not None:
         needed = result.needed
-        told["needed"] = {"nodes": needed.nodes, "cards": needed.cards, "added": needed.added}
-    return told
+        document["needed"] = {"nodes": needed.nodes, "cards": needed.cards, "added": needed.added}
+    return document
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 def _unplaced(each: Unplaced) -> dict[str, Any]:
     shape = each.shape
-    told = {
+    document = {
         "pods": each.pods,
         "cards": shape.cards,
         "unitsPerCard": shape.units or None,
@@ -69,7 +69,7 @@ def _unplaced(each: Unplaced) -> dict[str, Any]:
         "reason": each.reason,
         "never": each.never,
     }
-    return {key: value for key, value in told.items() if value is not None}
+    return {key: value for key, value in document.items() if value is not None}
 
 
 def table(simulation: Simulation) -> str:

@@ -62,9 +62,10 @@ def command(
     context.obj = flags
     if context.invoked_subcommand is not None:
         return
-    from gpuslice.apps.cli import usage
+    from gpuslice.apps.cli.cluster import connection_of
+    from gpuslice.apps.diagnosis import usage
 
-    source = usage.UrlSource(urls) if urls else usage.cluster_source(flags)
+    source = usage.UrlSource(urls) if urls else usage.ClusterSource(connection_of(flags))
     if output == "table" and not once and sys.stdout.isatty():
         from gpuslice.apps.cli.top_app import TopApp
 
@@ -125,7 +126,7 @@ def node(context: click.Context, /, shared: bool, details: bool, output: str, **
 
         print_document(arena_document(report), output)
     elif shared and not report.shared:
-        complain("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem.")
+        complain("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem or gpuslice.io/memory.")
     else:
         from gpuslice.apps.cli import top_table
 

@@ -36,7 +36,7 @@ from gpuslice.apps.cli.top_print import (
     sparkline,
     widths_for,
 )
-from gpuslice.apps.cli.usage import CardUsage, ClusterUsage, ContainerUsage, Source
+from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage, Source
 from gpuslice.core.errors import GpusliceError
 
 CELL_GAP = 2  # textual's own: one blank on either side
@@ -105,10 +105,10 @@ class PodScreen(Screen[None]):
     @work(thread=True)
     def _ask(self, explain: Callable[[str], str]) -> None:
         try:
-            told = explain(f"{self._row.namespace}/{self._row.pod}")
+            text = explain(f"{self._row.namespace}/{self._row.pod}")
         except GpusliceError as error:
-            told = f"not known: {error}"
-        self.app.call_from_thread(self.query_one("#explanation", Static).update, Text(told))
+            text = f"not known: {error}"
+        self.app.call_from_thread(self.query_one("#explanation", Static).update, Text(text))
 
     def _figures(self) -> Text:
         row, key = self._row, key_of(self._row)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.apps.cli.usage import CardUsage, ClusterUsage, ContainerUsage
+from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 from gpuslice.core.words import counted
 
 GIB = 1 << 30

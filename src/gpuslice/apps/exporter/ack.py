@@ -31,7 +31,7 @@ _CUSTOM = {
     "DCGM_CUSTOM_ILLEGAL_PROCESS_DECODE_UTIL": "Decoder utilization of such a process in percent.",
     "DCGM_CUSTOM_ILLEGAL_PROCESS_MEM_USED": "Memory used by such a process in MiB.",
 }
-_LEGACY = {
+LEGACY = {
     "nvidia_gpu_duty_cycle": "Percent of time over the past sample period during which one or more kernels "
     "were executing on the GPU device",
     "nvidia_gpu_memory_total_bytes": "Total memory of the GPU device",
@@ -131,7 +131,7 @@ def _pod(card: CardSnapshot, key: ContainerKey) -> dict[str, str]:
 
 def legacy_families(snapshot: NodeSnapshot, node: str) -> list[Family]:
     """Six gauges: one series a card for a whole or idle one, one a container for a shared one."""
-    found = _families(_LEGACY)
+    found = _families(LEGACY)
     found["nvidia_gpu_num_devices"].add(len(snapshot.cards), labels({"node_name": node}))
     for card in snapshot.cards:
         sample, fields = card.sample, card.sample.fields

@@ -23,8 +23,9 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import DICT, Resource
 from gpuslice.adapters.kubelet.podresources import Claimed
+from gpuslice.apps.exporter.prepared_claims import part_of
 from gpuslice.core.attribution import ContainerKey
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM
+from gpuslice.core.contract import CLAIM_DRIVER, EXCLUSIVE_GPU, MEMORY_NAMES
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.units import MIB, card_units, limit_mib
@@ -122,7 +123,7 @@ class DeviceGrants:
 
 def is_card_resource(resource: str, more: Iterable[str] = ()) -> bool:
     """Whether a resource stands for cards or MIG devices."""
-    known = resource in {GPU_MEM, EXCLUSIVE_GPU, SHARED_RESOURCE} or resource.startswith(MIG_RESOURCE)
+    known = resource in {*MEMORY_NAMES, EXCLUSIVE_GPU, SHARED_RESOURCE} or resource.startswith(MIG_RESOURCE)
     return known or resource in set(more)
 
 
@@ -130,6 +131,7 @@ def grants_of(
     assignments: Mapping[str, Iterable[DeviceAssignment]],
     claims: Iterable[Claimed] = (),
     devices: Mapping[tuple[str, str], str] = {},
+    prepared: Mapping[tuple[str, str, str, str], int] = {},
 ) -> DeviceGrants:
     """kubelet's device assignments by resource, and claims, as grants. `devices`: (pool, device) → uuid."""
     grants: dict[str, dict[ContainerKey, DeviceGrant]] = defaultdict(dict)
@@ -143,6 +145,12 @@ def grants_of(
             except GrantError as error:
                 problems.append(f"{resource} of {key.namespace}/{key.pod}: {error}")
     for claim in claims:
+        if claim.driver == CLAIM_DRIVER and (units := prepared.get(part_of(claim), 0)):
+            key = ContainerKey(claim.namespace, claim.pod, claim.container)
+            card = f"nvidia{claim.device.removeprefix('gpu-')}"
+            before = grants[card].get(key)
+            units += before.units if before else 0
+            grants[card][key] = DeviceGrant(claim.driver, ShareMode.SHARE, units, claim=claim)
         if claim.driver != NVIDIA_DRIVER:
             continue
         numbered = _NUMBERED.fullmatch(claim.device)  # NVIDIA's driver names a card gpu-<minor>
@@ -161,7 +169,7 @@ def grants_of(
 
 def _grants_by_device(resource: str, ids: frozenset[str]) -> Iterable[tuple[str, DeviceGrant]]:
     """(name of the card or MIG device, what of it) for each that `ids` name."""
-    if resource == GPU_MEM:
+    if resource in MEMORY_NAMES:
         for uuid, units in units_per_card(ids).items():
             yield uuid, DeviceGrant(resource, ShareMode.SHARE, units)
         return

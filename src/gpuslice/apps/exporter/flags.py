@@ -24,6 +24,7 @@ import msgspec
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.settings import describe
+from gpuslice.core.nesting import checked_depth
 
 _log = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class UpstreamFile:
 def read_upstream_file(path: str) -> UpstreamFile:
     """The file now. What of it cannot be understood is a problem, one sentence each; never raises."""
     try:
-        document = msgspec.yaml.decode(Path(path).read_bytes())
+        document = msgspec.yaml.decode(checked_depth(Path(path).read_bytes()))
         if not isinstance(document, dict) or document.get("version") != 1:
             version = document.get("version") if isinstance(document, dict) else None
             return UpstreamFile(problems=(f"version is {version}, only 1 is understood",))

@@ -2,7 +2,7 @@
 
 A file ``<card>``, or ``<card>.<gpu instance>`` on a divided card, holds one job id a line. A folder that is
 not there, or a file that cannot be read, is no error of the page: it is logged once, the rest counts. The
-prologue may run as whoever has the job, so that a file may be anything.
+prologue may run as the user who has the job, so that a file may be anything.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.adapters.kubelet.podresources import DeviceAssignments, PodResources, PodResourcesError
+from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.serve import until_stopped, work_until
+from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
 from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.device_grants import DeviceSlices, grants_of, is_card_resource
@@ -35,6 +35,7 @@ from gpuslice.apps.exporter.node_pods import follow_api, follow_log_folders
 from gpuslice.apps.exporter.node_state import NodeState, initial_state
 from gpuslice.apps.exporter.owners import hidden_processes
 from gpuslice.apps.exporter.page import MetricsPage
+from gpuslice.apps.exporter.prepared_claims import prepared_units
 from gpuslice.apps.exporter.sampler import Sampler
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.exporter.web import make_app, make_legacy_app, serve_all
@@ -108,15 +109,17 @@ class Exporter:
         kubelet = PodResources(Path(settings.pod_resources_kubelet_socket))
         wanted = functools.partial(is_card_resource, more=frozenset(settings.nvidia_resource_names))
         slices = DeviceSlices(self._client, state.node)
-        before: tuple[DeviceAssignments, dict[tuple[str, str], str]] | None = None
+        root = Path(settings.root)
+        before: tuple[object, ...] | None = None
         while True:
             began_s = time.monotonic()
             try:
                 found = await kubelet.read(wanted)
                 devices = dict(await slices.of(found.claims))
-                if before is None or before[0] is not found or before[1] != devices:
-                    before = found, devices
-                    state.grants = grants_of(found.assignments, found.claims, devices)
+                prepared = prepared_units(root) if found.claims else {}
+                if before is None or before[0] is not found or before[1:] != (devices, prepared):
+                    before = found, devices, prepared
+                    state.grants = grants_of(found.assignments, found.claims, devices, prepared)
                 problem = state.grants.problems[0] if state.grants.problems else ""
             except PodResourcesError as error:
                 problem = str(error)
@@ -177,4 +180,5 @@ def start(settings: ExporterSettings) -> None:
         read_web_config(Path(settings.web_config_file))  # says what is wrong with it before anything starts
     share_one_arena()
     sys.setswitchinterval(SWITCH_EVERY_S)
+    tell_stacks_on_signal()
     asyncio.run(serve(settings))  # not on uvloop: a scrape now and then gains nothing, and it is 2 MiB

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from gpuslice.apps.settings import Kubeconfig, Settings, SettingsError, about
+from gpuslice.core.errors import shown
 
 Types = Literal["corrected", "upstream"]
 PodLabels = Literal["auto", "off", "exclusive"]
@@ -253,8 +254,8 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
 def parse_address(text: str) -> tuple[str, int]:
     """``host:port``, ``:port`` or ``[ipv6]:port``. Raises `SettingsError`."""
     host, separator, port = text.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
-        raise SettingsError(f'address is "{text}", must be host:port or :port')
+    if not separator or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
+        raise SettingsError(f'address is "{shown(text)}", must be host:port or :port')
     return host.strip("[]") or "0.0.0.0", int(port)
 
 
@@ -278,15 +279,19 @@ def parse_devices(text: str) -> Chosen:
         return Chosen()
     if kind not in {"g", "i"} or (separator and not numbers):
         raise SettingsError(
-            f'devices is "{text}", must be "f", or "g" or "i" with or without a list: g:0,2-3'
+            f'devices is "{shown(text)}", must be "f", or "g" or "i" with or without a list: g:0,2-3'
         )
     listed: set[int] = set()
     for part in numbers.split(",") if numbers else ():
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise SettingsError(f'devices is "{text}": "{part}" must be a number or a range such as 2-3')
-        if max(int(first), int(last or first)) > MOST_DEVICES:
-            raise SettingsError(f'devices is "{text}": "{part}" must not go past {MOST_DEVICES}')
+            raise SettingsError(
+                f'devices is "{shown(text)}": "{shown(part)}" must be a number or a range such as 2-3'
+            )
+        if max(len(first), len(last)) > 9 or max(int(first), int(last or first)) > MOST_DEVICES:
+            raise SettingsError(
+                f'devices is "{shown(text)}": "{shown(part)}" must not go past {MOST_DEVICES}'
+            )
         listed |= set(range(int(first), int(last or first) + 1))
     chosen = frozenset(listed) if numbers else None
     if kind == "g":

@@ -1,34 +1,35 @@
-"""A decision carried out: hold the cards, annotate the pod, bind it, and find out what came of it.
+"""A decision carried out: hold the cards, bind the pod with its annotations, and find out what came of it.
 
-    assume ──► PATCH annotations ──► POST Binding ──► yes: held until the watch shows the pod bound
-               no │    │ no answer        │ no, or no answer
-                  ▼    └──────►──────┐    ▼
-                forget               resolve: read the pod until the API server's answer is known
+    assume ──► journal names the pod ──► POST Binding ──► yes: held until the watch shows the pod bound
+                                              │ no ──► forget
+                                              │ no answer ──► resolve: read the pod until it is known
 
-A timeout is not a no. The PATCH is made on the version that was read and the Binding on the version that the
-PATCH made, so that a request which was lost on its way and arrives later can do nothing any more once
-the `BindResolver` has taken the annotations back.
+A timeout is not a no. A Binding is made for the version that is known, so that one which was lost on its way
+and arrives later can do nothing any more once the `BindResolver` has made another version. For which pods a
+new leader must do that, it reads in the `BindJournal`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import ConflictError, KubeError, UnavailableError
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, KubeError, UnavailableError
 from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.bind_resolver import BindResolver
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.world import World
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, placement_annotations
+from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import GPU_MEM
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 
@@ -36,6 +37,10 @@ _log = logging.getLogger(__name__)
 
 CONFLICTS = 4  # somebody else's change of the pod between our reading and writing: read again so often
 RESOLVING = ""  # in place of the node, where a pod is not being bound but asked about
+# binds under way before filter waits, since kube-scheduler decides faster than an API server writes: as many
+# as came to their end in the last second, so that none takes much longer than that
+LEAST_AT_ONCE, MOST_AT_ONCE = 16, 64
+LONGEST_PAUSE_S = 2.0  # of filter, well below kube-scheduler's httpTimeout
 
 
 class NotBoundError(Exception):
@@ -50,7 +55,7 @@ class Binder:
         client: KubeClient,
         placer: Placer,
         nominator: Nominator,
-        world: World,
+        journal: BindJournal,
         leadership: Leadership,
         *,
         timeout_s: float = 4.0,
@@ -60,12 +65,14 @@ class Binder:
         self._placer = placer
         self._ledger = placer.ledger
         self._nominator = nominator
-        self._world = world
+        self._journal = journal
         self._leadership = leadership
         self._timeout_s = timeout_s
         self._now_ns = now_ns
         self._resolver = BindResolver(client, placer.ledger)
         self._running: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # by uid, with the node
+        self._finished = asyncio.Event()  # one of them
+        self._finished_s: deque[float] = deque(maxlen=MOST_AT_ONCE)  # when the last of them were
 
     async def bind(self, args: BindingArgs) -> str:
         """Bind the pod; the reason why not, "" when it is bound, however often it was asked for."""
@@ -87,34 +94,52 @@ class Binder:
             return str(error)
         return ""
 
-    async def resolve_waiting(self, since: set[str]) -> set[str]:
-        """Ask about what was in doubt in an earlier round (`since`) and still is.
+    def announce(self, uid: str) -> None:
+        """The pod will be bound soon."""
+        self._journal.announce(uid)
 
-        Returns the uids that are in doubt now. Nothing is dropped without the API server's answer. In doubt
-        are placements that no watch has shown yet; for a leader also those of pods that hold nothing:
-        somebody began to bind these and ended, an earlier leader, whose request came late.
+    def keep_pace(self) -> Awaitable[None] | None:
+        """Until binds under way are few again, which is when filter may let kube-scheduler go on.
+
+        Else they would pile up for as long as the queue is, and each wait for its turn until it is too late.
         """
-        doubtful = {each.pod.uid: (each.pod, each.node) for each in self._ledger.assumed()}
-        if self._leadership.may_bind:
-            for pod in self._unbound():
-                if self._ledger.allocation(pod.uid) is None:
-                    doubtful[pod.uid] = (pod, "")
-        for uid, (pod, node) in doubtful.items():
+        if len(self._running) < self._allowed():
+            return None
+
+        async def binds_finished() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST_PAUSE_S):
+                    while len(self._running) >= self._allowed():
+                        self._finished.clear()
+                        await self._finished.wait()
+
+        return binds_finished()
+
+    def _allowed(self) -> int:
+        """How many binds may be under way before filter waits."""
+        now = asyncio.get_running_loop().time()
+        while self._finished_s and self._finished_s[0] < now - 1.0:
+            self._finished_s.popleft()
+        return max(LEAST_AT_ONCE, len(self._finished_s))
+
+    async def resolve_waiting(self, since: set[str]) -> set[str]:
+        """Ask about placements that no watch has shown since an earlier round (`since`).
+
+        Returns the uids that are in doubt now. Nothing is dropped without the API server's answer.
+        """
+        doubtful = {each.pod.uid: each for each in self._ledger.assumed()}
+        for uid, each in doubtful.items():
             if uid in since:
-                await self._resolve(pod, node)
+                await self._resolve(each.pod, each.node)
         return set(doubtful)
 
-    async def withdraw_unbound(self) -> None:
-        """Take back what an earlier leader wrote on pods that it did not bind.
-
-        Afterwards a Binding of its own that is still on its way meets another version and fails.
-        """
-        for pod in self._unbound():
-            await self._resolve(pod, "")
-
-    def _unbound(self) -> list[Pod]:
-        """Pods that are placed by their annotations, and on no node."""
-        return [pod for pod in self._ledger.pods.values() if pod.placement is not None and not pod.node]
+    async def fence(self, uids: Iterable[str]) -> None:
+        """See to it that no Binding that an earlier leader sent for these pods takes effect from now on."""
+        async with asyncio.TaskGroup() as tasks:
+            for uid in uids:
+                pod = self._ledger.pods.get(uid)
+                if pod is not None and not pod.node:
+                    tasks.create_task(self._resolve(pod, ""))
 
     async def _resolve(self, pod: Pod, node: str) -> None:
         """Unless a bind of the pod is under way, and so that none begins meanwhile."""
@@ -125,6 +150,8 @@ class Binder:
     def _run(self, key: str, node: str, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         def finished(task: asyncio.Task[Any]) -> None:
             del self._running[key]
+            self._finished.set()
+            self._finished_s.append(asyncio.get_running_loop().time())
             if not task.cancelled() and task.exception() is not None:
                 _log.info("not bound", extra={"bind": task.get_name(), "reason": str(task.exception())})
 
@@ -159,45 +186,41 @@ class Binder:
                     who = f"the pod {pod.name} in ns {pod.namespace}"
                     raise NotBoundError(f"The node {args.node} can't place {who}: {placement}")
                 await self._nominator.written(pod.uid)
+                await self._journal.enter(pod.uid)
                 known = self._ledger.pods.get(pod.uid, pod)
                 pod = known if known.version > pod.version else pod
                 if await self._write(pod, request, placement):
                     return
-                pod = await self._read(args)
+                try:
+                    pod = await self._read(args)
+                except NotBoundError:  # the conflict may be with our own Binding, had it arrived twice
+                    if await self._resolver.resolve(pod, args.node):
+                        return
+                    raise
             raise NotBoundError(f"pod {pod.key} kept changing while it was bound; try again")
         except NotBoundError:
             self._ledger.forget(pod.uid)  # surely not bound: what was in doubt has been resolved
             raise
+        finally:
+            self._journal.leave(pod.uid)
 
     async def _write(self, pod: Pod, request: Request, placement: Placement) -> bool:
-        """Annotate and bind; False when the pod had changed and must be read again."""
+        """Bind; False when the pod had changed and must be read again."""
         state = self._ledger.state(placement.node)
         if state is None:
             raise NotBoundError(f"node {placement.node} is gone")
         annotations = placement_annotations(placement, request, state.node, self._now_ns())
         version = str(pod.version) if pod.version else ""
-        self._expect_leading()
-        if not self._nominator.wrote(pod):  # else who takes over finds those annotations as well as new ones
-            try:
-                patched = await self._client.merge_patch(
-                    SLIM_PODS,
-                    pod.name,
-                    {"metadata": {"annotations": dict.fromkeys(PLACEMENT_ANNOTATIONS) | annotations}},
-                    pod.namespace,
-                    uid=pod.uid,
-                    resource_version=version,
-                )
-            except ConflictError:
-                return False
-            except KubeError as error:
-                if isinstance(error, UnavailableError) and error.outcome_unknown:
-                    await self._resolver.resolve(pod, placement.node, patch_on_its_way=True)
-                raise NotBoundError(f"pod {pod.key}: {error}") from error
-            version = patched.metadata.resource_version
-            if pod.version:  # nobody else changed it in between
-                self._world.note_own_write(pod.uid, version)
         try:
             self._expect_leading()
+            stale = [name for name in pod.stale if name not in annotations]
+            if stale or not version:  # a Binding takes nothing away, and asks for a version
+                patch = {"metadata": {"annotations": dict.fromkeys(stale)}}
+                patched = await self._client.merge_patch(
+                    SLIM_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
+                )
+                version = patched.metadata.resource_version
+                self._expect_leading()
             await self._client.bind(
                 pod.namespace,
                 pod.name,
@@ -206,13 +229,12 @@ class Binder:
                 resource_version=version,
                 annotations=annotations,
             )
-        except (KubeError, NotBoundError) as error:  # whatever is not a yes is resolved by reading the pod
-            if await self._resolver.resolve(pod, placement.node):
+        except (ConflictError, AlreadyExistsError):
+            return False
+        except KubeError as error:
+            unknown = isinstance(error, UnavailableError) and error.outcome_unknown
+            if unknown and await self._resolver.resolve(pod, placement.node):
                 return True
-            if isinstance(error, ConflictError):
-                return False
-            if isinstance(error, NotBoundError):
-                raise
             raise NotBoundError(f"pod {pod.key}: {error}") from error
         return True
 

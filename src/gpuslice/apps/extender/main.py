@@ -7,10 +7,15 @@ still happen behind our back. Until then every verb answers with the reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import platform
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 
 import gpuslice
 from gpuslice.adapters.kube.client import KubeClient
@@ -19,12 +24,15 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.adapters.web.app import Probes, for_known_clients, get, make_app
+from gpuslice.adapters.web.app import Probes, Route, for_known_clients, for_operators, get, make_app
+from gpuslice.adapters.web.connection import App, Clients
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.logs import configure_logs
-from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
-from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
-from gpuslice.apps.extender.binder import Binder
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
+from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
+from gpuslice.apps.extender.bind_journal import BindJournal
+from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
+from gpuslice.apps.extender.group_holds import GroupHolds
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
 from gpuslice.apps.extender.metrics import ApiTimes, Metrics, TimedTransport
 from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits, Nominator
@@ -33,7 +41,7 @@ from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reservations import Reservations
 from gpuslice.apps.extender.rank_prewarmer import RankPrewarmer
-from gpuslice.apps.extender.routes import Routes
+from gpuslice.apps.extender.routes import PREFIX, Routes
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.stranded_pods import StrandedPods
@@ -45,14 +53,22 @@ from gpuslice.core.policy import make_policy
 
 _log = logging.getLogger(__name__)
 
-LARGEST_QUESTION_BYTES = 128 << 20
+LARGEST_QUESTION_BYTES = 64 << 20
 """Whole nodes of a large cluster, from a kube-scheduler that was not told ``nodeCacheCapable``."""
+LARGEST_BINDING_BYTES = 64 << 10
+
+WITHOUT_CERTIFICATE = ("/version", "/healthz", "/livez", "/readyz", "/prepared")
+"""kubelet's probes and the doctor have none."""
+ANONYMOUS = {"inspect": f"{PREFIX}/inspect", "metrics": "/metrics"}
 
 COMPONENT = "gpushare-schd-extender"
 FIRST_LEASE_S = 1.0  # how long the start waits for the lease, so that the first list is already the leader's
+LOOK_AGAIN_S = 1.0
 RESOLVE_EVERY_S = 15.0
 TEND_EVERY_S = 0.05
-CONNECTIONS = 40  # to the API server: a burst of binds beside the nominations that must not wait for them
+CONNECTIONS = (
+    MOST_AT_ONCE + LIMITS.at_once + 8
+)  # to the API server: no bind waits for another's, nor a nomination
 
 
 class Extender:
@@ -65,6 +81,8 @@ class Extender:
         api_times: ApiTimes | None = None,
         *,
         nomination_limits: NominationLimits = LIMITS,
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.settings = settings
         self.ledger = Ledger()
@@ -74,8 +92,11 @@ class Extender:
         self.placer = Placer(self.ledger, self.policy, settings.filter_best)
         self.leadership = Leadership()
         if settings.leader_elect:
-            self.leadership.elector = LeaseElector(client, lease_of(settings), changed=self._lease_changed)
-        self.events = PodEvents(EventRecorder(client, COMPONENT))
+            date = partial(_date, now_ns)
+            self.leadership.elector = LeaseElector(
+                client, lease_of(settings), changed=self._lease_changed, clock=clock, now=date
+            )
+        self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock), clock=clock)
         self.waker = Waker(client, self.leadership)
         self.reservations = Reservations(self.ledger, self.waker.free_again)
         self.nominator = Nominator(
@@ -83,39 +104,32 @@ class Extender:
             self.placer,
             self.reservations,
             self.leadership,
-            enabled=settings.nominate,
+            search=settings.nominate_from if settings.nominate else 0,
             limits=nomination_limits,
         )
         self.world = World(client, self.ledger, self.nominator, self.waker, self.events)
         self.preemptor = Preemptor(
-            client,
-            self.ledger,
-            self.reservations,
-            self.leadership,
-            self.events,
-            enabled=settings.preemption,
+            client, self.ledger, self.reservations, self.leadership, self.events, enabled=settings.preemption
         )
-        self.binder = Binder(
-            client,
-            self.placer,
-            self.nominator,
-            self.world,
-            self.leadership,
-            timeout_s=settings.bind_timeout_s,
-        )
+        self.journal = BindJournal(client, self.leadership, lease_of(settings), self.ledger.waiting_after)
+        asked = (client, self.placer, self.nominator, self.journal, self.leadership)
+        self.binder = Binder(*asked, timeout_s=settings.bind_timeout_s, now_ns=now_ns)
         self.stranded = StrandedPods(self.placer, self.waker, self.leadership)
+        self.groups = GroupHolds(self.placer)
         self.cycle = SchedulingCycle(
             self.placer,
             self.nominator,
             self.preemptor,
             self.stranded,
             self.binder,
+            groups=self.groups,
             events=self.events,
             explain=settings.explain_refusals,
             replica=settings.lease_identity or platform.node(),
         )
         self.metrics = Metrics(self.ledger, api_times or ApiTimes())
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
+        self._clients: Clients | None = None  # of the server, once there is one
         self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
 
     def not_ready(self) -> str:
@@ -128,30 +142,53 @@ class Extender:
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` hears the port."""
+        async with asyncio.TaskGroup() as tasks:
+            background = tasks.create_task(self.work(), name="extender")
+            listen = replace(listen_of(self.settings), admit=self._admit)
+            async with serving(self.app(), listen, self._met) as port:
+                _log.info("extender started", extra={"port": port, "policy": self.policy.name})
+                listening(port)
+                await stopped
+            background.cancel()
+
+    def app(self) -> App:
+        """All that is answered, each to whom it is for."""
         routes = Routes(
             self.cycle,
             self.nominator,
+            self.binder,
             self.metrics,
             not_ready=self.not_ready,
             debug=lambda: {"settings": shown(self.settings), "policy": self.policy.name},
             bind_errors_as_500=self.settings.bind_errors_as_500,
         ).routes()
-        if self.settings.tls_client_ca:  # what decides or changes something is for kube-scheduler alone
-            routes = [for_known_clients(each) if each.method == "POST" else each for each in routes]
 
         def prepared(_: HttpRequest) -> HttpResponse:
             reason = self.not_prepared()
             return text_answer(reason or "ok", 503 if reason else 200)
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(self._families))
-        app = make_app(probes, [*routes, get("/prepared", prepared)])
-        async with asyncio.TaskGroup() as tasks:
-            background = tasks.create_task(self.work(), name="extender")
-            async with serving(app, listen_of(self.settings)) as port:
-                _log.info("extender started", extra={"port": port, "policy": self.policy.name})
-                listening(port)
-                await stopped
-            background.cancel()
+        return make_app(probes, [*routes, get("/prepared", prepared)], self._guarded)
+
+    def _guarded(self, route: Route) -> Route:
+        """What decides is for kube-scheduler alone; what is read, for it and for who is on this machine."""
+        if not self.settings.tls_client_ca or route.path in WITHOUT_CERTIFICATE:
+            return route
+        if route.method == "POST":
+            return for_known_clients(route)
+        open_to_all = route.path.startswith(tuple(ANONYMOUS[each] for each in self.settings.anonymous))
+        return route if open_to_all else for_operators(route)
+
+    def _admit(self, request: HttpRequest) -> int | HttpResponse:
+        """Bodies are for who may ask: from anybody else not a byte is kept."""
+        if request.method != "POST":
+            return 0
+        if self.settings.tls_client_ca and not request.known:
+            return json_answer({"error": f"{request.path} needs a certificate of the CA for clients"}, 403)
+        return LARGEST_BINDING_BYTES if request.path.endswith("/bind") else LARGEST_QUESTION_BYTES
+
+    def _met(self, clients: Clients) -> None:
+        self._clients = clients
 
     async def work(self) -> None:
         """All that goes on beside the requests."""
@@ -167,12 +204,14 @@ class Extender:
             led_at_start = self.leadership.leading
             tasks.create_task(self.world.run(), name="world")
             tasks.create_task(self._take_over(fresh=led_at_start), name="take over")
+            tasks.create_task(self.journal.run(), name="journal of binds")
             tasks.create_task(self._resolve(), name="resolve binds")
             tasks.create_task(self._tend(), name="tend policy")
             tasks.create_task(self.preemptor.run(), name="preempt")
             tasks.create_task(self.nominator.run(), name="nominate")
             tasks.create_task(self.waker.run(), name="wake")
             tasks.create_task(self.stranded.run(), name="stranded pods")
+            tasks.create_task(self.groups.run(), name="holds of pod groups")
             if self.settings.label_leader:
                 tasks.create_task(self.label.run(), name="label of the leader")
 
@@ -186,19 +225,24 @@ class Extender:
             self.leadership.changed.clear()
             if self.leadership.leading and not self.leadership.cleared:
                 try:
+                    left = await self.journal.claim()
                     if not fresh:
                         await self.world.reread_pods()
-                    await self.binder.withdraw_unbound()
+                    await self.binder.fence(left)
                 except KubeError as error:
                     _log.warning("take-over delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
                     self.leadership.changed.set()
                 else:
-                    self.leadership.cleared = True
-                    self.waker.wake()
-                    _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
+                    if not self.leadership.changed.is_set():  # else somebody else may have led meanwhile
+                        self.leadership.cleared = True
+                        self.waker.wake()
+                        _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
             fresh = False
-            await self.leadership.changed.wait()
+            # an answer that renews the lease late makes us leader again without a change that is told
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if self.leadership.cleared else LOOK_AGAIN_S):
+                    await self.leadership.changed.wait()
 
     async def _resolve(self) -> None:
         """Placements that no watch event confirmed are asked about; only an answer ends them."""
@@ -220,6 +264,10 @@ class Extender:
         if not leading:
             self.leadership.cleared = False
             self.nominator.retire()
+            self.groups.retire()
+            self.journal.leadership_changed()
+            if self._clients is not None:  # by the Service they find who leads now
+                self._clients.end_idle()
         self.leadership.changed.set()
 
     def _families(self) -> list[Family]:
@@ -232,6 +280,10 @@ class Extender:
             nominations=self.nominator.results,
             wakeups=self.stranded.woken,
         )
+
+
+def _date(now_ns: Callable[[], int]) -> datetime:
+    return datetime.fromtimestamp(now_ns() / 1e9, UTC)
 
 
 def lease_of(settings: ExtenderSettings) -> LeaseSettings:
@@ -253,8 +305,16 @@ def listen_of(settings: ExtenderSettings) -> Listen:
         certificate=settings.tls_certificate,
         key=settings.tls_key,
         client_ca=settings.tls_client_ca,
+        client_names=frozenset(settings.tls_client_names),
         body_limit_bytes=LARGEST_QUESTION_BYTES,
+        most_bytes=most_bytes(memory_limit_bytes()),
     )
+
+
+def most_bytes(memory_limit_bytes: int | None) -> int:
+    """What all requests and answers under way may take: an eighth of what the container may, for reading a
+    question takes several times its bytes."""
+    return min(LARGEST_QUESTION_BYTES, (memory_limit_bytes or LARGEST_QUESTION_BYTES * 8) // 8)
 
 
 def start(settings: ExtenderSettings) -> None:

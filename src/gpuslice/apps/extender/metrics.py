@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.core.ledger import Ledger
 
 NO_COUNTS: Mapping[str, int] = {}
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 NOMINATION_RESULTS = ("used", "late", "missed", "withdrawn")
 
 
@@ -65,11 +67,14 @@ class Metrics:
         self._api_times = api_times
         self.calls: dict[tuple[str, str], int] = {}  # (verb, result)
         self.seconds: dict[str, float] = {}
+        self.times: dict[str, list[int]] = {}  # by verb, calls within each of the bounds and beyond
         self.asked_while_not_ready = 0
 
     def observe(self, verb: str, result: str, seconds: float) -> None:
         self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
         self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
+        counts = self.times.setdefault(verb, [0] * (len(BOUNDS_S) + 1))
+        counts[bisect_left(BOUNDS_S, seconds)] += 1
 
     def families(
         self,
@@ -87,12 +92,15 @@ class Metrics:
         calls = [
             (count, {"verb": verb, "result": result}) for (verb, result), count in sorted(self.calls.items())
         ]
-        seconds = [(total, {"verb": verb}) for verb, total in sorted(self.seconds.items())]
+        times = Family("gpuslice_extender_request_seconds", MetricKind.HISTOGRAM, "Time of a call.")
+        for verb, counts in sorted(self.times.items()):
+            times.add_histogram(BOUNDS_S, counts, self.seconds[verb], verb=verb)
+        waiting = sum(not pod.node and ledger.allocation(uid) is None for uid, pod in ledger.pods.items())
         results = [(nominations.get(each, 0), {"result": each}) for each in NOMINATION_RESULTS]
         made = [(count, {"result": each}) for each, count in sorted(preemptions.items())]
         return [
             _counter("requests_total", "Calls by verb and result.", calls),
-            _counter("request_seconds_total", "Time spent answering calls.", seconds),
+            times,
             _counter(
                 "asked_while_not_ready_total",
                 "Calls to a replica that does not lead, or has not read the cluster.",
@@ -113,6 +121,7 @@ class Metrics:
             _gauge("free_units", "Units nobody holds.", int(fleet.left.sum())),
             _gauge("nodes", "Nodes with shared cards.", len(fleet.row_of)),
             _gauge("pods", "Living pods that ask for GPU memory.", len(ledger.pods)),
+            _gauge("waiting_pods", "Pods of these that hold nothing yet.", waiting),
             _gauge("assumed_pods", "Placements the API server has not shown yet.", len(ledger.assumed())),
             _gauge("nominated_pods", "Waiting pods that cards are kept for.", len(ledger.nominations)),
             _gauge("ready", "1 when calls are answered from a full ledger.", int(ready)),

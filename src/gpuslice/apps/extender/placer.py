@@ -44,6 +44,8 @@ class Placer:
         row_of = self.ledger.fleet.row_of
         if self.ledger.compute_required and not request.compute_percent:
             keys[np.isin(query.rows, self._rows(self.ledger.compute_required))] = NEVER
+        if request.min_tier:
+            keys[np.isin(query.rows, self.ledger.rows_below(request.min_tier))] = NEVER
         closed: list[int] = []
         nominations = self.ledger.nominations
         for name in nominations.nodes_closed_to(pod.uid, pod.priority):
@@ -72,6 +74,8 @@ class Placer:
         keys[self._rows(self.ledger.avoided)] = NEVER
         if not request.compute_percent:
             keys[self._rows(self.ledger.compute_required)] = NEVER
+        if request.min_tier:
+            keys[self.ledger.rows_below(request.min_tier)] = NEVER
         if np.count_nonzero(keys != NEVER) < max(least, 1):
             return None
         if fleet.nodes_version != self._names_version:
@@ -92,7 +96,7 @@ class Placer:
         """New keys for those that filter would let pass alone, by our scores and kube-scheduler's own."""
         best = np.flatnonzero(keys != NEVER)
         if 0 < self.filter_best < len(best):
-            best, _ = best_of(keys, self.filter_best)
+            best = best_of(keys, self.filter_best)
         best = best[np.argsort(keys[best])]
         names = [self._names[row] for row in best.tolist()]
         ours, spread = scores(keys.take(best)), self.ledger.replicas.scores(pod.replica_of, names)
@@ -124,10 +128,10 @@ class Placer:
         return place(state, request, slots)
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
-        """Choose cards for `pod` and hold them from now on: its planned ones, else before others' plans."""
-        planned = self.ledger.planned(pod.uid)
-        if planned is not None and planned.node == node_name:
-            return self.ledger.assume(pod, planned) or planned
+        """Choose cards for `pod` and hold them from now on: those it holds, else before others' plans."""
+        held = self.ledger.allocation(pod.uid)
+        if held is not None and held.assumed and held.node == node_name and held.placement is not None:
+            return self.ledger.assume(pod, held.placement) or held.placement
         chosen = self.choose_cards(node_name, request, pod)
         if isinstance(chosen, Refusal) and self.ledger.make_way(request, HIGHEST, node_name):
             chosen = self.choose_cards(node_name, request, pod)

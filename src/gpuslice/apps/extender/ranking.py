@@ -17,8 +17,8 @@ SAMPLE_EVERY = 16
 KEPT_SHAPES = 256
 
 
-def best_of(keys: Ints, count: int) -> tuple[Positions, Positions]:
-    """The positions of the `count` best, and of the others that fit; each in order. At least so many fit."""
+def best_of(keys: Ints, count: int) -> Positions:
+    """The positions of the `count` best, in order. At least so many fit."""
     few = keys
     # a sample tells below which key there are so many, and few others: parting all costs ten times that
     sample = keys[::SAMPLE_EVERY]
@@ -28,7 +28,8 @@ def best_of(keys: Ints, count: int) -> tuple[Positions, Positions]:
         if len(found) >= count:
             few = found
     least = np.partition(few, count - 1)[count - 1]  # no two keys are equal
-    return (keys <= least).nonzero()[0], ((keys > least) & (keys != NEVER)).nonzero()[0]
+    best: Positions = (keys <= least).nonzero()[0]
+    return best
 
 
 def scores(keys: Ints) -> Ints:

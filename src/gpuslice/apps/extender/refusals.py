@@ -50,6 +50,8 @@ class Refusals:
             left = self._ledger.fleet.left[query.rows]
             fitting = (left >= request.units_per_card).sum(axis=1)
             most = np.where(known, fitting if request.card_count > 1 else left.max(axis=1), -1)
+            if request.min_tier:
+                most[np.isin(query.rows, self._ledger.rows_below(request.min_tier))] = -1
             state = self._ledger.state(query.names(np.array([most.argmax()]))[0])
             detail = refuse(state, request).detail if state is not None else ""
             text = f"{detail} ({counted(shared, 'node')} with shared cards looked at)"

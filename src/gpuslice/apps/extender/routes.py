@@ -22,6 +22,7 @@ from gpuslice.adapters.wire.extender import (
     decode_binding,
     decode_preemption,
 )
+from gpuslice.apps.extender.binder import Binder
 from gpuslice.apps.extender.inspection import debug_nodes, inspect_all, inspect_node
 from gpuslice.apps.extender.metrics import Metrics
 from gpuslice.apps.extender.nomination.nominator import Nominator
@@ -38,6 +39,7 @@ class Routes:
 
     cycle: SchedulingCycle
     nominator: Nominator
+    binder: Binder
     metrics: Metrics
     not_ready: Callable[[], str]
     debug: Callable[[], dict[str, Any]]
@@ -56,12 +58,13 @@ class Routes:
             result = FilterResult(error=str(error))
         answer = HttpResponse(content_type=JSON, more=result.pieces())
         self._observe("filter", bool(result.error) or result.node_names == b"[]", began, answer)
-        waiting = self.nominator.keep_pace()
-        if waiting is None:
+        paces = [pace for pace in (self.nominator.keep_pace(), self.binder.keep_pace()) if pace is not None]
+        if not paces:
             return answer
 
         async def answer_then() -> HttpResponse:
-            await waiting
+            for pace in paces:
+                await pace
             return answer
 
         return answer_then()

@@ -25,6 +25,7 @@ from gpuslice.adapters.wire.extender import BindingArgs, ExtenderArgs, FilterRes
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
 from gpuslice.apps.extender.binder import Binder
+from gpuslice.apps.extender.group_holds import RESTS, GroupHolds
 from gpuslice.apps.extender.node_query import (
     NodeNames,
     NodeQuery,
@@ -43,9 +44,9 @@ from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, sc
 from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.placement import not_shared, refuse
+from gpuslice.core.placement import TIER_TOO_LOW, not_shared, refuse
 from gpuslice.core.policy import NEVER
-from gpuslice.core.policy.fleet import Flags, Ints, Shape
+from gpuslice.core.policy.fleet import Ints, Shape
 from gpuslice.core.views import pod_requests
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ _log = logging.getLogger(__name__)
 KEPT_DECISIONS = 1000
 NO_POD = "arg or pod is nil"
 NO_NAMES = "cannot get node names"
-OUTRANKED = "Outranked"  # short: it goes over the wire once for nearly every node
+NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
 KEPT = "The free cards are kept for a pod that others were evicted for"
 
 _NO_NAMES = b"[]"
@@ -71,6 +72,7 @@ class SchedulingCycle:
         stranded: StrandedPods,
         binder: Binder,
         *,
+        groups: GroupHolds,
         events: PodEvents,
         explain: bool = False,
         replica: str = "",
@@ -83,6 +85,7 @@ class SchedulingCycle:
         self._pending_evictions = PendingEvictions(placer.ledger)
         self._stranded = stranded
         self._binder = binder
+        self._groups = groups
         self._events = events
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
@@ -101,6 +104,11 @@ class SchedulingCycle:
             return FilterResult(error=NO_POD if args.pod is None else NO_NAMES)
         self.ledger.flush()
         query, (pod, is_known) = self._names.query(raw), self._asking(args.pod)
+        if (group := args.pod.spec.pod_group) and pod.request is not None:
+            if not is_known:
+                return FilterResult(error=NOT_SHOWN)
+            if not self._groups.ask(pod, group, query):
+                return _answer(args, _NO_NAMES, query.everyone[:0], _of_all(query, RESTS))
 
         # nominated before: that one node was chosen for the pod, and its cards are held for it
         self._nominator.note_query(pod.uid, query)
@@ -108,40 +116,50 @@ class SchedulingCycle:
         is_planned = planned is not None and self.ledger.fleet.row_of.get(planned.node) == query.rows[0]
         if is_planned or (pod.request is None and not pod.problem):  # or none of our business
             self._passed.note(pod.uid, query.rows)
+            if is_planned:
+                self._binder.announce(pod.uid)
             return _answer(args, query.all_names(), query.everyone)
         if pod.request is None:
             if is_known:
                 self._events.warn(pod, "InsufficientGPU", pod.problem)
-            problem = dict.fromkeys(query.names(query.everyone), pod.problem)
-            return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (query.reasons_json([], problem),))
+            return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (_of_all(query, pod.problem),))
+        return self._choose(args, args.pod, query, pod, pod.request)
 
+    def _choose(
+        self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
+    ) -> FilterResult:
+        """The answer to filter for a pod that wants cards."""
         # rank
-        request, fleet = pod.request, self.ledger.flush()
+        fleet, is_known = self.ledger.flush(), pod.uid in self.ledger.pods
         keys, kept = self._placer.rank(query, pod, request)
         if not (keys != NEVER).any() and self.ledger.make_way(request, pod.priority):
             fleet = self.ledger.flush()
             keys, kept = self._placer.rank(query, pod, request)
 
         # pass the one nominated now, else the best few of those that fit
-        passing, outranked = self._best(pod.uid, query, keys, all_that_fit=args.pod.spec.prefers)
+        if asking.spec.pod_group:
+            passing = self._groups.hold(pod, request, query, keys)
+        else:
+            passing = self._best(pod.uid, query, keys, all_that_fit=asking.spec.prefers)
 
         # answer
-        names: Json = _NO_NAMES
         self._passed.note(pod.uid, query.rows.take(passing))
         if len(passing):
             self._stranded.note_passed(pod.uid)
+            if is_known:
+                self._binder.announce(pod.uid)
             next_query = query.part(passing)
-            names = next_query.raw
-            self._names.expect(next_query, Ranked(args.pod, fleet.clock, keys.take(passing)))
-            if len(passing) == len(query.rows):
-                return _answer(args, names, passing)
-        else:  # tell its owner, and have room made for it if it is important enough
+            self._names.expect(next_query, Ranked(asking, fleet.clock, keys.take(passing)))
+            return _answer(args, next_query.raw, passing)  # why not elsewhere, nobody would read
+        # nobody: tell its owner, and have room made for it if it is important enough
+        if (
+            not asking.spec.pod_group
+        ):  # to evict or to wake for one member helps none where the others do not fit
             self._preemptor.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
-            if is_known:
-                self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
-        kept_back = [(kept, KEPT), (outranked, OUTRANKED)]
-        return _answer(args, names, passing, *self._why_not(query, keys == NEVER, kept_back, request))
+        if is_known:
+            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
+        return _answer(args, _NO_NAMES, passing, *self._why_not(query, kept, request))
 
     def prioritize(self, args: ExtenderArgs) -> bytes:
         """Scores 0…10 as JSON: the node to take has 10, alone, since kube-scheduler draws lots among equals.
@@ -186,6 +204,7 @@ class SchedulingCycle:
         began, passed = time.monotonic(), self._passed.count(args.pod_uid)
         if not self._passed.holds(args.pod_uid, row):
             return f"pod {key}: filter has not let node {args.node} pass for it; ask filter first"
+        self._groups.note_bind(args.pod_uid)
         why_not = await self._binder.bind(args)
         known, held = self.ledger.pods.get(args.pod_uid), self.ledger.allocation(args.pod_uid)
         slices = held.placement.slices if held is not None and held.placement is not None else ()
@@ -228,30 +247,32 @@ class SchedulingCycle:
         pod = Pod(meta.uid, meta.namespace, meta.name, priority=LOWEST)
         return replace(pod, request=asked.request, problem=asked.problem), False
 
-    def _best(
-        self, uid: str, query: NodeQuery, keys: Ints, *, all_that_fit: bool
-    ) -> tuple[Positions, Positions]:
-        """Which nodes pass, and which would do as well and do not."""
+    def _best(self, uid: str, query: NodeQuery, keys: Ints, *, all_that_fit: bool) -> Positions:
+        """Which nodes pass."""
         fits = keys != NEVER
         fitting = np.count_nonzero(fits)
         if fitting > 1 and (held := self._nominator.hold(uid, query)) is not None:
             chosen = query.rows == self.ledger.fleet.row_of[held.node]
-            return (fits & chosen).nonzero()[0], (fits & ~chosen).nonzero()[0]
-        if 0 < self._placer.filter_best < fitting and not all_that_fit:
+            fits &= chosen
+        elif 0 < self._placer.filter_best < fitting and not all_that_fit:
             return best_of(keys, self._placer.filter_best)
-        return fits.nonzero()[0], query.unknown[:0]
+        passing: Positions = fits.nonzero()[0]
+        return passing
 
-    def _why_not(
-        self, query: NodeQuery, unfit: Flags, kept_back: list[Reason], request: Request
-    ) -> tuple[Pieces, Pieces]:
-        """Why each node did not pass, and the same of those alone that preemption cannot help."""
-        refused = unfit.nonzero()[0]
-        if len(kept := kept_back[0][0]):
+    def _why_not(self, query: NodeQuery, kept: Positions, request: Request) -> tuple[Pieces, Pieces]:
+        """Why each node does not do, and the same of those alone that preemption cannot help."""
+        refused = query.everyone
+        if len(kept):
             refused = np.setdiff1d(refused, kept)
+        too_low = refused[:0]
+        if request.min_tier:
+            too_low = refused[np.isin(query.rows.take(refused), self.ledger.rows_below(request.min_tier))]
+            refused = np.setdiff1d(refused, too_low)
+        by_tier = [(too_low, TIER_TOO_LOW)] if len(too_low) else []
         compute_counts = bool(request.compute_percent or self.ledger.compute_required)
         full = reasons(self.ledger.fleet, query, refused, request, compute_counts=compute_counts)
-        impossible = [(self._impossible.of(query, which, request), text) for which, text in full]
-        failed = self._reasons_json(query, [*full, *kept_back], request)
+        impossible = [(self._impossible.of(query, which, request), text) for which, text in full] + by_tier
+        failed = self._reasons_json(query, [*full, *by_tier, (kept, KEPT)], request)
         return failed, self._reasons_json(query, impossible, request)
 
     def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
@@ -267,6 +288,11 @@ class SchedulingCycle:
                     own[name] = str(refusal)
             reasons = []
         return query.reasons_json(reasons, own)
+
+
+def _of_all(query: NodeQuery, reason: str) -> Pieces:
+    """The same reason for each node."""
+    return query.reasons_json([], dict.fromkeys(query.names(query.everyone), reason))
 
 
 def _answer(

@@ -35,6 +35,14 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
             "something else nominates nodes for the same pods."
         ),
     ] = True
+    nominate_from: Annotated[
+        int,
+        about(
+            "Nominate only where kube-scheduler has at least this many nodes to look at: a nomination is one "
+            "write more for each pod, which costs more than a look at few nodes.",
+            ge=1,
+        ),
+    ] = 250
     filter_best: Annotated[
         int,
         about(
@@ -112,13 +120,27 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         about(
             "PEM file with a CA: what kube-scheduler asks is answered only to clients with a certificate of "
             "it, such as tlsConfig of the extender in its configuration names. Without it anyone who can "
-            "reach the port can bind pods. Probes and metrics need none."
+            "reach the port can bind pods. Probes and /version need none; all else is read with one, or from "
+            "this machine."
         ),
     ] = ""
+    tls_client_names: Annotated[
+        tuple[str, ...],
+        about(
+            "Names of which a client's certificate must have one, as common name or DNS name. Wanted where "
+            "the CA signs for others too; any certificate of the CA will do when empty."
+        ),
+    ] = ()
+    anonymous: Annotated[
+        tuple[Literal["inspect", "metrics"], ...],
+        about("What may be read without a certificate despite --tls-client-ca: inspect, metrics or both."),
+    ] = ()
 
     def __post_init__(self) -> None:
         if self.tls_client_ca and not self.tls_certificate:
             raise SettingsError("--tls-client-ca needs --tls-certificate: plain HTTP knows no certificates")
+        if self.tls_client_names and not self.tls_client_ca:
+            raise SettingsError("--tls-client-names needs --tls-client-ca: without it nobody shows one")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
         if self.label_leader and not self.lease_identity:

@@ -37,7 +37,6 @@ class World:
         self._nominator = nominator
         self._waker = waker
         self._events = events
-        self._own_writes: dict[str, str] = {}  # uid → version that we made of what we knew, not shown yet
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners know
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed)
@@ -70,10 +69,6 @@ class World:
         for pod in listing.items or ():
             self.ledger.apply_pod(pod_view(pod))
 
-    def note_own_write(self, uid: str, version: str) -> None:
-        """We made this version of a pod, of the one that we knew: the watch will show nothing new in it."""
-        self._own_writes[uid] = version
-
     # -- changes -------------------------------------------------------------------------------------------
 
     def _pod_changed(self, change: Change[SlimPod]) -> None:
@@ -81,14 +76,10 @@ class World:
             self._drop_unlisted(version_number(change.version))
             return
         meta = change.object.metadata
-        own = self._own_writes.pop(meta.uid, None) == meta.resource_version
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_pod(meta.uid)
             self._nominator.pod_left(meta.uid)
             self._unreadable.discard(meta.uid)
-            return
-        if own:
-            strip(change.object)
             return
         pod = pod_view(change.object)
         waits = not pod.node and pod.request is not None

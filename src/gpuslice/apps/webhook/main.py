@@ -34,7 +34,7 @@ class Webhook:
 
     def __init__(self, settings: WebhookSettings) -> None:
         self.settings = settings
-        self.reviewer = Reviewer(settings.rules, settings.hami)
+        self.reviewer = Reviewer(settings.rules, settings.hami, settings.kai)
         self._reviews: Counter[tuple[str, str]] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -42,6 +42,7 @@ class Webhook:
         """Serve until `stopped`; `listening` hears the port."""
         routes = [
             post("/mutate", self._handler("mutate", self.reviewer.mutate)),
+            post("/claim", self._handler("claim", self.reviewer.claim)),
             post("/validate", self._handler("validate", self.reviewer.validate)),
         ]
         listen = Listen(

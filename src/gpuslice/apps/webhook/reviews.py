@@ -6,18 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
+from gpuslice.core import hami, kai
 from gpuslice.core.admission import AdmissionRules, User, Verdict, mutate, validate, validate_update
+from gpuslice.core.claim_shape import as_claims
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.form import difference
-from gpuslice.core.hami import HamiRules, remarks, translate
+from gpuslice.core.form import PodForm, difference
+from gpuslice.core.hami import HamiRules
+from gpuslice.core.kai import KaiRules
+from gpuslice.core.lookalikes import HAMI, pod_label_hints, resource_hints
 
 
 @dataclass(frozen=True, slots=True)
 class Reviewer:
-    """`hami` is None where the second front door is shut."""
+    """`hami` and `kai` are None where pods that ask in those names are left alone."""
 
     rules: AdmissionRules
     hami: HamiRules | None = None
+    kai: KaiRules | None = None
 
     def mutate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review that goes back, with the pod's patch. Raises `MalformedError`."""
@@ -25,14 +30,36 @@ class Reviewer:
             return answer(request.uid)
         pod = pod_form(request.object)
         try:
-            asked = translate(pod, self.hami) if self.hami is not None else pod
+            asked = self._in_our_names(pod)
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))
         verdict = mutate(asked, self.rules)
         if verdict.denial or verdict.pod is None:
             return answer(request.uid, denial=verdict.denial)
-        said = (*verdict.warnings, *(remarks(pod) if self.hami is not None else ()))
+        said = [*verdict.warnings, *self._remarks(pod)]
+        names = {name for each in asked.containers for name in (*each.limits, *each.requests)}
+        said += resource_hints(sorted(names - set(HAMI) if self.hami is not None else names))
+        said += pod_label_hints(asked.labels)
         return answer(request.uid, operations=difference(pod, verdict.pod), warnings=said)
+
+    def claim(self, request: AdmissionRequest) -> dict[str, Any]:
+        """The same for a pod that is to ask by a claim. Which pods, the API server knows by their labels."""
+        if not request.is_pod or request.operation != "CREATE":
+            return answer(request.uid)
+        pod = pod_form(request.object)
+        try:
+            claiming = as_claims(self._in_our_names(pod))
+        except InvalidRequestError as error:
+            return answer(request.uid, denial=str(error))
+        return answer(request.uid, operations=difference(pod, claiming), warnings=self._remarks(pod))
+
+    def _in_our_names(self, pod: PodForm) -> PodForm:
+        asked = hami.translate(pod, self.hami) if self.hami is not None else pod
+        return kai.translate(asked, self.kai) if self.kai is not None else asked
+
+    def _remarks(self, pod: PodForm) -> list[str]:
+        said = hami.remarks(pod) if self.hami is not None else ()
+        return [*said, *(kai.remarks(pod) if self.kai is not None else ())]
 
     def validate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review that goes back, yes or no. Raises `MalformedError`."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Host, LogLevel, Port, Settings, SettingsError, about
+from gpuslice.apps.settings import Host, LogLevel, NamesSetting, Port, Settings, SettingsError, about
 from gpuslice.core.admission import AdmissionRules, EnvSource
+from gpuslice.core.contract import NAME_SETS
 from gpuslice.core.hami import HamiRules
+from gpuslice.core.kai import KaiRules
 
 
 class WebhookSettings(Settings, frozen=True, kw_only=True):
@@ -28,6 +30,14 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         about(
             "Scheduler that pods get which ask for aliyun.com/gpu-mem and left it to default-scheduler. Set "
             "it where a second scheduler calls the extender; empty leaves pods as they are."
+        ),
+    ] = ""
+    resource_names: NamesSetting = "aliyun.com"
+    runtime_class_name: Annotated[
+        str,
+        about(
+            "Runtime class that pods get which ask for aliyun.com/gpu-mem and name none. Set it where the "
+            "class, and not the runtime's default, brings the driver into containers, as on k3s."
         ),
     ] = ""
     annotations_as_env: Annotated[
@@ -65,7 +75,7 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     ] = False
     memory_unit: Annotated[
         Literal["GiB", "MiB"],
-        about("What one aliyun.com/gpu-mem is, for HAMi's MiB; as the device plugin's."),
+        about("What one aliyun.com/gpu-mem is, for HAMi's and KAI's MiB; as the device plugin's."),
     ] = "GiB"
     hami_card_units: Annotated[
         int,
@@ -82,6 +92,18 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         tuple[str, ...], about("The values that label has in this cluster; use-gputype is refused without.")
     ] = ()
 
+    accept_kai: Annotated[
+        bool, about("Translate pods that ask in KAI's annotations (gpu-memory, gpu-fraction).")
+    ] = False
+    kai_card_units: Annotated[
+        int,
+        about(
+            "Units of every card of the cluster, for KAI's gpu-fraction; 0 refuses it. Only where all cards "
+            "are of one size.",
+            ge=0,
+        ),
+    ] = 0
+
     def __post_init__(self) -> None:
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
@@ -90,10 +112,12 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     def rules(self) -> AdmissionRules:
         return AdmissionRules(
             scheduler=self.scheduler_name,
+            runtime_class=self.runtime_class_name,
             env=EnvSource(self.annotations_as_env),
             allow_no_isolation=self.allow_cgpu_disable,
             hide_cards=self.hide_cards,
             writers=frozenset(self.annotation_writers),
+            names=NAME_SETS[self.resource_names],
         )
 
     @property
@@ -101,3 +125,7 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         if not self.accept_hami:
             return None
         return HamiRules(self.memory_unit, self.hami_card_units, self.hami_model_label, self.hami_models)
+
+    @property
+    def kai(self) -> KaiRules | None:
+        return KaiRules(self.memory_unit, self.kai_card_units) if self.accept_kai else None

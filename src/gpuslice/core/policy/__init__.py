@@ -7,7 +7,7 @@ A policy ranks the rows of a `Fleet` for a `Shape`, and is told what happens to 
     policy.arrived(shape)              once for each pod, when it is first seen
     policy.choose(shape, rows)         the best of these rows, or None; `policy.keys(shape)` ranks all
     policy.slots(shape, row)           the cards on it
-    fleet.take(row, slots, shape)      the caller books it …
+    fleet.take(row, slots, shape)      the caller holds it …
     policy.placed(shape)               … and says so; `fleet.give_back` and `policy.departed` at its end
     policy.refused(shape)              once for a pod that fits nowhere
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from gpuslice.core.shape import UNLIMITED, FleetNode, Shape
+
+__all__ = ["UNLIMITED", "AnyInts", "Flags", "Fleet", "FleetNode", "Floats", "Ints", "Rows", "Shape"]
 
 Rows: TypeAlias = npt.NDArray[np.intp]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -21,46 +23,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 AnyInts: TypeAlias = npt.NDArray[np.signedinteger]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-UNLIMITED = inf
 RECENT = 32  # changes that are found without a look at every row
-
-
-class Shape(msgspec.Struct, frozen=True):  # the key of most that is kept: to hash it is half the cost
-    """What placement sees of a pod; pods of one shape are interchangeable.
-
-    `units` is asked of each of `cards` cards of one node; a pod with `cards` 0 wants no GPU. `models` empty
-    means any model. What is not known of a pod (CPU, memory) is 0: it then never keeps the pod from a node.
-    """
-
-    units: int
-    cards: int = 1
-    cpu_milli: int = 0
-    memory_mib: int = 0
-    models: frozenset[str] = frozenset()
-    compute_percent: int = 0
-
-    @property
-    def total_units(self) -> int:
-        return self.units * self.cards
-
-
-@dataclass(frozen=True, slots=True)
-class FleetNode:
-    """A node to put into the fleet: for each card its size and what is free of it, in units.
-
-    A card that must not be used has size 0. CPU and memory that are not known are `UNLIMITED`, and
-    `cpu_milli` and `memory_mib` (what the node has in all) are then left out of every mean.
-    """
-
-    name: str
-    size: Sequence[int]
-    left: Sequence[int]
-    compute_left: Sequence[int] = ()
-    model: str = ""
-    cpu_milli: float = UNLIMITED
-    memory_mib: float = UNLIMITED
-    cpu_left: float = UNLIMITED
-    memory_left: float = UNLIMITED
 
 
 def _empty_ints() -> Ints:

@@ -1,14 +1,14 @@
 """What a node still sells where CPU or memory runs out before the cards do, while a cluster fills up.
 
-The worth of `worth` lets each shape have what a node feeds to itself, so that two nodes with 12 cores left
-are worth as much as one with 24. That serves while cards are what runs out. Where feed runs out, whoever
+The worth of `worth` lets each shape have a node's CPU to itself, so that two nodes with 12 cores left
+are worth as much as one with 24. That serves while cards are what runs out. Where CPU runs out, one who
 finds room takes it, and who that is depends on how the room is cut: on 24 cores a pod with many cores for
 its card takes them all, on 12 only those fit that want few. So a node is worth what arrivals make of it,
 
     W(c, v) = Σ_j n_j · (G_j + W(c - c_j, v - G_j)) / Σ_j n_j      over the shapes j with c_j ≤ c and G_j ≤ v
 
 with c the free amount of the scarce resource, v the value of the free cards, n_j how many of shape j come,
-those without GPU too, c_j and G_j what one takes. Found on a grid, from less to more feed.
+those without GPU too, c_j and G_j what one takes. Found on a grid, from less to more CPU or memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HostValue:
     is asked for.
     """
 
-    table: Floats  # [feed step, card step], the last of each twice
+    table: Floats  # [host step, card step], the last of each twice
     scarce: int
     host_step: float
     card_step: float
@@ -84,7 +84,7 @@ def _step(amount: Floats, most: int) -> tuple[Ints, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class _Pods:
-    """Shapes side by side: how many come, what one takes in cards and [resource, shape] of feed."""
+    """Shapes side by side: how many come, what one takes in cards and [resource, shape] of host resources."""
 
     count: Floats
     cards: Floats
@@ -94,7 +94,7 @@ class _Pods:
 def host_value(
     fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float
 ) -> HostValue | None:
-    """W for a mix; None where cards run out first, while enough feed is left, and where pods come and go."""
+    """W for a mix; None where cards run out first, or where pods come and go."""
     if turnover >= FILLING_TURNOVER or not len(fleet.row_of):
         return None
     wanted = [(shape, count) for shape, count in counts.items() if count > 0]
@@ -141,10 +141,10 @@ def _host_of(fleet: Fleet, resource: int) -> tuple[Floats, Floats]:
 
 
 def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
-    """[feed step, card step] W in card steps, for pods that take `feed` and `cards` steps each.
+    """[host step, card step] W in card steps, for pods that take `host` and `cards` steps each.
 
     What falls between two steps is split among them, so that the pods of a shape take in all what they ask
-    for. Pods that take less than a step of feed come several at once, as many as make a step of cards.
+    for. Pods that take less than a host step come several at once, as many as make a step of cards.
     """
     several = np.where((host < 1.0) & (cards < 1.0), 1.0 / np.maximum(np.maximum(host, cards), 1e-6), 1.0)
     grid = _Grid.of(count / several, np.maximum(host * several, 1.0), cards * several)
@@ -153,7 +153,7 @@ def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
     back, reachable = np.maximum(shift, 0), (shift >= 0) & grid.with_card
     lines = np.arange(len(grid.taken))[:, None]
     for step in range(1, HOST_STEPS + 1):
-        before = table[step - 1 :: -1]  # when 1, 2 … `step` steps of feed were taken
+        before = table[step - 1 :: -1]  # when 1, 2 … `step` host steps were taken
         after = ((grid.count[:, 1 : step + 1] @ before)[lines, back] * reachable).sum(axis=0)
         after += grid.plain[1 : step + 1] @ before + grid.sold[:, step]
         fitting = grid.fitting[:, step]
@@ -163,9 +163,9 @@ def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Pods sorted by the steps they take. `count`: [taken, feed step] of those with GPU, `plain` of others.
+    """Pods sorted by the steps they take. `count`: [taken, host step] of those with GPU, `plain` of others.
 
-    `fitting`, `sold`: [card step, feed step] how many fit into so much, and the GPU that these take in all.
+    `fitting`, `sold`: [card step, host step] how many fit into so much, and the GPU that these take in all.
     `with_card`: [card step] whether there is any; less than a step of cards is taken for none.
     """
 

@@ -130,7 +130,7 @@ def _kinds(
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Shapes side by side. `weight`: [kind, shape]. A node with `cpu` CPU feeds `cpu · cards_per_cpu` cards.
+    """Shapes side by side. `weight`: [kind, shape]. A node with `cpu` CPU serves `cpu · cards_per_cpu` cards.
 
     For shares and single cards room is `by_value · V + by_free · F` at most, [kind, shape]. For several
     cards it comes in slots of `cards` free cards that count `gpu` each.
@@ -304,7 +304,7 @@ class DemandModel:
     """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
 
     `turnover`: departures for each pod placed, 0 while a cluster fills up, 1 where as many go as come.
-    `feed`: what nodes are worth where feed is what runs out.
+    `host`: what nodes are worth where CPU or memory runs out.
     """
 
     layout: Layout

@@ -92,7 +92,7 @@ class Policy(ABC):
     """Decides which node and which cards a pod gets.
 
     The caller tells what happens (`arrived`, `placed`, `departed`, `refused`, each once for a pod) and
-    changes the fleet; a policy never does. All answers depend on the fleet and on what was told, so they
+    changes the fleet; a policy never does. All answers depend on the fleet and on what was heard, so they
     are the same for the same history.
     """
 

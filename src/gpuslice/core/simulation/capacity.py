@@ -12,9 +12,9 @@ from math import isfinite
 
 import numpy as np
 
-from gpuslice.core.policy import make_policy
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
 from gpuslice.core.policy.ranking import card_fits, fitting_rows
+from gpuslice.core.simulation.claims import simulated_policy
 from gpuslice.core.simulation.replay import Cluster, Filling, Progress, fill
 from gpuslice.core.words import counted
 
@@ -97,7 +97,7 @@ def _fill(
     fleet = Fleet()
     for node in nodes:
         fleet.put(empty(node))
-    cluster = Cluster(fleet, make_policy(policy, fleet))
+    cluster = Cluster(fleet, simulated_policy(policy, fleet))
     return cluster, fill(cluster, pods, max(1, int(fleet.size.sum())), progress)
 
 

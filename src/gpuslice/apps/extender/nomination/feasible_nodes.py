@@ -26,6 +26,7 @@ class FeasibleNodes:
 
     fleet: Fleet
     rows: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    searched: int = 0  # nodes in the last question
     _version: tuple[int, int] = (-1, -1)
     _since_s: float = -LASTS_S
     _paused_until_s: float = 0.0
@@ -40,6 +41,7 @@ class FeasibleNodes:
             self.rows = np.zeros(self.fleet.rows, dtype=np.bool_)
             self._version, self._since_s = version, now_s
         self.rows[rows[rows >= 0]] = True
+        self.searched = len(rows)
 
     def is_known(self, now_s: float) -> bool:
         """Whether what was learned still holds, and is worth something."""

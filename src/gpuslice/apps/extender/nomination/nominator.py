@@ -7,12 +7,13 @@ best beside others of its kind (`replicas`): only the search is saved.
 
     a question about all nodes ──► those suit pods with the same terms (`feasible_nodes`)
         ──► the next such pod of the queue: choose node and cards as bind would (`placer`)
-        ──► hold them (`Ledger.plan`), PATCH annotations and nomination in one write (`nomination_writer`)
-        ──► kube-scheduler asks about that node alone: yes ──► bind, which finds the pod annotated already
+        ──► hold them (`Ledger.plan`), PATCH the nomination (`nomination_writer`)
+        ──► kube-scheduler asks about that node alone: yes ──► bind
 
-So a nominated pod costs as many writes as another. A plan is no promise: it makes way for whoever finds no
-other room, and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce,
-since a nomination counts in kube-scheduler's sums for pods that come later.
+A nomination is a write more, which costs an API server twice what a Binding does: it pays where a search
+looks at so many nodes that it costs more. A plan is no promise: it makes way for a pod without other room,
+and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce, since a
+nomination counts in kube-scheduler's sums for pods that come later.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -70,12 +70,14 @@ class _Waiting:
     node: str = ""
     since_s: float = 0.0
     written_s: float = inf
-    version: int = 0  # of the pod, that our nomination made
     over: bool = False
 
 
 class Nominator:
-    """Nominates for one cluster, while this replica leads."""
+    """Nominates for one cluster, while this replica leads; where a search looks at `search` nodes or more.
+
+    Nowhere where that is 0.
+    """
 
     def __init__(
         self,
@@ -84,19 +86,18 @@ class Nominator:
         reservations: Reservations,
         leadership: Leadership,
         *,
-        enabled: bool = True,
+        search: int = 1,
         limits: NominationLimits = LIMITS,
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.results: Counter[str] = Counter()
         self._placer = placer
         self._ledger = placer.ledger
-        self._writer = NominationWriter(client, placer.ledger, leadership, now_ns)
+        self._writer = NominationWriter(client, placer.ledger, leadership)
         self._reservations = reservations
         self._leadership = leadership
-        self._enabled = enabled
+        self._search = search
         self._limits = limits
         self._clock = clock
         self._sleep = sleep
@@ -113,7 +114,7 @@ class Nominator:
     def pod_waits(self, pod: Pod, terms: Terms | None) -> None:
         """A pod without a node, as the API server showed it; `terms` None when it is not to be nominated."""
         now = self._ledger.pods.get(pod.uid)
-        if not self._enabled or now is None or now.version > pod.version:
+        if now is None or now.version > pod.version:
             return
         waiting = self._waiting.get(pod.uid)
         if terms is None or pod.terminating or pod.request is None:
@@ -121,7 +122,7 @@ class Nominator:
         elif waiting is not None:
             if not pod.nominated and waiting.written_s < inf:
                 self._end(pod.uid, waiting)  # kube-scheduler took the nomination back
-        elif not pod.nominated and pod.placement is None:
+        elif not pod.nominated:
             self._waiting[pod.uid] = _Waiting(terms)
             self._queue.put(pod, terms)
             self._wake.set()
@@ -136,8 +137,6 @@ class Nominator:
 
     def note_query(self, uid: str, query: NodeQuery) -> None:
         """kube-scheduler asks where the pod fits: on its nominated node, or on all that would do."""
-        if not self._enabled:
-            return
         self._queue.take(uid)
         waiting = self._waiting.get(uid)
         if waiting is not None:
@@ -172,7 +171,8 @@ class Nominator:
     def hold(self, uid: str, query: NodeQuery) -> Placement | None:
         """The best node for a pod that kube-scheduler looks at all nodes for, held from now on.
 
-        While others wait behind it: what is planned for them should not depend on which one it takes.
+        While others wait behind it: to score several nodes costs as much as all else that is done for a pod,
+        and what is planned for the others should not depend on which one it takes.
         """
         waiting, pod = self._waiting.get(uid), self._ledger.pods.get(uid)
         if waiting is None or pod is None or pod.node:
@@ -181,7 +181,7 @@ class Nominator:
             return None
         open_rows = np.zeros(self._ledger.fleet.rows, dtype=np.bool_)
         open_rows[query.rows[query.rows >= 0]] = True
-        placement = self._placer.choose_node(pod, open_rows, self._least_room)
+        placement = self._placer.choose_node(pod, open_rows, least=1)
         if placement is None or self._ledger.plan(pod, placement) is not None:
             return None
         waiting.node, waiting.since_s = placement.node, self._clock()
@@ -197,7 +197,7 @@ class Nominator:
 
     def keep_pace(self) -> Awaitable[None] | None:
         """Until the next pods are nominated, for a moment: kube-scheduler takes one up after our answer."""
-        if len(self._ready) >= READY or not (self._queue or self._writes):
+        if len(self._ready) >= READY or not self._nominates():
             return None
 
         async def nominations_written() -> None:
@@ -209,11 +209,6 @@ class Nominator:
                         await self._progress.wait()
 
         return nominations_written()
-
-    def wrote(self, pod: Pod) -> bool:
-        """Whether the pod's annotations are as our nomination left them."""
-        waiting = self._waiting.get(pod.uid)
-        return waiting is not None and 0 < waiting.version == pod.version
 
     async def written(self, uid: str) -> None:
         """Until no request of ours for this pod is under way."""
@@ -232,8 +227,6 @@ class Nominator:
 
     async def run(self) -> None:
         """Nominate for those next in the queue whenever something was asked, until cancelled."""
-        if not self._enabled:
-            return
 
         async def sweep_for_ever() -> None:
             while True:
@@ -252,7 +245,7 @@ class Nominator:
 
     def _choose(self) -> tuple[Pod, Placement] | None:
         """The next pod of the queue, with node and cards that are held for it from now on."""
-        if not self._leadership.may_bind or self._ledger.plans >= self._limits.plans:
+        if not self._nominates() or self._ledger.plans >= self._limits.plans:
             return None
         while (first := self._next()) is not None:
             uid, terms = first
@@ -271,6 +264,13 @@ class Nominator:
             return pod, placement
         return None
 
+    def _nominates(self) -> bool:
+        """Whether the next pod of the queue is to be nominated: whether that costs less than a search."""
+        if self._writes:
+            return True
+        first = self._next() if self._search and self._leadership.may_bind else None
+        return first is not None and self._feasible[first[1]].searched >= self._search
+
     @property
     def _least_room(self) -> int:
         return max(self._limits.room, self._limits.spare * self._ledger.plans)
@@ -286,8 +286,7 @@ class Nominator:
     async def _nominate(self, pod: Pod, placement: Placement) -> None:
         waiting = self._waiting[pod.uid]
         try:
-            waiting.version = await self._writer.nominate(pod, placement)
-            if waiting.version:
+            if await self._writer.nominate(pod, placement.node):
                 waiting.written_s = self._clock()
                 if not waiting.over:
                     self._ready.add(pod.uid)
@@ -309,8 +308,8 @@ class Nominator:
                 continue  # it is being bound
             self._end(uid, waiting)
             waiting.node, waiting.written_s = "", inf
-            if pod is not None and not pod.node and pod.placement is not None and uid not in self._writes:
+            if pod is not None and not pod.node and pod.nominated == node and uid not in self._writes:
                 self.results["withdrawn"] += 1
-                await self._writer.take_back(pod, node)
+                await self._writer.nominate(pod, None)
         used = {waiting.terms for waiting in self._waiting.values()}
         self._feasible = {terms: feasible for terms, feasible in self._feasible.items() if terms in used}

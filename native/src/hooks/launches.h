@@ -1,0 +1,22 @@
+/* Around every launch: it waits where its container has used up its share of compute. */
+#ifndef GPUSLICE_LAUNCHES_H
+#define GPUSLICE_LAUNCHES_H
+
+#include "policy/throttle.h"
+
+/* True once the driver is bound and no card has a share: then a launch is a launch. */
+extern bool gs_launch_freely;
+
+struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);
+
+#define THROTTLED(call, stream, own_stream, key)                                                                       \
+    do {                                                                                                               \
+        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)))                                           \
+            return call;                                                                                               \
+        struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                  \
+        int result = call;                                                                                             \
+        gs_work_end(&work, result == CUDA_SUCCESS);                                                                    \
+        return result;                                                                                                 \
+    } while (0)
+
+#endif

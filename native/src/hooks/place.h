@@ -1,0 +1,11 @@
+/* Where a thread allocates: its current context, or a stream's. */
+#ifndef GPUSLICE_PLACE_H
+#define GPUSLICE_PLACE_H
+
+#include "policy/cards.h"
+
+struct gs_place gs_current_place(void); /* card NULL without a current context */
+struct gs_place gs_stream_place(CUstream stream);
+void gs_contexts_changed(void);
+
+#endif

@@ -1,0 +1,148 @@
+#include "policy/cards.h"
+
+#include <string.h>
+
+#include "system/at_fork.h"
+
+#define DEVICES 128
+
+struct gs_accounts gs_accounts;
+
+static struct gs_card cards[GPUSLICE_CARDS];
+/* A card that the limits do not name is somebody else's. */
+static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
+static uint32_t card_count;
+static struct gs_card *device_cards[DEVICES];
+
+static void forget(void) { gs_accounts_forget(&gs_accounts); }
+GS_AT_FORK(forget);
+
+void gs_cards_make(const struct gs_limits *limits)
+{
+    for (card_count = 0; card_count < limits->count; card_count++) {
+        const struct gs_limit *limit = &limits->cards[card_count];
+        struct gs_card *card = &cards[card_count];
+        *card = (struct gs_card){.index = gs_accounts_card(&gs_accounts, limit->uuid),
+                                 .limit_bytes = limit->memory_bytes,
+                                 .share = {limit->compute_percent, limit->cap_percent, limit->interactive}};
+        memcpy(card->uuid, limit->uuid, sizeof card->uuid);
+        gs_accounts_show_limit(&gs_accounts, card->index, limit->memory_bytes, limit->compute_percent);
+    }
+}
+
+/* The 16 bytes a uuid spells, whatever stands before them. */
+static bool uuid_bytes(const char *text, unsigned char bytes[16])
+{
+    int digits = 0;
+    memset(bytes, 0, 16);
+    for (text += 4; *text; text++) {
+        int value = *text >= '0' && *text <= '9'   ? *text - '0'
+                    : *text >= 'a' && *text <= 'f' ? *text - 'a' + 10
+                    : *text >= 'A' && *text <= 'F' ? *text - 'A' + 10
+                                                   : -1;
+        if (value < 0 && *text != '-')
+            return false;
+        if (value >= 0 && digits == 32)
+            return false;
+        if (value >= 0) {
+            bytes[digits / 2] = (unsigned char)(bytes[digits / 2] << 4 | value);
+            digits++;
+        }
+    }
+    return digits == 32;
+}
+
+static struct gs_card *card_of_bytes(const CUuuid *uuid)
+{
+    unsigned char bytes[16];
+    for (uint32_t i = 0; i < card_count; i++)
+        if (uuid_bytes(cards[i].uuid, bytes) && memcmp(bytes, uuid, sizeof bytes) == 0)
+            return &cards[i];
+    return NULL;
+}
+
+struct gs_card *gs_card_of_uuid(const char *uuid)
+{
+    for (uint32_t i = 0; i < card_count; i++)
+        if (strcmp(cards[i].uuid, uuid) == 0)
+            return &cards[i];
+    return &foreign_card;
+}
+
+struct gs_card *gs_card_numbered(uint32_t index)
+{
+    for (uint32_t i = 0; i < card_count; i++)
+        if (cards[i].index == index)
+            return &cards[i];
+    return &foreign_card;
+}
+
+uint32_t gs_card_count(void) { return card_count; }
+struct gs_card *gs_card_at(uint32_t position) { return &cards[position]; }
+
+/* Drivers before 9.2 tell no uuid: NVML does, by the bus. */
+static struct gs_card *card_by_bus(CUdevice device)
+{
+    char text[96];
+    nvmlDevice_t handle;
+    if (DRIVER(cuDeviceGetPCIBusId)(text, sizeof text, device) != CUDA_SUCCESS)
+        return NULL;
+    gs_bind_nvml(NULL);
+    if (DRIVER(nvmlInit_v2)() != NVML_SUCCESS ||
+        DRIVER(nvmlDeviceGetHandleByPciBusId_v2)(text, &handle) != NVML_SUCCESS ||
+        DRIVER(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
+        return NULL;
+    return gs_card_of_uuid(text);
+}
+
+static struct gs_card *find_device(CUdevice device)
+{
+    CUuuid uuid;
+    struct gs_card *card = NULL;
+    bool known = false;
+    if (DRIVER(cuDeviceGetUuid_v2)(&uuid, device) == CUDA_SUCCESS) { /* of the MIG instance, if it is one */
+        known = true;
+        card = card_of_bytes(&uuid);
+    }
+    if (!card && DRIVER(cuDeviceGetUuid)(&uuid, device) == CUDA_SUCCESS) {
+        known = true;
+        card = card_of_bytes(&uuid);
+    }
+    if (card)
+        return card;
+    return known ? &foreign_card : card_by_bus(device);
+}
+
+struct gs_card *gs_card_of_device(CUdevice device)
+{
+    if (device < 0 || device >= DEVICES)
+        return NULL;
+    struct gs_card *card = __atomic_load_n(&device_cards[device], __ATOMIC_ACQUIRE);
+    if (!card && (card = find_device(device)))
+        __atomic_store_n(&device_cards[device], card, __ATOMIC_RELEASE);
+    return card;
+}
+
+/* ---- what they hold ---- */
+
+uint64_t gs_round_up(uint64_t bytes, uint64_t step)
+{
+    uint64_t rest = bytes % step;
+    if (!rest)
+        return bytes;
+    return bytes > UINT64_MAX - step ? UINT64_MAX : bytes - rest + step;
+}
+
+void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
+
+void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
+{
+    if (taken > reserved)
+        gs_accounts_add(&gs_accounts, card->index, taken - reserved);
+    else
+        gs_accounts_return(&gs_accounts, card->index, reserved - taken);
+}
+
+uint64_t gs_used(const struct gs_card *card) { return gs_accounts_used(&gs_accounts, card->index); }
+
+bool gs_over_limit(const struct gs_card *card) { return gs_used(card) > card->limit_bytes; }

@@ -1,0 +1,58 @@
+/* The cards of this container: which, how much of each it may have, and how much it has. */
+#ifndef GPUSLICE_CARDS_H
+#define GPUSLICE_CARDS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "accounts/accounts.h"
+#include "driver/driver.h"
+#include "policy/limits.h"
+#include "policy/share.h"
+
+#define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver hands out physical memory in these */
+
+struct gs_card {
+    uint32_t index;        /* in the region; GPUSLICE_CARDS for a card that is not ours */
+    uint64_t limit_bytes;  /* GS_NO_LIMIT for none; 0 for a card that is not ours */
+    struct gs_share share; /* of compute; weight 0: not limited */
+    char uuid[GPUSLICE_UUID_BYTES];
+};
+
+extern struct gs_accounts gs_accounts;
+void gs_cards_make(const struct gs_limits *limits);
+
+/* NULL when the driver does not tell: then let the driver answer. */
+struct gs_card *gs_card_of_device(CUdevice device);
+struct gs_card *gs_card_of_uuid(const char *uuid);
+struct gs_card *gs_card_numbered(uint32_t index); /* the region's index */
+uint32_t gs_card_count(void);
+struct gs_card *gs_card_at(uint32_t position); /* in the limits file's order */
+
+/* Where a thread allocates. */
+struct gs_place {
+    struct gs_card *card;
+    CUcontext context;
+    CUdevice device;
+};
+
+/* While a stream is being recorded, by this thread or another, calls that could disturb it are refused and spoil the
+ * recording: what we ask beside a program's own call must not. */
+static inline int gs_relax_capture(void)
+{
+    int mode = 2; /* relaxed */
+    DRIVER(cuThreadExchangeStreamCaptureMode)(&mode);
+    return mode;
+}
+
+static inline void gs_restore_capture(int mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(&mode); }
+
+uint64_t gs_round_up(uint64_t bytes, uint64_t step); /* UINT64_MAX on overflow */
+
+void gs_refuse(struct gs_card *card); /* counts it */
+/* `reserved` bytes were reserved, `taken` of them (or more) were taken. */
+void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
+uint64_t gs_used(const struct gs_card *card);
+bool gs_over_limit(const struct gs_card *card);
+
+#endif

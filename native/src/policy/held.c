@@ -1,0 +1,99 @@
+#include "policy/held.h"
+
+#include "policy/driver_overhead.h"
+#include "policy/pool_accounts.h"
+#include "system/at_fork.h"
+
+struct gs_table gs_held;
+
+static struct gs_table pages;
+
+static void forget(void)
+{
+    gs_table_forget(&gs_held);
+    gs_table_forget(&pages);
+}
+GS_AT_FORK(forget);
+
+/* The driver hands out pages of 2 MiB. A large block has its own; small ones share a page, which the address tells:
+ * the page is charged with the first block on it and given back with the last. */
+static bool has_own_pages(CUdeviceptr address, uint64_t bytes)
+{
+    return address % GS_PAGE_BYTES == 0 && bytes > GS_PAGE_BYTES / 2;
+}
+
+static uint64_t count_pages(CUdeviceptr address, uint64_t bytes, int by)
+{
+    uint64_t charged = 0;
+    for (uint64_t page = address / GS_PAGE_BYTES; page <= (address + bytes - 1) / GS_PAGE_BYTES; page++) {
+        uint64_t before = gs_table_count(&pages, page + 1, by);
+        charged += before == (by > 0 ? 0u : 1u) ? GS_PAGE_BYTES : 0;
+    }
+    return charged;
+}
+
+void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved, uint32_t managed)
+{
+    bool own = has_own_pages(address, bytes);
+    uint64_t charge = gs_round_up(bytes, GS_PAGE_BYTES);
+    struct gs_entry entry = {.key = address,
+                             .bytes = own ? charge : bytes,
+                             .owner = (uint64_t)(uintptr_t)place.context,
+                             .kind = (own ? GS_LINEAR : GS_SMALL) | managed,
+                             .card = place.card->index};
+    if (!gs_table_put(&gs_held, &entry))
+        return; /* stays charged: it cannot be recognised when it is freed */
+    if (managed)
+        gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+    gs_settle(place.card, reserved, own ? charge : count_pages(address, bytes, 1));
+}
+
+uint64_t gs_release_entry(struct gs_entry *entry)
+{
+    uint64_t bytes = 0;
+    if (entry->kind & (GS_MANAGED | GS_EXPORTED))
+        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
+    switch (entry->kind & 0xff) {
+    case GS_LINEAR:
+    case GS_ARRAY:
+    case GS_EXTERNAL:
+        bytes = entry->bytes;
+        break;
+    case GS_SMALL:
+        bytes = count_pages(entry->key, entry->bytes, -1);
+        break;
+    case GS_STREAM_ORDERED:
+        gs_pool_block_freed(entry);
+        break;
+    case GS_IMPORT:
+        gs_doubt(entry->card, GS_PERHAPS_MORE, -(int64_t)entry->bytes);
+        gs_accounts_imported(&gs_accounts, entry->card, -1);
+        break;
+    }
+    if (entry->kind & GS_EXPORTED)
+        gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
+    else
+        gs_accounts_return(&gs_accounts, entry->card, bytes);
+    return bytes;
+}
+
+/* ---- a context that goes takes its memory along ---- */
+
+struct gone {
+    uint64_t context;
+};
+
+static bool drop_with_context(struct gs_entry *entry, void *context)
+{
+    const struct gone *gone = context;
+    if (entry->owner != gone->context)
+        return false;
+    gs_release_entry(entry);
+    return true;
+}
+
+void gs_drop_context(CUcontext context)
+{
+    struct gone gone = {(uint64_t)(uintptr_t)context};
+    gs_table_sift(&gs_held, drop_with_context, &gone);
+}

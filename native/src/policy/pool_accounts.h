@@ -1,0 +1,48 @@
+/* Pools of stream-ordered memory, and graphs' memory: the driver reserves and gives back as it sees fit, and tells
+ * how much it has reserved. That is what is charged. */
+#ifndef GPUSLICE_POOL_ACCOUNTS_H
+#define GPUSLICE_POOL_ACCOUNTS_H
+
+#include "policy/cards.h"
+#include "policy/held.h"
+
+extern bool gs_pools_exist;
+
+/* Asks the driver again what it has reserved for this process. */
+void gs_pools_refresh(void);
+/* Lets the driver give back what it keeps and nobody uses; whether there was anything to ask. */
+bool gs_pools_trim(void);
+
+/* After anything that may have let pools shrink. */
+static inline void gs_pools_changed(void)
+{
+    if (gs_unlikely(__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED)))
+        gs_pools_refresh();
+}
+
+/* The device's current pool. */
+bool gs_pool_of_device(CUmemoryPool *pool, CUdevice device);
+/* Whose memory a pool gives out. One of ours that has no card yet gets the one asked with; the card is the pool's. */
+enum gs_pool_owner { GS_POOL_OURS, GS_POOL_ELSEWHERE, GS_POOL_UNKNOWN };
+enum gs_pool_owner gs_pool_owner(CUmemoryPool pool, struct gs_card **card);
+/* What it keeps and nobody uses. */
+uint64_t gs_pool_idle_bytes(CUmemoryPool pool);
+/* `bytes` are reserved for growth that is under way; settled when that is over. */
+void gs_pool_promise(CUmemoryPool pool, uint64_t bytes);
+void gs_pool_settle(CUmemoryPool pool, struct gs_card *card, uint64_t reserved);
+
+void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool elsewhere);
+/* An imported pool's memory is open here, on this card. */
+void gs_pool_opened(CUmemoryPool pool, struct gs_card *card);
+void gs_pool_destroyed(CUmemoryPool pool);
+/* A block is gone whose pool may be gone already. */
+void gs_pool_block_freed(const struct gs_entry *entry);
+
+/* Graphs' memory nodes: one account per device. */
+void gs_graph_memory_seen(CUdevice device, struct gs_card *card);
+bool gs_graph_memory_exists(void);
+bool gs_ask_graph_memory(CUdevice device, int attribute, uint64_t *value);
+/* Takes the device's reserved bytes into the accounts, in which `reserved` are counted already. */
+void gs_graph_settle(CUdevice device, struct gs_card *card, uint64_t reserved);
+
+#endif

@@ -1,0 +1,23 @@
+#include "policy/reserve.h"
+
+#include "policy/descriptors.h"
+#include "policy/driver_overhead.h"
+#include "policy/pool_accounts.h"
+
+bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
+{
+    if (gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes))
+        return true;
+    /* As the driver does before it gives up: take back what pools keep and nobody uses. */
+    bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
+    return (settled || trimmed) && gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes);
+}
+
+bool gs_reserve(struct gs_card *card, uint64_t bytes)
+{
+    gs_measure_sometimes(card);
+    bool reserved = gs_reserve_quietly(card, bytes);
+    if (!reserved)
+        gs_refuse(card);
+    return reserved;
+}

@@ -1,0 +1,115 @@
+/* The start of this process under its container's limits: read at the first call of any hook. */
+#define _GNU_SOURCE
+#include "policy/start.h"
+
+#include <string.h>
+
+#include "policy/limits.h"
+#include "policy/throttle.h"
+#include "system/at_fork.h"
+#include "system/elf.h"
+
+#define PATH_ROOM GS_PATH_ROOM
+#define OWN_FOLDER "/usr/lib/gpuslice/"
+
+bool gs_active, gs_cuda_ready, gs_nvml_ready;
+
+static struct gs_lock start_lock;
+static bool started;
+
+static void forget(void) { start_lock = (struct gs_lock){0}; }
+GS_AT_FORK(forget);
+
+/* Files are found beside the library: <prefix>/usr/lib/gpuslice/… → <prefix>/etc/gpuslice/limits. In a container the
+ * prefix is empty. No environment variable has a say. */
+static bool own_prefix(char prefix[PATH_ROOM])
+{
+    if (!gs_elf_own_path(prefix, PATH_ROOM))
+        return false;
+    char *folder = NULL;
+    for (char *at = strstr(prefix, OWN_FOLDER); at; at = strstr(at + 1, OWN_FOLDER))
+        folder = at;
+    if (folder)
+        *folder = 0;
+    return folder != NULL;
+}
+
+static bool join(char path[PATH_ROOM], const char *prefix, const char *rest)
+{
+    size_t length = strlen(prefix), more = strlen(rest);
+    if (length + more >= PATH_ROOM)
+        return false;
+    memcpy(path, prefix, length);
+    memcpy(path + length, rest, more + 1);
+    return true;
+}
+
+static enum gs_limits_state read_limits_at(const char *prefix, struct gs_limits *limits)
+{
+    char path[PATH_ROOM];
+    return join(path, prefix, "/etc/gpuslice/limits") ? gs_limits_read(path, limits) : GS_LIMITS_CORRUPT;
+}
+
+static void open_accounts_at(const char *prefix)
+{
+    char path[PATH_ROOM];
+    if (join(path, prefix, "/var/lib/gpuslice/region"))
+        gs_accounts_open(&gs_accounts, path);
+}
+
+/* A limits file that cannot be read leaves no card at all: every allocation is refused. So does a region that cannot
+ * be mapped, because then nobody knows what the other processes hold. */
+static bool activate(void)
+{
+    static struct gs_limits limits; /* large, and read under the lock */
+    char prefix[PATH_ROOM] = "";
+    enum gs_limits_state state = read_limits_at("", &limits);
+    if (state == GS_LIMITS_ABSENT) {
+        if (!own_prefix(prefix) || !*prefix)
+            return false;
+        state = read_limits_at(prefix, &limits);
+    }
+    if (state == GS_LIMITS_ABSENT)
+        return false;
+    open_accounts_at(prefix);
+    gs_cards_make(&limits);
+    gs_throttle_start(prefix);
+    gs_watch_forks();
+    return true;
+}
+
+static bool start_locked(void)
+{
+    if (!started) {
+        if (activate())
+            __atomic_store_n(&gs_active, true, __ATOMIC_RELEASE);
+        __atomic_store_n(&started, true, __ATOMIC_RELEASE);
+    }
+    return gs_active;
+}
+
+bool gs_start(void)
+{
+    if (__atomic_load_n(&started, __ATOMIC_ACQUIRE))
+        return __atomic_load_n(&gs_active, __ATOMIC_ACQUIRE);
+    gs_lock(&start_lock);
+    bool active = start_locked();
+    gs_unlock(&start_lock);
+    return active;
+}
+
+bool gs_start_cuda(void)
+{
+    bool active = gs_start();
+    gs_bind_cuda(NULL);
+    __atomic_store_n(&gs_cuda_ready, active, __ATOMIC_RELEASE);
+    return active;
+}
+
+bool gs_start_nvml(void)
+{
+    bool active = gs_start();
+    gs_bind_nvml(NULL);
+    __atomic_store_n(&gs_nvml_ready, active, __ATOMIC_RELEASE);
+    return active;
+}

@@ -1,0 +1,224 @@
+/* What throttle.c does with the driver, the clock and the neighbours' files, told again in virtual time: the launches of
+ * one process of a container. What it decides, and when work counts as done, is the library's own code. Who calls sleeps:
+ * between one function and the next the tests let the card's time pass. */
+#include <stdlib.h>
+
+#include "card_model.h"
+
+#define LOOK_EVERY_NS 50000u
+#define NEIGHBOURS 8
+#define MEMBERS 8
+
+/* What the processes of a container share: the entry in the region, and the claim that neighbours read. */
+struct container {
+    struct gpuslice_card entry; /* first: the tests read it in place */
+    struct gs_share share;
+    struct gpuslice_claim claim;
+    struct container *met[NEIGHBOURS]; /* containers that tell each other what they want, this one among them */
+    uint32_t met_count;                /* 0: it tells nobody */
+    struct throttle *members[MEMBERS];
+    uint32_t member_count;
+};
+
+struct throttle {
+    struct container *box;
+    struct card *card;
+    uint32_t process;
+    struct gs_queue queue;
+    struct gs_share_past past;
+    struct gs_neighbourhood beside;
+    struct gs_under_way under_way; /* as the container's other processes see it */
+    uint64_t looked_ns, told_until_ns;
+};
+
+static void *allocate(size_t size)
+{
+    void *room = calloc(1, size);
+    if (!room)
+        abort();
+    return room;
+}
+
+struct container *container_new(uint32_t weight, uint32_t cap, bool interactive)
+{
+    struct container *box = allocate(sizeof *box);
+    box->share = (struct gs_share){weight, cap, interactive};
+    return box;
+}
+
+void container_free(struct container *box)
+{
+    for (uint32_t i = 0; i < box->member_count; i++)
+        free(box->members[i]);
+    free(box);
+}
+
+void container_meet(struct container *box, struct container *other)
+{
+    if (box->met_count == NEIGHBOURS)
+        abort();
+    box->met[box->met_count++] = other;
+}
+
+static struct gs_under_way under_way_of(const struct container *box)
+{
+    struct gs_under_way sum = {0};
+    for (uint32_t i = 0; i < box->member_count; i++) {
+        sum.ns += box->members[i]->under_way.ns;
+        sum.unknown += box->members[i]->under_way.unknown;
+    }
+    return sum;
+}
+
+uint64_t container_under_way_ns(const struct container *box) { return under_way_of(box).ns; }
+
+static uint64_t now_of(const struct throttle *at) { return (uint64_t)*(const double *)at->card; }
+
+static void tell(struct throttle *at, bool waits)
+{
+    struct container *box = at->box;
+    box->claim = gs_claim(&box->entry, &box->share, &at->beside, now_of(at), under_way_of(box), at->queue.covered_ns, waits);
+    at->told_until_ns = box->claim.wants_until_ns;
+}
+
+struct throttle *throttle_new(struct container *box, struct card *card, uint32_t process)
+{
+    struct throttle *at = allocate(sizeof *at);
+    *at = (struct throttle){.box = box, .card = card, .process = process};
+    if (box->member_count == MEMBERS)
+        abort();
+    box->members[box->member_count++] = at;
+    if (box->met_count)
+        tell(at, false);
+    return at;
+}
+
+/* ---- the driver's events ---- */
+
+static struct throttle *at_work; /* whose event is created */
+
+static void *create_event(void) { return card_event(at_work->card, at_work->process); }
+
+static const struct gs_events events = {create_event, card_event_record, card_event_query, card_event_elapsed};
+
+/* ---- looking ---- */
+
+static void show(struct throttle *at) { at->under_way = (struct gs_under_way){at->queue.in_flight_ns, at->queue.unknown}; }
+
+static void read_neighbours(struct throttle *at, uint64_t now_ns)
+{
+    struct gs_neighbour others[NEIGHBOURS];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < at->box->met_count; i++)
+        if (at->box->met[i] != at->box && at->box->met[i]->claim.magic)
+            others[count++] = gs_told(&at->box->met[i]->claim, now_ns);
+    gs_neighbourhood_update(&at->beside, &at->box->entry, now_ns, others, count);
+}
+
+static void account(struct throttle *at, uint64_t now_ns, bool waits)
+{
+    struct gpuslice_card *entry = &at->box->entry;
+    struct gs_own_part part = gs_own_part(entry, &at->box->share, now_ns, &at->beside);
+    uint64_t finished = at->queue.finished_ns;
+    at_work = at;
+    struct gs_busy busy = gs_queue_look(&at->queue, &events, now_ns, waits, part);
+    if (busy.ns) {
+        gs_share_charge(entry, &at->box->share, busy);
+        at->beside.own_busy_ns += busy.ns;
+    }
+    if (at->queue.finished_ns != finished)
+        entry->finished_at_ns = now_ns;
+    at->looked_ns = now_ns;
+    show(at);
+    if (at->queue.count || busy.ns)
+        gs_stay(entry, at->queue.count ? now_ns : at->queue.covered_ns);
+    gs_share_note(&at->past, entry, now_ns);
+}
+
+void throttle_look(struct throttle *at, bool waits)
+{
+    uint64_t now = now_of(at);
+    if (!waits && now - at->looked_ns < LOOK_EVERY_NS)
+        return;
+    read_neighbours(at, now);
+    account(at, now, waits);
+    if (waits)
+        gs_stay(&at->box->entry, now);
+    else if (!under_way_of(at->box).ns)
+        gs_wake(&at->box->entry, now, &at->beside);
+    if (at->box->met_count)
+        tell(at, waits);
+}
+
+/* ---- launching ---- */
+
+/* Whether NVML has something new, and how it was asked: the caller says what it tells, to throttle_learn. */
+static enum gs_share_ask ask(struct throttle *at)
+{
+    int32_t percents[PROCESSES];
+    uint64_t now = now_of(at);
+    enum gs_share_ask how = gs_share_ask(&at->box->entry, now, now / 1000);
+    uint64_t until = how ? card_sample(at->card, percents) : 0;
+    return until && until / 1000 != at->box->entry.sampled_us ? how : GS_SHARE_NOT_NOW;
+}
+
+void throttle_learn(struct throttle *at, enum gs_share_ask how, uint64_t until_ns, int32_t own_percent, int32_t others_percent,
+                    uint32_t listed)
+{
+    if (how == GS_SHARE_ASK_AFTER_GAP && at->beside.count)
+        own_percent = 0;
+    if (gs_charges_by_length(&at->box->share, &at->beside) && gs_queue_takes_turns(&at->queue, now_of(at)))
+        own_percent = 0;
+    struct gs_share_sample sample = {until_ns / 1000, own_percent, others_percent, listed};
+    gs_share_learn(&at->box->entry, &at->box->share, now_of(at), under_way_of(at->box).ns, &at->past, &sample, until_ns, how);
+}
+
+enum gs_share_ask throttle_arrive(struct throttle *at)
+{
+    throttle_look(at, false);
+    return gs_share_is_divided(&at->box->entry) ? ask(at) : GS_SHARE_NOT_NOW;
+}
+
+static struct gs_stream stream_of(uint32_t stream) { return (struct gs_stream){(void *)1, (void *)(uintptr_t)stream, false}; }
+
+/* How long the launch has to sleep before it is woken; 0: it may go. */
+uint64_t throttle_wait_ns(struct throttle *at, uint32_t number, uint64_t key, uint64_t waited_ns)
+{
+    struct gs_under_way work = under_way_of(at->box);
+    struct gs_stream stream = stream_of(number);
+    struct gs_contention met = {now_of(at), waited_ns, work.ns, work.unknown, &at->beside};
+    uint64_t ns = gs_queue_wait_ns(&at->queue, &at->box->entry, &at->box->share, &met, &stream, key);
+    if (ns)
+        throttle_look(at, true);
+    return ns;
+}
+
+enum gs_share_ask throttle_wake(struct throttle *at)
+{
+    throttle_look(at, true);
+    return ask(at);
+}
+
+struct gs_batch *throttle_begin(struct throttle *at, uint32_t number, uint64_t key)
+{
+    struct gs_stream stream = stream_of(number);
+    uint64_t now = now_of(at);
+    at_work = at;
+    struct gs_batch *batch = gs_queue_begin(&at->queue, &events, &stream, key, now);
+    if (!batch)
+        gs_share_spend(&at->box->entry, &at->box->share, gs_queue_estimate_ns(&at->queue, key));
+    show(at);
+    if (at->beside.count && at->told_until_ns < now + at->queue.in_flight_ns)
+        tell(at, false);
+    return batch;
+}
+
+void throttle_end(struct throttle *at, struct gs_batch *batch)
+{
+    at_work = at;
+    if (batch)
+        gs_queue_end(batch, &events, true);
+}
+
+/* The process has died, and the others have found out. */
+void throttle_forget(struct throttle *at) { at->under_way = (struct gs_under_way){0}; }

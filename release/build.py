@@ -1,0 +1,420 @@
+"""Makes a release: ``make release`` shows what it would make, ``make release ARGS=--build`` makes it.
+
+Nothing is pushed anywhere. What needs a program or a package that is not here is left out, and said so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from gpuslice import __version__
+from release import oci, wheels
+from release.sbom import bill_of_materials
+
+ROOT = wheels.ROOT
+CHART = ROOT / "charts" / "gpuslice"
+UNPRIVILEGED = "65532:65532"
+
+
+@dataclass
+class Release:
+    """What is wanted, and what has been made of it so far."""
+
+    out: Path
+    architectures: tuple[str, ...]
+    bases: dict[str, Path]  # architecture → folder, tar or OCI archive with Python
+    url: str  # where the files will be downloaded from
+    key: str
+    epoch: int
+    work: Path = field(default_factory=Path)
+    wheels: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def created(self) -> str:
+        return datetime.datetime.fromtimestamp(self.epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    @cached_property
+    def pure(self) -> Path:
+        return wheels.pure_wheel(self.out)
+
+    def wheel(self, architecture: str) -> Path:
+        """The wheel with the library of this architecture, made once."""
+        if architecture not in self.wheels:
+            built = wheels.library(architecture)
+            self.wheels[architecture] = wheels.platform_wheel(self.pure, built, architecture, self.epoch)
+        return self.wheels[architecture]
+
+
+Made = Iterator[Path]
+
+
+# -- the steps -----------------------------------------------------------------------------------------------
+
+
+def make_wheels(release: Release) -> Made:
+    yield release.pure
+    for architecture in release.architectures:
+        if wheels.compiler(architecture):
+            yield release.wheel(architecture)
+
+
+def make_zipapp(release: Release) -> Made:
+    """The command line as one file, for the Pythons that are supported, on Linux of both architectures."""
+    site = release.work / "zipapp"
+    wheel = release.pure
+    for python in wheels.PYTHONS:  # the names of compiled modules tell them apart
+        for architecture in oci.ARCHITECTURES:
+            wheels.installed(site, wheel, "", python, architecture)
+    made = release.out / f"gpuslice-{__version__}.pyz"
+    command = [sys.executable, "-m", "shiv", "--reproducible", "--compressed", "-o", str(made)]
+    command += [
+        "-p",
+        "/usr/bin/env python3",
+        "-e",
+        "gpuslice.apps.cli.main:main_by_name",
+        "--site-packages",
+        str(site),
+    ]
+    environ = {**os.environ, "SOURCE_DATE_EPOCH": str(release.epoch)}
+    subprocess.run(command, check=True, env=environ, capture_output=True)
+    yield made
+
+
+def make_image(release: Release) -> Made:
+    """One OCI archive with an image for each base that was given."""
+    images = []
+    for architecture, base in release.bases.items():
+        below = base_image(base, architecture, release.epoch)
+        python = python_of(below)
+        root = release.work / f"image-{architecture}"
+        site = root / "opt/gpuslice/python"
+        site.mkdir(parents=True)
+        wheels.installed(site, release.wheel(architecture), "[daemons,fast]", python, architecture)
+        start = root / "usr/local/bin/gpuslice"
+        start.parent.mkdir(parents=True)
+        start.write_text(START)
+        start.chmod(0o755)
+        library = root / "usr/share/gpuslice/lib/libgpuslice.so"
+        library.parent.mkdir(parents=True)
+        shutil.move(site / wheels.INSIDE, library)
+        layers = (*below.layers, oci.layer(oci.tree(root), release.epoch))
+        images.append(oci.Image(architecture, layers, image_config(below.config)))
+        bill = release.out / f"gpuslice-{__version__}-{architecture}.cdx.json"
+        lock = (ROOT / "requirements.lock").read_text()
+        bill.write_text(
+            json.dumps(bill_of_materials(site, "gpuslice", __version__, release.created, lock), indent=1)
+        )
+        yield bill
+    made = release.out / f"gpuslice-{__version__}-image.tar"
+    about = {
+        "org.opencontainers.image.title": "gpuslice",
+        "org.opencontainers.image.version": __version__,
+        "org.opencontainers.image.description": "Fractions of a GPU for containers, with limits that hold",
+        "org.opencontainers.image.licenses": "Apache-2.0",
+        "org.opencontainers.image.created": release.created,
+    }
+    digest = oci.image_archive(made, images, release.created, about)
+    made.with_suffix(".digest").write_text(f"{digest}\n")
+    yield made
+    yield made.with_suffix(".digest")
+
+
+START = """\
+#!/usr/bin/env python3
+import sys
+
+sys.path.insert(0, "/opt/gpuslice/python")
+from gpuslice.apps.cli.main import main
+
+main()
+"""
+
+
+def base_image(base: Path, architecture: str, epoch: int) -> oci.Image:
+    """What the image stands on: an OCI archive's image, or a root file system as a folder."""
+    if base.is_dir():
+        return oci.Image(architecture, (oci.layer(oci.tree(base), epoch),), {})
+    return oci.read_archive(base, architecture)
+
+
+def python_of(below: oci.Image) -> str:
+    """The version of the base's python3. LookupError where there is none that we support."""
+    names: set[str] = set()
+    for layer in below.layers:
+        with tarfile.open(fileobj=io.BytesIO(layer.content)) as archive:
+            names |= set(archive.getnames())
+    for python in wheels.PYTHONS:
+        if {f"usr/bin/python{python}", f"usr/local/bin/python{python}"} & {
+            name.removeprefix("./") for name in names
+        }:
+            return python
+    raise LookupError(
+        f"the base has none of python{', python'.join(wheels.PYTHONS)} in /usr/bin or /usr/local/bin"
+    )
+
+
+def image_config(below: Any) -> dict[str, Any]:
+    """The base's configuration with our program to start, as a user who is not root."""
+    path = next((each for each in below.get("Env", []) if each.startswith("PATH=")), f"PATH={DEFAULT_PATH}")
+    kept = [each for each in below.get("Env", []) if not each.startswith("PATH=")]
+    return {
+        **{key: value for key, value in below.items() if key not in ("Env", "Entrypoint", "Cmd", "User")},
+        "Env": [*kept, path, "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"],
+        "Entrypoint": ["/usr/local/bin/gpuslice"],
+        "Cmd": ["--help"],
+        "User": UNPRIVILEGED,
+    }
+
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def make_chart(release: Release) -> Made:
+    """The chart as Helm packs it, and as it lies in a registry."""
+    ignored = (CHART / ".helmignore").read_text().split()
+    kept = [
+        (name, path)
+        for name, path in oci.tree(CHART, "gpuslice/")
+        if path.is_file()
+        and not any(f"/{each.rstrip('/*')}" in f"/{name}" for each in ignored if each.endswith("/"))
+        and path.name != ".helmignore"
+    ]
+    first = [each for each in kept if each[0] == "gpuslice/Chart.yaml"]  # where Helm looks first
+    package = oci.packed([*first, *(each for each in kept if each not in first)], release.epoch)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    packed = release.out / f"gpuslice-{chart['version']}.tgz"
+    packed.write_bytes(package)
+    yield packed
+    artifact = release.out / f"gpuslice-{chart['version']}-chart.oci.tar"
+    oci.chart_archive(artifact, chart, package)
+    yield artifact
+
+
+def make_krew(release: Release) -> Made:
+    """An archive and a manifest for each kubectl plugin; the programs are the zipapp by another name."""
+    zipapp = release.out / f"gpuslice-{__version__}.pyz"
+    for plugin in ("inspect-cgpu", "inspect-gpushare"):
+        program = f"kubectl-{plugin}"
+        packed = release.out / f"{program}-{__version__}.tar.gz"
+        packed.write_bytes(oci.packed([(program, zipapp), ("LICENSE", ROOT / "LICENSE")], release.epoch))
+        digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+        manifest = release.out / f"krew-{plugin}.yaml"
+        manifest.write_text(
+            yaml.safe_dump(krew(plugin, program, f"{release.url}/{packed.name}", digest), sort_keys=False)
+        )
+        yield packed
+        yield manifest
+
+
+def krew(plugin: str, program: str, uri: str, digest: str) -> dict[str, Any]:
+    platform = {
+        "selector": {"matchLabels": {"os": "linux"}},
+        "uri": uri,
+        "sha256": digest,
+        "bin": program,
+        "files": [{"from": program, "to": "."}, {"from": "LICENSE", "to": "."}],
+    }
+    return {
+        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": plugin},
+        "spec": {
+            "version": f"v{__version__}",
+            "shortDescription": "Show what is allocated on which shared GPU",
+            "description": "Lists the shared cards of each node and the pods that hold their memory.",
+            "caveats": "Needs Python 3.11, 3.12 or 3.13 on PATH as python3.",
+            "platforms": [platform],
+        },
+    }
+
+
+def make_notes(release: Release) -> Made:
+    """The changelog's section of this version, or while it has none what is unreleased."""
+    made = release.out / f"notes-{__version__}.md"
+    made.write_text(notes((ROOT / "CHANGELOG.md").read_text(), __version__))
+    yield made
+
+
+def notes(changelog: str, version: str) -> str:
+    sections = dict(
+        re.findall(r"^## \[?([^\]\n ]+)\]?[^\n]*\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    )
+    section = sections.get(version) or sections.get("Unreleased") or ""
+    return f"# gpuslice {version}\n\n{section.strip()}\n"
+
+
+def make_checksums(release: Release) -> Made:
+    made = release.out / "SHA256SUMS"
+    files = sorted(
+        path for path in release.out.iterdir() if path.is_file() and not path.name.startswith("SHA256SUMS")
+    )
+    made.write_text(
+        "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
+    )
+    yield made
+
+
+def make_signature(release: Release) -> Made:
+    """Of the checksums, and by them of everything: with cosign for a key file or a KMS, else with GnuPG."""
+    sums = release.out / "SHA256SUMS"
+    if shutil.which("cosign") and (Path(release.key).exists() or "://" in release.key):
+        made = sums.with_suffix(".sig")
+        command = [
+            "cosign",
+            "sign-blob",
+            "--yes",
+            "--key",
+            release.key,
+            "--output-signature",
+            str(made),
+            str(sums),
+        ]
+    else:
+        made = sums.with_suffix(".asc")
+        command = ["gpg", "--batch", "--yes", "--armor", "--local-user", release.key]
+        command += ["--output", str(made), "--detach-sign", str(sums)]
+    subprocess.run(command, check=True, capture_output=True)
+    yield made
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part of a release: what it makes, how, and why it cannot be made here ("" when it can)."""
+
+    name: str
+    what: str
+    make: Callable[[Release], Made]
+    missing: Callable[[Release], str] = lambda _: ""
+
+
+def _no_shiv(release: Release) -> str:
+    return "" if find_spec("shiv") else "the package shiv is not installed (pip install --group release)"
+
+
+STEPS = (
+    Step("wheels", "the package alone, and with libgpuslice for each architecture", make_wheels),
+    Step("zipapp", "the command line as one file", make_zipapp, _no_shiv),
+    Step(
+        "image",
+        "an OCI archive with an image for each base, and what is in it (CycloneDX)",
+        make_image,
+        lambda release: "" if release.bases else "no --base: a folder or an OCI archive with Python in it",
+    ),
+    Step("chart", "the chart as .tgz and as an OCI artifact", make_chart),
+    Step(
+        "krew",
+        "archives and manifests of the kubectl plugins",
+        make_krew,
+        lambda release: (
+            _no_shiv(release) or ("" if release.url else "no --url: where the files will be found")
+        ),
+    ),
+    Step("notes", "the changelog's section", make_notes),
+    Step("checksums", "SHA256SUMS of all files", make_checksums),
+    Step(
+        "signature",
+        "of the checksums",
+        make_signature,
+        lambda release: (
+            "no --key"
+            if not release.key
+            else ""
+            if shutil.which("cosign") or shutil.which("gpg")
+            else "neither cosign nor gpg is here"
+        ),
+    ),
+)
+
+
+def plan(release: Release) -> Iterator[str]:
+    for step in STEPS:
+        missing = step.missing(release)
+        yield f"{step.name:10} {step.what}" + (f"\n{'':10} left out: {missing}" if missing else "")
+    for architecture in release.architectures:
+        found = wheels.compiler(architecture)
+        how = (
+            " ".join(found) if found else f"no compiler: {architecture}-linux-gnu-gcc or the package ziglang"
+        )
+        yield f"library    {architecture}: {how}"
+
+
+def _base(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
+    found = {}
+    for value in values:
+        architecture, _sign, path = value.rpartition("=")
+        found[architecture or os.uname().machine] = Path(path)
+    if unknown := set(found) - set(oci.ARCHITECTURES):
+        raise click.BadParameter(f"{', '.join(unknown)} must be one of {', '.join(oci.ARCHITECTURES)}")
+    return found
+
+
+@click.command()
+@click.option("--build", is_flag=True, help="Make it; without this only say what would be made.")
+@click.option("--out", type=click.Path(path_type=Path), default=ROOT / "dist", help="Folder for the files.")
+@click.option(
+    "--only", multiple=True, type=click.Choice([step.name for step in STEPS]), help="These steps alone."
+)
+@click.option(
+    "--arch", "architectures", multiple=True, type=click.Choice([*oci.ARCHITECTURES]), help="Default: both."
+)
+@click.option(
+    "--base",
+    "bases",
+    multiple=True,
+    callback=_base,
+    metavar="[ARCH=]PATH",
+    help="What the image stands on: a root file system as a folder, or an OCI archive. It has Python.",
+)
+@click.option("--url", default="", help="Where the files will be downloaded from, for krew.")
+@click.option(
+    "--key", default="", help="Key that signs the checksums: cosign's file or KMS, or GnuPG's name."
+)
+def main(build: bool, out: Path, only: tuple[str, ...], architectures: tuple[str, ...], **rest: Any) -> None:
+    """Make a release of gpuslice, or say what would be made. Nothing is pushed anywhere."""
+    release = Release(out, architectures or tuple(oci.ARCHITECTURES), **rest, epoch=_epoch())
+    if not build:
+        click.echo("\n".join(plan(release)))
+        click.echo(f"\nNothing is made yet: --build makes it in {out}.")
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="gpuslice-release-") as work:
+        release.work = Path(work)
+        for step in STEPS:
+            if only and step.name not in only:
+                continue
+            if missing := step.missing(release):
+                click.echo(f"left out: {step.name}: {missing}")
+                continue
+            for made in step.make(release):
+                click.echo(f"{made.stat().st_size:>12,}  {made}")
+
+
+def _epoch() -> int:
+    """The time of the last commit, unless SOURCE_DATE_EPOCH says another."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Wheels that hold libgpuslice, and folders with a wheel and what it needs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INSIDE = "gpuslice/lib/libgpuslice.so"
+TAGS = "manylinux_2_17_{0}.manylinux2014_{0}.musllinux_1_1_{0}"
+"""One file loads with any glibc and with musl: it needs nothing younger than glibc 2.2.5, on Arm 2.17."""
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def pure_wheel(out: Path) -> Path:
+    """The wheel of the package alone."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (found,) = out.glob("gpuslice-*-py3-none-any.whl")
+    return found
+
+
+def compiler(architecture: str) -> list[str] | None:
+    """A C compiler for it on this machine: the usual one, GNU's cross compiler, or zig; None without."""
+    if architecture == os.uname().machine:
+        return ["cc"]
+    if found := shutil.which(f"{architecture}-linux-gnu-gcc"):
+        return [found]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu.2.17"]
+    return None
+
+
+def library(architecture: str) -> Path:
+    """libgpuslice.so for an architecture, built in a folder of its own."""
+    found = compiler(architecture)
+    assert found is not None
+    build = ROOT / "native" / "build" / f"release-{architecture}"
+    target = str(build / "lib" / "libgpuslice.so")
+    command = [
+        "make",
+        "-C",
+        str(ROOT / "native"),
+        f"BUILD={build}",
+        f"CC={' '.join(found)}",
+        "CFLAGS=-O2",
+        "LDFLAGS=-s",
+        target,
+    ]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return Path(target)
+
+
+def platform_wheel(pure: Path, built: Path, architecture: str, epoch: int) -> Path:
+    """The same wheel with the library inside, for one architecture. It runs with every Python 3."""
+    tags = TAGS.format(architecture)
+    made = pure.with_name(pure.name.replace("-any.whl", f"-{tags}.whl"))
+    with zipfile.ZipFile(pure) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
+    told = files[f"{info}/WHEEL"].decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+    each = "".join(f"Tag: py3-none-{tag}\n" for tag in tags.split("."))
+    files[f"{info}/WHEEL"] = re.sub(r"Tag: .*\n", each, told).encode()
+    files[INSIDE] = built.read_bytes()
+    del files[f"{info}/RECORD"]
+    record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name, time.gmtime(max(epoch, 315532800))[:6])  # zip begins in 1980
+            entry.external_attr = (0o755 if name == INSIDE else 0o644) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    return made
+
+
+def _digest(content: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def constraints(out: Path) -> Path:
+    """Every package of the lock at its version, as pip's constraints."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pinned = [
+        line.rstrip(" \\") for line in lines if "==" in line and not line.lstrip().startswith(("#", "--"))
+    ]
+    file = out / "constraints.txt"
+    file.write_text("\n".join(pinned) + "\n")
+    return file
+
+
+def installed(folder: Path, wheel: Path, extras: str, python: str, architecture: str) -> Path:
+    """`folder` with the wheel and what it needs, for a Python and an architecture that need not be these."""
+    held = constraints(folder.parent)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    pip += ["--target", str(folder), "--upgrade", "--only-binary=:all:", "-c", str(held)]
+    pip += ["--python-version", python, "--implementation", "cp"]
+    for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
+        pip += ["--platform", f"{tag}_{architecture}"]
+    subprocess.run([*pip, f"gpuslice{extras} @ {wheel.resolve().as_uri()}"], check=True)
+    for what in ("bin", "*.dist-info/direct_url.json", "*.dist-info/REQUESTED", "*.dist-info/INSTALLER"):
+        for path in folder.glob(what):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return folder

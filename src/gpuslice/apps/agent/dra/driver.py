@@ -1,0 +1,378 @@
+"""From kubelet's claims to prepared ones: what each was given, its limits, and how the runtime takes them.
+
+kubelet asks before it starts a pod's first container, and again until it is answered well; it asks anew for
+every pod of the node after a reboot. An answer may therefore never depend on whether it was given before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.objects import ResourceClaim
+from gpuslice.adapters.kube.resources import PODS, RESOURCE_CLAIMS
+from gpuslice.adapters.kubelet.draplugin import DraService
+from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
+from gpuslice.adapters.region.limits import LimitsError
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.dra.prepared import (
+    CdiEdits,
+    PreparedClaims,
+    cdi_device,
+    folder_name,
+    valid_uid,
+)
+from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.library import IsolationMissingError
+from gpuslice.core.claims import ClaimAllocation, ClaimedSlice, claimed_slices, device_name, units_held
+from gpuslice.core.contract import CLAIM_DRIVER, ENV_VISIBLE
+from gpuslice.core.errors import ContractError, GpusliceError
+from gpuslice.core.grant import Grant, GrantError, grant_of_units
+from gpuslice.core.units import MIB
+
+_log = logging.getLogger(__name__)
+
+HEALTH_EVERY_S = 10.0
+"""kubelet calls a device unknown after 30 s without news of it."""
+HEALTH_POLL_S = 0.5
+STATUS_S = 3.0
+"""How long the first container may wait for the claim's status to be written."""
+
+
+class UnpreparedError(GpusliceError):
+    """A claim cannot be prepared now; kubelet shows the reason in the pod's events and tries again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _User:
+    """A container that uses requests of a claim."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    requests: frozenset[str]
+
+
+class ClaimDriver(DraService):
+    """The driver of one node. `obstacle` tells why no claim may be prepared here, "" when it may."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: AllocationState,
+        folders: Folders,
+        prepared: PreparedClaims,
+        *,
+        unit: str,
+        cdi_kind: str,
+        obstacle: Callable[[], str],
+        unhealthy: Callable[[], dict[int, str]],
+    ) -> None:
+        self.prepared = prepared
+        self.changed = asyncio.Event()  # what claims hold
+        self._client = client
+        self._state = state
+        self._folders = folders
+        self._unit = unit
+        self._cdi_kind = cdi_kind
+        self._obstacle = obstacle
+        self._unhealthy = unhealthy
+        self._one_at_a_time = asyncio.Lock()
+
+    # -- kubelet's questions --------------------------------------------------------------------------
+
+    async def node_prepare_resources(
+        self, request: pb.NodePrepareResourcesRequest
+    ) -> pb.NodePrepareResourcesResponse:
+        answers = {claim.uid: await self._prepare(claim) for claim in request.claims}
+        return pb.NodePrepareResourcesResponse(claims=answers)
+
+    async def node_unprepare_resources(
+        self, request: pb.NodeUnprepareResourcesRequest
+    ) -> pb.NodeUnprepareResourcesResponse:
+        answers = {claim.uid: await self._unprepare(claim) for claim in request.claims}
+        return pb.NodeUnprepareResourcesResponse(claims=answers)
+
+    async def node_watch_resources(
+        self, request: pb.NodeWatchResourcesRequest
+    ) -> AsyncGenerator[pb.NodeWatchResourcesResponse]:
+        while True:
+            sent, sent_s = self._unhealthy(), time.monotonic()
+            yield pb.NodeWatchResourcesResponse(
+                devices=[
+                    pb.DeviceHealth(
+                        device=pb.DeviceIdentifier(
+                            pool_name=self._state.node.name, device_name=device_name(card)
+                        ),
+                        health=pb.UNHEALTHY if card.index in sent else pb.HEALTHY,
+                        last_updated_time=int(time.time()),
+                        message=sent.get(card.index, "")[:1024],
+                    )
+                    for card in self._state.node.cards
+                ]
+            )
+            while self._unhealthy() == sent and time.monotonic() - sent_s < HEALTH_EVERY_S:  # noqa: ASYNC110
+                await asyncio.sleep(HEALTH_POLL_S)
+
+    # -- preparing ------------------------------------------------------------------------------------
+
+    async def _prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        try:
+            async with self._one_at_a_time:
+                allocation = await self._prepared(claim)
+        except (UnpreparedError, KubeError, IsolationMissingError, LimitsError, OSError) as error:
+            _log.warning(
+                "claim not prepared", extra={"claim": f"{claim.namespace}/{claim.name}", "error": str(error)}
+            )
+            return pb.NodePrepareResourceResponse(error=str(error))
+        await self._tell(allocation)
+        return pb.NodePrepareResourceResponse(devices=list(self._devices(allocation)))
+
+    async def _prepared(self, claim: pb.Claim) -> ClaimAllocation:
+        """The claim's allocation, with all in place that its containers need."""
+        found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
+        allocation = self._allocation(claim, found)
+        if self.prepared.in_place(allocation):
+            return allocation
+        if obstacle := self._obstacle():
+            raise UnpreparedError(obstacle)
+        self._check_room(allocation)
+        users = await self._users(found)
+        for user in users:
+            if len(user.requests) > 1:
+                raise UnpreparedError(
+                    f"container {user.container} of pod {user.namespace}/{user.pod} uses the requests "
+                    f"{', '.join(sorted(user.requests))} of shared cards at once, and has limits for one "
+                    f"only: let it name one request; one with count: 2 is of two cards"
+                )
+            self._check_alone(user, allocation)
+        edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
+        self.prepared.write(allocation, edits)
+        self.changed.set()
+        _log.info("claim prepared", extra={"claim": allocation.key, "slices": len(allocation.slices)})
+        return allocation
+
+    def _allocation(self, claim: pb.Claim, found: ResourceClaim) -> ClaimAllocation:
+        if found.metadata.uid != claim.uid or not valid_uid(claim.uid):
+            raise UnpreparedError(
+                f"claim {claim.namespace}/{claim.name} is another one now: its uid is {found.metadata.uid}, "
+                f"and kubelet asks for {claim.uid}"
+            )
+        if found.status.allocation is None:
+            raise UnpreparedError(f"claim {claim.namespace}/{claim.name} is not allocated")
+        node = self._state.node
+        results = found.status.allocation.devices.results or ()
+        try:
+            slices = claimed_slices(results, node.name, node.cards, self._unit)
+        except ContractError as error:
+            raise UnpreparedError(f"claim {claim.namespace}/{claim.name}: {error}") from error
+        if not slices:
+            raise UnpreparedError(
+                f"claim {claim.namespace}/{claim.name} was given nothing of driver {CLAIM_DRIVER} on node "
+                f"{node.name}"
+            )
+        return ClaimAllocation(claim.uid, claim.namespace, claim.name, slices)
+
+    def _check_room(self, allocation: ClaimAllocation) -> None:
+        """The allocator counts for itself; where cards or units have changed since, this does."""
+        others = [each.allocation for each in self.prepared.all() if each.uid != allocation.uid]
+        held = units_held([*others, allocation])
+        for card in self._state.node.cards:
+            if held.get(card.index, 0) > card.units:
+                raise UnpreparedError(
+                    f"card {card.index} of node {self._state.node.name} has {card.units} units, and prepared "
+                    f"claims with this one would hold {held[card.index]}; it is prepared once others end"
+                )
+
+    def _check_alone(self, user: _User, allocation: ClaimAllocation) -> None:
+        """A container has the limits of one claim: of two, what came last would be in force for both."""
+        for name in self._folders.of_claims():
+            owner = self._folders.owner(name)
+            if (owner.uid, owner.container) == (user.uid, user.container) and not name.startswith(
+                folder_name(allocation.uid, "")
+            ):
+                raise UnpreparedError(
+                    f"container {user.container} of pod {user.namespace}/{user.pod} uses a second claim of "
+                    f"shared cards, and has limits for one only: let one claim ask for all that it needs"
+                )
+
+    async def _users(self, found: ResourceClaim) -> list[_User]:
+        """The containers of this node's pods that use the claim, or another of ours as well."""
+        users: list[_User] = []
+        for consumer in found.status.reserved_for or ():
+            if consumer.resource != "pods":
+                continue
+            try:
+                pod = await self._client.get(PODS.as_dict(), consumer.name, found.metadata.namespace)
+            except NotFoundError:
+                continue
+            if pod["metadata"].get("uid") == consumer.uid and pod["spec"].get("nodeName") == (
+                self._state.node.name
+            ):
+                users += _users_of(pod, found)
+        return users
+
+    def _edits(self, allocation: ClaimAllocation, request: str, users: list[_User]) -> CdiEdits:
+        """What a container gets for one request; its folder is ready for the first instruction."""
+        slices = allocation.by_request()[request]
+        node, rules = self._state.node, self._state.rules
+        uuids = {card.index: card.uuid for card in node.cards}
+        if slices[0].admin:
+            return CdiEdits(request, {ENV_VISIBLE: ",".join(uuids[each.card] for each in slices)})
+        grant = self._grant(allocation, slices)
+        mine = [each for each in users if request in each.requests]
+        owner = Owner([])
+        if len(mine) == 1:
+            (user,) = mine
+            owner = Owner([], user.uid, user.namespace, user.pod, user.container)
+        name = folder_name(allocation.uid, request)
+        mounts = self._folders.start_claim(name, grant.limits, owner, rules)
+        return CdiEdits(request, grant.environment, mounts)
+
+    def _grant(self, allocation: ClaimAllocation, slices: tuple[ClaimedSlice, ...]) -> Grant:
+        uuids = {card.index: card.uuid for card in self._state.node.cards}
+        units = {uuids[each.card]: each.units for each in slices}
+        whole = sum(each.units for each in allocation.slices)
+        percent = slices[0].compute_percent
+        try:
+            return grant_of_units(units, self._state.node, pod_units=whole, compute_percent=percent)
+        except GrantError as error:
+            raise UnpreparedError(str(error)) from error
+
+    def _devices(self, allocation: ClaimAllocation) -> list[pb.Device]:
+        """What kubelet is told. A request's CDI device comes with the first of its cards, as it is of all."""
+        uuids = {card.index: card.uuid for card in self._state.node.cards}
+        devices = []
+        for request, slices in allocation.by_request().items():
+            for position, each in enumerate(slices):
+                ids = [] if position else [cdi_device(allocation.uid, request)]
+                if self._cdi_kind:
+                    ids.append(f"{self._cdi_kind}={uuids[each.card]}")
+                devices.append(
+                    pb.Device(
+                        request_names=[request],
+                        pool_name=self._state.node.name,
+                        device_name=f"gpu-{each.card}",
+                        cdi_device_ids=ids,
+                        share_id=each.share_id or None,
+                    )
+                )
+        return devices
+
+    async def _tell(self, allocation: ClaimAllocation) -> None:
+        """Say in the claim's status what is in force. A claim is prepared whether this is written or not."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        devices = []
+        for slices in allocation.by_request().values():
+            limits = (
+                {}
+                if slices[0].admin
+                else {each.card.index: each for each in self._grant(allocation, slices).limits}
+            )
+            for each in slices:
+                data: dict[str, Any] = {"tier": "none"}
+                if each.card in limits:
+                    data = {
+                        "tier": "library",
+                        "units": each.units,
+                        "memoryLimitBytes": limits[each.card].memory_mib * MIB,
+                        "computePercent": each.compute_percent,
+                    }
+                devices.append(
+                    {
+                        "driver": CLAIM_DRIVER,
+                        "pool": self._state.node.name,
+                        "device": f"gpu-{each.card}",
+                        **({"shareID": each.share_id} if each.share_id else {}),
+                        "conditions": [
+                            {
+                                "type": "Ready",
+                                "status": "True",
+                                "reason": "Prepared",
+                                "message": "limits are in place",
+                                "lastTransitionTime": now,
+                            }
+                        ],
+                        "data": data,
+                    }
+                )
+        document = {
+            "metadata": {"namespace": allocation.namespace, "name": allocation.name, "uid": allocation.uid},
+            "status": {"devices": devices},
+        }
+        try:
+            async with asyncio.timeout(STATUS_S):
+                await self._client.apply(RESOURCE_CLAIMS, document, force=True, subresource="status")
+        except (KubeError, TimeoutError) as error:
+            _log.warning("claim's status not written", extra={"claim": allocation.key, "error": str(error)})
+
+    # -- taking away ------------------------------------------------------------------------------------
+
+    async def _unprepare(self, claim: pb.Claim) -> pb.NodeUnprepareResourceResponse:
+        """Also of a claim that nobody knows any more: kubelet asks until it hears a yes."""
+        try:
+            async with self._one_at_a_time:
+                self.prepared.remove(claim.uid)
+        except OSError as error:
+            return pb.NodeUnprepareResourceResponse(error=str(error))
+        self.changed.set()
+        _log.info("claim let go", extra={"claim": f"{claim.namespace}/{claim.name}"})
+        return pb.NodeUnprepareResourceResponse()
+
+    async def forget_vanished(self) -> None:
+        """Take away what was prepared for claims that are no more, and what a crash left half prepared.
+
+        kubelet does not ask for that where it lost its own checkpoint. Raises KubeError and OSError.
+        """
+        for record in self.prepared.all():
+            try:
+                found = await self._client.get(RESOURCE_CLAIMS, record.name, record.namespace)
+            except NotFoundError:
+                found = None
+            if found is None or found.metadata.uid != record.uid:
+                async with self._one_at_a_time:
+                    self.prepared.remove(record.uid)
+                self.changed.set()
+                _log.info("claim is gone, let go", extra={"claim": f"{record.namespace}/{record.name}"})
+        async with self._one_at_a_time:
+            for uid in list(self.prepared.leftovers()):
+                self.prepared.remove(uid)
+
+
+def _users_of(pod: dict[str, Any], claim: ResourceClaim) -> list[_User]:
+    """The pod's containers that use `claim`, with the requests of it that each uses.
+
+    A container that names no request uses all of the claim's that are ours.
+    """
+    spec, meta = pod["spec"], pod["metadata"]
+    made = {
+        each["name"]: each.get("resourceClaimName")
+        for each in pod.get("status", {}).get("resourceClaimStatuses") or ()
+    }
+    names = {
+        each["name"]
+        for each in spec.get("resourceClaims") or ()
+        if (each.get("resourceClaimName") or made.get(each["name"])) == claim.metadata.name
+    }
+    allocation = claim.status.allocation
+    results = (allocation.devices.results if allocation else None) or ()
+    every = {each.request for each in results if each.driver == CLAIM_DRIVER}
+    users = []
+    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
+        used: set[str] = set()
+        for each in (container.get("resources") or {}).get("claims") or ():
+            if each["name"] in names:
+                wanted = each.get("request", "")
+                used |= {one for one in every if wanted in ("", one, one.partition("/")[0])}
+        if used:
+            users.append(
+                _User(meta["namespace"], meta["name"], meta["uid"], container["name"], frozenset(used))
+            )
+    return users

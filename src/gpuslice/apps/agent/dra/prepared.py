@@ -1,0 +1,207 @@
+"""What of claims is prepared on this node, on its disk: one record a claim, and one CDI file.
+
+A record is written when all else is in place and removed when all else is gone, so whatever a crash leaves
+half done is done anew or cleared away under the same names. The CDI files lie in a folder that a reboot
+empties; a record says in which run of the machine its claim was prepared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuslice.apps.agent.folders import CLAIM_PREFIX, Folders, HostMount
+from gpuslice.apps.agent.library import replace_file
+from gpuslice.core.claims import ClaimAllocation, ClaimedSlice
+from gpuslice.core.contract import CLAIM_CDI_KIND
+
+CDI_VERSION = "0.6.0"
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+
+
+class PreparedSlice(msgspec.Struct, frozen=True):
+    request: str
+    card: int
+    units: int
+    compute_percent: int = 0
+    share_id: str = ""
+    admin: bool = False
+
+
+class PreparedClaim(msgspec.Struct, frozen=True):
+    """A record. `boot`: the run of the machine in which the claim was prepared."""
+
+    uid: str
+    namespace: str
+    name: str
+    boot: str
+    slices: list[PreparedSlice]
+
+    @property
+    def allocation(self) -> ClaimAllocation:
+        slices = (ClaimedSlice(**msgspec.structs.asdict(each)) for each in self.slices)
+        return ClaimAllocation(self.uid, self.namespace, self.name, tuple(slices))
+
+
+class CdiEdits(msgspec.Struct, frozen=True):
+    """What a container gets that uses one request of a claim."""
+
+    request: str
+    environment: dict[str, str]
+    mounts: tuple[HostMount, ...] = ()
+
+
+def folder_name(uid: str, request: str) -> str:
+    return f"{CLAIM_PREFIX}{uid}.{_plain(request)}"
+
+
+def cdi_device(uid: str, request: str) -> str:
+    """The CDI device of one request of a claim, as kubelet names it to the container runtime."""
+    return f"{CLAIM_CDI_KIND}={uid}-{_plain(request)}"
+
+
+def _plain(request: str) -> str:
+    """A request of a prioritized list is called ``request/subrequest``."""
+    return request.replace("/", ".")
+
+
+class PreparedClaims:
+    """Records below ``<root>/claims`` and CDI files in `cdi`; all survive a restart of the agent.
+
+    Without the folder of records the node has never served claims.
+    """
+
+    def __init__(self, root: Path, cdi: Path, folders: Folders) -> None:
+        self.boot = folders.boot
+        self._folder = root / "claims"
+        self._cdi = cdi
+        self._folders = folders
+        self._known: dict[str, PreparedClaim] | None = None
+
+    # -- the records ------------------------------------------------------------------------------------
+
+    @property
+    def ever(self) -> bool:
+        """Whether this node served claims, and it is not known yet that none is left."""
+        return self._folder.is_dir()
+
+    def begin(self) -> None:
+        """Remember over restarts that this node serves claims. Raises OSError."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def end(self) -> None:
+        """None is left. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            self._folder.rmdir()
+
+    def all(self) -> list[PreparedClaim]:
+        if self._known is None:
+            records = (_read(path) for path in sorted(self._folder.glob("*.json")))
+            self._known = {record.uid: record for record in records if record is not None}
+        return list(self._known.values())
+
+    def get(self, uid: str) -> PreparedClaim | None:
+        return next((each for each in self.all() if each.uid == uid), None)
+
+    # -- one claim --------------------------------------------------------------------------------------
+
+    def in_place(self, allocation: ClaimAllocation) -> bool:
+        """Whether the claim was prepared just so in this run of the machine, and nothing is missing."""
+        record = self.get(allocation.uid)
+        if record is None or record.boot != self.boot or record.allocation != allocation:
+            return False
+        folders = set(self._folders.of_claims())
+        held = (each.request for each in allocation.slices if not each.admin)
+        return self._cdi_file(allocation.uid).is_file() and all(
+            folder_name(allocation.uid, request) in folders for request in held
+        )
+
+    def write(self, allocation: ClaimAllocation, edits: Iterable[CdiEdits]) -> None:
+        """The CDI file, then the record: from now on the claim is prepared. Raises OSError."""
+        uid = allocation.uid
+        self._cdi.mkdir(parents=True, exist_ok=True)
+        document = {
+            "cdiVersion": CDI_VERSION,
+            "kind": CLAIM_CDI_KIND,
+            "devices": [
+                {
+                    "name": cdi_device(uid, each.request).partition("=")[2],
+                    "containerEdits": _container_edits(each),
+                }
+                for each in edits
+            ],
+        }
+        replace_file(self._cdi_file(uid), msgspec.json.encode(document), 0o644)
+        slices = [
+            PreparedSlice(
+                each.request, each.card, each.units, each.compute_percent, each.share_id, each.admin
+            )
+            for each in allocation.slices
+        ]
+        record = PreparedClaim(uid, allocation.namespace, allocation.name, self.boot, slices)
+        self.begin()
+        replace_file(self._folder / f"{uid}.json", msgspec.json.encode(record), 0o600, lasting=True)
+        self.all()
+        assert self._known is not None
+        self._known[uid] = record
+
+    def remove(self, uid: str) -> None:
+        """Take everything of the claim away, whatever of it is there. Raises OSError."""
+        if not _UID.fullmatch(uid):
+            return  # it names no file
+        _unlink_with_drafts(self._cdi_file(uid))
+        for name in self._folders.of_claims():
+            if name.startswith(f"{CLAIM_PREFIX}{uid}."):
+                self._folders.discard(name)
+        _unlink_with_drafts(self._folder / f"{uid}.json")
+        self.all()
+        assert self._known is not None
+        self._known.pop(uid, None)
+
+    def leftovers(self) -> Iterator[str]:
+        """The uids of claims that were half prepared when the agent died: folders without a record."""
+        for name in self._folders.of_claims():
+            uid = name.removeprefix(CLAIM_PREFIX).partition(".")[0]
+            if self.get(uid) is None:
+                yield uid
+
+    def _cdi_file(self, uid: str) -> Path:
+        return self._cdi / f"{CLAIM_CDI_KIND.replace('/', '-')}-{uid}.json"
+
+
+def valid_uid(uid: str) -> bool:
+    """Whether a claim's uid may name files."""
+    return _UID.fullmatch(uid) is not None
+
+
+def _read(path: Path) -> PreparedClaim | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PreparedClaim)
+    except (OSError, ValueError):
+        return None
+
+
+def _unlink_with_drafts(path: Path) -> None:
+    """The file, and what a crash left of writing it."""
+    for draft in path.parent.glob(f".{path.name}.*"):
+        draft.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _container_edits(edits: CdiEdits) -> dict[str, Any]:
+    return {
+        "env": [f"{name}={value}" for name, value in edits.environment.items()],
+        "mounts": [
+            {
+                "hostPath": each.host_path,
+                "containerPath": each.container_path,
+                "options": ["rbind", "nosuid", "nodev", "ro" if each.read_only else "rw"],
+            }
+            for each in edits.mounts
+        ],
+    }

@@ -1,0 +1,192 @@
+"""The front door for claims of one node: open where its label says so and nobody holds a card otherwise.
+
+Switched away, what was given out stays served until the last claim has ended; only then is the node given
+out by other means again. So no card ever holds both kinds of pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from gpuslice.adapters.gpu.location import location
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.resources import RESOURCE_CLAIMS
+from gpuslice.adapters.kubelet.draplugin import DraAddress, DraServer
+from gpuslice.adapters.web.serve import work_until
+from gpuslice.apps.agent.active_lock import ActiveLock
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.cards import CardMonitor
+from gpuslice.apps.agent.device_list import memory_unit
+from gpuslice.apps.agent.dra.driver import ClaimDriver
+from gpuslice.apps.agent.dra.prepared import PreparedClaims
+from gpuslice.apps.agent.dra.publisher import Devices, SlicePublisher
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.node_reconciler import NodeReconciler
+from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.core.claims import Pool, units_held
+from gpuslice.core.contract import CLAIM_DRIVER
+from gpuslice.core.placement import SPREAD
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+LOOKS_ON = 36
+"""From this minor version on kube-scheduler tries a node's next card where the first has too little room."""
+SWEEP_S = 30.0
+"""How often claims are looked for that ended without kubelet's saying so."""
+
+
+class ClaimService:
+    """Registers with kubelet, publishes the cards, prepares claims. `obstacle`: why none may be given out."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: AllocationState,
+        folders: Folders,
+        cards: CardMonitor,
+        node: NodeReconciler,
+        *,
+        settings: AgentSettings,
+        obstacle: Callable[[], str],
+    ) -> None:
+        name, unit = settings.node_name, memory_unit(settings.memory_unit)[0]
+        self.prepared = PreparedClaims(Path(settings.root), Path(settings.cdi_folder), folders)
+        self.driver = ClaimDriver(
+            client,
+            state,
+            folders,
+            self.prepared,
+            unit=unit,
+            cdi_kind=settings.cdi_kind,
+            obstacle=self._why_not,
+            unhealthy=cards.reasons,
+        )
+        self.publisher = SlicePublisher(client, name, self._devices, self._node_uid)
+        self.server = DraServer(
+            self.driver, DraAddress(CLAIM_DRIVER, Path(settings.dra_plugins), Path(settings.dra_registry))
+        )
+        self._client = client
+        self._state = state
+        self._cards = cards
+        self._node = node
+        self._obstacle = obstacle
+        self._unit = unit
+        self._slots = settings.claim_slots
+        self._first_card_only = False  # kube-scheduler looks at no other card of a node
+        self._may_be_allocated = True  # claims that kubelet has not asked for yet; asked when switched away
+
+    # -- whether it is open -----------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether kubelet needs this driver."""
+        return self._state.rules.claims or self.prepared.ever
+
+    def holders(self) -> str:
+        """Why cards may not be given out in another way yet; "" when no claim holds one."""
+        if not self.prepared.ever:
+            return ""
+        held = sorted(each.allocation.key for each in self.prepared.all())
+        if held:
+            return f"{len(held)} claims still hold parts of its cards ({', '.join(held[:5])})"
+        return (
+            "whether claims still hold parts of its cards is not known yet" if self._may_be_allocated else ""
+        )
+
+    def _why_not(self) -> str:
+        if not self._state.rules.claims and not self.prepared.ever:
+            return f"node {self._state.node.name} does not give out its cards by claims: its labels say so"
+        return self._obstacle()
+
+    def not_ready(self) -> str:
+        if reason := self._why_not():
+            return reason
+        return self.publisher.problem or (
+            "" if self.server.registered else "kubelet has not registered us yet"
+        )
+
+    # -- what is published --------------------------------------------------------------------------------
+
+    def _devices(self) -> Devices:
+        if not self._state.rules.claims or self._obstacle():
+            return []
+        pool = Pool(
+            self._state.node.name,
+            self._state.node.cards,
+            unit=self._unit,
+            divides_compute=self._state.rules.divides_compute,
+            driver_version=self._cards.driver_version,
+            slots=self._slots,
+            unhealthy=self._cards.reasons(),
+            locations={index: location(bus_id) for index, bus_id in self._cards.bus_ids.items()},
+        )
+        held = units_held(each.allocation for each in self.prepared.all())
+        return pool.devices(held, spread=self._node.packing == SPREAD or self._first_card_only)
+
+    def _node_uid(self) -> str:
+        return self._node.seen.metadata.uid if self._node.seen else ""
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    async def run(self, lock: ActiveLock) -> None:
+        """Serve for ever, while it is wanted. `lock` is held."""
+        while True:
+            while not self.wanted:  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_S)
+            self._may_be_allocated = True
+            self.prepared.begin()
+            tasks = {
+                "claims": self.server.run(),
+                "resource slices": self.publisher.run(),
+                "what others change": self._look_after(),
+            }
+            with lock.serving():
+                await work_until(self._until_left(), tasks)
+            _log.info("leaving claims: the node's labels say so, and none holds a part of its cards")
+
+    async def _look_after(self) -> None:
+        """Let go of claims that vanished, and follow the cluster's version."""
+        while True:
+            try:
+                await self.driver.forget_vanished()
+                self._first_card_only = 0 < await self._client.minor_version() < LOOKS_ON
+            except (KubeError, OSError) as error:
+                _log.warning("ended claims not looked for, will try again", extra={"error": str(error)})
+            await asyncio.sleep(SWEEP_S)
+
+    async def _until_left(self) -> None:
+        """Until the node is switched away and no claim is allocated here any more."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._state.rules.claims:
+                self._may_be_allocated = True
+                continue
+            if self.prepared.all() or not (self.publisher.withdrawn or self.publisher.problem):
+                continue
+            try:
+                self._may_be_allocated = await self._allocated()
+            except KubeError as error:
+                _log.warning("claims not read, will try again", extra={"error": str(error)})
+            if not self._may_be_allocated and not self.prepared.all():
+                with contextlib.suppress(OSError):
+                    self.prepared.end()
+                    return
+
+    async def _allocated(self) -> bool:
+        """Whether a claim has a part of this node's cards by the API server."""
+        try:
+            found = await self._client.list(RESOURCE_CLAIMS)
+        except NotFoundError:  # it has no claims at all
+            return False
+        return any(
+            result.driver == CLAIM_DRIVER and result.pool == self._state.node.name
+            for each in found.items or ()
+            if each.status.allocation is not None
+            for result in each.status.allocation.devices.results or ()
+        )

@@ -1,0 +1,89 @@
+"""Says on a pod that memory was refused to it: an event is what a person looks at first.
+
+The library counts refusals in the container's region, which its own processes could write: what is said here
+is for people, and nothing rests on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.contract import card_of_device_id
+from gpuslice.core.grant import GrantError, container_grant
+from gpuslice.core.sizing import suggested_size
+
+_log = logging.getLogger(__name__)
+
+EVERY_S = 5.0
+REASON = "GPUMemoryRefused"
+
+
+class RefusedOf(NamedTuple):
+    """A container on a card. `uid` is its pod's."""
+
+    uid: str
+    container: str
+    card: str
+
+
+class RefusedMemory:
+    """Looks at the counters of all regions now and then. The same event again only raises its count."""
+
+    def __init__(self, state: AllocationState, folders: Folders, writer: Writer) -> None:
+        self._state = state
+        self._folders = folders
+        self._writer = writer
+        self._told: dict[RefusedOf, int] | None = None  # None before the first look
+
+    async def run(self) -> None:
+        """Look for ever. What a tenant writes in its region stops nobody."""
+        while True:
+            try:
+                await self.check()
+            except Exception as error:  # whatever a tenant has thought of
+                _log.warning("refusals not read, will try again", exc_info=error)
+            await asyncio.sleep(EVERY_S)
+
+    async def check(self) -> None:
+        """One look. What was refused before this agent began has been told by the one before."""
+        found = await asyncio.to_thread(lambda: dict(self._refusals()))
+        counted, self._told = self._told, found
+        for place, number in found.items():
+            if counted is not None and number > counted.get(place, 0):
+                await self._tell(place)
+
+    def _refusals(self) -> Iterator[tuple[RefusedOf, int]]:
+        for _, owner, counts in self._folders.counts():
+            for card, counted in counts.items():
+                if owner.uid and counted.refused:
+                    yield RefusedOf(owner.uid, owner.container, card), counted.refused
+
+    async def _tell(self, place: RefusedOf) -> None:
+        pod, ids = self._state.pod(place.uid), self._state.listed_ids(place.uid, place.container)
+        if pod is None or ids is None:
+            return
+        try:
+            limits = container_grant(ids, self._state.node).limits
+        except GrantError:
+            return
+        limit = next((each for each in limits if each.card.uuid == place.card), None)
+        if limit is None:
+            return
+        units = sum(card_of_device_id(each) == place.card for each in ids)
+        size = {"units": units, "card_units": limit.card.units, "card_mib": limit.card.memory_mib}
+        better = suggested_size(**size, peak_mib=limit.memory_mib, refused=True)
+        ask = (
+            f"ask for {better.units} of {limit.card.units} units or more, which is {better.limit_mib} MiB"
+            if better is not None
+            else "it has the whole card already"
+        )
+        what = f"container {place.container} was refused memory of card {limit.card.index}"
+        await self._writer.pod_event(
+            pod.view, REASON, f"{what}: it would have passed its limit of {limit.memory_mib} MiB; {ask}"
+        )

@@ -1,0 +1,1 @@
+"""``gpuslice claims``: makes the ResourceClaimTemplates that rewritten pods refer to."""

@@ -1,0 +1,122 @@
+"""``gpuslice advise``: who asks for too much or too little, and which cards could be emptied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuslice.apps.cli.flags import cluster_flags, flags_of
+from gpuslice.apps.cli.output import complain, output_flag, print_document
+
+if TYPE_CHECKING:
+    from gpuslice.core.advice import Advice
+
+MOST_SHOWN = 40
+
+
+@click.command("advise")
+@click.option(
+    "--prometheus",
+    default="",
+    metavar="URL",
+    envvar="GPUSLICE_PROMETHEUS_URL",
+    show_envvar=True,
+    help="Take peaks of the last days from this Prometheus, in place of those since each container's start.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 90),
+    default=7,
+    show_default=True,
+    help="How many days to look back, with --prometheus.",
+)
+@output_flag
+@cluster_flags
+@click.pass_context
+def command(context: click.Context, /, prometheus: str, days: int, output: str, **cluster: Any) -> None:
+    """Tell who asks for too much or too little.
+
+    And which cards could be emptied by moving which pods. Sizes follow the most that a container held, since
+    its start as the exporters tell or of some days by Prometheus, and a tenth more. Where memory was refused,
+    more is advised. With -n NAMESPACE it is of that namespace's pods alone. Nothing is changed.
+
+    \b
+    Examples:
+      gpuslice advise
+      gpuslice advise -n team-a -o json
+      gpuslice advise --prometheus http://localhost:9090 --days 14
+    """
+    from gpuslice.adapters.kube.errors import ForbiddenError
+    from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+    from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+    from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+    from gpuslice.apps.cli.cluster import connection_of
+    from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
+    from gpuslice.apps.diagnosis.prometheus import Prometheus
+    from gpuslice.apps.diagnosis.usage import ClusterSource, usage_of
+    from gpuslice.core.advice import advise
+    from gpuslice.core.contract import SYSTEM_NAMESPACE
+    from gpuslice.core.ledger import Ledger
+
+    flags = flags_of(context, cluster)
+    connection = connection_of(flags)
+    client, ledger = SyncClient(SyncTransport(connection)), Ledger()
+    try:
+        views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
+        unhealthy = {view[0]: view[1] for view in views if view is not None}
+    except ForbiddenError:
+        unhealthy = {}
+    for node in client.list(NODES):
+        ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
+    for pod in client.list(PODS, fields="status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="):
+        ledger.apply_pod(pod_view(pod))
+    if prometheus:
+        usage = usage_of([Prometheus(prometheus).page(days=days)])
+    else:
+        usage = ClusterSource(connection).read()
+    containers = [each for each in usage.containers if flags.namespace in ("", each.namespace)]
+    found = advise(ledger, peaks_of(ledger, containers))
+    for problem in usage.problems:
+        complain(f"Warning: {problem}")
+    if output == "table":
+        click.echo(text(found), nl=False)
+    else:
+        print_document(advice_document(found), output)
+
+
+def text(found: Advice) -> str:
+    """The advice for people: sizes, what namespaces could give back, cards to empty, and the risk."""
+    from gpuslice.apps.cli.table import aligned, row
+    from gpuslice.core.advice import MOVE_RISK, SIZE_RISK
+    from gpuslice.core.words import counted
+
+    parts = []
+    if found.resizes:
+        rows = [row("POD", "UNITS", "PEAK", "BETTER", "WHY")]
+        for each in found.resizes[:MOST_SHOWN]:
+            better = f"at least {each.suggested_units}" if each.more else each.suggested_units
+            why = "memory was refused" if each.more else f"{each.units - each.suggested_units} never used"
+            rows.append(row(each.pod.key, each.units, f"{each.peak_mib:.0f} MiB", better, why))
+        parts.append(aligned("".join(rows)) + _rest(len(found.resizes)))
+        parts.append("")
+        rows = [row("NAMESPACE", "COULD GIVE BACK")]
+        rows += [row(name, counted(units, "unit")) for name, units in found.given_back.items()]
+        parts.append(aligned("".join(rows)) if found.given_back else "")
+        parts.append(f"{SIZE_RISK}\n")
+    if found.cards:
+        rows = [row("CARD TO EMPTY", "POD", "UNITS", "TO")]
+        for card in found.cards[:MOST_SHOWN]:
+            for move in card.moves:
+                place = f"{card.node}, card {card.card}"
+                rows.append(row(place, move.pod.key, move.units, f"{move.node}, card {move.card}"))
+        parts.append(aligned("".join(rows)) + _rest(len(found.cards)))
+        parts.append(f"{MOVE_RISK}\n")
+    if not parts:
+        known = f"the peak of {counted(found.measured, 'pod')} is known"
+        return f"Nothing to advise: {known}, and no card in use could be emptied.\n"
+    return "\n".join(filter(None, parts))
+
+
+def _rest(number: int) -> str:
+    return f"… and {number - MOST_SHOWN} more: -o json has all.\n" if number > MOST_SHOWN else ""

@@ -1,0 +1,167 @@
+"""``gpuslice migrate``: what coming from another system, or switching a node to claims, changes; and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpuslice.apps.cli.complete import nodes as complete_nodes
+from gpuslice.apps.cli.flags import cluster_flags, flags_of
+from gpuslice.apps.cli.output import complain, output_flag, print_document
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuslice.adapters.kube.sync import SyncClient
+    from gpuslice.apps.cli.flags import Flags
+    from gpuslice.apps.cli.migration import Plan
+    from gpuslice.apps.cli.migration_writes import Change
+
+FROM = ("gpushare", "hami", "ack", "time-slicing", "kai")
+FAILED = 3  # some changes could not be made; each is told with why
+
+
+@click.command("migrate")
+@click.option("--from", "system", type=click.Choice(FROM), help="The system to come from.")
+@click.option("--to", type=click.Choice(["dra"]), help="Let each NODE give its cards out by claims.")
+@click.option("--apply", is_flag=True, help="Make the changes. Without it nothing is written.")
+@click.option("--undo", is_flag=True, help="Plan the way back to that system; with --apply go it.")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="This node only; may be repeated.")
+@click.option("--node-label", default="cgpu", show_default=True, help="The chart's nodeLabel.")
+@click.option(
+    "--memory-unit", type=click.Choice(["GiB", "MiB"]), default="GiB", show_default=True, help="The chart's."
+)
+@click.option(
+    "--card-units",
+    default=0,
+    metavar="N",
+    help="Units of every card, for parts of cards; else as nodes tell.",
+)
+@click.option(
+    "--slice-units", default=0, metavar="N", help="Units of one time slice; else a card's by its replicas."
+)
+@output_flag
+@cluster_flags
+@click.argument("switched", metavar="[NODE]...", nargs=-1, shell_complete=complete_nodes)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    *,
+    system: str | None,
+    to: str | None,
+    switched: Sequence[str],
+    apply: bool,
+    undo: bool,
+    output: str,
+    **asked: Any,
+) -> None:
+    """Come from another system that shares cards, or switch nodes to claims; and go back. Without --apply
+    nothing is written.
+
+    It reads nodes, workloads and the other system's objects, and tells what changes, what waits for you, what
+    you must do by hand, and what has no counterpart. Run it again after each step: what is done is not done
+    twice. A node is changed only while no pod holds a card there. -n: workloads of one namespace.
+
+    Each change keeps its way back: nodes and workloads in annotation gpuslice.io/migration, the deleted in
+    ConfigMap kube-system/gpuslice-migration.
+
+    --to dra NODE sets the label of a node and starts its agent anew. Nothing is drained: what holds a part of
+    a card keeps it, and the node gives its cards out by claims once these pods, which are named, have ended.
+
+    \b
+    Examples:
+      gpuslice migrate --from hami                       what would change
+      gpuslice migrate --from hami --node gpu-1 --apply  one node, and all workloads
+      gpuslice migrate --from time-slicing -n team-a     the workloads of one namespace, and the nodes
+      gpuslice migrate --from gpushare --undo --apply    back
+      gpuslice migrate --to dra gpu-1 --apply            give the cards of gpu-1 out by claims
+      gpuslice migrate --to dra gpu-1 --undo             what the way back would change
+    """
+    from gpuslice.apps.cli.cluster import client_of
+    from gpuslice.apps.cli.migration_writes import carry_out
+
+    if (system is None) == (to is None):
+        raise click.UsageError("either --from SYSTEM or --to dra NODE must be given")
+    if bool(switched) != (to is not None):
+        raise click.UsageError("NODE and --to go together: --from takes all nodes, or those of --node")
+    flags = flags_of(context, asked)
+    client = client_of(flags)
+    if system is None:
+        from gpuslice.apps.cli.migration_claims import plan_claims
+
+        found = plan_claims(client, switched, asked["node_label"], back=undo)
+    else:
+        found = _from(client, flags, system, asked, back=undo)
+    failed: dict[str, str] = {}
+    for change, why in carry_out(client, system or "claims", found.changes) if apply else ():
+        if why:
+            failed[change.where] = why
+        if output == "table":
+            complain(f"{change.where}: {why or 'done'}")
+    if output == "table":
+        click.echo(_text(found, system, undo=undo, applied=apply, failed=failed), nl=False)
+    else:
+        print_document(_document(found, system, applied=apply, failed=failed), output)
+    context.exit(FAILED if failed else 0)
+
+
+def _from(client: SyncClient, flags: Flags, system: str, asked: dict[str, Any], *, back: bool) -> Plan:
+    """What is to be done to come from another system, or to go back to it."""
+    from gpuslice.apps.cli.migration import Reader, plan, plan_back
+    from gpuslice.apps.cli.migration_systems import SYSTEMS, sizes_of
+
+    reader, known = Reader(client, flags.namespace, asked["nodes"]), SYSTEMS[system]
+    if back:
+        return plan_back(known, reader)
+    sizes = sizes_of(reader.all_nodes, asked["memory_unit"], asked["card_units"], asked["slice_units"])
+    return plan(known, reader, sizes, asked["node_label"])
+
+
+def _document(plan: Plan, system: str | None, *, applied: bool, failed: dict[str, str]) -> dict[str, Any]:
+    def notes(name: str) -> list[dict[str, str]]:
+        return [{"where": each.where, "what": each.what} for each in getattr(plan, name)]
+
+    changes: list[dict[str, Any]] = []
+    for each in plan.changes:
+        why = failed.get(each.where)
+        changes.append({"where": each.where, "what": list(each.what), "done": applied and not why})
+        changes[-1] |= {"error": why} if why else {}
+    return {
+        **({"from": system} if system is not None else {"to": "dra", "mustGo": notes("must_go")}),
+        "changes": changes,
+        "waits": notes("waits"),
+        "byHand": notes("by_hand"),
+        "lost": notes("lost"),
+    }
+
+
+def _text(plan: Plan, system: str | None, *, undo: bool, applied: bool, failed: dict[str, str]) -> str:
+    parts = [
+        _section("CHANGED" if applied else "WOULD CHANGE", _changes(plan.changes, failed)),
+        _section("MUST GO FIRST", [(each.where, each.what) for each in plan.must_go]),
+        _section("WAITS", [(each.where, each.what) for each in plan.waits]),
+        _section("BY HAND", [(each.where, each.what) for each in plan.by_hand]),
+        _section("HAS NO COUNTERPART", [(each.where, each.what) for each in plan.lost]),
+    ]
+    text = "\n".join(part for part in parts if part)
+    way = f"{'back to' if undo else 'from'} {system}"
+    if system is None:
+        way = f"{'back from' if undo else 'to'} claims"
+    if not plan.changes:
+        text += f"\nNothing is to be changed {way} now.\n" if text else f"Nothing is to be changed {way}.\n"
+    elif not applied:
+        text += "\nNothing was written. To do it: the same with --apply.\n"
+    return text
+
+
+def _changes(changes: Sequence[Change], failed: dict[str, str]) -> list[tuple[str, str]]:
+    return [(each.where, line) for each in changes if each.where not in failed for line in each.what]
+
+
+def _section(title: str, lines: Sequence[tuple[str, str]]) -> str:
+    if not lines:
+        return ""
+    width = min(44, max(len(where) for where, _ in lines))
+    return "\n".join([title, *(f"  {where:<{width}}  {what}" for where, what in lines)]) + "\n"

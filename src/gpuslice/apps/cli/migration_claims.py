@@ -1,0 +1,150 @@
+"""Switching a node to claims, and back: its label, its agent started anew, and who must go.
+
+Nothing is drained. What holds no part of a card stays; what holds one keeps it, and the agent gives the cards
+out the other way once the last of these has ended. So the label may be set at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gpuslice.adapters.kube.errors import NotFoundError
+from gpuslice.adapters.kube.objects import Node, Pod
+from gpuslice.adapters.kube.resources import NAMESPACES, NODES, PODS
+from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.adapters.kube.views import node_view, pod_view
+from gpuslice.apps.cli.migration import Note, Plan, Reader
+from gpuslice.apps.cli.migration_systems import Object
+from gpuslice.apps.cli.migration_writes import Change
+from gpuslice.apps.diagnosis.claims import Claims, read_claims
+from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, PLUGIN_LABELS
+from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
+from gpuslice.core import model
+from gpuslice.core.contract import CLAIM_CLASS, GPU_MEM, LABEL_CLAIMS, LABEL_MODE
+from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.explanation import explain
+from gpuslice.core.form import escaped
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.mode import rules_of, wants_agent
+from gpuslice.core.model import NodeMode
+from gpuslice.core.words import counted
+
+NO_CLASS = (
+    f"there is no DeviceClass {CLAIM_CLASS}: helm upgrade with --set dra.enabled=true (Kubernetes 1.34 or "
+    "newer), then come again"
+)
+
+
+def plan_claims(client: SyncClient, names: Sequence[str], node_label: str, *, back: bool) -> Plan:
+    """What is to be done now for these nodes; `back`: to give their cards out as the extended resource.
+
+    Raises `InvalidRequestError` for a node that is not there.
+    """
+    reader = Reader(client)
+    nodes = [msgspec.convert(each, Node) for each in reader.all_nodes]
+    known = {each.metadata.name: each for each in nodes}
+    for name in names:
+        if name not in known:
+            raise InvalidRequestError("NODE", name, f"one of {', '.join(sorted(known)) or 'none'}")
+    pods = [msgspec.convert(each, Pod) for each in reader.pods]
+    cluster = _Cluster(reader, nodes, pods, read_claims(client, nodes, pods))
+    changes: list[Change] = []
+    waits: list[Note] = []
+    by_hand: list[Note] = []
+    must_go: list[Note] = []
+    installed = back or _has_class(client)
+    if not installed:
+        waits.append(Note("cluster", NO_CLASS))
+    for name in names:
+        labels, where = known[name].metadata.labels or {}, f"node {name}"
+        if not wants_agent(labels, node_label):
+            what = f"is none whose cards gpuslice gives out: label it {node_label}=true first"
+            by_hand.append(Note(where, what))
+            continue
+        if rules_of(labels).claims == back and installed:
+            changes += _switch(client, known[name], back=back)
+        must_go += cluster.must_go(name, names, to_claims=not back)
+    return Plan(tuple(changes), tuple(waits), tuple(by_hand), must_go=tuple(must_go))
+
+
+def _has_class(client: SyncClient) -> bool:
+    try:
+        client.get(DEVICE_CLASSES, CLAIM_CLASS)
+    except NotFoundError:
+        return False
+    return True
+
+
+def _switch(client: SyncClient, node: Node, *, back: bool) -> Iterator[Change]:
+    """The label, and then the agent that reads it when it starts."""
+    name, labels = node.metadata.name, node.metadata.labels or {}
+    path = f"/metadata/labels/{escaped(LABEL_MODE)}"
+    step: Object = {"op": "add", "path": path, "value": str(NodeMode.CLAIMS)}
+    what = f"label {LABEL_MODE}={NodeMode.CLAIMS} is set"
+    if back:
+        step = {"op": "remove", "path": path}
+        what = f"label {LABEL_MODE}={labels[LABEL_MODE]} is removed"
+    version = node.metadata.resource_version
+    yield Change(f"node {name}", (what,), NODES.as_dict(), "", name, version, (step,))
+    for agent in client.list(PODS, labels=PLUGIN_LABELS, fields=f"spec.nodeName={name}"):
+        meta = agent.metadata
+        where = f"pod {meta.namespace}/{meta.name}"
+        again = "the agent is started anew, so that it reads the label; containers go on"
+        yield Change(where, (again,), PODS.as_dict(), meta.namespace, meta.name, ended=True)
+
+
+class _Cluster:
+    """What tells who must go from a node, and whether there is another place for it."""
+
+    def __init__(
+        self, reader: Reader, nodes: Sequence[Node], pods: Sequence[Pod], claims: Claims | None
+    ) -> None:
+        self._nodes, self._pods, self._claims = nodes, pods, claims
+        self._owners = {
+            each["metadata"]["uid"]: owner["kind"]
+            for each in reader.pods
+            for owner in each["metadata"].get("ownerReferences") or ()
+            if owner.get("controller")
+        }
+        spaces = reader.client.list(NAMESPACES)
+        self._labels = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in spaces}
+        self._shared = Ledger()
+        for node in nodes:
+            self._shared.apply_node(node_view(node))
+        for pod in pods:
+            self._shared.apply_pod(pod_view(pod))
+
+    def must_go(self, node: str, switched: Sequence[str], *, to_claims: bool) -> Iterator[Note]:
+        """Pods that hold a part of a card there in the way that is left."""
+        for pod in self._pods:
+            claimed = self._claims.of(pod) if self._claims is not None else None
+            view = claimed.pod if claimed is not None else pod_view(pod)
+            if view.node != node or view.finished or view.request is None or (claimed is None) != to_claims:
+                continue
+            held = counted(view.request.units, "unit")
+            slices = view.placement.slices if view.placement is not None else ()
+            card = f" of card {', '.join(str(part.card) for part in slices)}" if slices else ""
+            how = "by the device plugin" if to_claims else "by a claim"
+            again = self._again(pod, view, switched, to_claims=to_claims)
+            yield Note(f"pod {view.key}", f"holds {held}{card} {how}: {again}")
+
+    def _again(self, pod: Pod, view: model.Pod, switched: Sequence[str], *, to_claims: bool) -> str:
+        """Where it comes back once it was deleted."""
+        if pod.metadata.uid not in self._owners:
+            return "nothing makes it anew, do so yourself when it has ended or you deleted it"
+        space = self._labels.get(view.namespace, {})
+        label = (pod.metadata.labels or {}).get(LABEL_CLAIMS, space.get(LABEL_CLAIMS))
+        if (label == "true") == to_claims:
+            return f"its {self._owners[view.uid]} makes it anew, and it may come back here"
+        assert view.request is not None
+        places = [place_of(each) for each in self._nodes if each.metadata.name not in switched]
+        ledger = self._shared if to_claims else (self._claims or Claims()).ledger
+        answer = explain(ledger, places, wish_of(pod, view.request, claims=not to_claims))
+        fits = [each.detail.partition(",")[0] for each in answer.classes if each.fits]
+        if fits:
+            return f"its {self._owners[view.uid]} makes it anew, and {fits[0]} has room for it"
+        way = f"label its namespace {LABEL_CLAIMS}=true to have it here" if to_claims else ""
+        way = way or f"take label {LABEL_CLAIMS} from its namespace to have it here as {GPU_MEM}"
+        return f"made anew it waits, for no other node has room: {way}"

@@ -1,0 +1,280 @@
+"""What is known of the systems that a cluster may come from: their nodes, objects, and ways of asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpuslice.adapters.kube.resources import DICT, SERVICES, Resource
+from gpuslice.core import hami, kai
+from gpuslice.core.contract import AMOUNT_NAMES, EXCLUSIVE_GPU, GPU_MEM, LABEL_SCHEDULE
+from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.form import ContainerForm, PodForm, limit_field, without
+from gpuslice.core.mode import SCHEDULES
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.units import UNIT_MIB
+
+Object = dict[str, Any]
+
+SLICE = "nvidia.com/gpu.shared"  # what NVIDIA's plugin calls time slices where it renames them
+REPLICAS, CARD_MIB = "nvidia.com/gpu.replicas", "nvidia.com/gpu.memory"  # of GPU feature discovery
+PRODUCT, STRATEGY = "nvidia.com/gpu.product", "nvidia.com/gpu.sharing-strategy"
+_APPS, _RBAC = "apps/v1", "rbac.authorization.k8s.io/v1"
+DAEMON_SETS = Resource(_APPS, "daemonsets", "DaemonSet", DICT)
+DEPLOYMENTS = Resource(_APPS, "deployments", "Deployment", DICT)
+JOBS = Resource("batch/v1", "jobs", "Job", DICT)
+ACCOUNTS = Resource("v1", "serviceaccounts", "ServiceAccount", DICT)
+ROLES = Resource(_RBAC, "clusterroles", "ClusterRole", DICT, namespaced=False)
+BINDINGS = Resource(_RBAC, "clusterrolebindings", "ClusterRoleBinding", DICT, namespaced=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large things are, for what is asked for in parts: units of every card, 0 where they differ.
+
+    `slice_units`: of one time slice. `slices_alone`: no node gives out whole cards, so a card is a slice.
+    """
+
+    unit: str = "GiB"
+    card_units: int = 0
+    slice_units: int = 0
+    slices_alone: bool = False
+    models: tuple[str, ...] = ()
+
+
+def _same(pod: PodForm, sizes: Sizes) -> PodForm:
+    return pod
+
+
+def _nothing(pod: PodForm) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One system. `labels` are what a node of its has to lose (None) or get; `owned` what it installs.
+
+    `translate` puts a pod into our names, or raises `InvalidRequestError`; `remarks` says what gets lost.
+    """
+
+    name: str
+    is_node: Callable[[Object], bool]
+    holds: Callable[[Object], bool]
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    owned: Sequence[tuple[Resource[Object], str]] = ()
+    replaces_ours: bool = False  # its objects have the names of ours: they must go before ours can come
+    translate: Callable[[PodForm, Sizes], PodForm] = _same
+    remarks: Callable[[PodForm], Iterable[str]] = _nothing
+    by_hand: tuple[tuple[str, str], ...] = ()  # where, and what to do
+    lost: tuple[str, ...] = ()
+
+
+def limits_of(pod: Object) -> set[str]:
+    """Names of everything that a pod's containers have limits of."""
+    spec = pod.get("spec") or {}
+    containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+    return {
+        name
+        for each in containers
+        for name, amount in ((each.get("resources") or {}).get("limits") or {}).items()
+        if whole_number(amount)
+    }
+
+
+def _asks(*names: str) -> Callable[[Object], bool]:
+    return lambda pod: not limits_of(pod).isdisjoint(names)
+
+
+def _labels(node: Object) -> Mapping[str, str]:
+    return node["metadata"].get("labels") or {}
+
+
+def _labelled(name: str, *values: str) -> Callable[[Object], bool]:
+    return lambda node: _labels(node).get(name) in values
+
+
+def time_sliced(node: Object) -> bool:
+    """By the labels of GPU feature discovery, or by the name that NVIDIA's plugin gives slices."""
+    labels, capacity = _labels(node), (node.get("status") or {}).get("capacity") or {}
+    return (
+        labels.get(STRATEGY) == "time-slicing"
+        or (whole_number(labels.get(REPLICAS)) or 1) > 1
+        or bool(whole_number(capacity.get(SLICE)))
+    )
+
+
+def _of_slices(pod: PodForm, sizes: Sizes) -> PodForm:
+    return replace(pod, containers=tuple(_slices(each, sizes) for each in pod.containers))
+
+
+def _slices(container: ContainerForm, sizes: Sizes) -> ContainerForm:
+    names = [SLICE, EXCLUSIVE_GPU] if sizes.slices_alone else [SLICE]
+    name = next((each for each in names if container.limits.get(each)), "")
+    count = whole_number(container.limits.get(name)) if name else 0
+    if not count:
+        return container
+    if not sizes.slice_units:
+        must_be = (
+            f"replaced by {GPU_MEM}: how large a slice is cannot be told from the nodes, say --slice-units"
+        )
+        raise InvalidRequestError(limit_field(container, name), container.limits[name], must_be)
+    amount = {GPU_MEM: str(count * sizes.slice_units)}
+    return replace(
+        container,
+        limits={**without(container.limits, [name]), **amount},
+        requests={**without(container.requests, [name]), **amount},
+    )
+
+
+def _slices_lost(pod: PodForm) -> Iterable[str]:
+    for each in pod.containers:
+        for name in (SLICE, EXCLUSIVE_GPU):
+            if (whole_number(each.limits.get(name)) or 0) > 1:
+                yield (
+                    f'container "{each.name}" asks for several slices, which gave it no larger share, '
+                    "perhaps of one card: here it gets that much memory of one card"
+                )
+
+
+def _hami(pod: PodForm, sizes: Sizes) -> PodForm:
+    return hami.translate(pod, hami.HamiRules(sizes.unit, sizes.card_units, PRODUCT, sizes.models))
+
+
+def _hami_remarks(pod: PodForm) -> Iterable[str]:
+    yield from hami.remarks(pod)
+    parts = {hami.MEMORY, hami.MEMORY_PERCENT, hami.CORES}
+    for each in pod.containers:
+        if EXCLUSIVE_GPU in each.limits and parts.isdisjoint(each.limits):
+            yield (
+                f'container "{each.name}" asks for {EXCLUSIVE_GPU} alone: HAMi gave it a slice as large as '
+                "the card, here it is a whole card, on a node that is not shared"
+            )
+
+
+def _schedules_lost(node: Object) -> str:
+    value = _labels(node).get(LABEL_SCHEDULE, "")
+    return (
+        "" if not value or value in SCHEDULES else f"label {LABEL_SCHEDULE}={value} has no counterpart here"
+    )
+
+
+_GPUSHARE_OWNED = (
+    (DAEMON_SETS, "gpushare-device-plugin-ds"),
+    (DEPLOYMENTS, "gpushare-schd-extender"),
+    (SERVICES, "gpushare-schd-extender"),
+    *((ACCOUNTS, name) for name in ("gpushare-schd-extender", "gpushare-device-plugin")),
+    *((BINDINGS, name) for name in ("gpushare-schd-extender", "gpushare-device-plugin")),
+    *((ROLES, name) for name in ("gpushare-schd-extender", "gpushare-device-plugin")),
+)
+_PARTS = tuple(name for name in AMOUNT_NAMES)
+SYSTEMS = {
+    each.name: each
+    for each in (
+        System(
+            "gpushare",
+            is_node=_labelled("gpushare", "true"),
+            holds=_asks(*_PARTS),
+            labels={"gpushare": None},
+            owned=_GPUSHARE_OWNED,
+            replaces_ours=True,
+            by_hand=(
+                (
+                    "kube-scheduler",
+                    "its extender section may stay, with `--set scheduler.enabled=false`; add prioritizeVerb "
+                    "and preemptVerb. Or take it out, and the chart's second scheduler serves",
+                ),
+            ),
+            lost=(
+                "programs that take more memory than they asked for are refused it: gpushare limits nothing",
+            ),
+        ),
+        System(
+            "ack",
+            is_node=lambda node: _labels(node).get("cgpu") == "true" or LABEL_SCHEDULE in _labels(node),
+            holds=_asks(*_PARTS),
+            owned=(
+                *_GPUSHARE_OWNED,
+                *((DAEMON_SETS, f"device-plugin-{verb}-ds") for verb in ("evict", "recover")),
+                (DAEMON_SETS, "cgpu-installer"),
+                (JOBS, "gpushare-installer"),
+            ),
+            replaces_ours=True,
+            by_hand=(
+                (
+                    "kube-scheduler",
+                    "the Job gpushare-installer has changed its manifest; restore the backup "
+                    "kube-scheduler.ori.yaml, or install with `--set scheduler.enabled=false`",
+                ),
+                ("nodes", "cGPU's kernel module stays loaded until a reboot, and limits nothing of ours"),
+            ),
+        ),
+        System(
+            "hami",
+            is_node=_labelled("gpu", "on"),
+            holds=_asks(EXCLUSIVE_GPU, *hami.PARTS),
+            labels={"gpu": None},
+            translate=_hami,
+            remarks=_hami_remarks,
+            by_hand=(
+                ("HAMi", "helm uninstall it at the end"),
+                ("quotas", f"those on limits.nvidia.com/gpumem become quotas on requests.{GPU_MEM}"),
+            ),
+            lost=("memory is never promised twice: deviceMemoryScaling has no counterpart",),
+        ),
+        System(
+            "time-slicing",
+            is_node=time_sliced,
+            holds=_asks(EXCLUSIVE_GPU, SLICE),
+            translate=_of_slices,
+            remarks=_slices_lost,
+            by_hand=(
+                (
+                    "NVIDIA's plugin",
+                    "leaves a shared node where it is a static pod or the GPU operator's; a DaemonSet of its "
+                    "own must be kept away (docs/operate/modes.md)",
+                ),
+            ),
+            lost=("a program that takes more memory than its slice is refused it: slices limit nothing",),
+        ),
+        System(
+            "kai",
+            is_node=lambda node: False,
+            holds=lambda pod: any(
+                name in (pod["metadata"].get("annotations") or {}) for name in kai.ANNOTATIONS
+            ),
+            translate=lambda pod, sizes: kai.translate(pod, kai.KaiRules(sizes.unit, sizes.card_units)),
+            remarks=kai.remarks,
+            by_hand=(
+                ("nodes", "KAI marks none: drain those that shall share cards, and label them cgpu=true"),
+                ("KAI", "helm uninstall it once nothing names its scheduler"),
+            ),
+        ),
+    )
+}
+
+
+def sizes_of(nodes: Iterable[Object], unit: str, card_units: int, slice_units: int) -> Sizes:
+    """What the nodes tell of their cards, unless it was said."""
+    cards, slices, models, whole = set[int](), set[int](), set[str](), False
+    for node in nodes:
+        labels, capacity = _labels(node), (node.get("status") or {}).get("capacity") or {}
+        if labels.get(PRODUCT):
+            models.add(labels[PRODUCT])
+        if units := (whole_number(labels.get(CARD_MIB)) or 0) // UNIT_MIB[unit]:
+            cards.add(units)
+            if time_sliced(node):
+                slices.add(units // max(1, whole_number(labels.get(REPLICAS)) or 1))
+        whole |= bool(whole_number(capacity.get(EXCLUSIVE_GPU))) and not time_sliced(node)
+    return Sizes(
+        unit,
+        card_units or (cards.pop() if len(cards) == 1 else 0),
+        slice_units or (min(slices) if slices else 0),
+        slices_alone=not whole,
+        models=tuple(sorted(models)),
+    )
+
+
+def lost_on(system: System, node: Object) -> str:
+    """What of a node's labels has no counterpart, "" where all have."""
+    return _schedules_lost(node) if system.name == "ack" else ""

@@ -1,0 +1,110 @@
+"""The writes of a migration: each object changed, deleted and kept, or made anew."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gpuslice.adapters.kube.errors import (
+    AlreadyExistsError,
+    ForbiddenError,
+    KubeError,
+    NotFoundError,
+    UnavailableError,
+)
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, Resource
+from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.apps.cli.migration_systems import JOBS, Object
+from gpuslice.core.contract import SYSTEM_NAMESPACE
+
+RECORD = "gpuslice-migration"  # ConfigMap of what was deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One object to be written: by `operations`, a JSON Patch, or deleted (`kept`), or made anew (`made`).
+
+    `ended`: a pod that is deleted, and that its owner makes anew.
+    """
+
+    where: str
+    what: tuple[str, ...]
+    resource: Resource[Object]
+    namespace: str
+    name: str
+    version: str = ""
+    operations: tuple[Object, ...] = ()
+    kept: Object | None = None  # what is deleted
+    made: Object | None = None  # what is made anew
+    ended: bool = False
+
+
+def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Iterator[tuple[Change, str]]:
+    """Each change once it was tried, and why it could not be made, "" where it was.
+
+    Raises `KubeError` where the API server is away or lets us write nothing: the rest is for another run.
+    """
+    for change in changes:
+        try:
+            _carry_out(client, system, change)
+        except (UnavailableError, ForbiddenError):
+            raise
+        except KubeError as error:
+            yield change, str(error)
+        else:
+            yield change, ""
+
+
+def _carry_out(client: SyncClient, system: str, change: Change) -> None:
+    resource, name, namespace = change.resource, change.name, change.namespace
+    if change.kept is not None:
+        _remember(client, system, change)
+        client.delete(resource, name, namespace)
+    elif change.ended:
+        with contextlib.suppress(NotFoundError):
+            client.delete(resource, name, namespace)
+    elif change.made is not None:
+        with contextlib.suppress(AlreadyExistsError):  # made by a run that broke off
+            client.create(resource, change.made, namespace)
+    else:
+        client.json_patch(resource, name, change.operations, namespace, resource_version=change.version)
+
+
+def recorded(client: SyncClient) -> Mapping[str, str]:
+    """What was deleted: key → the object as JSON."""
+    try:
+        return client.get(CONFIG_MAPS.as_dict(), RECORD, SYSTEM_NAMESPACE).get("data") or {}
+    except NotFoundError:
+        return {}
+
+
+def _remember(client: SyncClient, system: str, change: Change) -> None:
+    assert change.kept is not None
+    kept = {name: value for name, value in change.kept.items() if name != "status"}
+    meta = change.kept["metadata"]
+    lasting = ("name", "namespace", "labels", "annotations")
+    kept["metadata"] = {name: meta[name] for name in lasting if meta.get(name)}
+    kept |= {"apiVersion": change.resource.api_version, "kind": change.resource.kind}
+    if change.resource.kind == "Service":
+        kept["spec"] = {k: v for k, v in kept["spec"].items() if k not in ("clusterIP", "clusterIPs")}
+    if change.resource == JOBS:  # what the server gave it belongs to the first
+        kept["spec"] = {k: v for k, v in kept["spec"].items() if k not in ("selector", "manualSelector")}
+        (kept["spec"].get("template") or {}).get("metadata", {}).pop("labels", None)
+    key = f"{system}.{change.resource.kind}.{change.name}".lower()
+    document = {"metadata": {"name": RECORD, "namespace": SYSTEM_NAMESPACE}, "data": {}}
+    if not recorded(client):
+        with contextlib.suppress(AlreadyExistsError):
+            client.create(CONFIG_MAPS.as_dict(), document, SYSTEM_NAMESPACE)
+    client.merge_patch(CONFIG_MAPS.as_dict(), RECORD, {"data": {key: json.dumps(kept)}}, SYSTEM_NAMESPACE)
+
+
+def place_of(thing: Object) -> tuple[str, str]:
+    """Namespace, "" for none, and name."""
+    return thing["metadata"].get("namespace", ""), thing["metadata"]["name"]
+
+
+def key_of(thing: Object) -> str:
+    """NAMESPACE/NAME, or NAME alone."""
+    return "/".join(part for part in place_of(thing) if part)

@@ -1,0 +1,131 @@
+"""Who sees what: whose kubeconfig it is sees everything, a bearer token what the cluster lets it list."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.resources import DICT, Resource
+from gpuslice.adapters.web.messages import HttpRequest
+
+TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "tokenreviews", "TokenReview", DICT, namespaced=False)
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview", DICT, namespaced=False
+)
+LASTS_S = 60.0
+"""So long an answer of the API server holds: a right that was taken away is gone after it."""
+MOST_TOKENS = 1000
+AT_ONCE = 20
+
+
+@dataclass(slots=True)
+class Viewer:
+    """Who looks. `everything`: pods of all namespaces; `nodes`: may list nodes; else by namespace."""
+
+    name: str
+    everything: bool = True
+    nodes: bool = True
+    namespaces: dict[str, bool] = field(default_factory=dict)
+
+    def sees(self, namespace: str) -> bool:
+        """Pods of a namespace; the empty one is the cluster's own rows."""
+        if not namespace:
+            return self.nodes
+        return self.everything or self.namespaces.get(namespace, False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one where another set is seen: what was sent before is not the whole then."""
+        if self.everything:
+            return "a" if self.nodes else "p"
+        seen = ",".join(sorted(name for name, allowed in self.namespaces.items() if allowed))
+        return hashlib.sha256(f"{self.nodes}|{seen}".encode()).hexdigest()[:12]
+
+
+class Access(Protocol):
+    """Tells who asks."""
+
+    async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
+        """None for who must show a token first. KubeError when the API server does not answer."""
+        ...
+
+
+class OnePerson:
+    """Anyone who knows the path is the person of the kubeconfig."""
+
+    async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
+        return Viewer("")
+
+
+@dataclass(slots=True)
+class _Known:
+    viewer: Viewer
+    user: dict[str, Any]
+    since_s: float
+
+
+class TokenAccess:
+    """Asks TokenReview who it is, and SubjectAccessReview what that one may list."""
+
+    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            return None
+        key = hashlib.sha256(token.encode()).hexdigest()  # tokens themselves are not kept
+        known = self._known.get(key)
+        if known is None or self._clock() - known.since_s > LASTS_S:
+            known = await self._review(token)
+            self._known.pop(key, None)
+            if known is None:
+                return None
+            self._known[key] = known
+            while len(self._known) > MOST_TOKENS:
+                self._known.popitem(last=False)
+        if not known.viewer.everything:
+            await self._ask_namespaces(known, namespaces)
+        return known.viewer
+
+    async def _review(self, token: str) -> _Known | None:
+        found = await self._client.create(TOKEN_REVIEWS, {"spec": {"token": token}})
+        status = found.get("status") or {}
+        if not status.get("authenticated"):
+            return None
+        given = status.get("user") or {}
+        user = {
+            "user": given.get("username", ""),
+            "uid": given.get("uid", ""),
+            "groups": given.get("groups") or [],
+            "extra": given.get("extra") or {},
+        }
+        everything, nodes = await asyncio.gather(self._may_list(user, "pods"), self._may_list(user, "nodes"))
+        return _Known(Viewer(user["user"], everything, nodes), user, self._clock())
+
+    async def _ask_namespaces(self, known: _Known, namespaces: Iterable[str]) -> None:
+        slots, allowed = asyncio.Semaphore(AT_ONCE), known.viewer.namespaces
+
+        async def one(namespace: str) -> None:
+            async with slots:
+                allowed[namespace] = await self._may_list(known.user, "pods", namespace)
+
+        await asyncio.gather(*(one(each) for each in sorted(set(namespaces) - allowed.keys())))
+
+    async def _may_list(self, user: dict[str, Any], resource: str, namespace: str = "") -> bool:
+        attributes = {"verb": "list", "resource": resource, "version": "v1"}
+        if namespace:
+            attributes["namespace"] = namespace
+        found = await self._client.create(
+            ACCESS_REVIEWS, {"spec": {**user, "resourceAttributes": attributes}}
+        )
+        return bool((found.get("status") or {}).get("allowed"))

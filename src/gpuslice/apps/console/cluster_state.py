@@ -1,0 +1,334 @@
+"""Follows a cluster by watches: the ledger, the objects that explain pods, and the rows that pages show."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.requests import Listing, WatchEvent
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SERVICES, Resource
+from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.apps.console.rows import Rows
+from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
+from gpuslice.apps.diagnosis.pod_explanation import place_of, resources_of
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.contract import NAME_SETS, SYSTEM_NAMESPACE
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
+from gpuslice.core.model import Pod
+
+T = TypeVar("T")
+EXPORTER, PLUGIN = "gpuslice-exporter", "gpushare-device-plugin-ds"
+QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota", DICT)
+NEEDED = ("nodes", "pods")
+"""Without these there is nothing to show; the others add to it where they may be read."""
+STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+WATCH_HOLDS_S = 1.0
+
+_NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
+_hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
+
+
+class ObservedClient(KubeClient):
+    """Remembers of each collection why it cannot be read just now; `changed` is called when that changes."""
+
+    problems: Mapping[str, str] = {}
+
+    async def list(self, resource: Resource[T], *args: Any, **kwargs: Any) -> Listing[T]:
+        try:
+            return await super().list(resource, *args, **kwargs)
+        except KubeError as error:
+            self._note(resource.plural, str(error))
+            raise
+
+    async def watch(self, resource: Resource[T], *args: Any, **kwargs: Any) -> AsyncGenerator[WatchEvent[T]]:
+        """The server says nothing while nothing changes: a watch that was not refused at once works."""
+        works = asyncio.get_running_loop().call_later(WATCH_HOLDS_S, self._note, resource.plural, "")
+        try:
+            async for event in super().watch(resource, *args, **kwargs):
+                self._note(resource.plural, "")
+                yield event
+        except KubeError as error:
+            self._note(resource.plural, str(error))
+            raise
+        finally:
+            works.cancel()
+
+    def _note(self, plural: str, problem: str) -> None:
+        if self.problems.get(plural, "") != problem:
+            self.problems = {**self.problems, plural: problem}
+
+
+class ClusterState:
+    """Everything that is known of a cluster. `pods`: those that share cards or mean to, by namespace/name."""
+
+    def __init__(self, client: KubeClient, rows: Rows, namespace: str = "") -> None:
+        self.rows = rows
+        self.ledger = Ledger()
+        self.nodes: dict[str, objects.Node] = {}
+        self.pods: dict[str, objects.Pod] = {}
+        self.waiting: dict[str, Pod] = {}  # of these, those that are on no node or do not start there
+        self.exporters: dict[str, objects.Pod] = {}  # by node
+        self.plugins: dict[str, objects.Pod] = {}
+        self.work = asyncio.Event()  # something changed that may explain a pod anew
+        self._unhealthy: dict[str, frozenset[int]] = {}
+        self._stale: set[str] = set()
+        self._nodes = Reflector(client, NODES, self._node_changed)
+        self._pods = Reflector(client, PODS, self._pod_changed, namespace=namespace)
+        self._config_maps = Reflector(
+            client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
+        )
+        self._quotas = Reflector(client, QUOTAS, self._quota_changed, namespace=namespace)
+        self._services = (  # by name the vendor's; by label also ours under another name
+            _kept(client, SERVICES, fields=f"metadata.name={EXTENDER}"),
+            _kept(client, SERVICES, labels=f"component={EXTENDER}"),
+        )
+        self.slices = _kept(client, SLICES, labels="app=gpushare")
+        self.hooks = [_kept(client, kind) for kind in HOOKS]
+
+    async def run(self) -> None:
+        """Follow the cluster until cancelled."""
+        reflectors: dict[str, Reflector[Any]] = {
+            "nodes": self._nodes, "pods": self._pods, "configmaps": self._config_maps, "quotas": self._quotas,
+            "endpoint slices": self.slices,
+        }  # fmt: skip
+        reflectors |= {f"services {number}": each for number, each in enumerate(self._services)}
+        reflectors |= {f"hooks {number}": hook for number, hook in enumerate(self.hooks)}
+        async with asyncio.TaskGroup() as tasks:
+            for name, reflector in reflectors.items():
+                tasks.create_task(reflector.run(), name=f"watch {name}")
+
+    @property
+    def synced(self) -> bool:
+        return self._nodes.synced.is_set() and self._pods.synced.is_set()
+
+    def config_maps(self) -> Iterable[objects.ConfigMap]:
+        return self._config_maps.objects.values()
+
+    @property
+    def knows_services(self) -> bool:
+        return all(each.synced.is_set() for each in self._services)
+
+    def services(self) -> list[dict[str, Any]]:
+        return list({key: found for each in self._services for key, found in each.objects.items()}.values())
+
+    def own_hooks(self) -> list[dict[str, Any]]:
+        return [
+            each | {"kind": kind.kind}
+            for kind, hook in zip(HOOKS, self.hooks, strict=True)
+            for each in hook.objects.values()
+            if is_own_hook(each)
+        ]
+
+    # -- changes -------------------------------------------------------------------------------------------
+
+    def _pod_changed(self, change: Change[objects.Pod]) -> None:
+        if change.object is None:
+            return
+        meta = change.object.metadata
+        key = f"{meta.namespace}/{meta.name}"
+        before = self.ledger.pods.get(meta.uid)
+        if before is not None:
+            self._touch(before.node)
+        if change.kind is ChangeKind.DELETED:
+            self.ledger.remove_pod(meta.uid)
+            self.exporters.pop(meta.name, None)
+            self.plugins.pop(key, None)
+            self._forget(key)
+            return
+        view = pod_view(change.object)
+        self.ledger.apply_pod(view)
+        labels = meta.labels or {}
+        if labels.get("component") == EXPORTER and change.object.spec.node_name:
+            self.exporters[meta.name] = change.object
+        elif labels.get("name") == PLUGIN:
+            self.plugins[key] = change.object
+        elif view.finished or not (view.request or view.problem or _means_one(change.object)):
+            self._forget(key)
+            meta.labels = meta.annotations = meta.finalizers = None
+            change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
+        else:
+            self.pods[key] = change.object
+            self._touch(view.node)
+            _prune(change.object)
+            self.rows.put("pods", key, _pod_row(view, change.object), meta.namespace)
+            if not view.node or _is_stuck(change.object):
+                self.waiting[key] = view
+            elif self.waiting.pop(key, None) is not None:
+                self.rows.drop("waiting", key)
+            self.work.set()
+
+    def _forget(self, key: str) -> None:
+        if self.pods.pop(key, None) is not None:
+            for table in ("pods", "podUsage", "waiting"):
+                self.rows.drop(table, key)
+            self.waiting.pop(key, None)
+            self.work.set()
+
+    def _node_changed(self, change: Change[objects.Node]) -> None:
+        if change.object is None:
+            return
+        name = change.object.metadata.name
+        if change.kind is ChangeKind.DELETED:
+            self.nodes.pop(name, None)
+            self.ledger.remove_node(name)
+            self.rows.drop("nodes", name)
+            self.rows.drop("cardUsage", name)
+        else:
+            self.nodes[name] = change.object
+            self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
+            self._touch(name)
+        self.work.set()
+
+    def _config_map_changed(self, change: Change[objects.ConfigMap]) -> None:
+        found = unhealthy_view(change.object) if change.object is not None else None
+        if found is None:
+            if change.object is not None:
+                change.object.data = None  # of no interest, and may be large
+            return
+        name, cards, _ = found
+        self._unhealthy[name] = frozenset() if change.kind is ChangeKind.DELETED else cards
+        node = self.nodes.get(name)
+        if node is not None:
+            self.ledger.apply_node(node_view(node, self._unhealthy[name]))
+            self._touch(name)
+            self.work.set()
+
+    def _quota_changed(self, change: Change[dict[str, Any]]) -> None:
+        if change.object is None:
+            return
+        meta, status = change.object["metadata"], change.object.get("status") or {}
+        key, limits = f"{meta['namespace']}/{meta['name']}", status.get("hard") or {}
+        wanted = (f"requests.{names.memory}" for names in NAME_SETS.values())
+        name = next((each for each in wanted if each in limits), "")
+        hard = limits.get(name)
+        if change.kind is ChangeKind.DELETED or hard is None:
+            self.rows.drop("quotas", key)
+            return
+        row = {"namespace": meta["namespace"], "name": meta["name"], "hard": hard}
+        row["used"] = (status.get("used") or {}).get(name, "0")
+        self.rows.put("quotas", key, row, meta["namespace"])
+
+    # -- rows of nodes -------------------------------------------------------------------------------------
+
+    def _touch(self, name: str) -> None:
+        """A node's row is written once for all that changed on it in one step."""
+        if name and not self._stale:
+            asyncio.get_running_loop().call_soon(self._write_nodes)
+        if name:
+            self._stale.add(name)
+
+    def _write_nodes(self) -> None:
+        stale, self._stale = self._stale, set()
+        for name in stale:
+            node = self.nodes.get(name)
+            if node is not None:
+                self.rows.put("nodes", name, self._node_row(name, node))
+
+    def _node_row(self, name: str, node: objects.Node) -> dict[str, Any]:
+        state, place = self.ledger.state(name), place_of(node)
+        row: dict[str, Any] = {"name": name}
+        if not place.ready or not place.schedulable:
+            row["state"] = "cordoned" if place.ready else "notReady"
+        if state is None or not state.node.cards:
+            return row
+        allocations = self.ledger.allocations(name)
+        used = allocations.used() if allocations is not None else {}
+        compute = allocations.compute_used() if allocations is not None and state.node.compute_percent else {}
+        models = {card.model for card in state.node.cards}
+        row["model"] = ", ".join(sorted(filter(None, models)))
+        row["shared"] = state.node.shared
+        row["cards"] = [
+            [card.index, card.units, card.memory_mib, used.get(card.index, 0), compute.get(card.index, 0)]
+            for card in state.node.cards
+        ]
+        sick = sorted(state.node.unhealthy) if state.node.shared else []
+        if sick:
+            row["sick"], row["reason"] = sick, self._reason(name)
+        if state.node.problem:
+            row["problem"] = state.node.problem
+        return row
+
+    def _reason(self, node: str) -> str:
+        for each in self._config_maps.objects.values():
+            found = unhealthy_view(each)
+            if found is not None and found[0] == node:
+                return (each.data or {}).get("reasons", "")
+        return ""
+
+
+def _kept(client: KubeClient, resource: Resource[dict[str, Any]], **scope: str) -> Reflector[dict[str, Any]]:
+    """A small collection of which only the present state matters."""
+    return Reflector(client, resource, lambda _: None, **scope)  # type: ignore[arg-type]
+
+
+def _means_one(pod: objects.Pod) -> bool:
+    """Whether it asks for a resource that is nearly ours: nobody gives it out."""
+    return any(map(_hint, resources_of(pod)))
+
+
+def _is_stuck(pod: objects.Pod) -> bool:
+    """On its node, and one of its containers waits there for something that may never come."""
+    states = [each.state or {} for each in pod.status.container_statuses or ()]
+    return any((state.get("waiting") or {}).get("reason", "") not in STARTING for state in states)
+
+
+def _prune(pod: objects.Pod) -> None:
+    """Leave what explains a pod: thousands are held."""
+    meta, status = pod.metadata, pod.status
+    meta.namespace, pod.spec.node_name = sys.intern(meta.namespace), sys.intern(pod.spec.node_name)
+    labels, annotations = meta.labels or {}, meta.annotations or {}
+    shown = {name: value for name, value in labels.items() if name in POD_LABELS or _label_hint(name)}
+    meta.labels = shown or None
+    kept = {sys.intern(name): annotations[name] for name in PLACEMENT_ANNOTATIONS if name in annotations}
+    meta.annotations = kept or None
+    meta.finalizers = None
+    if pod.spec.node_name:
+        pod.spec.tolerations = pod.spec.affinity = pod.spec.node_selector = None
+    for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
+        container.image = ""
+    conditions = [each for each in status.conditions or () if each.type == "PodScheduled"]
+    status.conditions = conditions or None
+    status.init_container_statuses = None
+    for each in status.container_statuses or ():
+        each.container_id = ""
+
+
+def _pod_row(view: Pod, pod: objects.Pod) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "namespace": view.namespace,
+        "name": view.name,
+        "phase": "Terminating" if view.terminating else pod.status.phase or "Pending",
+        "created": pod.metadata.creation_timestamp,
+        "units": view.request.units if view.request is not None else 0,
+    }
+    if view.request is not None and view.request.card_count > 1:
+        row["cards"] = view.request.card_count
+    if view.request is not None and view.request.compute_percent:
+        row["compute"] = view.request.compute_percent
+    if view.node:
+        row["node"] = view.node
+    if view.placement is not None:
+        row["slices"] = [[part.card, part.units] for part in view.placement.slices]
+    if view.problem:
+        row["problem"] = view.problem
+    statuses = pod.status.container_statuses or ()
+    if restarts := sum(each.restart_count for each in statuses):
+        row["restarts"] = restarts
+    reasons = [((each.state or {}).get("waiting") or {}).get("reason", "") for each in statuses]
+    reason = next((each for each in reasons if each not in STARTING), pod.status.reason)
+    if reason:
+        row["reason"] = reason
+    return row
+
+
+def now_s() -> float:
+    return datetime.now(UTC).timestamp()

@@ -1,0 +1,110 @@
+"""What ``gpuslice doctor`` finds, of what the console watches anyway, and what Prometheus alerts of."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from gpuslice.adapters.kube.resources import SERVICES
+from gpuslice.apps.console.access import Viewer
+from gpuslice.apps.console.cluster_state import ClusterState
+from gpuslice.apps.diagnosis.doctor import WATCHED_CHECKS, worst_first
+from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Finding
+from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
+
+HOLDS_S = 10.0
+
+
+class Health:
+    """The findings of some seconds ago at most; a large cluster is looked at on a thread."""
+
+    def __init__(self, state: ClusterState, node_label: str, prometheus: Prometheus | None = None) -> None:
+        self._state = state
+        self._prometheus = prometheus
+        self._alerts: list[dict[str, Any]] = []
+        self._problem = ""  # why alerts are not known
+        self._node_label = node_label
+        self._found: list[Finding] = []
+        self._at_s = 0.0
+        self._looking = asyncio.Lock()
+
+    async def document(self, viewer: Viewer) -> dict[str, Any]:
+        """Who may not see the whole cluster is told of the own pods alone."""
+        async with self._looking:
+            if time.monotonic() - self._at_s > HOLDS_S:
+                facts = self._facts()
+                self._found = await asyncio.to_thread(_examine, facts)
+                await self._read_alerts()
+                self._at_s = time.monotonic()
+        whole = viewer.everything and viewer.nodes
+        shown = [each for each in self._found if whole or _is_of(each, viewer)]
+        return {
+            "findings": [
+                {"level": str(each.level), "where": each.where, "what": each.what, "fix": each.fix}
+                for each in shown
+            ],
+            "alerts": [each for each in self._alerts if whole or _may_see(each["namespace"], viewer)],
+            "alertsProblem": self._problem,
+            "alertsKnown": self._prometheus is not None,
+            "whole": whole,
+        }
+
+    async def _read_alerts(self) -> None:
+        """What Prometheus alerts of just now; what it said before is not so any more where it is silent."""
+        if self._prometheus is None:
+            return
+        self._alerts, self._problem = [], ""
+        try:
+            self._alerts = [_alert(each) for each in await asyncio.to_thread(self._prometheus.alerts)]
+        except PrometheusError as error:
+            self._problem = str(error)
+        order = {"critical": 0, "warning": 1}
+        self._alerts.sort(key=lambda each: (order.get(each["severity"], 2), each["name"], each["where"]))
+
+    def _facts(self) -> Facts:
+        state = self._state
+        unreadable = [] if state.knows_services else [SERVICES.plural]
+        unreadable += [] if state.slices.synced.is_set() else [SLICES.plural]
+        unreadable += [
+            kind.plural for kind, hook in zip(HOOKS, state.hooks, strict=True) if not hook.synced.is_set()
+        ]
+        return Facts(
+            nodes=list(state.nodes.values()),
+            pods=list(state.pods.values()),
+            plugins=list(state.plugins.values()),
+            config_maps=[each for each in state.config_maps() if each.data is not None],
+            services=state.services(),
+            slices=list(state.slices.objects.values()),
+            hooks=state.own_hooks(),
+            unreadable=unreadable,
+            node_label=self._node_label,
+        )
+
+
+def _examine(facts: Facts) -> list[Finding]:
+    return worst_first([finding for check in WATCHED_CHECKS for finding in check(facts)])
+
+
+def _alert(alert: dict[str, Any]) -> dict[str, Any]:
+    labels, notes = alert["labels"], alert.get("annotations") or {}
+    names = ("node", "gpu", "namespace", "pod", "container", "instance")
+    return {
+        "name": labels["alertname"],
+        "severity": labels.get("severity", ""),
+        "state": alert.get("state", ""),
+        "since": alert.get("activeAt"),
+        "where": ", ".join(f"{name} {labels[name]}" for name in names if labels.get(name)),
+        "namespace": labels.get("namespace", ""),
+        "what": notes.get("summary", ""),
+        "fix": notes.get("description", ""),
+    }
+
+
+def _may_see(namespace: str, viewer: Viewer) -> bool:
+    return bool(namespace) and viewer.sees(namespace)
+
+
+def _is_of(finding: Finding, viewer: Viewer) -> bool:
+    kind, _, key = finding.where.partition(" ")
+    return kind == "pod" and viewer.sees(key.partition("/")[0])

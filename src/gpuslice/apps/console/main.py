@@ -1,0 +1,269 @@
+"""The console process: watches a cluster, and serves a page that shows it. It writes nothing anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import secrets
+import webbrowser
+from collections.abc import Awaitable, Callable
+
+import click
+import msgspec
+
+import gpuslice
+from gpuslice.adapters.kube.config import Connection, connect
+from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
+from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
+from gpuslice.apps.console.access import Access, OnePerson, TokenAccess, Viewer
+from gpuslice.apps.console.cluster_state import NEEDED, ClusterState, ObservedClient, now_s
+from gpuslice.apps.console.documents import ClusterDocuments, without_strangers
+from gpuslice.apps.console.health import Health
+from gpuslice.apps.console.pages import Pages, not_found, only, packed
+from gpuslice.apps.console.pod_page import PodPages
+from gpuslice.apps.console.rows import Rows
+from gpuslice.apps.console.settings import ConsoleSettings
+from gpuslice.apps.console.usage_reader import UsageReader
+from gpuslice.apps.console.waiting import WaitingPods
+from gpuslice.apps.console.what_if import WhatIf
+from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
+from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
+from gpuslice.core.advice import advise
+
+LONGEST_WAIT_S = 20.0
+"""So long a page that knows everything waits for news; proxies cut off what is silent for a minute."""
+GATHER_S = 0.03
+"""What changes at the same time comes in one answer."""
+FIRST_LIST_S = 15.0
+CALM_GC = (20_000, 50, 100)
+
+
+class Console:
+    """Everything of one console process."""
+
+    def __init__(self, settings: ConsoleSettings, transport: HttpTransport, cluster_name: str = "") -> None:
+        self.settings = settings
+        self.rows = Rows()
+        self._name = settings.cluster_name or cluster_name
+        self._client = ObservedClient(transport, manager="gpuslice-console")
+        self.state = ClusterState(self._client, self.rows, settings.namespace)
+        direct = settings.exporters == "direct" or (
+            settings.exporters == "auto" and settings.access == "token"
+        )
+        prometheus = None
+        if settings.prometheus_url:
+            secrets_of = settings.prometheus_token_file, settings.prometheus_ca_file
+            prometheus = Prometheus(settings.prometheus_url, *secrets_of)
+        self.usage = UsageReader(
+            self.state,
+            transport,
+            direct=direct,
+            prometheus=prometheus,
+            interval_s=settings.usage_interval_s,
+        )
+        self._waiting = WaitingPods(self.state, lambda key: self.usage.containers.get(key, ()))
+        self._documents = ClusterDocuments(self.rows)
+        self._pods = PodPages(self._client, self.state, self.usage)
+        self._health = Health(self.state, settings.node_label, prometheus)
+        self._what_if = WhatIf(self.state)
+        self._viewers = 0
+        self._answers: dict[str, int] = {}
+        # on one's own machine others have accounts too: the path is what keeps them out
+        secret = f"/{secrets.token_urlsafe(18)}" if settings.access == "kubeconfig" else ""
+        self.base_path = settings.base_path + secret
+        self._access: Access = OnePerson() if settings.access == "kubeconfig" else TokenAccess(self._client)
+
+    async def run(self, stopped: Awaitable[None], listening: Callable[[str], None] = lambda _: None) -> None:
+        """Serve until `stopped`; `listening` hears the address of the page."""
+        settings = self.settings
+        pages = Pages(self.rows, self._access, self.base_path, local=settings.access == "kubeconfig")
+        answers = {
+            "cluster": self._cluster, "pod": self._pod, "health": self._find, "advice": self._advise,
+            "teams": self._count_hours, "simulation": self._simulate,
+        }  # fmt: skip
+        probes = Probes(gpuslice.__version__, self._not_ready, page_of(self.families))
+        listen = Listen(
+            settings.port,
+            settings.host,
+            certificate=settings.tls_certificate,
+            key=settings.tls_key,
+            drain_s=1.0,  # pages wait for news; they come again by themselves
+        )
+        tasks = {"cluster": self.state.run(), "waiting pods": self._waiting.run(), "memory": self._settle()}
+        if settings.exporters != "off":
+            tasks["usage"] = self.usage.run()
+        async with serving(make_app(probes, pages.routes(answers)), listen) as port:
+            scheme = "https" if listen.tls else "http"
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            listening(f"{scheme}://{host}:{port}{self.base_path}/")
+            await work_until(stopped, tasks)
+
+    async def _settle(self) -> None:
+        """The cluster stays: no later collection need walk over it."""
+        while not self.state.synced:
+            await self.rows.newer_than(self.rows.number)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*CALM_GC)
+
+    def _not_ready(self) -> str:
+        if self.state.synced:
+            return ""
+        problems = [self._client.problems.get(name, "") for name in NEEDED]
+        return next(filter(None, problems), "the cluster is being read")
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    async def _cluster(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
+        """At once where there is news, and for who knows nothing; else as soon as there is."""
+        (since,) = only(request.query, ["since"])
+        number, problems = self._documents.known(since, viewer), self._client.problems
+        self._viewers += 1
+        try:
+            if number:
+                await self._news(number, problems)
+            elif not self.state.synced:
+                await self._first_list()
+        finally:
+            self._viewers -= 1
+        cluster = {
+            "name": self._name,
+            "viewer": viewer.name,
+            "mayListNodes": viewer.nodes,
+            "everything": viewer.everything,
+            "synced": self.state.synced,
+            "problems": {name: why for name, why in self._client.problems.items() if why},
+            "usage": {"readAt": self.usage.read_at_s, "problem": self.usage.problem},
+            "history": "prometheus" if self.usage.prometheus is not None else "memory",
+            "namespace": self.settings.namespace,
+            "now": now_s(),
+            "release": gpuslice.__version__,
+        }
+        kind = "changes" if number else "whole"
+        self._answers[kind] = self._answers.get(kind, 0) + 1
+        return await packed(self._documents.changes(number, viewer, cluster), request)
+
+    async def _news(self, number: int, problems: object) -> None:
+        """Until something is newer than `number`, or cannot be read any more, or can be again."""
+        ends_s = asyncio.get_running_loop().time() + LONGEST_WAIT_S
+        while asyncio.get_running_loop().time() < ends_s and self._client.problems is problems:
+            try:
+                await asyncio.wait_for(self.rows.newer_than(number), 1.0)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(GATHER_S)
+            return
+
+    async def _first_list(self) -> None:
+        """A page that opens while the cluster is read would show a part of it as if it were the whole."""
+        ends_s = asyncio.get_running_loop().time() + FIRST_LIST_S
+        while not self.state.synced and asyncio.get_running_loop().time() < ends_s:
+            if any(self._client.problems.get(name) for name in NEEDED):
+                return
+            await asyncio.sleep(0.05)
+
+    async def _pod(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
+        namespace, name = only(request.query, ["namespace", "name"])
+        document = await self._pods.document(namespace, name) if viewer.sees(namespace) else None
+        if document is None:
+            return not_found(f"there is no pod {namespace}/{name} that shares cards, or you may not list it")
+        if not viewer.nodes:
+            for key in ("classes", "hints"):  # why a pod waits is told of nodes
+                document.pop(key, None)
+        if not viewer.everything:
+            document = without_strangers(document, viewer, self.rows.namespaces())
+        return await packed(msgspec.json.encode(document), request)
+
+    async def _find(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
+        return await packed(msgspec.json.encode(await self._health.document(viewer)), request)
+
+    async def _advise(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
+        """Of the viewer's own pods; which cards could be emptied is for who sees all of them."""
+        ledger = self.state.ledger
+        containers = [each for pod in self.usage.containers.values() for each in pod]
+        seen = [each for each in containers if viewer.sees(each.namespace)]
+        document = advice_document(advise(ledger, peaks_of(ledger, seen)))
+        if not (viewer.everything and viewer.nodes):
+            document["cards"] = []
+        return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)
+
+    async def _count_hours(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
+        """GiB-hours and SM-hours of the namespaces that the viewer may see."""
+        try:
+            (span_s, teams), problem = await self.usage.team_hours(), ""
+        except PrometheusError as error:
+            span_s, teams, problem = 0.0, {}, str(error)
+        hours = [
+            {"namespace": name, "held": each.held_gib, "used": each.used_gib, "sm": each.sm}
+            for name, each in teams.items()
+            if viewer.sees(name)
+        ]
+        document = {"span": round(span_s), "hours": hours, "problem": problem}
+        return await packed(msgspec.json.encode(document), request)
+
+    async def _simulate(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
+        """For who may see the whole cluster: it counts everybody's pods."""
+        whole = viewer.everything and viewer.nodes
+        return await packed(msgspec.json.encode(await self._what_if.document() if whole else {}), request)
+
+    # -- metrics -------------------------------------------------------------------------------------------
+
+    def families(self) -> list[Family]:
+        gauges = (
+            ("pods", "Pods that share cards, as the console knows them.", len(self.state.pods)),
+            ("nodes", "Nodes that the console knows.", len(self.state.nodes)),
+            ("viewers", "Pages that wait for news just now.", self._viewers),
+            ("explaining_seconds", "How long the last pass over waiting pods took.", self._waiting.pass_s),
+        )
+        found = []
+        for name, words, value in gauges:
+            found.append(Family(f"gpuslice_console_{name}", MetricKind.GAUGE, words))
+            found[-1].add(value)
+        waiting = Family("gpuslice_console_waiting_pods", MetricKind.GAUGE, "Pods that wait, by why.")
+        for why, count in sorted(self._waiting.counts().items()):
+            waiting.add(count, labels({"why": why}))
+        found.append(waiting)
+        answers = Family(
+            "gpuslice_console_answers_total",
+            MetricKind.COUNTER,
+            "Documents of the cluster sent: whole, or changes.",
+        )
+        for kind, count in sorted(self._answers.items()):
+            answers.add(count, labels({"kind": kind}))
+        return [*found, answers]
+
+
+def connection_of(settings: ConsoleSettings) -> Connection:
+    return connect(
+        os.environ,
+        kubeconfig=settings.kubeconfig,
+        context=settings.context,
+        namespace=settings.namespace,
+        interactive=settings.access == "kubeconfig",
+    )
+
+
+async def serve(settings: ConsoleSettings) -> None:
+    connection = connection_of(settings)
+
+    def listening(address: str) -> None:
+        if settings.access == "kubeconfig":
+            click.echo(f"The console is at {address}\nIt changes nothing. Ctrl-C ends it.")
+            if settings.open_browser:
+                webbrowser.open(address)
+
+    async with HttpTransport(connection, connections=40) as transport:
+        await Console(settings, transport, connection.server.partition("://")[2]).run(
+            until_stopped(), listening
+        )
+
+
+def start(settings: ConsoleSettings) -> None:
+    """The process, until it is told to end."""
+    configure_logs(settings.log_level)
+    run(serve(settings))

@@ -1,0 +1,110 @@
+"""One pod as its page shows it: what explains it, its way with times, and what it used."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.resources import EVENTS
+from gpuslice.apps.console.cluster_state import ClusterState, now_s
+from gpuslice.apps.console.usage_reader import UsageReader
+from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, pod_document
+from gpuslice.apps.diagnosis.prometheus import PrometheusError
+from gpuslice.core.advice import card_of
+from gpuslice.core.model import Pod
+
+MOST_EVENTS = 100
+
+
+class PodPages:
+    """Makes the document of a pod. Its events are read when somebody looks; all else is known already."""
+
+    def __init__(self, client: KubeClient, state: ClusterState, usage: UsageReader) -> None:
+        self._client = client
+        self._state = state
+        self._usage = usage
+
+    async def document(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """None where there is no pod of that name that shares cards."""
+        state, key = self._state, f"{namespace}/{name}"
+        if key not in state.pods:
+            return None
+        events = await self._events(namespace, name)
+        history = await self._history(namespace, name)
+        found = state.pods.get(key)  # it may have left meanwhile
+        view = state.ledger.pods.get(found.metadata.uid) if found is not None else None
+        if found is None or view is None:
+            return None
+        explanation = explained(
+            found,
+            state.ledger,
+            state.nodes,
+            places=[place_of(node) for node in state.nodes.values()] if not view.node else (),
+            events=events,
+            usage=self._usage.containers.get(key, ()),
+        )
+        document = pod_document(explanation)
+        better = self._usage.suggestion(key)
+        if better is not None:
+            document["suggestion"] = {
+                "units": better.units,
+                "limitMiB": better.limit_mib,
+                "more": better.more,
+            }
+        if (card := card_of(state.ledger, view)) is not None:
+            document["card"] = {"units": card.units, "memoryMiB": card.memory_mib, "model": card.model}
+        return {**document, "way": way(view, found), "history": history}
+
+    async def _events(self, namespace: str, name: str) -> list[objects.Event]:
+        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
+        try:
+            listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
+        except KubeError:  # without them there is still all the rest
+            return []
+        return listing.items or []
+
+    async def _history(self, namespace: str, name: str) -> dict[str, Any]:
+        usage = self._usage
+        if usage.prometheus is not None:
+            try:
+                found = await asyncio.to_thread(usage.prometheus.history, namespace, name, now_s())
+                used = [None if each is None else round(each / (1 << 20)) for each in found["used"]]
+                sm = [None if each is None else round(each * 100) for each in found["sm"]]
+                refused = [round(each or 0) for each in found["refused"]]
+                curves = {"times": found["times"], "used": used, "sm": sm, "refused": refused}
+                return {"source": "prometheus", **curves}
+            except PrometheusError as error:
+                nothing: dict[str, Any] = {"times": [], "used": [], "sm": [], "refused": []}
+                return {"source": "prometheus", "problem": str(error), **nothing}
+        points = usage.history.of(f"{namespace}/{name}")
+        return {
+            "source": "memory",
+            "times": [round(at) for at, _ in points],
+            "used": [point.used_mib for _, point in points],
+            "sm": [point.sm_percent for _, point in points],
+            "refused": [point.refused for _, point in points],
+        }
+
+
+def way(view: Pod, pod: objects.Pod) -> list[dict[str, Any]]:
+    """The steps from creation to running: which are done, and when, where that is known."""
+    decided = (
+        datetime.fromtimestamp(view.assume_time_ns / 1e9, UTC).isoformat(timespec="seconds")
+        if view.assume_time_ns
+        else None
+    )
+    bound = next((each for each in pod.status.conditions or () if each.type == "PodScheduled"), None)
+    states = [each.state or {} for each in pod.status.container_statuses or ()]
+    started = [state["running"].get("startedAt") for state in states if "running" in state]
+    steps = [
+        ("created", True, pod.metadata.creation_timestamp),
+        ("decided", view.placement is not None, decided),
+        ("bound", bool(view.node), bound.last_transition_time if bound and bound.status == "True" else None),
+        ("allocated", view.assigned, None),
+        ("started", bool(started), max(filter(None, started), default=None)),
+    ]
+    return [{"step": name, "done": done, **({"time": at} if at and done else {})} for name, done, at in steps]

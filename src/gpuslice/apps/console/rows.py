@@ -1,0 +1,91 @@
+"""Rows of JSON that a page follows. Each bears the number of its last change: who knows N lacks the newer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+TABLES = ("nodes", "pods", "waiting", "cardUsage", "podUsage", "quotas")
+LONGEST_MEMORY = 20_000
+"""So many rows that went are remembered; who was away longer reads everything again."""
+
+
+class Row(NamedTuple):
+    number: int
+    namespace: str
+    json: bytes
+
+
+class Gone(NamedTuple):
+    number: int
+    table: str
+    key: str
+    namespace: str
+
+
+class Rows:
+    """All tables. Rows without a namespace belong to the cluster: a viewer sees them who may list nodes."""
+
+    def __init__(self) -> None:
+        self.number = 1  # 0 is what a page knows that knows nothing
+        self._tables: dict[str, dict[str, Row]] = {name: {} for name in TABLES}
+        self._gone: deque[Gone] = deque(maxlen=LONGEST_MEMORY)
+        self._forgotten = 0  # the number of the newest that went and is not remembered
+        self._changed = asyncio.Event()
+
+    def put(self, table: str, key: str, document: Mapping[str, Any], namespace: str = "") -> None:
+        """Nothing happens where the row says so already."""
+        rows, json = self._tables[table], msgspec.json.encode(document)
+        known = rows.get(key)
+        if known is not None and known.json == json:
+            return
+        if known is not None:
+            del rows[key]  # the newest stand last
+        rows[key] = Row(self._next(), namespace, json)
+
+    def drop(self, table: str, key: str) -> None:
+        row = self._tables[table].pop(key, None)
+        if row is None:
+            return
+        if len(self._gone) == LONGEST_MEMORY:
+            self._forgotten = self._gone[0].number
+        self._gone.append(Gone(self._next(), table, key, row.namespace))
+
+    def keys(self, table: str) -> list[str]:
+        return list(self._tables[table])
+
+    def knows(self, number: int) -> bool:
+        """Whether what changed since `number` is remembered in full."""
+        return self._forgotten <= number <= self.number
+
+    def changed(self, table: str, number: int) -> Iterator[Row]:
+        """Rows newer than `number`, the newest first."""
+        for row in reversed(self._tables[table].values()):
+            if row.number <= number:
+                return
+            yield row
+
+    def gone(self, number: int) -> Iterator[Gone]:
+        """What went since `number`, the last first."""
+        for each in reversed(self._gone):
+            if each.number <= number:
+                return
+            yield each
+
+    def namespaces(self) -> set[str]:
+        return {row.namespace for rows in self._tables.values() for row in rows.values() if row.namespace}
+
+    async def newer_than(self, number: int) -> None:
+        """Returns when something changed since `number`."""
+        while self.number <= number:
+            await self._changed.wait()
+
+    def _next(self) -> int:
+        self.number += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return self.number

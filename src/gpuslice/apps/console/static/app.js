@@ -1,0 +1,116 @@
+// The frame of the page: which view is shown, what stands above it, and the keys that lead to each.
+import { CardsView } from "./cards.js";
+import { h, replace } from "./dom.js";
+import { HealthView } from "./health.js";
+import { showLogin } from "./login.js";
+import { PodView } from "./pod.js";
+import { follow, store, subscribe } from "./store.js";
+import { TeamsView } from "./teams.js";
+import { WaitingView } from "./waiting.js";
+import { currentLanguage, setLanguage, span, t } from "./words.js";
+
+const VIEWS = { cards: CardsView, waiting: WaitingView, teams: TeamsView, health: HealthView };
+const main = document.getElementById("main");
+const preferences = {
+  read: (name) => { try { return localStorage.getItem(`gpuslice.${name}`); } catch { return null; } },
+  write: (name, value) => { try { localStorage.setItem(`gpuslice.${name}`, value); } catch { /* private windows have none */ } },
+};
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let theme = preferences.read("theme") ?? "auto";
+let view = null;
+let pending = false;
+
+function applyTheme() {
+  const chosen = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
+  document.documentElement.dataset.theme = chosen;
+  view?.draw?.();
+}
+
+function open() {
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  view?.close?.();
+  const root = h("div.page");
+  if (name === "pods") view = new PodView(root, rest[0] ?? "", rest.slice(1).join("/"));
+  else view = new (VIEWS[name] ?? CardsView)(root, rest);
+  view.name = name in VIEWS || name === "pods" ? name : "cards";
+  document.title = `${t(view.name === "pods" ? "pod" : view.name)} · gpuslice`;
+  replace(main, root);
+  main.scrollTop = 0;
+  header();
+  if (store.cluster) view.update(search.value.trim().toLowerCase());
+  else root.append(h("p.muted", { role: "status" }, t("reading")));
+}
+
+const search = h("input", { type: "search", "aria-label": t("search"), placeholder: t("search"), oninput: () => schedule() });
+
+function header() {
+  const waiting = store.tables.waiting.size;
+  const sick = [...store.tables.nodes.values()].reduce((sum, node) => sum + (node.sick?.length ?? 0), 0);
+  const badges = { waiting: waiting ? h("span.count.warn", {}, waiting) : null, health: sick ? h("span.count.bad", {}, sick) : null };
+  replace(
+    document.getElementById("nav"),
+    Object.keys(VIEWS).map((name) => h("a", { href: `#/${name}`, "aria-current": view?.name === name ? "page" : null }, t(name), badges[name])),
+  );
+  document.getElementById("cluster-name").textContent = store.cluster?.name ?? "";
+}
+
+function tools() {
+  search.setAttribute("placeholder", t("search"));
+  search.setAttribute("aria-label", t("search"));
+  document.getElementById("skip").textContent = t("skip");
+  const next = { auto: "light", light: "dark", dark: "auto" };
+  replace(
+    document.getElementById("tools"),
+    search,
+    h("button.quiet", { type: "button", onclick: () => { setLanguage(currentLanguage() === "en" ? "zh" : "en"); preferences.write("language", currentLanguage()); tools(); open(); } }, t("language")),
+    h("button.quiet", { type: "button", id: "theme", "aria-label": `${t("theme")}: ${t(theme)}`, onclick: () => { theme = next[theme]; preferences.write("theme", theme); applyTheme(); tools(); document.getElementById("theme").focus(); } }, `${theme === "light" ? "☀" : theme === "dark" ? "☾" : "◐"} ${t(theme)}`),
+  );
+}
+
+function banner() {
+  const element = document.getElementById("banner");
+  const problems = store.cluster?.problems ?? {};
+  const needed = ["nodes", "pods"].filter((name) => problems[name]);
+  let text = "";
+  if (store.failing) text = t("lost", span((Date.now() - store.answeredAt) / 1000));
+  else if (needed.length) text = t("apiLost", problems[needed[0]]);
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function schedule() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => {
+    pending = false;
+    banner();
+    if (!store.cluster) return;
+    header();
+    view?.update(search.value.trim().toLowerCase());
+    if (store.receivedAt) { // how long an answer took to be seen: bench/console.py reads it
+      performance.measure("shown", { start: store.receivedAt });
+      store.receivedAt = 0;
+      if (performance.getEntriesByName("shown").length > 500) performance.clearMeasures("shown");
+    }
+  });
+}
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target instanceof HTMLInputElement;
+  if (event.key === "Escape" && typing) { search.value = ""; search.blur(); schedule(); return; }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  const number = Number(event.key);
+  if (number >= 1 && number <= 4) location.hash = `#/${Object.keys(VIEWS)[number - 1]}`;
+  else if (event.key === "/") { event.preventDefault(); search.focus(); }
+  else if (event.key === "Escape" && view?.name === "pods") history.back();
+  else view?.key?.(event);
+});
+
+setLanguage(preferences.read("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
+applyTheme();
+dark.addEventListener("change", applyTheme);
+addEventListener("hashchange", () => { open(); main.focus({ preventScroll: true }); });
+tools();
+open();
+subscribe(schedule);
+setInterval(schedule, 15000); // "3 min ago" grows old
+follow(() => showLogin(main).then(open));

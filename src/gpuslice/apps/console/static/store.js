@@ -1,0 +1,167 @@
+// What the page knows of the cluster: tables of rows, brought up to date by asking for what changed.
+const TABLES = ["nodes", "pods", "waiting", "cardUsage", "podUsage", "quotas"];
+const RETRY_MS = 2000;
+
+export const store = {
+  tables: Object.fromEntries(TABLES.map((name) => [name, new Map()])),
+  podsOf: new Map(), // node → keys of its pods
+  cluster: null,
+  version: "",
+  token: "",
+  answeredAt: 0, // when the console last answered, by this machine's clock
+  failing: false,
+  receivedAt: 0, // when the newest answer came in, until it is shown
+  clockOffset: 0, // the console's clock minus ours, in seconds
+  shape: 0, // another number when nodes or their cards came or went
+  touched: new Set(), // nodes of which something changed since the wall was drawn
+};
+
+const listeners = new Set();
+
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function now() {
+  return Date.now() / 1000 + store.clockOffset;
+}
+
+function keyOf(table, row) {
+  return table === "nodes" || table === "cardUsage" ? row.name : `${row.namespace}/${row.name}`;
+}
+
+export class Unauthorized extends Error {}
+
+export async function ask(path) {
+  const headers = store.token ? { Authorization: `Bearer ${store.token}` } : {};
+  const answer = await fetch(`api/v1/${path}`, { headers, cache: "no-store" });
+  if (answer.status === 401) throw new Unauthorized();
+  if (!answer.ok && answer.status !== 404) throw new Error(`${answer.status}`);
+  return answer.status === 404 ? null : answer.json();
+}
+
+function place(key, row, before) {
+  if (before?.node) store.touched.add(before.node);
+  if (row?.node) store.touched.add(row.node);
+  if (before?.node && before.node !== row?.node) store.podsOf.get(before.node)?.delete(key);
+  if (row?.node) {
+    if (!store.podsOf.has(row.node)) store.podsOf.set(row.node, new Set());
+    store.podsOf.get(row.node).add(key);
+  }
+}
+
+function touch(table, key) {
+  const node = table === "podUsage" ? store.tables.pods.get(key)?.node : table === "nodes" || table === "cardUsage" ? key : "";
+  if (node) store.touched.add(node);
+}
+
+export function apply(document) {
+  if (document.full) {
+    for (const table of TABLES) store.tables[table].clear();
+    store.podsOf.clear();
+    store.shape += 1;
+  }
+  for (const [table, keys] of Object.entries(document.gone ?? {})) {
+    for (const key of keys) {
+      const before = store.tables[table].get(key);
+      if (table === "pods") place(key, null, before);
+      else if (table === "nodes") store.shape += 1;
+      else touch(table, key);
+      store.tables[table].delete(key);
+    }
+  }
+  for (const table of TABLES) {
+    for (const row of document[table] ?? []) {
+      const key = keyOf(table, row);
+      const before = store.tables[table].get(key);
+      if (table === "pods") place(key, row, before);
+      else if (table === "nodes" && before?.cards?.length !== row.cards?.length) store.shape += 1;
+      else touch(table, key);
+      store.tables[table].set(key, row);
+    }
+  }
+  store.cluster = document.cluster;
+  store.version = document.version;
+  store.clockOffset = document.cluster.now - Date.now() / 1000;
+}
+
+export async function follow(onUnauthorized) {
+  for (;;) {
+    try {
+      const document = await ask(`cluster?since=${encodeURIComponent(store.version)}`);
+      store.answeredAt = Date.now();
+      store.failing = false;
+      store.receivedAt = performance.now();
+      apply(document);
+      for (const listener of listeners) listener();
+    } catch (error) {
+      if (error instanceof Unauthorized) {
+        await onUnauthorized();
+        continue;
+      }
+      store.failing = true;
+      for (const listener of listeners) listener();
+      await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+    }
+  }
+}
+
+/** "GiB" or "MiB": what one unit of a card is. */
+export function unitName() {
+  for (const node of store.tables.nodes.values()) {
+    const card = node.cards?.[0];
+    if (card) return card[1] >= 1000 ? "MiB" : "GiB";
+  }
+  return "GiB";
+}
+
+export function units(number) {
+  return `${number} ${unitName()}`;
+}
+
+/** MiB that `number` units of a card are, by the card's own size where it is known. */
+export function unitsInMiB(number, card) {
+  if (card && card[1] && card[2]) return (card[2] * number) / card[1];
+  return unitName() === "GiB" ? number * 1024 : number;
+}
+
+export function totals() {
+  const sum = { nodes: 0, cards: 0, inUse: 0, sick: 0, units: 0, held: 0, usedMiB: 0, totalMiB: 0, measured: 0 };
+  for (const node of store.tables.nodes.values()) {
+    if (!node.cards) continue;
+    sum.nodes += 1;
+    sum.sick += node.sick?.length ?? 0;
+    for (const [, units, mib, held] of node.cards) {
+      sum.cards += 1;
+      sum.units += units;
+      sum.held += held;
+      sum.totalMiB += mib;
+      if (held) sum.inUse += 1;
+    }
+  }
+  for (const node of store.tables.cardUsage.values()) {
+    for (const card of node.cards) {
+      if (card[2] === null) continue;
+      sum.usedMiB += card[2];
+      sum.measured += 1;
+    }
+  }
+  return sum;
+}
+
+export const HUES = 8;
+const assigned = new Map();
+
+/** Which of the hues a namespace has: the largest get one each, in a fixed order of arrival. */
+export function hueOf(namespace) {
+  if (!assigned.has(namespace)) {
+    if (assigned.size === 0) {
+      const held = new Map();
+      for (const pod of store.tables.pods.values()) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + pod.units);
+      [...held].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).forEach(([name], index) => assigned.set(name, index % HUES));
+    }
+    if (!assigned.has(namespace)) assigned.set(namespace, assigned.size % HUES);
+  }
+  return assigned.get(namespace);
+}

@@ -1,0 +1,303 @@
+// The wall: nodes as blocks of cards on a canvas, each card filled by the slices that pods hold of it.
+import { HUES, hueOf, store, unitName } from "./store.js";
+import { t } from "./words.js";
+
+const GAP_BLOCK = 14;
+const ROW = 8; // cards of a node beside each other
+const LARGE = 24; // pixels of a card from which on names are written
+
+/** Where each card of `nodes` stands so that all fit into `width` × `height` if they can. */
+export function layout(nodes, width, height) {
+  let [size, tooLarge] = [4, 133];
+  while (tooLarge - size > 1) { // sizes that fit are below `tooLarge`
+    const middle = (size + tooLarge) >> 1;
+    const placed = place(nodes, middle, width);
+    if (placed.height <= height && placed.width <= width) size = middle;
+    else tooLarge = middle;
+  }
+  const placed = place(nodes, size, width);
+  const cells = [];
+  for (const block of placed.blocks) {
+    const { columns, x, y } = block;
+    block.first = cells.length;
+    block.node.cards.forEach((card, index) => {
+      const row = Math.floor(index / columns);
+      cells.push({ node: block.node, card, index, x: x + (index % columns) * (size + placed.gap), y: y + placed.head + row * (placed.tall + placed.gap + placed.foot), width: size, height: placed.tall });
+    });
+    block.end = cells.length;
+  }
+  return { ...placed, cells, byName: new Map(placed.blocks.map((block) => [block.node.name, block])) };
+}
+
+function place(nodes, size, width) {
+  const large = size >= LARGE;
+  const gap = large ? Math.max(4, Math.round(size / 12)) : size >= 8 ? 2 : 1;
+  const tall = large ? Math.round(size * 1.25) : size;
+  const head = large ? (size >= 58 ? 40 : 22) : 0;
+  const foot = size >= 70 ? 20 : 0;
+  const between = large ? GAP_BLOCK + 8 : size >= 8 ? 6 : 3;
+  const blocks = [];
+  let x = 0;
+  let y = 0;
+  let lineHeight = 0;
+  let widest = 0;
+  for (const node of nodes) {
+    const columns = Math.min(ROW, node.cards.length);
+    const rows = Math.ceil(node.cards.length / columns);
+    const blockWidth = Math.max(columns * (size + gap) - gap, large ? 120 : 0);
+    const blockHeight = head + rows * (tall + gap + foot) - gap;
+    if (x && x + blockWidth > width) {
+      x = 0;
+      y += lineHeight + between;
+      lineHeight = 0;
+    }
+    blocks.push({ node, columns, x, y, width: blockWidth, height: blockHeight });
+    widest = Math.max(widest, x + blockWidth);
+    lineHeight = Math.max(lineHeight, blockHeight);
+    x += blockWidth + between;
+  }
+  return { blocks, size, gap, tall, head, foot, between, width: widest, height: y + lineHeight };
+}
+
+/** By card of a node, who holds how many units of it: namespaces together, the largest first. */
+export function slicesByCard(node) {
+  const found = new Map();
+  for (const key of store.podsOf.get(node.name) ?? []) {
+    const pod = store.tables.pods.get(key);
+    for (const [index, units] of pod?.slices ?? []) {
+      const slices = found.get(index);
+      if (slices) slices.push({ key, pod, units });
+      else found.set(index, [{ key, pod, units }]);
+    }
+  }
+  for (const slices of found.values()) {
+    if (slices.length > 1) slices.sort((a, b) => (a.pod.namespace < b.pod.namespace ? -1 : a.pod.namespace > b.pod.namespace ? 1 : b.units - a.units));
+  }
+  return found;
+}
+
+/** The slices of a card, and last what is held by pods that the viewer may not see. */
+export function slicesOf(node, card) {
+  const found = slicesByCard(node).get(card[0]) ?? [];
+  const rest = card[3] - found.reduce((sum, each) => sum + each.units, 0);
+  return rest > 0 ? [...found, { key: "", pod: null, units: rest }] : found;
+}
+
+export function usedRatio(node, card) {
+  return ratioOf(store.tables.cardUsage.get(node.name), card);
+}
+
+function ratioOf(usage, card) {
+  const row = usage?.cards.find((each) => each[0] === card[0]);
+  return row && row[2] !== null && card[2] ? Math.min(1, row[2] / card[2]) : null;
+}
+
+export function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => style.getPropertyValue(name).trim();
+  return {
+    hues: Array.from({ length: HUES }, (_, index) => read(`--hue${index}`)),
+    free: read("--free"), others: read("--others"), text: read("--text"), muted: read("--muted"), faint: read("--faint"),
+    bad: read("--bad"), warn: read("--warn"), accent: read("--accent"), surface: read("--surface"), bg: read("--bg"),
+    font: getComputedStyle(document.body).fontFamily,
+  };
+}
+
+/** Draw everything. `matches` says what a search leaves bright; `mode` is "team" or "use". */
+export function draw(canvas, placed, options) {
+  const ratio = devicePixelRatio || 1;
+  const width = Math.ceil(placed.width) + 4;
+  const height = Math.ceil(placed.height) + 4;
+  canvas.width = Math.ceil(width * ratio);
+  canvas.height = Math.ceil(height * ratio);
+  canvas.style.setProperty("width", `${width}px`);
+  canvas.style.setProperty("height", `${height}px`);
+  paint(canvas, placed, placed.blocks, options);
+}
+
+/** Draw again what changed: of thousands of nodes it is a few. */
+export function redraw(canvas, placed, names, options) {
+  const context = turned(canvas);
+  const blocks = [...names].map((name) => placed.byName.get(name)).filter(Boolean);
+  const margin = Math.min(2, placed.between / 2); // what marks a selected card reaches beyond it
+  for (const { x, y, width, height } of blocks) context.clearRect(x - margin, y - margin, width + 2 * margin, height + 2 * margin);
+  paint(canvas, placed, blocks, options);
+}
+
+function turned(canvas) {
+  const ratio = devicePixelRatio || 1;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 2 * ratio, 2 * ratio);
+  return context;
+}
+
+function paint(canvas, placed, blocks, { mode, matches, selected }) {
+  const context = turned(canvas);
+  const colours = palette();
+  const rects = new Map(); // brightness → colour → rectangles: thousands are filled in a few strokes
+  const put = (colour, alpha, x, y, w, h) => {
+    let byColour = rects.get(alpha);
+    if (!byColour) rects.set(alpha, (byColour = new Map()));
+    const list = byColour.get(colour);
+    if (list) list.push(x, y, w, h);
+    else byColour.set(colour, [x, y, w, h]);
+  };
+  const large = placed.size >= LARGE;
+  const labels = [];
+  for (const { node, first, end } of blocks) {
+    const held = slicesByCard(node);
+    const usage = mode === "use" ? store.tables.cardUsage.get(node.name) : null;
+    for (let at = first; at < end; at += 1) {
+      const cell = placed.cells[at];
+      const { card, x, y } = cell;
+      const slices = held.get(card[0]) ?? [];
+      const alpha = !matches || matches(cell, slices) ? 1 : 0.16;
+      put(colours.free, alpha, x, y, cell.width, cell.height);
+      if (mode === "use") {
+        const used = ratioOf(usage, card);
+        if (used !== null) put(colours.accent, alpha * 0.85, x, y + cell.height * (1 - used), cell.width, cell.height * used);
+      } else {
+        drawSlices(cell, slices, colours, alpha, put, large ? labels : null);
+      }
+      if (node.sick?.includes(card[0])) put(colours.bad, alpha, x, y, cell.width, large ? 4 : Math.max(2, cell.height * 0.45));
+      else if (node.state && !large) put(colours.faint, alpha * 0.7, x, y, cell.width, 1.5);
+    }
+  }
+  if (!large && blocks === placed.blocks) setPixels(context, rects);
+  else {
+    for (const [alpha, byColour] of rects) {
+      context.globalAlpha = alpha;
+      for (const [colour, list] of byColour) fill(context, colour, list, large);
+    }
+  }
+  context.globalAlpha = 1;
+  if (large) write(context, placed, blocks, colours, labels, mode);
+  const block = selected && placed.byName.get(selected.node);
+  const cell = block && blocks.includes(block) && placed.cells.slice(block.first, block.end).find((each) => each.card[0] === selected.card);
+  if (cell) {
+    context.strokeStyle = colours.text;
+    context.lineWidth = 2;
+    context.beginPath();
+    context.roundRect(cell.x - 1.5, cell.y - 1.5, cell.width + 3, cell.height + 3, large ? 5 : 1);
+    context.stroke();
+  }
+}
+
+function fill(context, colour, list, large) {
+  context.fillStyle = colour;
+  context.beginPath();
+  for (let at = 0; at < list.length; at += 4) {
+    if (large && list[at + 3] > 8) context.roundRect(list[at], list[at + 1], list[at + 2], list[at + 3], 3);
+    else context.rect(list[at], list[at + 1], list[at + 2], list[at + 3]);
+  }
+  context.fill();
+}
+
+/** Thousands of rectangles of a few pixels each: written as pixels that takes a tenth of the time. */
+function setPixels(context, rects) {
+  const { width, height } = context.canvas;
+  const ratio = devicePixelRatio || 1;
+  const image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const reader = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const place = (at) => Math.round((at + 2) * ratio);
+  for (const [alpha, byColour] of rects) {
+    for (const [colour, list] of byColour) {
+      reader.fillStyle = colour; // a canvas knows how to read any colour
+      reader.fillRect(0, 0, 1, 1);
+      const [one] = new Uint32Array(reader.getImageData(0, 0, 1, 1).data.buffer);
+      const value = ((one & 0xffffff) | (Math.round(alpha * 255) << 24)) >>> 0;
+      for (let at = 0; at < list.length; at += 4) {
+        const [left, right] = [place(list[at]), place(list[at] + list[at + 2])];
+        const bottom = place(list[at + 1] + list[at + 3]);
+        for (let y = place(list[at + 1]); y < bottom; y += 1) pixels.fill(value, y * width + left, y * width + right);
+      }
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+function drawSlices(cell, slices, colours, alpha, put, labels) {
+  const { card, x, y, width, height } = cell;
+  const total = Math.max(card[1], card[3], 1);
+  const known = slices.reduce((sum, each) => sum + each.units, 0);
+  let bottom = y + height;
+  for (const each of slices) {
+    const tall = (each.units / total) * height;
+    bottom -= tall;
+    const colour = colours.hues[hueOf(each.pod.namespace)];
+    if (labels) {
+      const usage = store.tables.podUsage.get(each.key);
+      const inner = Math.max(1, tall - 2);
+      const share = usage?.limit && usage.used !== undefined ? Math.min(1, usage.used / usage.limit) : null;
+      put(colour, alpha * (share === null ? 0.72 : 0.34), x, bottom + 1, width, inner);
+      if (share !== null && share > 0) put(colour, alpha * 0.95, x, bottom + 1 + inner * (1 - share), width, Math.max(1.5, inner * share));
+      if (width >= 70 && tall >= 17) labels.push({ x, y: bottom, width, height: tall, text: each.pod.name, alpha, share });
+    } else {
+      put(colour, alpha, x, bottom, width, tall);
+    }
+  }
+  const rest = card[3] - known;
+  if (rest > 0) put(colours.others, alpha, x, bottom - (rest / total) * height, width, (rest / total) * height);
+}
+
+function fitted(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let cut = text.length;
+  while (cut > 1 && context.measureText(`${text.slice(0, cut)}…`).width > width) cut -= Math.max(1, Math.floor(cut / 8));
+  return `${text.slice(0, Math.max(1, cut))}…`;
+}
+
+function write(context, placed, blocks, colours, labels, mode) {
+  context.textBaseline = "alphabetic";
+  for (const { node, x, y, width } of blocks) {
+    const held = node.cards.reduce((sum, card) => sum + card[3], 0);
+    const all = node.cards.reduce((sum, card) => sum + card[1], 0);
+    const twoLines = placed.head >= 40;
+    context.font = `600 ${twoLines ? 13 : 11.5}px ${colours.font}`;
+    context.fillStyle = colours.text;
+    context.fillText(fitted(context, node.name, width), x, y + 12);
+    if (!twoLines) continue;
+    context.font = `400 12px ${colours.font}`;
+    const state = node.state ? `${t(node.state)}  ` : "";
+    context.fillStyle = colours.warn;
+    context.fillText(state, x, y + 29);
+    const aside = context.measureText(state).width;
+    context.fillStyle = colours.muted;
+    context.fillText(fitted(context, [`${held} / ${all} ${unitName()}`, node.model].filter(Boolean).join(" · "), width - aside), x + aside, y + 29);
+  }
+  if (placed.foot) {
+    context.font = `400 11.5px ${colours.font}`;
+    for (const cell of blocks.flatMap((block) => placed.cells.slice(block.first, block.end))) {
+      const sick = cell.node.sick?.includes(cell.card[0]);
+      context.fillStyle = sick ? colours.bad : colours.muted;
+      const used = mode === "use" ? usedRatio(cell.node, cell.card) : null;
+      const figure = mode === "use" ? (used === null ? "?" : `${Math.round(used * 100)} %`) : `${cell.card[3]} / ${cell.card[1]}`;
+      context.fillText(`${cell.card[0]}`, cell.x + 1, cell.y + cell.height + 14);
+      context.textAlign = "right";
+      context.fillText(figure, cell.x + cell.width - 1, cell.y + cell.height + 14);
+      context.textAlign = "left";
+    }
+  }
+  context.font = `520 11.5px ${colours.font}`;
+  for (const label of labels) {
+    context.globalAlpha = label.alpha;
+    context.fillStyle = colours.text;
+    const text = fitted(context, label.text, label.width - 12);
+    const wide = context.measureText(text).width;
+    // over the used part a name needs ground of its own to be read
+    context.globalAlpha = label.alpha * 0.82;
+    context.fillStyle = colours.surface;
+    context.beginPath();
+    context.roundRect(label.x + 3, label.y + 4, wide + 6, 15, 3);
+    if (label.height >= 22) context.fill();
+    context.globalAlpha = label.alpha;
+    context.fillStyle = colours.text;
+    context.fillText(text, label.x + 6, label.y + (label.height >= 22 ? 15.5 : label.height / 2 + 4.5));
+  }
+  context.globalAlpha = 1;
+}
+
+export function cellAt(placed, x, y) {
+  return placed.cells.find((cell) => x >= cell.x - 1 && x <= cell.x + cell.width + 1 && y >= cell.y - 1 && y <= cell.y + cell.height + 1);
+}

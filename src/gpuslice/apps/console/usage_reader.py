@@ -1,0 +1,223 @@
+"""Reads what cards and containers use: from Prometheus, or from the exporters one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.transport import Transport
+from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
+from gpuslice.apps.console.cluster_state import ClusterState, now_s
+from gpuslice.apps.console.usage_history import Point, UsageHistory
+from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
+from gpuslice.apps.diagnosis.usage import PORT, ClusterUsage, ContainerUsage, gpu_order, usage_of
+from gpuslice.core.advice import card_of
+from gpuslice.core.sizing import Suggestion, suggested_size
+from gpuslice.core.units import MIB
+
+_log = logging.getLogger(__name__)
+AT_ONCE = 8
+PAGE_TIMEOUT_S = 5.0
+WANTED = "gpuslice_"
+GIB = 1 << 30
+NOT_YET_S = 0.2
+HOURS_HOLD_S, DAY_S = 60.0, 86400.0
+IDLE_SM = 0.01
+"""Below this share of the SMs a container does nothing."""
+
+
+class UsageReader:
+    """Keeps the newest usage of each pod, writes its rows, and remembers an hour."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        transport: Transport,
+        *,
+        direct: bool,
+        prometheus: Prometheus | None = None,
+        interval_s: float = 15.0,
+    ) -> None:
+        self.history = UsageHistory()
+        self.prometheus = prometheus
+        self.problem = ""
+        self.read_at_s: float | None = None
+        self.containers: dict[str, tuple[ContainerUsage, ...]] = {}  # by namespace/name
+        self._refused: dict[str, float] = {}  # in all, as of the last step
+        self._hours: tuple[float, dict[str, TeamHours]] = (0.0, {})
+        self._hours_at_s = 0.0
+        self._busy_at_s: dict[str, float] = {}  # when a pod was last seen at work, or first seen at all
+        self._state = state
+        self._transport = transport
+        self._direct = direct
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Read again and again until cancelled."""
+        while True:
+            if not self._state.synced:
+                await asyncio.sleep(NOT_YET_S)
+                continue
+            began_s = now_s()
+            await self.read()
+            await asyncio.sleep(max(1.0, began_s + self._interval_s - now_s()))
+
+    async def read(self) -> None:
+        """Once; what does not answer keeps what was known of it out of the rows."""
+        if self.prometheus is not None:
+            try:
+                page = await asyncio.to_thread(self.prometheus.page)
+                self._take(usage_of([page]), now_s())
+                self.problem = ""
+            except PrometheusError as error:
+                self.problem = str(error)
+            return
+        exporters, slots = list(self._state.exporters.values()), asyncio.Semaphore(AT_ONCE)
+        self.problem = "" if exporters else "no exporter runs, so nothing is known of what is used"
+
+        async def one(exporter: objects.Pod) -> Page | None:
+            async with slots:
+                return await self._page(exporter)
+
+        pages = await asyncio.gather(*map(one, exporters))
+        self._take(usage_of(page for page in pages if page is not None), now_s())
+
+    async def team_hours(self) -> tuple[float, dict[str, TeamHours]]:
+        """Over how many seconds, and by namespace; of the last day where Prometheus knows it."""
+        if self.prometheus is None:
+            return self.history.team_hours()
+        if not self._hours[1] or now_s() - self._hours_at_s > HOURS_HOLD_S:
+            self._hours = (DAY_S, await asyncio.to_thread(self.prometheus.team_hours))
+            self._hours_at_s = now_s()
+        return self._hours
+
+    async def _page(self, exporter: objects.Pod) -> Page | None:
+        meta, port = (
+            exporter.metadata,
+            (exporter.metadata.annotations or {}).get("prometheus.io/port", str(PORT)),
+        )
+        try:
+            async with asyncio.timeout(PAGE_TIMEOUT_S):
+                if self._direct:
+                    address = exporter.status.pod_ip
+                    host = f"[{address}]" if ":" in address else address
+                    return await asyncio.to_thread(
+                        fetch, f"http://{host}:{port}/metrics", PAGE_TIMEOUT_S, WANTED
+                    )
+                path = f"{PODS.path(meta.namespace)}/{meta.name}:{port}/proxy/metrics"
+                answer = await self._transport.request("GET", path)
+                if answer.status != 200:
+                    raise ScrapeError(f"the API server answers {answer.status}")
+                return parse(answer.body.decode("utf-8", "replace"), WANTED)
+        except (KubeError, ScrapeError, TimeoutError) as error:
+            self.problem = (
+                f"{exporter.spec.node_name}: its exporter does not answer: {error or 'it takes too long'}"
+            )
+            return None
+
+    def _take(self, found: ClusterUsage, at_s: float) -> None:
+        """Rows of what was found; those of others go, for what they say is not so any more."""
+        rows, stepped = self._state.rows, self.history.step(at_s)
+        cards: dict[str, list[list[Any]]] = {}
+        for card in found.cards:
+            amounts = [card.used_bytes and card.used_bytes / MIB, card.utilization_ratio]
+            figures = [*amounts, card.temperature_celsius, card.power_watts]
+            rounded = [None if each is None else round(each, 2) for each in figures]
+            cards.setdefault(card.node, []).append([gpu_order(card.gpu)[0], card.up, *rounded])
+        for name, figured in cards.items():
+            rows.put("cardUsage", name, {"name": name, "cards": figured})
+        for name in set(rows.keys("cardUsage")) - cards.keys():
+            rows.drop("cardUsage", name)
+
+        by_pod: dict[str, list[ContainerUsage]] = {}
+        for each in found.containers:
+            by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
+        self.containers = {key: tuple(each) for key, each in by_pod.items()}
+        self.read_at_s = at_s
+        for key, containers in self.containers.items():
+            namespace, _, name = key.partition("/")
+            sm = _sum(each.sm_ratio for each in containers)
+            if sm is None or sm >= IDLE_SM or key not in self._busy_at_s:
+                self._busy_at_s[key] = at_s
+            used = _sum(each.used_bytes for each in containers)
+            if stepped:
+                percent = None if sm is None else round(sm * 100)
+                in_all = sum(each.refused or 0 for each in containers)
+                refused = max(0, round(in_all - self._refused.get(key, in_all)))
+                self._refused[key] = in_all
+                self.history.put(key, Point(None if used is None else round(used / MIB), percent, refused))
+            if key in self._state.pods:
+                row = self._row(key, containers, used, sm)
+                rows.put("podUsage", key, {"namespace": namespace, "name": name, **row}, namespace)
+        for key in set(rows.keys("podUsage")) - self.containers.keys():
+            rows.drop("podUsage", key)
+        for key in self._busy_at_s.keys() - self.containers.keys():
+            del self._busy_at_s[key]
+            self._refused.pop(key, None)
+        if stepped:
+            self.history.put_teams(at_s, _by_namespace(self.containers))
+
+    def _row(
+        self, key: str, containers: Sequence[ContainerUsage], used: float | None, sm: float | None
+    ) -> dict[str, Any]:
+        sums = {
+            "used": used,
+            "limit": _sum(each.limit_bytes for each in containers),
+            "peak": _sum(each.peak_bytes for each in containers),
+        }
+        row: dict[str, Any] = {name: round(each / MIB) for name, each in sums.items() if each is not None}
+        if sm is not None:
+            row["sm"] = round(sm, 2)
+        if refused := sum(each.refused or 0 for each in containers):
+            row["refused"] = round(refused)
+        if throttled := sum(each.throttled_seconds or 0 for each in containers):
+            row["throttled"] = round(throttled)
+        if sm is not None and sm < IDLE_SM:
+            row["idleSince"] = round(self._busy_at_s[key])
+        if (better := self.suggestion(key)) is not None:
+            row["suggest"] = [better.units, better.limit_mib, better.more]
+        return row
+
+    def suggestion(self, key: str) -> Suggestion | None:
+        """Another size for a pod of one container on one card, as `explain` suggests it."""
+        found, containers = self._state.pods.get(key), self.containers.get(key, ())
+        pod = self._state.ledger.pods.get(found.metadata.uid) if found is not None else None
+        card = card_of(self._state.ledger, pod) if pod is not None else None
+        if pod is None or card is None or len(containers) != 1 or containers[0].peak_bytes is None:
+            return None
+        assert pod.placement is not None
+        return suggested_size(
+            units=pod.placement.slices[0].units,
+            card_units=card.units,
+            card_mib=card.memory_mib,
+            peak_mib=containers[0].peak_bytes / MIB,
+            refused=bool(containers[0].refused),
+        )
+
+
+def _by_namespace(containers: Mapping[str, Sequence[ContainerUsage]]) -> dict[str, TeamHours]:
+    """What each namespace has now, in GiB and in cards kept busy."""
+    found: dict[str, list[ContainerUsage]] = {}
+    for key, each in containers.items():
+        found.setdefault(key.partition("/")[0], []).extend(each)
+    teams = {}
+    for namespace, rows in found.items():
+        held = sum((each.allocated_bytes or each.limit_bytes or 0) for each in rows)
+        used, sm = _sum(each.used_bytes for each in rows), _sum(each.sm_ratio for each in rows)
+        teams[namespace] = TeamHours(held / GIB, None if used is None else used / GIB, sm)
+    return teams
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None where any is unknown: a partial sum would be taken for the whole."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total

@@ -1,0 +1,98 @@
+"""Tells of each pod that waits why, in the words of ``gpuslice explain``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gpuslice.adapters.kube import objects
+from gpuslice.apps.console.cluster_state import ClusterState
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, place_of
+from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.core.explanation import NOT_SHARED
+from gpuslice.core.model import Pod
+from gpuslice.core.words import counted
+
+REST = 4
+"""Between two passes it rests so many times as long as one took, and no less than a second."""
+
+
+class WaitingPods:
+    """Pods that ask for the same of the same are explained once: a queue is mostly of one kind."""
+
+    def __init__(self, state: ClusterState, usage: Callable[[str], Sequence[ContainerUsage]]) -> None:
+        self._state = state
+        self._usage = usage  # of a pod, by namespace/name
+        self.pass_s = 0.0  # how long the last pass took
+        self._never: set[str] = set()  # those that fit nowhere
+
+    async def run(self) -> None:
+        """Explain anew when something changed, until cancelled."""
+        while True:
+            await self._state.work.wait()
+            self._state.work.clear()
+            began_s = time.monotonic()
+            await self.explain_all()
+            self.pass_s = time.monotonic() - began_s
+            await asyncio.sleep(max(1.0, REST * self.pass_s))
+
+    def counts(self) -> dict[str, int]:
+        """Pods by why they wait; all are there, if only as 0."""
+        found = {"never fits": 0, "no room": 0, "not started": 0}
+        for key, view in self._state.waiting.items():
+            found["not started" if view.node else "never fits" if key in self._never else "no room"] += 1
+        return found
+
+    async def explain_all(self) -> None:
+        """Bring the rows of all waiting pods up to date, with a breath between two kinds of pods."""
+        state = self._state
+        self._never &= state.waiting.keys()
+        kinds: dict[bytes, list[str]] = {}
+        for key, view in state.waiting.items():
+            kinds.setdefault(_kind(view, state.pods[key]), []).append(key)
+        for keys in kinds.values():
+            await asyncio.sleep(0)
+            found = state.pods.get(keys[0])
+            if found is None:  # it left meanwhile, and there will be another pass
+                continue
+            places = [place_of(node) for node in state.nodes.values()]
+            usage = self._usage(keys[0]) if found.spec.node_name else ()
+            explanation = explained(found, state.ledger, state.nodes, places=places, usage=usage)
+            for key in keys:
+                if key in state.waiting:
+                    self._write(key, explanation)
+
+    def _write(self, key: str, explained: PodExplanation) -> None:
+        namespace, _, name = key.partition("/")
+        sentences = (
+            [explained.pod.problem, *explained.ends, *explained.hints]
+            if explained.pod.problem
+            else [*explained.ends, *explained.hints]
+        )
+        classes = explained.explanation.classes if explained.explanation is not None else ()
+        if not sentences:  # the table of `explain` says it then: the largest class of nodes that share cards
+            reasons = [each for each in classes if each.reason != NOT_SHARED] or classes
+            sentences = [f"{each.reason} ({counted(len(each.nodes), 'node')})." for each in reasons]
+        row = {
+            "namespace": namespace,
+            "name": name,
+            "why": sentences[0] if sentences else "",
+            "help": sentences[1:],
+            "never": bool(classes) and all(each.never for each in classes),
+        }
+        (self._never.add if row["never"] else self._never.discard)(key)
+        self._state.rows.put("waiting", key, row, namespace)
+
+
+def _kind(view: Pod, pod: objects.Pod) -> bytes:
+    """What makes two pods wait for the same reasons. Who is on a node has reasons of its own."""
+    if view.node or view.problem or view.nominated:
+        return view.uid.encode()
+    spec = pod.spec
+    same = (spec.containers, spec.init_containers, spec.node_selector, spec.tolerations, spec.affinity)
+    more = (spec.scheduler_name, spec.priority, spec.preemption_policy, spec.scheduling_gates)
+    labels = (pod.metadata.labels, pod.status.conditions, view.namespace)
+    return msgspec.json.encode((same, more, labels))

@@ -1,0 +1,57 @@
+"""What ``gpuslice simulate --from-cluster`` says of the pods that wait: would it help to place all anew?"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gpuslice.apps.console.cluster_state import ClusterState
+from gpuslice.apps.diagnosis.simulation import fleet_of
+from gpuslice.core.policy import DEFAULT_POLICY, FleetNode, Shape
+from gpuslice.core.simulation.capacity import cards_needed, place_all
+
+HOLDS_S = 60.0
+MOST_PODS = 2000
+"""Beyond this it would take minutes of a core: the command is named instead."""
+
+
+class WhatIf:
+    """The answer of a minute ago at most, worked out on a thread when somebody looks."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._document: dict[str, Any] = {}
+        self._at_s = -HOLDS_S
+        self._number = -1
+        self._working = asyncio.Lock()
+
+    async def document(self) -> dict[str, Any]:
+        """Empty where nothing waits; `tooMany` where it is not tried here."""
+        async with self._working:
+            number = self._state.rows.number
+            if self._number != number and time.monotonic() - self._at_s >= HOLDS_S:
+                nodes, placed, waiting, _ = fleet_of(self._state.ledger)
+                if not waiting or not nodes:
+                    self._document = {}
+                elif len(placed) + len(waiting) > MOST_PODS:
+                    self._document = {"tooMany": len(placed) + len(waiting)}
+                else:
+                    self._document = await asyncio.to_thread(_try, nodes, placed, waiting)
+                    self._at_s = time.monotonic()
+                self._number = number
+            return self._document
+
+
+def _try(nodes: Sequence[FleetNode], placed: Sequence[Shape], waiting: Sequence[Shape]) -> dict[str, Any]:
+    pods = [*placed, *waiting]
+    outcome = place_all(nodes, pods, DEFAULT_POLICY)
+    needed = cards_needed(nodes, pods, DEFAULT_POLICY)
+    return {
+        "pods": len(pods),
+        "waiting": len(waiting),
+        "placed": outcome.placed,
+        "never": sum(each.pods for each in outcome.unplaced if each.never),
+        "addedNodes": None if needed is None else needed.added,
+    }

@@ -1,0 +1,79 @@
+"""Advice as a document and from measurements: what ``gpuslice advise`` and the console show.
+
+The document::
+
+    resizes[]     namespace, pod, node, card, units, suggestedUnits, suggestedMiB, peakMiB, more
+    namespaces[]  namespace, units: what its pods could give back
+    cards[]       node, card, moves[]: namespace, pod, units, node, card
+    measured      pods of which a peak is known
+    risks[]       sentences
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.core.advice import MOVE_RISK, SIZE_RISK, Advice, Peak
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.units import MIB
+
+
+def peaks_of(ledger: Ledger, containers: Iterable[ContainerUsage]) -> dict[str, Peak]:
+    """By uid, of pods with one container on one card: of others nobody knows which part is too large."""
+    by_pod: dict[str, list[ContainerUsage]] = {}
+    for each in containers:
+        by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
+    uids = {pod.key: uid for uid, pod in ledger.pods.items() if pod.node and not pod.finished}
+    return {
+        uids[key]: Peak(rows[0].peak_bytes / MIB, bool(rows[0].refused))
+        for key, rows in by_pod.items()
+        if key in uids and len(rows) == 1 and rows[0].peak_bytes is not None
+    }
+
+
+def advice_document(found: Advice) -> dict[str, Any]:
+    """The whole of it for programs."""
+    resizes = [
+        {
+            "namespace": each.pod.namespace,
+            "pod": each.pod.name,
+            "node": each.pod.node,
+            "card": each.pod.placement.slices[0].card if each.pod.placement else None,
+            "units": each.units,
+            "suggestedUnits": each.suggested_units,
+            "suggestedMiB": each.suggested_mib,
+            "peakMiB": round(each.peak_mib),
+            "more": each.more,
+        }
+        for each in found.resizes
+    ]
+    cards = [
+        {
+            "node": each.node,
+            "card": each.card,
+            "moves": [
+                {
+                    "namespace": move.pod.namespace,
+                    "pod": move.pod.name,
+                    "units": move.units,
+                    "node": move.node,
+                    "card": move.card,
+                }
+                for move in each.moves
+            ],
+        }
+        for each in found.cards
+    ]
+    return {
+        "resizes": resizes,
+        "namespaces": given_back(found.given_back),
+        "cards": cards,
+        "measured": found.measured,
+        "risks": [*([SIZE_RISK] if resizes else []), *([MOVE_RISK] if cards else [])],
+    }
+
+
+def given_back(units: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"namespace": namespace, "units": number} for namespace, number in units.items()]

@@ -1,0 +1,109 @@
+"""Checks of claims: does each node of claims offer its cards, and to nobody by the other way as well?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuslice.adapters.kube.objects import Node
+from gpuslice.adapters.kube.resources import PODS, RESOURCE_SLICES
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level
+from gpuslice.apps.diagnosis.doctor_plugins import problem_of_plugin
+from gpuslice.core.contract import CLAIM_CLASS, GPU_MEM, LABEL_MODE
+from gpuslice.core.words import counted
+
+CLAIMS_QPS = 100
+"""What kube-controller-manager may ask, where claims are made: upstream's own measurements start at 75."""
+MOST_NAMED = 3
+
+
+def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
+    """Nodes whose label says claims, and that offer none."""
+    if facts.claims is None or not facts.knows(RESOURCE_SLICES):
+        return
+    offering = set(facts.claims.nodes())
+    for node in facts.nodes:
+        if not facts.is_of_claims(node) or node.metadata.name in offering:
+            continue
+        where = f"node {node.metadata.name}"
+        if holders := _others(facts, node):
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"is to give its cards out by claims, and waits for {_named(holders)} to end, which "
+                f"{'holds' if len(holders) == 1 else 'hold'} {GPU_MEM} there",
+                f"kubectl drain {node.metadata.name}, or let them end; or take label {LABEL_MODE} away again",
+            )
+        elif found := problem_of_plugin(facts, node.metadata.name):
+            what, fix = found
+            yield Finding(Level.ERROR, where, f"is labelled {LABEL_MODE}=claims and {what}", fix)
+        else:
+            yield Finding(
+                Level.ERROR,
+                where,
+                "is to give its cards out by claims and its agent publishes none",
+                "delete the agent's pod there, so that it reads the label; else see its /readyz and its log",
+            )
+
+
+def both_kinds(facts: Facts) -> Iterator[Finding]:
+    """Nodes where pods of the extended resource hold cards that claims are given parts of too."""
+    held = set(facts.claims.nodes()) if facts.claims is not None else set()
+    for node in facts.nodes:
+        if node.metadata.name in held and (others := _others(facts, node)):
+            yield Finding(
+                Level.ERROR,
+                f"node {node.metadata.name}",
+                f"offers its cards by claims while {_named(others)} hold{'s' if len(others) == 1 else ''} "
+                f"{GPU_MEM} there: cards are given out twice",
+                "delete these pods; nodeName set by hand, or another agent than gpuslice's, makes that",
+            )
+
+
+def device_class(facts: Facts) -> Iterator[Finding]:
+    """Without the class no claim of shared cards can be allocated."""
+    of_claims = any(map(facts.is_of_claims, facts.nodes))
+    there = any(each["metadata"]["name"] == CLAIM_CLASS for each in facts.classes)
+    if of_claims and not there and facts.knows(DEVICE_CLASSES):
+        yield Finding(
+            Level.ERROR,
+            "cluster",
+            f"nodes give their cards out by claims and there is no DeviceClass {CLAIM_CLASS}",
+            "install the chart with --set dra.enabled=true; Kubernetes must be 1.34 or newer",
+        )
+
+
+def claims_made_slowly(facts: Facts) -> Iterator[Finding]:
+    """kube-controller-manager makes each pod's claim, with two requests, and may ask 20 a second."""
+    if not any(map(facts.is_of_claims, facts.nodes)) or not facts.knows(PODS, "kube-system"):
+        return
+    for pod in facts.managers:
+        arguments = [
+            argument
+            for container in pod["spec"]["containers"]
+            for argument in (*(container.get("command") or ()), *(container.get("args") or ()))
+        ]
+        flag = "--kube-api-qps="
+        said = next((each.removeprefix(flag) for each in arguments if each.startswith(flag)), "20")
+        if said.replace(".", "", 1).isdigit() and float(said) < CLAIMS_QPS:
+            yield Finding(
+                Level.NOTE,
+                f"pod kube-system/{pod['metadata']['name']}",
+                f"makes at most {float(said) / 2:g} claims a second (--kube-api-qps={said}): pods that start "
+                "in crowds wait for it",
+                f"give kube-controller-manager --kube-api-qps={CLAIMS_QPS} and "
+                f"--kube-api-burst={2 * CLAIMS_QPS}",
+            )
+            return
+
+
+def _others(facts: Facts, node: Node) -> list[str]:
+    """Pods that hold, or were given, the extended resource there."""
+    views = (pod_view(pod) for pod in facts.pods if pod.spec.node_name == node.metadata.name)
+    return sorted(view.key for view in views if view.request is not None and not view.finished)
+
+
+def _named(pods: list[str]) -> str:
+    more = len(pods) - MOST_NAMED
+    shown = ", ".join(pods[:MOST_NAMED])
+    return f"{shown} and {counted(more, 'more pod')}" if more > 0 else shown

@@ -1,0 +1,241 @@
+"""What ``gpuslice doctor`` reads of a cluster. What may not be read is said and left out, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
+from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
+from gpuslice.adapters.kube.resources import (
+    CONFIG_MAPS,
+    DICT,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    SECRETS,
+    SERVICES,
+    Resource,
+)
+from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.apps.diagnosis.claims import Claims, claims_of
+from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.mode import rules_of, wants_agent
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.views import names_offered
+
+T = TypeVar("T")
+Object = dict[str, Any]
+
+EXTENDER = "gpushare-schd-extender"
+PLUGIN_LABELS = "name=gpushare-device-plugin-ds"
+SCHEDULER_LABELS = "component=kube-scheduler"
+MANAGER_LABELS = "component=kube-controller-manager"
+WEBHOOK_DOMAIN = ".gpuslice.io"
+
+_GROUP = "admissionregistration.k8s.io/v1"
+SLICES = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", DICT)
+HOOKS = (
+    Resource(_GROUP, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", DICT, False),
+    Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
+)
+DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
+_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class Level(StrEnum):
+    ERROR = "error"  # something does not work, or memory is promised twice
+    WARNING = "warning"  # it will hurt some day, or some pods
+    NOTE = "note"  # worth knowing; nothing to do at once
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: what, where, and how to put it right."""
+
+    level: Level
+    where: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The cluster as it was read. `unreadable`: what we may not read; of that nothing is known."""
+
+    nodes: Sequence[Node] = ()
+    pods: Sequence[Pod] = ()
+    plugins: Sequence[Pod] = ()  # pods of the device plugin
+    schedulers: Sequence[Object] = ()  # pods of the cluster's own kube-scheduler
+    config_maps: Sequence[ConfigMap] = ()
+    services: Sequence[Object] = ()  # the extender's
+    slices: Sequence[Object] = ()  # endpoint slices of our services
+    hooks: Sequence[Object] = ()
+    secrets: Sequence[Object] = ()  # certificates of webhooks
+    claims: Claims | None = None  # where any node or pod has to do with claims
+    classes: Sequence[Object] = ()  # DeviceClasses, read with claims
+    managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
+    unreadable: Sequence[str] = ()
+    node_label: str = LABEL_SHARED
+    wants_cards: bool = False  # whether a cluster without a node that shares is wrong
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def is_to_share(self, node: Node) -> bool:
+        """By its labels: an agent is to run there, and no other label says that the cards stay whole."""
+        labels = node.metadata.labels or {}
+        return wants_agent(labels, self.node_label) and rules_of(labels).shared
+
+    def ledger(self, *, all_cards: bool = False) -> Ledger:
+        """Who holds what, as the extender sees it; `all_cards`: those that are out of use count as well."""
+        views = map(unhealthy_view, () if all_cards else self.config_maps)
+        unhealthy = {view[0]: view[1] for view in views if view is not None}
+        ledger = Ledger()
+        for node in self.nodes:
+            ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
+        for pod in self.pods:
+            ledger.apply_pod(pod_view(pod))
+        return ledger
+
+    def labelled(self) -> bool:
+        """Whether any node is to share its cards."""
+        return any(self.is_to_share(node) or self.is_of_claims(node) for node in self.nodes)
+
+    def is_of_claims(self, node: Node) -> bool:
+        """By its labels: an agent is to run there, and to give the cards out by claims."""
+        labels = node.metadata.labels or {}
+        return wants_agent(labels, self.node_label) and rules_of(labels).claims
+
+    def knows(self, resource: Resource[Any], namespace: str = "") -> bool:
+        """Whether absence from the lists means that there is none."""
+        return _where(resource, namespace) not in self.unreadable
+
+
+def names_of(node: Node) -> ResourceNames:
+    """In which set of names it counts its cards; in its capacity, for all cards may be out of use."""
+    return names_offered(node.status.capacity or {})
+
+
+def amount(node: Node, resource: str) -> int:
+    """How much of a resource pods may take there."""
+    return whole_number((node.status.allocatable or {}).get(resource)) or 0
+
+
+def is_ready(pod: Pod) -> bool:
+    """Whether its kubelet says so."""
+    return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
+
+
+class _Reader:
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client
+        self.unreadable: list[str] = []
+
+    def list(self, resource: Resource[T], namespace: str = "", **selectors: str) -> list[T]:
+        return self._try(
+            _where(resource, namespace), lambda: self._client.list(resource, namespace, **selectors), []
+        )
+
+    def get(self, resource: Resource[T], name: str, namespace: str) -> T | None:
+        return self._try(
+            f"{resource.kind} {namespace}/{name}", lambda: self._client.get(resource, name, namespace), None
+        )
+
+    def _try(self, what: str, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except UnauthorizedError:
+            raise  # nothing at all may be read
+        except ForbiddenError:
+            self.unreadable.append(what)
+        except NotFoundError:
+            pass
+        return otherwise
+
+
+def _where(resource: Resource[Any], namespace: str) -> str:
+    return f"{resource.plural} of {namespace}" if namespace else resource.plural
+
+
+def read_facts(
+    client: SyncClient,
+    *,
+    node_label: str = LABEL_SHARED,
+    wants_cards: bool = False,
+    places: Sequence[tuple[str, str]] = (),
+) -> Facts:
+    """Ask the API server once for everything. KubeError when it does not answer, or shows us no node.
+
+    `places`: namespace and name of services whose endpoints are wanted beside those of ours.
+    """
+    reader = _Reader(client)
+    nodes = client.list(NODES)
+    pods = reader.list(PODS, fields=_LIVING)
+    by_claims = any(rules_of(node.metadata.labels or {}).claims for node in nodes)
+    by_claims = by_claims or any(pod.spec.resource_claims for pod in pods)
+    services = list(  # by name the vendor's; by label also ours under another name
+        {
+            (each["metadata"]["namespace"], each["metadata"]["name"]): each
+            for which in ({"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"})
+            for each in reader.list(SERVICES, **which)
+        }.values()
+    )
+    hooks = [
+        hook | {"kind": resource.kind}  # the items of a list do not say it
+        for resource in HOOKS
+        for hook in reader.list(resource)
+        if is_own_hook(hook)
+    ]
+    called = {service for hook in hooks if (service := hook_service(hook)) is not None}
+    wanted = {*places, *called}
+    wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
+    secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
+    spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
+    return Facts(
+        nodes=nodes,
+        pods=pods,
+        plugins=reader.list(PODS, labels=PLUGIN_LABELS),
+        schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
+        config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
+        services=services,
+        slices=[
+            found
+            for space, name in sorted(wanted)
+            for found in reader.list(SLICES, space, labels=f"kubernetes.io/service-name={name}")
+        ],
+        hooks=hooks,
+        secrets=[each for each in secrets if each is not None],
+        claims=_claims(reader, nodes, pods) if by_claims else None,
+        classes=reader.list(DEVICE_CLASSES) if by_claims else (),
+        managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
+        unreadable=tuple(reader.unreadable),
+        node_label=node_label,
+        wants_cards=wants_cards,
+    )
+
+
+def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod]) -> Claims:
+    slices, claims = reader.list(RESOURCE_SLICES), reader.list(RESOURCE_CLAIMS)
+    templates = reader.list(RESOURCE_CLAIM_TEMPLATES)
+    known = RESOURCE_CLAIM_TEMPLATES.plural not in reader.unreadable
+    return claims_of(nodes, pods, claims, slices, templates if known else None)
+
+
+def is_own_hook(hook: Object) -> bool:
+    """Whether a webhook configuration is of gpuslice's webhook, whatever the release is called."""
+    return any(each["name"].endswith(WEBHOOK_DOMAIN) for each in hook.get("webhooks") or ())
+
+
+def hook_service(hook: Object) -> tuple[str, str] | None:
+    """Namespace and name of the service that a webhook configuration calls."""
+    for each in hook.get("webhooks") or []:
+        service = each.get("clientConfig", {}).get("service")
+        if service:
+            return service["namespace"], service["name"]
+    return None

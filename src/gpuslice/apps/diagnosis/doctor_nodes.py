@@ -1,0 +1,199 @@
+"""Checks of nodes and pods: does everybody say the same about who has what?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+
+from gpuslice.adapters.kube.objects import Node
+from gpuslice.adapters.kube.views import node_view
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, names_of
+from gpuslice.apps.diagnosis.doctor_plugins import not_offered
+from gpuslice.core.annotations import decode_unhealthy
+from gpuslice.core.contract import (
+    EXCLUSIVE_GPU,
+    LABEL_SCHEDULE,
+    MEMORY_NAMES,
+    NODE_GPUS,
+    SYSTEM_NAMESPACE,
+    UNHEALTHY_CONFIGMAP_PREFIX,
+)
+from gpuslice.core.lookalikes import node_label_hints
+from gpuslice.core.mode import SCHEDULES, rules_of
+from gpuslice.core.quantity import whole_number
+
+CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
+_MOST_GIB = 1000  # no card has this many GiB: such units are MiB
+
+
+def shared_nodes(facts: Facts) -> Iterator[Finding]:
+    """Labels, resources and the annotation of the cards, node by node."""
+    for node in facts.nodes:
+        where = f"node {node.metadata.name}"
+        labels = node.metadata.labels or {}
+        memory = names_of(node).memory
+        shared, whole = amount(node, memory), amount(node, EXCLUSIVE_GPU)
+        if shared and whole:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"offers both {memory} ({shared}) and {EXCLUSIVE_GPU} ({whole}): cards are given out twice",
+                f"label it {facts.node_label}=false, or take the exclusive device plugin off it",
+            )
+        if facts.is_to_share(node) and not shared:
+            yield not_offered(facts, node)
+        offers_nothing = NODE_GPUS in (node.metadata.annotations or {}) and not (shared or whole)
+        if offers_nothing and facts.node_label not in labels and labels.get(LABEL_SCHEDULE) not in SCHEDULES:
+            # the label was taken away instead of being set to false: nobody gives the cards out any more
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"has cards and offers neither {memory} nor {EXCLUSIVE_GPU}: without label "
+                f"{facts.node_label} no device plugin runs there, and taking it away does not bring whole "
+                "cards back",
+                f"label it {facts.node_label}=false for whole cards, or "
+                f"{facts.node_label}=true to share them",
+            )
+        for hint in node_label_hints(labels, facts.node_label):
+            yield Finding(Level.WARNING, where, hint, "correct the label: as it is, it is as good as absent")
+        schedule, switch = labels.get(LABEL_SCHEDULE, ""), labels.get(facts.node_label)
+        contradicts = (
+            schedule in SCHEDULES
+            and switch in ("true", "false")
+            and rules_of({LABEL_SCHEDULE: schedule}).shared != (switch == "true")
+        )
+        if contradicts:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"labels disagree: {facts.node_label}={switch} and {LABEL_SCHEDULE}={schedule}",
+                "keep one of the two",
+            )
+        if shared:
+            yield from _cards(node, where)
+        if shared and not rules_of(labels).shared and not contradicts:
+            # sharing comes to its end there: a pod that holds a part of a card keeps it
+            yield Finding(
+                Level.NOTE,
+                where,
+                f"is to give out whole cards and still offers {shared} {memory}, which pods hold until they "
+                "end",
+                "if it is more than they hold, delete the device plugin's pod there, so that it reads the "
+                "labels",
+            )
+
+
+def _cards(node: Node, where: str) -> Iterator[Finding]:
+    """Whether its annotation, its count of cards and kubelet's count of units agree."""
+    view, names = node_view(node), names_of(node)
+    capacity = whole_number((node.status.capacity or {}).get(names.memory)) or 0
+    if view.problem:
+        yield Finding(
+            Level.WARNING, where, view.problem, "restart the device plugin there: it writes it anew"
+        )
+    if not amount(node, names.cards) and rules_of(node.metadata.labels or {}).shared:
+        yield Finding(
+            Level.WARNING,
+            where,
+            f"offers {names.memory} without {names.cards}: other tools then see no card",
+            "the device plugin writes it again within a minute; see its log if it does not",
+        )
+    units = sum(card.units for card in view.cards)
+    if NODE_GPUS in (node.metadata.annotations or {}) and not view.problem and units != capacity:
+        yield Finding(
+            Level.ERROR,
+            where,
+            f"kubelet counts {capacity} of {names.memory}, the cards make {units}: the memory unit was "
+            "changed under running pods, or kubelet still counts the devices of before",
+            "drain the node, restart the device plugin, and if it stays, remove kubelet's "
+            "device-plugins/kubelet_internal_checkpoint and restart kubelet",
+        )
+
+
+def one_unit(facts: Facts) -> Iterator[Finding]:
+    """GiB here and MiB there: the same number in a pod then means different things."""
+    sizes = {
+        node.metadata.name: max((card.units for card in node_view(node).cards), default=0)
+        for node in facts.nodes
+        if amount(node, names_of(node).memory)
+    }
+    mib = sorted(name for name, units in sizes.items() if units >= _MOST_GIB)
+    gib = sorted(name for name, units in sizes.items() if 0 < units < _MOST_GIB)
+    if mib and gib:
+        yield Finding(
+            Level.ERROR,
+            f"nodes {gib[0]}, {mib[0]}",
+            f"count card memory in different units: {gib[0]} in GiB, {mib[0]} in MiB",
+            "start every device plugin with the same --memory-unit; drain the nodes that change",
+        )
+
+
+def one_set_of_names(facts: Facts) -> Iterator[Finding]:
+    """A pod asks in one set of names, so nodes that offer another are closed to it."""
+    for node in facts.nodes:
+        if all(amount(node, name) for name in MEMORY_NAMES):
+            yield Finding(
+                Level.ERROR,
+                f"node {node.metadata.name}",
+                f"offers its cards under two names, {' and '.join(MEMORY_NAMES)}: they are given out twice",
+                "see that one device plugin runs there; the chart's resourceNames says which of them",
+            )
+    by_name = {
+        names_of(node).memory: node.metadata.name
+        for node in reversed(facts.nodes)
+        if amount(node, names_of(node).memory)
+    }
+    if len(by_name) > 1:
+        shown = " and ".join(f"{node} {name}" for name, node in sorted(by_name.items()))
+        yield Finding(
+            Level.WARNING,
+            "cluster",
+            f"nodes offer their cards under different names: {shown}; a pod fits on nodes of one name only",
+            "start every device plugin and the webhook with the same --resource-names",
+        )
+
+
+def promised_twice(facts: Facts) -> Iterator[Finding]:
+    """Cards of which more is promised than there is."""
+    ledger = facts.ledger(all_cards=True)
+    for name, card, promised, units in ledger.overcommitted():
+        allocations = ledger.allocations(name)
+        holders = sorted(
+            each.pod.key
+            for each in (allocations.by_uid.values() if allocations else ())
+            if each.placement and any(part.card == card for part in each.placement.slices)
+        )
+        yield Finding(
+            Level.ERROR,
+            f"node {name}, card {card}",
+            f"{promised} units are promised of {units}, to {', '.join(holders)}",
+            "delete one of the pods; one scheduler only, with one extender, may place pods that share cards",
+        )
+
+
+def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
+    """Cards that the agent or an operator keeps from being given out, and entries that keep none."""
+    known = {node.metadata.name for node in facts.nodes}
+    for each in facts.config_maps:
+        prefix, _, name = each.metadata.name.partition(UNHEALTHY_CONFIGMAP_PREFIX)
+        if prefix or name not in known or each.metadata.namespace != SYSTEM_NAMESPACE:
+            continue
+        where = f"ConfigMap {SYSTEM_NAMESPACE}/{each.metadata.name}"
+        data = each.data or {}
+        cards, problem = decode_unhealthy(data)
+        if problem:
+            yield Finding(Level.WARNING, where, problem, "correct data.gpus")
+        by_agent, _ = decode_unhealthy({"gpus": data.get("agent", "")})
+        if found := cards & by_agent:
+            what = (
+                f"card {_listed(found)} of {name} is out of use: {data.get('reasons') or 'nobody says why'}"
+            )
+            fix = f"see the kernel log of {name}; the agent gives the card out again when it is well"
+            yield Finding(Level.WARNING, where, what, fix)
+        if by_hand := cards - by_agent:
+            what = f"card {_listed(by_hand)} of {name} was taken out of use by hand"
+            yield Finding(Level.NOTE, where, what, "take it out of data.gpus to give it out again")
+
+
+def _listed(cards: Iterable[int]) -> str:
+    return ", ".join(str(card) for card in sorted(cards))

@@ -1,0 +1,154 @@
+"""Checks of pods: does each have its card, and why does one wait, fall over, or ask for what nobody gives?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from gpuslice.adapters.kube.objects import Pod
+from gpuslice.adapters.kube.views import node_view, pod_view
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
+from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, resources_of
+from gpuslice.core import model
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
+from gpuslice.core.lookalikes import pod_label_hints, resource_hints
+from gpuslice.core.words import counted
+
+CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
+PATIENCE = timedelta(seconds=60)  # a pod may wait so long without anybody wondering
+MOST_EXPLAINED = 20  # of waiting pods: each is held against every node
+FALLS = 3  # so many restarts are more than bad luck
+
+
+def pods_and_cards(facts: Facts) -> Iterator[Finding]:
+    """Annotations against cards: unreadable, absent, unconfirmed, of cards that are not there."""
+    cards = {node.metadata.name: {gpu.index for gpu in node_view(node).cards} for node in facts.nodes}
+    for found in facts.pods:
+        pod = pod_view(found)
+        where = f"pod {pod.key}"
+        if pod.problem:
+            yield Finding(Level.WARNING, where, pod.problem, "correct the field; a pod must be created anew")
+            continue
+        if pod.request is None or not pod.node:
+            continue
+        if pod.placement is None:
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"is on {pod.node} without annotation {ANN_INDEX}: no one knows its card, so it counts "
+                "against every card there",
+                "the agent there writes it when kubelet gave the devices out; else delete the pod, and see "
+                "that its scheduler calls the extender",
+            )
+            continue
+        gone = sorted(part.card for part in pod.placement.slices if part.card not in cards.get(pod.node, ()))
+        if gone:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"is annotated with card {gone[0]}, which {pod.node} does not have",
+                "delete the pod so that it is placed again",
+            )
+
+
+def running_without_devices(facts: Facts) -> Iterator[Finding]:
+    """Pods that run although nobody confirmed that they got their devices."""
+    attended = {pod.spec.node_name for pod in facts.plugins if is_ready(pod)}
+    for found in facts.pods:
+        pod = pod_view(found)
+        if pod.problem or pod.request is None or pod.assigned or found.status.phase != "Running":
+            continue
+        states = [each.state or {} for each in found.status.container_statuses or ()]
+        since = [_time(state["running"].get("startedAt")) for state in states if "running" in state]
+        if states and not any(facts.now - each >= CONFIRMED for each in since):
+            continue
+        where = f"pod {pod.key}"
+        if pod.node in attended:
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"runs without the {pod.request.names.memory} it asks for, and so without a limit: "
+                f"{ANN_ASSIGNED} is not true although the device plugin of {pod.node} is there; kubelet "
+                "started it when it knew none",
+                "delete the pod so that it is made anew",
+            )
+        elif pod.placement is not None:
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"runs and its card is not confirmed ({ANN_ASSIGNED} is not true): the annotation may name "
+                "another card than kubelet gave, or kubelet gave it none, and it has no limit",
+                f"see that the device plugin of gpuslice runs on {pod.node}: it compares the two and repairs",
+            )
+
+
+def waiting(facts: Facts) -> Iterator[Finding]:
+    """Pods without a node: those that fit nowhere, not even on empty cards, and those that wait for room."""
+    found = [(each, _asking(facts, each)) for each in facts.pods if not each.spec.node_name]
+    queue = [
+        (each, pod)
+        for each, pod in found
+        if pod.request is not None
+        and not pod.problem
+        and facts.now - _time(each.metadata.creation_timestamp) >= PATIENCE
+    ]
+    if not queue:
+        return
+    ledger, places = facts.ledger(), [place_of(node) for node in facts.nodes]
+    for each, pod in queue[:MOST_EXPLAINED]:
+        answer = explained(each, ledger, {}, places=places, claims=facts.claims)
+        why = answer.hints[0] if answer.hints else "no node takes it"
+        since = each.metadata.creation_timestamp or "an unknown time"
+        classes = answer.explanation.classes if answer.explanation else ()
+        never = bool(classes) and all(nodes.never for nodes in classes)
+        level = Level.WARNING if never else Level.NOTE
+        what = f"waits since {since}: {why[:1].lower()}{why[1:].rstrip('.')}"
+        yield Finding(level, f"pod {pod.key}", what, f"gpuslice explain {pod.key}")
+    if (more := len(queue) - MOST_EXPLAINED) > 0:
+        where, what = "pods", f"{counted(more, 'more pod')} that ask for a part of a card wait"
+        yield Finding(Level.NOTE, where, what, "gpuslice explain -n NAMESPACE tells of each")
+
+
+def _asking(facts: Facts, pod: Pod) -> model.Pod:
+    """The pod, with what it asks for by claims."""
+    claimed = facts.claims.of(pod) if facts.claims is not None else None
+    return claimed.pod if claimed is not None else pod_view(pod)
+
+
+def falling_over(facts: Facts) -> Iterator[Finding]:
+    """Pods that hold a part of a card and are started again and again."""
+    for each in facts.pods:
+        pod = pod_view(each)
+        if pod.request is None or not pod.node:
+            continue
+        for status in each.status.container_statuses or ():
+            reason = ((status.state or {}).get("waiting") or {}).get("reason", "")
+            if reason != "CrashLoopBackOff" and status.restart_count < FALLS:
+                continue
+            ended = (status.last_state or {}).get("terminated") or {}
+            how = f", last with exit code {ended['exitCode']}" if "exitCode" in ended else ""
+            yield Finding(
+                Level.WARNING,
+                f"pod {pod.key}",
+                f"container {status.name} was started again {counted(status.restart_count, 'time')}{how}"
+                f"{', and waits: ' + reason if reason else ''}: it holds its card all the while",
+                f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous; gpuslice explain "
+                f"{pod.key}",
+            )
+
+
+def misspelt(facts: Facts) -> Iterator[Finding]:
+    """Pods with a resource or label that is nearly ours, or another system's: it means nothing to anybody."""
+    offered = {name for node in facts.nodes for name in node.status.allocatable or {}}
+    for each in facts.pods:
+        names = [name for name in resources_of(each) if name not in offered]
+        for hint in (*resource_hints(names), *pod_label_hints(each.metadata.labels or {})):
+            where = f"pod {each.metadata.namespace}/{each.metadata.name}"
+            yield Finding(Level.WARNING, where, hint.rstrip("."), "correct the manifest and create it anew")
+
+
+def _time(text: str | None) -> datetime:
+    try:
+        return datetime.fromisoformat(text or "")
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)

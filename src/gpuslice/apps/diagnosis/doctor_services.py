@@ -1,0 +1,116 @@
+"""Checks of what runs around the cards: the extender and the webhook."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from gpuslice.adapters.kube.resources import SERVICES
+from gpuslice.apps.diagnosis.certificate import ends
+from gpuslice.apps.diagnosis.doctor_facts import (
+    EXTENDER,
+    SLICES,
+    Facts,
+    Finding,
+    Level,
+    Object,
+    hook_service,
+)
+from gpuslice.core.contract import SYSTEM_NAMESPACE
+
+SOON = timedelta(days=30)
+
+
+def extender(facts: Facts) -> Iterator[Finding]:
+    """Somebody must be there to answer kube-scheduler, and be ready."""
+    if not facts.services and facts.knows(SERVICES):
+        yield Finding(
+            Level.ERROR,
+            f"service {EXTENDER}",
+            "is not there: nobody places pods on cards",
+            "install the chart, or see that it was not installed under other names",
+        )
+    for service in facts.services:
+        space = service["metadata"]["namespace"]
+        if not _ready(facts, space, EXTENDER):
+            yield Finding(
+                Level.ERROR,
+                f"service {space}/{EXTENDER}",
+                "has no ready endpoint: every pod that shares a card waits",
+                f"kubectl -n {space} logs deployment/{EXTENDER}; its /readyz says what it waits for",
+            )
+
+
+def _ready(facts: Facts, namespace: str, name: str) -> bool:
+    return not facts.knows(SLICES, namespace) or any(
+        (endpoint.get("conditions") or {}).get("ready", True)
+        for found in facts.slices
+        if found["metadata"]["namespace"] == namespace
+        and (found["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == name
+        for endpoint in found.get("endpoints") or []
+    )
+
+
+# -- the webhook -------------------------------------------------------------------------------------------
+
+
+def webhook(facts: Facts) -> Iterator[Finding]:
+    """Is it there, may it lock anybody out, and when do its certificates run out?"""
+    for hook in facts.hooks:
+        where = f"{hook['kind']} {hook['metadata']['name']}"
+        service = hook_service(hook)
+        if service is not None and not _ready(facts, *service):
+            yield Finding(
+                Level.WARNING,
+                where,
+                f"service {service[0]}/{service[1]} has no ready endpoint: pods are stored unchecked",
+                f"kubectl -n {service[0]} logs deployment/{service[1]}",
+            )
+        for each in hook.get("webhooks") or []:
+            yield from _lockout(where, each)
+            yield from _bundle(facts, where, each)
+    for secret in facts.secrets:
+        meta = secret["metadata"]
+        shown = ends(base64.b64decode((secret.get("data") or {}).get("tls.crt", "")))
+        yield from _ending(f"secret {meta['namespace']}/{meta['name']}", "certificate", shown, facts.now)
+
+
+def _lockout(where: str, hook: Object) -> Iterator[Finding]:
+    rules = (hook.get("namespaceSelector") or {}).get("matchExpressions") or []
+    spared = any(
+        rule.get("operator") == "NotIn" and SYSTEM_NAMESPACE in (rule.get("values") or []) for rule in rules
+    )
+    if hook.get("failurePolicy") == "Fail" and not spared:
+        yield Finding(
+            Level.ERROR,
+            where,
+            f"failurePolicy is Fail and {SYSTEM_NAMESPACE} is not left out: without the webhook the cluster "
+            "cannot mend itself",
+            f"leave {SYSTEM_NAMESPACE} out by namespaceSelector, or set failurePolicy: Ignore",
+        )
+
+
+def _bundle(facts: Facts, where: str, hook: Object) -> Iterator[Finding]:
+    bundle = (hook.get("clientConfig") or {}).get("caBundle")
+    if not bundle:
+        yield Finding(
+            Level.WARNING,
+            where,
+            "has no caBundle: the API server cannot trust the webhook",
+            "see that cert-manager's CA injector runs, or give the chart webhook.certificate.caBundle",
+        )
+        return
+    yield from _ending(where, "certificate authority", ends(base64.b64decode(bundle)), facts.now)
+
+
+def _ending(where: str, what: str, end: datetime | None, now: datetime) -> Iterator[Finding]:
+    if end is None:
+        yield Finding(Level.WARNING, where, f"its {what} cannot be read", "see that it is PEM, in base64")
+    elif end < now:
+        yield Finding(Level.ERROR, where, f"its {what} ran out on {end:%Y-%m-%d}", _RENEW)
+    elif end - now < SOON:
+        yield Finding(Level.WARNING, where, f"its {what} runs out on {end:%Y-%m-%d}", _RENEW)
+
+
+_RENEW = "delete the Secret and upgrade the release to have it made anew; cert-manager renews its own"

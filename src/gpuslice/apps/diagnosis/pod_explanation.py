@@ -1,0 +1,378 @@
+"""What explains one pod: worked out from the cluster's objects without a request, and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.diagnosis.claims import Claims
+from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM
+from gpuslice.core.errors import printable
+from gpuslice.core.explanation import (
+    Explanation,
+    Place,
+    Taint,
+    Toleration,
+    Wish,
+    explain,
+    room_by_eviction,
+    room_in_the_making,
+    why_there,
+)
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.lookalikes import pod_label_hints, resource_hints
+from gpuslice.core.model import Node, Pod, Request
+from gpuslice.core.sizing import suggested_size
+from gpuslice.core.units import MIB
+from gpuslice.core.words import counted
+
+SHOWN_EVENTS = 5
+BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
+
+
+@dataclass(frozen=True, slots=True)
+class PodExplanation:
+    """All that is known about one pod. `neighbours`: units by pod key on the cards that it holds.
+
+    `ends`: how its containers last ended, one sentence each; `usage`: what they use now, where that is known;
+    `claims`: by which it asks, where it does so by claims.
+    """
+
+    pod: Pod
+    phase: str
+    scheduler: str
+    events: tuple[objects.Event, ...] = ()
+    reason: str = ""
+    node: Node | None = None
+    neighbours: tuple[tuple[str, int], ...] = ()
+    explanation: Explanation | None = None
+    ends: tuple[str, ...] = ()
+    usage: tuple[ContainerUsage, ...] = ()
+    hints: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+
+
+def explained(
+    found: objects.Pod,
+    ledger: Ledger,
+    nodes: Mapping[str, objects.Node],
+    *,
+    places: Sequence[Place],
+    events: Sequence[objects.Event] = (),
+    usage: Sequence[ContainerUsage] = (),
+    claims: Claims | None = None,
+) -> PodExplanation:
+    """One pod, of a cluster that `ledger` and `nodes` tell of; `events` and `usage` are of this pod.
+
+    `places`: of all nodes, `place_of` each; of no matter for a pod that is on one. `claims`: of the cluster.
+    """
+    claimed = claims.of(found) if claims is not None else None
+    view, events = claimed.pod if claimed else pod_view(found), sorted(events, key=event_time)
+    begun = PodExplanation(
+        view,
+        found.status.phase,
+        found.spec.scheduler_name,
+        tuple(each for each in events if each.involved_object.uid in ("", view.uid))[-SHOWN_EVENTS:],
+        found.status.reason,
+        ends=tuple(_ends(found)),
+        usage=tuple(usage),
+        claims=claimed.names if claimed else (),
+    )
+    if view.finished:
+        return replace(begun, hints=tuple(_after_the_end(view)))
+    if claims is not None and claimed is not None:
+        answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node))
+        return replace(answered, hints=(*claimed.hints, *answered.hints))
+    if view.node or view.request is None:
+        return _on_its_node(begun, found, ledger, nodes.get(view.node))
+    return _waiting(begun, found, ledger, places)
+
+
+def _waiting(
+    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, places: Sequence[Place]
+) -> PodExplanation:
+    """Why no node takes it, and what would help."""
+    view = begun.pod
+    assert view.request is not None
+    wish = wish_of(pod, view.request)
+    explanation = explain(ledger, places, wish)
+    if _wants_whole_cards(pod):
+        return replace(begun, explanation=explanation, hints=(BOTH,))
+    hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
+    if pod.spec.scheduling_gates:
+        hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
+    conditions = pod.status.conditions or ()
+    seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
+    if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
+        hints.append(f"It waits for scheduler {pod.spec.scheduler_name}: see that one runs by that name.")
+    hints += [*explanation.hints, *room_in_the_making(ledger, view)]
+    if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
+        hints += room_by_eviction(ledger, places, wish, view)
+    return replace(begun, explanation=explanation, hints=tuple(hints))
+
+
+def _of_claims(
+    begun: PodExplanation,
+    pod: objects.Pod,
+    ledger: Ledger,
+    places: Sequence[Place],
+    at: objects.Node | None,
+) -> PodExplanation:
+    """The same for a pod whose part of a card comes by a claim."""
+    view = begun.pod
+    if view.problem:
+        never = "Nothing allocates a claim like this: correct the field and create the pod anew."
+        return replace(begun, hints=(never,))
+    if view.node:
+        return _on_its_node(begun, pod, ledger, at)
+    if view.request is None or view.placement is not None:
+        return begun
+    explanation = explain(ledger, places, wish_of(pod, view.request, claims=True))
+    return replace(begun, explanation=explanation, hints=explanation.hints)
+
+
+def _on_its_node(
+    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, at: objects.Node | None
+) -> PodExplanation:
+    """Which card it holds and who shares it; what is wrong with that, or with what it asks for."""
+    view = begun.pod
+    state = ledger.state(view.node) if view.node else None
+    allocations = ledger.allocations(view.node) if view.node else None
+    neighbours = []
+    if allocations is not None and view.placement is not None:
+        cards = {part.card for part in view.placement.slices}
+        for each in allocations.by_uid.values():
+            if each.placement is not None and each.pod.uid != view.uid:
+                units = sum(part.units for part in each.placement.slices if part.card in cards)
+                neighbours += [(each.pod.key, units)] if units else []
+
+    hints = []
+    if view.terminating and view.placement is not None and view.node:
+        hints.append("It is being deleted, and holds its card until its containers have ended.")
+    if view.node and view.request is not None and at is None:
+        hints.append(
+            f"Its node {view.node} is not there any more. Kubernetes deletes such pods after a while; delete "
+            "it by hand where it stays."
+        )
+    elif view.node and view.request is not None and at is not None and not place_of(at).ready:
+        hints.append(
+            f"Its node {view.node} is not ready: nobody can tell whether the pod runs there. It holds its "
+            "card until the node is back, or the pod is deleted."
+        )
+    else:
+        hints += _what_it_asks_for(view, pod) if not begun.claims else ()
+        hints += _label_hints(pod)
+        hints += _about_size(view, state.node if state else None, begun.usage)
+        hints += why_there(state, view) if state else ()
+    node = state.node if state else None
+    return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints))
+
+
+def _label_hints(pod: objects.Pod) -> list[str]:
+    return [f"Its {hint}" for hint in pod_label_hints(pod.metadata.labels or {})]
+
+
+def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
+    if view.problem:
+        return [] if view.node else ["Nothing places a pod like this: correct the field and create it anew."]
+    if view.request is None:
+        whole = _wants_whole_cards(pod)
+        kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
+        nothing = [f"{kind}, so gpuslice has no say in where it goes."]
+        return resource_hints(resources_of(pod)) or nothing
+    if view.placement is None:
+        return [
+            "No annotation says which card it holds, so it counts against every card of its node. "
+            "The node's agent writes the annotation when kubelet has given the device out."
+        ]
+    if not view.assigned and pod.status.phase == "Running":
+        return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
+    return []
+
+
+def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
+    """What was refused, and a better size, where the exporter told the peak; of one container on one card."""
+    for each in usage:
+        if each.refused:
+            times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
+            yield f"Container {each.container} asked for more memory than its limit, and was refused {times}."
+    placed = view.placement.slices if view.placement is not None else ()
+    if node is None or len(usage) != 1 or len(placed) != 1 or usage[0].peak_bytes is None:
+        return
+    card = next((card for card in node.cards if card.index == placed[0].card), None)
+    if card is None or not card.memory_mib:
+        return
+    better = suggested_size(
+        units=placed[0].units,
+        card_units=card.units,
+        card_mib=card.memory_mib,
+        peak_mib=usage[0].peak_bytes / MIB,
+        refused=bool(usage[0].refused),
+    )
+    if better is not None and better.more:
+        yield (
+            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it would "
+            "have taken is not known, since it was refused."
+        )
+    elif better is not None:
+        peak = usage[0].peak_bytes / MIB
+        yield (
+            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: the "
+            f"most that it used since its start is {peak:.0f} MiB."
+        )
+
+
+def _ends(pod: objects.Pod) -> Iterator[str]:
+    """How containers ended that were started again, or that wait to be."""
+    for each in pod.status.container_statuses or ():
+        ended = (each.last_state or {}).get("terminated") or (each.state or {}).get("terminated") or {}
+        waiting = (each.state or {}).get("waiting") or {}
+        if not each.restart_count and not waiting.get("reason") and not ended.get("exitCode"):
+            continue
+        parts = []
+        if each.restart_count:
+            parts.append(f"was started again {counted(each.restart_count, 'time')}")
+        if ended:
+            why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
+            at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
+            parts.append(f"last ended with exit code {ended.get('exitCode', '?')}{why}{at}")
+        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+            shown = waiting.get("message", "").partition(" restarting failed ")[0]  # who it is stands above
+            message = f": {printable(shown)}" if shown else ""
+            parts.append(f"waits now: {printable(waiting['reason'])}{message}")
+        if parts:
+            yield f"Container {each.name} {', '.join(parts)}."
+    meta = pod.metadata
+    if any(each.restart_count for each in pod.status.container_statuses or ()):
+        yield f"What it said before: kubectl -n {meta.namespace} logs {meta.name} --previous"
+
+
+def _after_the_end(view: Pod) -> Iterator[str]:
+    """What a pod that has ended still shows by its annotations is no longer so."""
+    if view.placement is not None:
+        cards = ", ".join(str(part.card) for part in view.placement.slices)
+        which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
+        units = counted(view.placement.units, "unit")
+        yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
+    elif view.request is not None:
+        yield "It has ended and holds nothing any more."
+
+
+def place_of(node: objects.Node) -> Place:
+    """What of a node decides, beside its cards."""
+    conditions = {each.type: each.status for each in node.status.conditions or ()}
+    return Place(
+        name=node.metadata.name,
+        ready=conditions.get("Ready", "True") == "True",
+        schedulable=not node.spec.unschedulable,
+        labels=node.metadata.labels or {},
+        taints=tuple(Taint(each.key, each.value, each.effect) for each in node.spec.taints or ()),
+    )
+
+
+def wish_of(pod: objects.Pod, request: Request, *, claims: bool = False) -> Wish:
+    """What a pod wants of a node."""
+    tolerations = (
+        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
+        for each in pod.spec.tolerations or ()
+    )
+    return Wish(request, claims, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
+
+
+def resources_of(pod: objects.Pod) -> list[str]:
+    """Names of what its containers have limits of, or request."""
+    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
+    given = [each.resources for each in containers if each.resources is not None]
+    return [name for each in given for name in {**(each.limits or {}), **(each.requests or {})}]
+
+
+def _wants_whole_cards(pod: objects.Pod) -> bool:
+    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
+    limits = [each.resources.limits or {} for each in containers if each.resources]
+    return any(each.get(EXCLUSIVE_GPU, "0") != "0" for each in limits)
+
+
+def event_time(event: objects.Event) -> str:
+    return event.last_timestamp or event.first_timestamp or event.metadata.creation_timestamp or ""
+
+
+# -- document ----------------------------------------------------------------------------------------------
+
+
+def holds(pod: Pod) -> bool:
+    return pod.placement is not None and bool(pod.node) and not pod.finished
+
+
+def pod_document(explained: PodExplanation) -> dict[str, Any]:
+    """One pod, for programs. The keys are in `apps/cli/explanation_text`."""
+    pod, request = explained.pod, explained.pod.request
+    asked = None
+    if request is not None:
+        asked = _known(
+            units=request.units,
+            gpuCount=request.card_count,
+            unitsPerGpu=request.units_per_card,
+            corePercent=request.compute_percent or None,
+        )
+    slices = pod.placement.slices if pod.placement is not None and holds(pod) else None
+    classes = [
+        _known(
+            reason=each.reason,
+            nodes=list(each.nodes),
+            fits=each.fits,
+            never=each.never,
+            best=each.best,
+            card=each.card,
+            most=each.most,
+            detail=each.detail or None,
+        )
+        for each in (explained.explanation.classes if explained.explanation else ())
+    ]
+    return _known(
+        namespace=pod.namespace,
+        name=pod.name,
+        phase=explained.phase or None,
+        reason=explained.reason or None,
+        scheduler=explained.scheduler or None,
+        request=asked,
+        problem=pod.problem or None,
+        node=pod.node or None,
+        gpus={str(part.card): part.units for part in slices} if slices is not None else None,
+        assigned=pod.assigned if slices is not None else None,
+        neighbours=[{"pod": key, "units": units} for key, units in explained.neighbours] or None,
+        classes=classes if explained.explanation else None,
+        ends=list(explained.ends) or None,
+        usage=[_usage_document(each) for each in explained.usage] or None,
+        claims=list(explained.claims) or None,
+        hints=list(explained.hints),
+        events=[_event_document(each) for each in explained.events],
+    )
+
+
+def _usage_document(each: ContainerUsage) -> dict[str, Any]:
+    return _known(
+        container=each.container,
+        gpu=each.gpu,
+        usedBytes=each.used_bytes,
+        limitBytes=each.limit_bytes,
+        peakBytes=each.peak_bytes,
+        refused=each.refused,
+    )
+
+
+def _event_document(each: objects.Event) -> dict[str, Any]:
+    return _known(
+        time=event_time(each) or None,
+        type=each.type,
+        reason=each.reason,
+        message=each.message,
+        count=each.count or None,
+    )
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

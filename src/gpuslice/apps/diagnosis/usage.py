@@ -1,0 +1,218 @@
+"""What cards and containers use now, read from the exporters, through the API server or by address."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.objects import Pod
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
+
+EXPORTERS = "component=gpuslice-exporter"
+PORT = 9400
+AT_ONCE = 8
+PAGE_TIMEOUT_S = 5.0
+"""An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardUsage:
+    """One card; None is unknown."""
+
+    node: str
+    gpu: str
+    uuid: str
+    model: str = ""
+    up: bool = True
+    utilization_ratio: float | None = None
+    used_bytes: float | None = None
+    allocated_bytes: float | None = None
+    total_bytes: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUsage:
+    """One container on one card; None is unknown, and no limit."""
+
+    node: str
+    gpu: str
+    namespace: str
+    pod: str
+    container: str
+    used_bytes: float | None = None
+    limit_bytes: float | None = None
+    allocated_bytes: float | None = None
+    peak_bytes: float | None = None
+    sm_ratio: float | None = None
+    refused: float | None = None
+    throttled_seconds: float | None = None
+    processes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUsage:
+    """Everything at one moment, and what could not be read: one sentence each."""
+
+    cards: tuple[CardUsage, ...]
+    containers: tuple[ContainerUsage, ...]
+    problems: tuple[str, ...] = ()
+
+
+class Source(Protocol):
+    """Where exporters are read."""
+
+    def read(self) -> ClusterUsage:
+        """The usage now; an exporter that does not answer is a problem in it."""
+        ...
+
+
+class UrlSource:
+    """Exporters by their addresses; ``host:port`` stands for the page there."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = []
+        for url in urls:
+            scheme, _, place = url.rpartition("://")
+            self._urls.append(f"{scheme or 'http'}://{place}{'' if '/' in place else '/metrics'}")
+
+    def read(self) -> ClusterUsage:
+        pages, problems = [], []
+        for url in self._urls:
+            try:
+                page = fetch(url)
+                if not any(one.name.startswith("gpuslice_") for one in page.samples):
+                    what = "no gpuslice exporter answers there, its page has no metric gpuslice_*"
+                    raise ScrapeError(f"{url}: {what}")
+                pages.append(page)
+            except ScrapeError as error:
+                problems.append(str(error))
+        return usage_of(pages, problems)
+
+
+class ClusterSource:
+    """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
+
+    def __init__(self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S) -> None:
+        self._connection = connection
+        self._page_timeout_s = page_timeout_s
+        self._client = SyncClient(SyncTransport(connection))
+        self._readers: deque[SyncClient] = deque()  # those that are idle
+        self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
+
+    def read(self) -> ClusterUsage:
+        pods = self._client.list(PODS, labels=EXPORTERS)
+        answers = list(self._threads.map(self._page, pods))
+        problems = [answer for answer in answers if isinstance(answer, str)]
+        if not pods:
+            problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
+        return usage_of((answer for answer in answers if isinstance(answer, Page)), problems)
+
+    def _page(self, pod: Pod) -> Page | str:
+        """The page of one, or why there is none."""
+        try:
+            reader = self._readers.pop()
+        except IndexError:
+            reader = SyncClient(SyncTransport(self._connection, timeout_s=self._page_timeout_s))
+        try:
+            return page_of(reader, pod)
+        except KubeError as error:
+            return f"{pod.spec.node_name}: {error}"
+        finally:
+            self._readers.append(reader)
+
+
+def page_of(client: SyncClient, exporter: Pod) -> Page:
+    """The page of one exporter pod, through the API server. Raises KubeError."""
+    port = (exporter.metadata.annotations or {}).get("prometheus.io/port", str(PORT))
+    path = f"{PODS.path(exporter.metadata.namespace)}/{exporter.metadata.name}:{port}/proxy/metrics"
+    return parse(client.read(path).decode("utf-8", "replace"))
+
+
+def read_containers(client: SyncClient, node: str) -> tuple[ContainerUsage, ...]:
+    """What the containers of one node use; none where no exporter runs there. Raises KubeError."""
+    exporters = client.list(PODS, labels=EXPORTERS, fields=f"spec.nodeName={node}")
+    return usage_of(page_of(client, each) for each in exporters).containers
+
+
+# -- from pages to rows ----------------------------------------------------------------------------------
+
+_CARD = {
+    "utilization_ratio": "utilization_ratio",
+    "memory_used_bytes": "used_bytes",
+    "memory_allocated_bytes": "allocated_bytes",
+    "memory_total_bytes": "total_bytes",
+    "temperature_celsius": "temperature_celsius",
+    "power_watts": "power_watts",
+}
+_CONTAINER = {
+    "memory_used_bytes": "used_bytes",
+    "memory_limit_bytes": "limit_bytes",
+    "memory_allocated_bytes": "allocated_bytes",
+    "memory_peak_bytes": "peak_bytes",
+    "sm_utilization_ratio": "sm_ratio",
+    "memory_refused_total": "refused",
+    "throttled_seconds_total": "throttled_seconds",
+    "processes": "processes",
+}
+"""Metric without its prefix → field of the row."""
+
+
+def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsage:
+    """All cards and containers of all pages, in order."""
+    cards: list[CardUsage] = []
+    containers: list[ContainerUsage] = []
+    for page in pages:
+        values: dict[tuple[str, ...], dict[str, float]] = {}
+        models: dict[str, str] = {}
+        for one in page.samples:
+            kind, _, name = one.name.removeprefix("gpuslice_").partition("_")
+            field = {"gpu": _CARD, "container": _CONTAINER}.get(kind, {}).get(name)
+            if field is not None:
+                values.setdefault((kind, *_place_of(one.labels)), {})[field] = one.value
+            elif one.name == "gpuslice_gpu_info":
+                models[one.labels.get("gpu_uuid", "")] = one.labels.get("model", "")
+        for one in page.find("gpuslice_gpu_up"):
+            uuid, figures = one.labels.get("gpu_uuid", ""), values.get(("gpu", *_place_of(one.labels)), {})
+            named = {name: one.labels.get(name, "") for name in ("node", "gpu")}
+            named |= {"uuid": uuid, "model": models.get(uuid, "")}
+            cards.append(CardUsage(up=one.value == 1, **{**named, **figures}))  # type: ignore[arg-type]
+        for one in page.find("gpuslice_container_info"):
+            names = ("node", "gpu", "namespace", "pod", "container")
+            figures = values.get(("container", *_place_of(one.labels)), {})
+            named = {name: one.labels.get(name, "") for name in names}
+            containers.append(ContainerUsage(**{**named, **figures}))  # type: ignore[arg-type]
+    cards.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
+    containers.sort(key=lambda row: (row.node, gpu_order(row.gpu), row.namespace, row.pod, row.container))
+    return ClusterUsage(tuple(cards), tuple(containers), tuple(problems))
+
+
+def _place_of(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(labels.get(name, "") for name in ("gpu_uuid", "namespace", "pod", "container"))
+
+
+def gpu_order(gpu: str) -> tuple[int, str]:
+    """Of numbers, as they count; of anything else, behind them."""
+    return (int(gpu), "") if gpu.isdecimal() and len(gpu) < 10 else (1 << 31, gpu)
+
+
+def documents(found: ClusterUsage) -> dict[str, Any]:
+    """For ``-o json``: the rows, unknown figures left out."""
+    return {
+        "cards": [_known(row) for row in found.cards],
+        "containers": [_known(row) for row in found.containers],
+        "problems": list(found.problems),
+    }
+
+
+def _known(row: CardUsage | ContainerUsage) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in row.__slots__}
+    return {name: value for name, value in values.items() if value is not None}

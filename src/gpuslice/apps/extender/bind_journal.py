@@ -1,0 +1,170 @@
+"""Which pods a Binding may be on its way for, written down before any is sent: a write-ahead log.
+
+A Binding carries its annotations, so that one write binds a pod. But the next leader must find the pods
+for which an earlier leader's Binding may still arrive, and make another version of each before it promises
+their cards to others. The journal names them: a Lease, whose holder alone may send Bindings, with the pods'
+uids in an annotation.
+
+One write of it stands for many Bindings (group commit): it names, beside the pods that are being bound and
+those that filter has let pass, the next ones of the queue. Every write is made on the version of the one
+before, so that nothing of an earlier holder can be added once the next one has claimed the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
+from uuid import uuid4
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.lease import LeaseSettings
+from gpuslice.adapters.kube.objects import Lease, LeaseSpec, Metadata
+from gpuslice.adapters.kube.resources import LEASES
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.core.contract import ANN_BINDS
+
+_log = logging.getLogger(__name__)
+
+AHEAD = 256  # pods named before kube-scheduler comes to them: each costs a take-over two requests at most
+RETRY_S = 0.5
+
+
+class BindJournal:
+    """The journal beside the leader's `lease`, as one process keeps it.
+
+    `ahead` names the pods that come after one in the queue.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        leadership: Leadership,
+        lease: LeaseSettings,
+        ahead: Callable[[str], Iterable[str]],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._leadership = leadership
+        self._name = f"{lease.name}-binds"
+        self._namespace = lease.namespace
+        self._holder = f"{lease.identity}_{uuid4()}"  # not of this pod's earlier process
+        self._ahead = ahead
+        self._sleep = sleep
+        self._version = ""  # of the last write that is known of
+        self._named: frozenset[str] = frozenset()  # uids that are in the journal, whatever is on its way
+        self._open: set[str] = set()  # of pods for which a Binding may be on its way
+        self._wanted: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+
+    async def claim(self) -> frozenset[str]:
+        """Make the journal ours; the uids in it, whose pods are to be fenced before anything else is written.
+
+        They stay in it meanwhile, for who takes over from us before that is done. Raises `KubeError`.
+        """
+        try:
+            before = await self._client.get(LEASES, self._name, self._namespace)
+        except NotFoundError:
+            left: list[str] = []
+            written = await self._client.create(LEASES, self._lease("", left))
+        else:
+            left = lease_uids(before)
+            written = await self._client.replace(LEASES, self._lease(before.metadata.resource_version, left))
+        self._version, self._named = written.metadata.resource_version, frozenset(left)
+        return self._named
+
+    def announce(self, uid: str) -> None:
+        """This pod will be bound soon: name it, so that its bind need not wait."""
+        if uid not in self._named:
+            self._wanted[uid] = None
+            self._wake.set()
+
+    async def enter(self, uid: str) -> bool:
+        """True when the pod is named and a Binding may be sent: then `leave` when its outcome is known.
+
+        False when this replica does not lead any more.
+        """
+        while uid not in self._named:
+            if not self._leadership.may_bind:
+                return False
+            self.announce(uid)
+            await self._news.wait()
+        self._open.add(uid)
+        return True
+
+    def leadership_changed(self) -> None:
+        """Who waits for a journal that is not ours to write need not wait."""
+        self._wake.set()
+
+    def leave(self, uid: str) -> None:
+        """No Binding of the pod can arrive any more, or it has."""
+        self._open.discard(uid)
+
+    async def run(self) -> None:
+        """Write it whenever somebody is missing in it, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if not self._leadership.may_bind:
+                self._wanted.clear()
+                self._tell()
+            if not self._wanted:
+                continue
+            try:
+                await self._write()
+            except KubeError as error:
+                _log.warning("journal of binds not written, will retry", extra={"error": str(error)})
+                await self._sleep(RETRY_S)
+                await self._look()
+                self._wake.set()
+
+    async def _write(self) -> None:
+        names = dict.fromkeys([*self._open, *self._wanted])
+        names.update(dict.fromkeys(islice(self._ahead(next(reversed(self._wanted))), AHEAD)))
+        self._wanted.clear()
+        self._named = self._named.intersection(
+            names
+        )  # this one or the one before: nobody knows until it is answered
+        written = await self._client.replace(LEASES, self._lease(self._version, names))
+        self._version, self._named = written.metadata.resource_version, frozenset(names)
+        self._tell()
+
+    async def _look(self) -> None:
+        """After a write that failed or may have: which one is there now, and whether it is still ours."""
+        try:
+            lease = await self._client.get(LEASES, self._name, self._namespace)
+        except NotFoundError:
+            lease = Lease()
+        except KubeError:
+            return
+        if lease.spec.holder_identity == self._holder:
+            self._version = lease.metadata.resource_version
+            self._tell()  # who waits asks again
+            return
+        _log.warning("journal of binds taken by another", extra={"holder": lease.spec.holder_identity or ""})
+        self._named = frozenset()
+        self._leadership.cleared = False
+        self._leadership.changed.set()
+
+    def _lease(self, version: str, uids: Iterable[str]) -> Lease:
+        metadata = Metadata(
+            name=self._name,
+            namespace=self._namespace,
+            resource_version=version,
+            annotations={ANN_BINDS: ",".join(uids)},
+        )
+        return Lease(metadata=metadata, spec=LeaseSpec(holder_identity=self._holder))
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def lease_uids(lease: Lease) -> list[str]:
+    """The uids that a journal names."""
+    text = (lease.metadata.annotations or {}).get(ANN_BINDS, "")
+    return [uid for uid in text.split(",") if uid]

@@ -1,0 +1,260 @@
+"""Claims of dynamic resource allocation: what a node's cards look like there, and what a claim was given.
+
+A card is one device that many claims may share. Its memory is given out in units of ``aliyun.com/gpu-mem``,
+so that a claim of 4Gi has the very limit of a pod that asks for 4 of them. Source of the rules about fields:
+``ResourceSlice`` of resource.k8s.io/v1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpuslice.core.contract import CLAIM_COMPUTE, CLAIM_DRIVER, CLAIM_MEMORY, CLAIM_SLOTS, CLAIM_TAINT
+from gpuslice.core.errors import ContractError
+from gpuslice.core.model import Card
+from gpuslice.core.quantity import whole_number
+from gpuslice.core.request import WHOLE_CORE_PERCENT
+from gpuslice.core.units import MIB, UNIT_MIB
+
+MOST_DEVICES = 64
+"""Of one ResourceSlice in which devices may have taints."""
+LONGEST_ATTRIBUTE = 64
+_SUFFIX = {"GiB": "Gi", "MiB": "Mi"}
+_DEVICE = re.compile(r"gpu-(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedSlice:
+    """A part of one card that a claim was given for one of its requests.
+
+    `admin`: it sees the card and holds nothing of it.
+    """
+
+    request: str
+    card: int
+    units: int
+    compute_percent: int = 0
+    share_id: str = ""
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAllocation:
+    """What a claim was given of the cards of one node."""
+
+    uid: str
+    namespace: str
+    name: str
+    slices: tuple[ClaimedSlice, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def by_request(self) -> dict[str, tuple[ClaimedSlice, ...]]:
+        found: dict[str, tuple[ClaimedSlice, ...]] = {}
+        for each in self.slices:
+            found[each.request] = (*found.get(each.request, ()), each)
+        return found
+
+
+class ResultLike(Protocol):
+    """One device of an allocated claim, decoded by whichever adapter."""
+
+    @property
+    def request(self) -> str: ...
+    @property
+    def driver(self) -> str: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def share_id(self) -> str | None: ...
+    @property
+    def consumed_capacity(self) -> Mapping[str, object] | None: ...
+    @property
+    def admin_access(self) -> bool | None: ...
+
+
+def claimed_slices(
+    results: Iterable[ResultLike], pool: str, cards: Sequence[Card], unit: str
+) -> tuple[ClaimedSlice, ...]:
+    """What of an allocation is of this driver and of the node whose pool is `pool`.
+
+    Raises `ContractError` for a device that the node does not have, or an amount that is not whole units.
+    """
+    by_index = {card.index: card for card in cards}
+    found = []
+    for result in results:
+        if result.driver != CLAIM_DRIVER or result.pool != pool:
+            continue
+        index = device_index(result.device)
+        card = by_index.get(index) if index is not None else None
+        if card is None:
+            known = ", ".join(device_name(each) for each in cards) or "none"
+            raise ContractError(f'request "{result.request}": device', result.device, f"one of {known}")
+        if result.admin_access:
+            found.append(ClaimedSlice(result.request, card.index, 0, admin=True))
+            continue
+        consumed = result.consumed_capacity or {}
+        units, percent = card.units, 0
+        if CLAIM_MEMORY in consumed:
+            units = _units(result.request, consumed[CLAIM_MEMORY], unit)
+        if CLAIM_COMPUTE in consumed:
+            percent = whole_number(consumed[CLAIM_COMPUTE]) or 0
+        found.append(ClaimedSlice(result.request, card.index, units, percent, result.share_id or ""))
+    return tuple(found)
+
+
+def _units(request: str, amount: object, unit: str) -> int:
+    amount_bytes = whole_number(amount)
+    units, rest = divmod(amount_bytes or 0, UNIT_MIB[unit] * MIB)
+    if rest or units < 1:
+        must_be = f"a multiple of 1{_SUFFIX[unit]}, which is one unit of this node"
+        raise ContractError(f'request "{request}": {CLAIM_MEMORY}', amount, must_be)
+    return units
+
+
+def memory_quantity(units: int, unit: str) -> str:
+    """So many units as an amount of capacity ``memory``."""
+    return f"{units}{_SUFFIX[unit]}"
+
+
+def units_held(allocations: Iterable[ClaimAllocation]) -> dict[int, int]:
+    """Units by card."""
+    held: dict[int, int] = defaultdict(int)
+    for allocation in allocations:
+        for each in allocation.slices:
+            held[each.card] += each.units
+    return dict(held)
+
+
+# -- what is published ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CardLocation:
+    """Where a card sits in its machine; "" and None where that is not known."""
+
+    pcie_root: str = ""
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How the cards of one node are offered. `unhealthy`: why cards are not to be given out, by index."""
+
+    node: str
+    cards: tuple[Card, ...]
+    unit: str = "GiB"
+    divides_compute: bool = True
+    tier: str = "library"
+    driver_version: str = ""
+    slots: int = 48
+    unhealthy: Mapping[int, str] = field(default_factory=dict)
+    locations: Mapping[int, CardLocation] = field(default_factory=dict)
+
+    def devices(self, held: Mapping[int, int], *, spread: bool = False) -> list[dict[str, Any]]:
+        """The devices in the order in which kube-scheduler is to take them: it takes the first that fits.
+
+        The fullest card first makes that the tightest fit, and the emptiest first spreads pods.
+        """
+        order = sorted(self.cards, key=lambda card: (card.units - held.get(card.index, 0), card.index))
+        if spread:
+            order = sorted(self.cards, key=lambda card: (held.get(card.index, 0) - card.units, card.index))
+        return [self._device(card) for card in order]
+
+    def _device(self, card: Card) -> dict[str, Any]:
+        device: dict[str, Any] = {
+            "name": device_name(card),
+            "allowMultipleAllocations": True,
+            "attributes": self._attributes(card),
+            "capacity": {
+                CLAIM_MEMORY: _memory(card.units, _SUFFIX[self.unit]),
+                CLAIM_SLOTS: _steps(self.slots, least=1, default=1),
+            },
+        }
+        if self.divides_compute:
+            device["capacity"][CLAIM_COMPUTE] = _steps(WHOLE_CORE_PERCENT, least=0, default=0)
+        if (reason := self.unhealthy.get(card.index)) is not None:
+            taint = {"key": CLAIM_TAINT, "value": _label_value(reason), "effect": "NoSchedule"}
+            device["taints"] = [taint]
+        return device
+
+    def _attributes(self, card: Card) -> dict[str, dict[str, Any]]:
+        where = self.locations.get(card.index, CardLocation())
+        found: dict[str, dict[str, Any]] = {
+            "uuid": {"string": card.uuid[:LONGEST_ATTRIBUTE]},
+            "minor": {"int": card.index},
+            "memoryMiB": {"int": card.memory_mib},
+            "tier": {"string": self.tier},
+        }
+        if card.model:
+            found["model"] = {"string": card.model[:LONGEST_ATTRIBUTE]}
+        if version := semantic_version(self.driver_version):
+            found["driverVersion"] = {"version": version}
+        if where.numa_node is not None:
+            found["numaNode"] = {"int": where.numa_node}
+        if where.pcie_root:
+            found["resource.kubernetes.io/pcieRoot"] = {"string": where.pcie_root}
+        return found
+
+
+def same_devices(ours: Any, theirs: Any) -> bool:
+    """Whether two lists of devices say the same; the API server spells 1024Gi as 1Ti, and dates taints."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        theirs = {name: value for name, value in theirs.items() if name != "timeAdded"}
+        return ours.keys() == theirs.keys() and all(same_devices(ours[name], theirs[name]) for name in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(same_devices, ours, theirs))
+    return bool(ours == theirs) or (
+        isinstance(ours, str)
+        and isinstance(theirs, str)
+        and (amount := whole_number(ours)) is not None
+        and amount == whole_number(theirs)
+    )
+
+
+def device_name(card: Card) -> str:
+    return f"gpu-{card.index}"
+
+
+def device_index(name: str) -> int | None:
+    """Which card a device is; None for a name that no card has."""
+    named = _DEVICE.fullmatch(name)
+    return int(named[1]) if named else None
+
+
+def semantic_version(text: str) -> str:
+    """A driver's version as ResourceSlices take it: three numbers without leading zeros; "" for others."""
+    parts = text.split(".")
+    if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdecimal() for part in parts):
+        return ""
+    return ".".join(str(int(part)) for part in [*parts, "0", "0"][:3])
+
+
+def _memory(units: int, suffix: str) -> dict[str, Any]:
+    """All of it, unless a claim asks for less: who names no amount wants a card."""
+    whole = f"{units}{suffix}"
+    if units == 1:  # a range of one step must not be shorter than its step
+        return {"value": whole, "requestPolicy": {"default": whole, "validValues": [whole]}}
+    valid = {"min": f"1{suffix}", "max": whole, "step": f"1{suffix}"}
+    return {"value": whole, "requestPolicy": {"default": whole, "validRange": valid}}
+
+
+def _steps(most: int, *, least: int, default: int) -> dict[str, Any]:
+    value = str(most)
+    if most <= least:
+        return {"value": value, "requestPolicy": {"default": value, "validValues": [value]}}
+    valid = {"min": str(least), "max": value, "step": "1"}
+    return {"value": value, "requestPolicy": {"default": str(default), "validRange": valid}}
+
+
+def _label_value(text: str) -> str:
+    """The reason as the value of a taint, which is one of a label."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("-_.")

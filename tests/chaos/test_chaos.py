@@ -1,0 +1,67 @@
+"""A short run of `make chaos`, and that its checker sees what it is there to see."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import api_pod
+from tests.chaos import parsers
+from tests.chaos.checker import ALLOCATION, ASSIGNED, Breach, CardSize, Checker, NodeFiles, Wrong
+from tests.chaos.faults import FAULTS
+from tests.chaos.story import play
+
+CARDS = {("n1", 0): CardSize("GPU-n1-0", 4, 4866)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    subprocess.run(["rm", "-rf", tmp_path / "world"], check=True)  # deeper than pytest can remove
+
+
+def test_a_short_story_of_faults_ends_well(folder: Path) -> None:
+    told = play(folder / "world", seed=7, faults=300)
+    assert told.faults.total() == 300
+    assert told.binds > 5
+    assert told.faults.keys() <= FAULTS.keys()
+
+
+def test_parsers_answer_or_refuse_in_a_sentence() -> None:
+    assert parsers.feed(seed=3, inputs=1500).total() == 1500
+
+
+# -- the checker ---------------------------------------------------------------------------------------
+
+
+def checked(
+    *pods: dict[str, Any], running: dict[str, frozenset[str]] | None = None, folder: Path
+) -> set[Wrong]:
+    nothing = b'{"Data": {"PodDeviceEntries": null}}'
+    return Checker(CARDS).check(pods, {"n1": NodeFiles(nothing, folder, running or {})})
+
+
+def bound(name: str, units: int) -> dict[str, Any]:
+    annotations = {ALLOCATION: f'{{"0":{{"0":{units}}}}}', ASSIGNED: "true"}
+    return api_pod(name, str(units), node="n1", annotations=annotations)
+
+
+def test_a_card_promised_twice_is_a_breach(tmp_path: Path) -> None:
+    assert checked(bound("a", 2), bound("b", 2), folder=tmp_path) == set()
+    with pytest.raises(Breach, match="promised 1 units beyond its 4"):
+        checked(bound("a", 2), bound("b", 3), folder=tmp_path)
+
+
+def test_a_pod_that_waits_though_it_fits_is_wrong(tmp_path: Path) -> None:
+    waits = api_pod("b", "2")
+    assert checked(bound("a", 3), waits, folder=tmp_path) == set()
+    assert checked(bound("a", 2), waits, folder=tmp_path) == {Wrong("waits though it fits", "uid-b")}
+
+
+def test_a_container_without_its_limits_is_a_breach(tmp_path: Path) -> None:
+    with pytest.raises(Breach, match="runs with limits"):
+        checked(bound("a", 1), running={"uid-a": frozenset({"GPU-n1-0-_-0"})}, folder=tmp_path)

@@ -1,0 +1,303 @@
+"""A cluster at work in virtual time: two replicas of the extender, agents, and who keeps them busy.
+
+The processes are the real ones; users, kube-scheduler and kubelet are played here. Nothing in this file does
+harm: that is `faults`.
+"""
+
+from __future__ import annotations
+
+import functools
+import resource
+from collections.abc import Awaitable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.apps.agent.main import Agent
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.nomination.nominator import NominationLimits
+from gpuslice.apps.extender.settings import ExtenderSettings
+from tests.chaos.checker import Card, CardSize, Checker, NodeFiles, Wrong
+from tests.integration.interleaving_node import CARDS, NodeInMemory, Object, memory_mib, uuid_of
+from tests.integration.interleaving_rig import World
+from tests.integration.virtual import HeldTransport, Process, Stream
+
+REPLICAS = ("extender-a", "extender-b")
+NAMES = [f"app-{number}" for number in range(8)]
+UNITS = (1, 1, 2, 2, 3, 4)
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class ChaosNode(NodeInMemory):
+    """A node whose agent also sweeps, and reads what tenants write."""
+
+    def work_of(self, agent: Agent) -> dict[str, Coroutine[Any, Any, None]]:
+        return {
+            **super().work_of(agent),
+            "sweeper": agent.sweeper.run(),
+            "refused memory": agent.refused_memory.run(),
+        }
+
+
+class ChaosWorld(World):
+    """`step` is a little of everybody's work; `wrong` is what the checker finds."""
+
+    node_class = ChaosNode
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.replicas: dict[str, tuple[Extender, Process, App]] = {}
+        self.frozen: dict[Process, float] = {}  # until when
+        self.disk_full_until_s = 0.0
+        self._file_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._seen: tuple[Any, ...] = ()
+        self._wrong: set[Wrong] = set()
+        super().__init__(folder, seed)
+        cards: dict[Card, CardSize] = {
+            (node, index): CardSize(uuid_of(node, index), units, memory_mib(units))
+            for node, sizes in CARDS.items()
+            for index, units in enumerate(sizes)
+        }
+        self._checker = Checker(cards)
+        self.loop.advance(2.0)
+        self.rest()
+
+    def close(self) -> None:
+        self.free_disk()
+        super().close()
+
+    # -- processes -------------------------------------------------------------------------------------------
+
+    def start_extender(self) -> None:
+        """Every replica that does not live."""
+        for name in REPLICAS:
+            if name in self.replicas:
+                continue
+            process = Process(name, self.loop)
+            settings = ExtenderSettings(
+                policy="binpack", nominate_from=1, leader_elect=True, lease_identity=name, label_leader=False
+            )
+            extender = Extender(
+                settings,
+                KubeClient(HeldTransport(self.network, process)),
+                nomination_limits=NominationLimits(room=0, spare=0, at_once=2),
+                clock=self.loop.time,
+                now_ns=functools.partial(self.now_ns, name),
+            )
+            self.replicas[name] = (extender, process, extender.app())
+            process.start(extender.work(), "work")
+        self.loop.settle()
+
+    def kill_replica(self, name: str) -> None:
+        _, process, _ = self.replicas.pop(name)
+        self.frozen.pop(process, None)
+        process.kill()
+        self.network.forget(process)
+
+    def kill_agent(self, node: NodeInMemory) -> None:
+        if node.process is not None:
+            self.frozen.pop(node.process, None)
+        node.kill_agent()
+        self.loop.settle()
+
+    def processes(self) -> Iterator[Process]:
+        for _, process, _ in self.replicas.values():
+            yield process
+        for node in self.nodes.values():
+            if node.process is not None:
+                yield node.process
+
+    def everybody_lives(self) -> None:
+        for process in list(self.frozen):
+            self.loop.thaw(process)
+        self.frozen.clear()
+        self.free_disk()
+        self.start_extender()
+        for node in self.nodes.values():
+            if node.agent is None:
+                node.start_agent()
+
+    def fill_disk(self, seconds: float) -> None:
+        """No file grows: the system says so as it does for a disk without room."""
+        self.disk_full_until_s = self.loop.time() + seconds
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._file_limit[1]))
+
+    def free_disk(self) -> None:
+        self.disk_full_until_s = 0.0
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._file_limit)
+
+    # -- everybody's work ------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A moment: some user, kube-scheduler, a kubelet, some messages, some time."""
+        dice = self.dice
+        draw = dice.random()
+        if draw < 0.3:
+            self.user_acts()
+        elif draw < 0.6:
+            self.scheduler_acts()
+        elif draw < 0.95:
+            self.kubelet_acts(self.nodes[dice.choice(sorted(self.nodes))])
+        if dice.random() < 0.7:
+            self.deliver_some()
+        if dice.random() < 0.3:
+            led = any(not extender.not_ready() for extender, _, _ in self.replicas.values())
+            self.pass_time(dice.choice((0.02, 0.1, 0.3, 1.0) if led else (0.3, 1.0, 3.0)))
+
+    def user_acts(self) -> None:
+        pods = self.pods()
+        there = {pod["metadata"]["name"] for pod in pods}
+        if pods and self.dice.random() < 0.4:
+            name = self.dice.choice(sorted(there))
+            failed = [pod for pod in pods if pod["metadata"]["name"] == name and "phase" in pod["status"]]
+            if failed and failed[0]["status"]["phase"] == "Failed":
+                self.remove(failed[0])
+            else:
+                self.delete(name)
+        elif missing := [name for name in NAMES if name not in there]:
+            self.create(self.dice.choice(missing), self.dice.choice(UNITS))
+
+    def scheduler_acts(self) -> None:
+        """It looks at one pod that waits: filter, then bind where that let it pass."""
+        waiting = [pod for pod in self.pods() if "nodeName" not in pod["spec"] and _stays(pod)]
+        if waiting:
+            self.schedule(self.dice.choice(waiting))
+
+    def schedule(self, pod: Object) -> None:
+        asked = self._service()
+        if asked is not None:
+            _, process, _ = asked
+            process.start(self._schedule(pod), "kube-scheduler's calls")
+            process.tasks = [task for task in process.tasks if not task.done()]
+            self.loop.settle()
+
+    def _service(self) -> tuple[Extender, Process, App] | None:
+        """Whom the Service leads to: the leader if there is one, and now and then somebody else."""
+        leaders = [each for each in self.replicas.values() if not each[0].not_ready()]
+        everybody = list(self.replicas.values())
+        if leaders and self.dice.random() < 0.95:
+            return self.dice.choice(leaders)
+        return self.dice.choice(everybody) if everybody else None
+
+    async def _schedule(self, pod: Object) -> None:
+        """Where the pod is nominated to, then anywhere."""
+        nominated = pod["status"].get("nominatedNodeName")
+        for names in ([nominated], sorted(self.nodes)) if nominated else (sorted(self.nodes),):
+            passed = await self._ask("filter", {"Pod": pod, "NodeNames": names})
+            if passing := (passed or {}).get("NodeNames"):
+                meta = pod["metadata"]
+                who = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"]}
+                await self._ask("bind", {**who, "Node": self.dice.choice(passing)})
+                return
+
+    async def _ask(self, verb: str, question: Object) -> Object | None:
+        asked = self._service()
+        if asked is None:
+            return None
+        body = msgspec.json.encode(question)
+        answer: HttpResponse | Awaitable[HttpResponse] = asked[2](
+            HttpRequest("POST", f"/gpushare-scheduler/{verb}", body=body, known=True)
+        )
+        if not isinstance(answer, HttpResponse):
+            answer = await answer
+        found: Object = msgspec.json.decode(b"".join([answer.body, *answer.more]))
+        return found
+
+    def kubelet_acts(self, node: NodeInMemory) -> None:
+        """It ends what is deleted, admits what is new, or starts a container, also one that ran before."""
+        if node.busy:
+            return
+        terminating = [
+            pod for pod in self.pods() if not _stays(pod) and pod["spec"].get("nodeName") == node.name
+        ]
+        if terminating and self.dice.random() < 0.7:
+            self._end(node, self.dice.choice(terminating))
+        elif (waiting := self.waiting(node.name)) and self.dice.random() < 0.6:
+            self.play(node, node.admit(self.dice.choice(waiting)))
+        else:
+            startable = [uid for uid in node.admitted if node.device_manager.assignments_of(uid, "main")]
+            fresh = [uid for uid in startable if uid not in node.running]
+            if fresh or (startable and self.dice.random() < 0.1):
+                self.play(node, node.start(self.dice.choice(fresh or startable)))
+
+    def _end(self, node: NodeInMemory, pod: Object) -> None:
+        if pod["metadata"]["uid"] in node.admitted:
+            node.finish(pod["metadata"]["uid"])
+        else:
+            self.remove(pod)
+
+    def end_what_is_gone(self) -> None:
+        """What kubelet does by its own list: pods that it runs and that the API server has not any more."""
+        living = {pod["metadata"]["uid"] for pod in self.pods()}
+        for node in self.nodes.values():
+            if not node.busy:
+                for uid in set(node.admitted) - living:
+                    node.finish(uid)
+
+    def deliver_some(self) -> None:
+        network, dice = self.network, self.dice
+        for _ in range(dice.randrange(1, 8)):
+            if network.messages and dice.random() < 0.7:
+                network.deliver(dice.choice(network.messages))
+            elif pending := [each for each in network.streams if each.pending]:
+                stream: Stream = dice.choice(pending)
+                network.deliver_line(stream)
+
+    def pass_time(self, seconds: float) -> None:
+        self.loop.advance(seconds)
+        now_s = self.loop.time()
+        for process, until_s in list(self.frozen.items()):
+            if until_s <= now_s:
+                del self.frozen[process]
+                self.loop.thaw(process)
+        if 0.0 < self.disk_full_until_s <= now_s:
+            self.free_disk()
+        self.loop.settle()
+
+    def work_calmly(self, seconds: float = 0.5) -> None:
+        """So much time in which nothing goes wrong and everybody does what there is to do."""
+        self.end_what_is_gone()
+        for pod in self.pods():
+            if _stays(pod) and "nodeName" not in pod["spec"]:
+                self.schedule(pod)
+            elif not _stays(pod) and "nodeName" not in pod["spec"]:
+                self.remove(pod)
+        for node in self.nodes.values():
+            for _ in range(4):
+                self.network.calm()
+                self.kubelet_acts(node)
+        self.network.calm()
+        self.pass_time(seconds)
+        self.network.calm()
+
+    # -- what is there, without the way through the API ------------------------------------------------------
+
+    def pods(self) -> list[Object]:
+        return [entry.obj for entry in self.cluster.store.shelf("pods").items.values()]
+
+    # -- judging ---------------------------------------------------------------------------------------------
+
+    def wrong(self) -> set[Wrong]:
+        """Raises `Breach` for what must never be, and what a living process died of."""
+        seen = (self.cluster.store.version, *(node.saved for node in self.nodes.values()))
+        if seen == self._seen:  # nothing that could have become wrong
+            return self._wrong
+        for process in self.processes():
+            process.check()
+        files = {
+            name: NodeFiles(
+                node.saved,
+                node.folder / "host" / "containers",
+                {uid: running.ids for uid, running in node.running.items()},
+            )
+            for name, node in self.nodes.items()
+        }
+        self._seen, self._wrong = seen, self._checker.check(self.pods(), files)
+        return self._wrong
+
+
+def _stays(pod: Object) -> bool:
+    return "deletionTimestamp" not in pod["metadata"]

@@ -1,0 +1,66 @@
+"""The vendor's two installers, as the chart brings them by one value."""
+
+from __future__ import annotations
+
+import subprocess
+
+import yaml
+
+from gpuslice.apps.agent.command import command as agent_command
+from gpuslice.apps.agent.command import install_extender as install_extender_command
+from gpuslice.apps.agent.command import install_library as install_library_command
+from tests.contract.test_chart import CHART, KUBE_SCHEDULER, NAMED, helm, render
+
+__all__ = ["helm"]
+
+
+def test_with_the_installers_every_object_of_the_vendor_is_there(helm: str) -> None:
+    """What `helm get manifest` lists: hooks are not in it."""
+    objects = render(helm, "--set", "installers.enabled=true,scheduler.enabled=false", "--no-hooks")
+    for kind in ("ServiceAccount", "ClusterRole", "ClusterRoleBinding"):
+        assert {(kind, "gpushare-device-plugin"), (kind, "gpushare-schd-extender")} <= objects.keys()
+    for name in ("cgpu-installer", "device-plugin-evict-ds", "gpushare-device-plugin-ds"):
+        assert objects["DaemonSet", name]["spec"]["template"]["spec"]["nodeSelector"] == {"cgpu": "true"}
+    pod = objects["DaemonSet", "cgpu-installer"]["spec"]["template"]
+    assert pod["metadata"]["labels"]["name"] == "cgpu-installer"
+    (container,) = pod["spec"]["containers"]
+    install_library_command.make_context("install-library", list(container["args"][1:]))
+    job = objects["Job", "gpushare-installer"]["spec"]
+    assert job["parallelism"] == 3
+    assert "completions" not in job
+    (container,) = job["template"]["spec"]["containers"]
+    parsed = install_extender_command.make_context("install-extender", list(container["args"][1:])).params
+    assert not parsed["back"]
+    (agent,) = objects["DaemonSet", "gpushare-device-plugin-ds"]["spec"]["template"]["spec"]["containers"]
+    assert (
+        agent_command.make_context("agent", [*agent["args"][1:], "--node-name=n"]).params["install_library"]
+        is False
+    )
+    (mount,) = [each for each in agent["volumeMounts"] if each["name"] == "library"]
+    assert mount["readOnly"] is True
+
+
+def test_the_section_for_masters_is_the_second_schedulers(helm: str) -> None:
+    objects = render(helm, "--set", "installers.enabled=true")
+    told = yaml.safe_load(objects["ConfigMap", "gpushare-installer"]["data"]["section.yaml"])
+    (ours,) = yaml.safe_load(objects["ConfigMap", KUBE_SCHEDULER]["data"]["config.yaml"])["extenders"]
+    assert told.pop("urlPrefix") == "https://127.0.0.1:32766/gpushare-scheduler"
+    ours.pop("urlPrefix")
+    assert told == ours
+
+
+def test_upgrades_clear_the_way_for_the_job_and_removal_undoes_it(helm: str) -> None:
+    command = [helm, "template", "cgpu", str(CHART), *NAMED, "--set", "installers.enabled=true"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    jobs = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "Job"]
+    hooks = {
+        each["metadata"]["annotations"]["helm.sh/hook"]: each
+        for each in jobs
+        if "annotations" in each["metadata"]
+    }
+    assert hooks["pre-upgrade,pre-rollback"]["metadata"]["name"] == "gpushare-installer"
+    assert hooks["pre-upgrade,pre-rollback"]["spec"]["completions"] == 0, "it runs no pod"
+    (container,) = hooks["pre-delete"]["spec"]["template"]["spec"]["containers"]
+    assert install_extender_command.make_context("x", [*container["args"][1:], "--node-name=n"]).params[
+        "back"
+    ]

@@ -1,0 +1,344 @@
+"""The way of a claim on a real control plane and kubelet; only the cards are simulated.
+
+The tests share one node and run in order; each leaves it empty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
+from gpuslice.core.units import limit_bytes
+from tests import tools
+from tests.contract.test_chart import CHART, NAMED
+from tests.e2e import control_plane, node
+from tests.e2e.kubelet_rig import (
+    CARD_MIB,
+    GPUSLICE,
+    NODE,
+    SHOW,
+    STAY,
+    UNITS,
+    Cluster,
+    container,
+    cuda_container,
+    limits_of,
+    pod,
+    start,
+    variables,
+)
+from tests.e2e.node import until
+
+CLAIMS_SINCE = 36  # consumable capacity and MutatingAdmissionPolicy are on by default
+
+
+def missing() -> str:
+    if reason := node.missing():
+        return reason
+    if not os.access(control_plane.asset("kube-controller-manager"), os.X_OK):
+        return f"KUBEBUILDER_ASSETS={os.environ['KUBEBUILDER_ASSETS']} has no kube-controller-manager"
+    if control_plane.minor_version() < CLAIMS_SINCE:
+        return f"claims of parts of cards need Kubernetes 1.{CLAIMS_SINCE}"
+    return "" if node.runs_cdi() else "claims need containerd 1.7 or newer"
+
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+GPU_MEM, GPU_CORE, GPU_COUNT = VENDOR_NAMES.memory, VENDOR_NAMES.compute, VENDOR_NAMES.cards
+LABELS = "cgpu=true,gpuslice.io/mode=claims"
+API = "/apis/resource.k8s.io/v1"
+CLAIMS = f"{API}/namespaces/default/resourceclaims"
+CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": CLAIM_CLASS},
+    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{CLAIM_DRIVER}"'}}]},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="gs-dra-"))  # sockets need a short path
+    folder.chmod(0o755)
+    try:
+        with ExitStack() as stack:
+            flags = control_plane.claim_flags()
+            found = start(folder, stack, LABELS, flags=flags)
+            controllers = ("resourceclaim-controller",)
+            stack.enter_context(control_plane.controller_manager(found.plane, *controllers, flags=flags))
+            found.api.create(f"{API}/deviceclasses", CLASS)
+            yield found
+    finally:
+        if "GPUSLICE_E2E_KEEP" not in os.environ:
+            shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing(cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.clear()
+    for each in cluster.api.get(CLAIMS)["items"]:
+        cluster.api.delete(f"{CLAIMS}/{each['metadata']['name']}")
+    until(lambda: not cluster.api.get(CLAIMS)["items"], "all claims are gone")
+    until(lambda: not list(cluster.places.cdi.glob("*")), "all CDI files are gone")
+
+
+def request(name: str, memory: str, **capacity: str) -> dict[str, Any]:
+    exactly = {"deviceClassName": CLAIM_CLASS, "capacity": {"requests": {"memory": memory, **capacity}}}
+    return {"name": name, "exactly": exactly}
+
+
+def claim(cluster: Cluster, name: str, *requests: dict[str, Any]) -> None:
+    spec = {"devices": {"requests": list(requests)}}
+    cluster.api.create(CLAIMS, {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec})
+
+
+def claiming(name: str, claim_name: str, *containers: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    claims = [{"name": "gpu", "resourceClaimName": claim_name}]
+    return pod(name, *containers, resourceClaims=claims, **fields)
+
+
+def using(request_name: str = "", script: str = SHOW, name: str = "main", **fields: Any) -> dict[str, Any]:
+    use = {"name": "gpu", **({"request": request_name} if request_name else {})}
+    return container(0, script, name, resources={"claims": [use]}, **fields)
+
+
+def devices(cluster: Cluster) -> list[dict[str, Any]]:
+    found = cluster.api.get(f"{API}/resourceslices")["items"]
+    return [device for each in found for device in each["spec"]["devices"]]
+
+
+# -- tests -----------------------------------------------------------------------------------------------
+
+
+def test_the_node_publishes_its_cards_and_no_extended_resource(cluster: Cluster) -> None:
+    until(lambda: len(devices(cluster)) == 2, "two devices")
+    assert {each["capacity"]["memory"]["value"] for each in devices(cluster)} == {f"{UNITS}Gi"}
+    assert cluster.allocatable() == (None, None)
+    until(lambda: "registered with kubelet" in cluster.agent.log(), "kubelet takes the driver")
+
+
+TRY = "nvidia-smi; cuda_malloc -size=3000; echo under=$?; cuda_malloc -size=4400 2>&1; echo over=$?; "
+TRY += "echo complete; " + STAY
+
+
+def test_a_container_sees_its_share_and_gets_no_more(cluster: Cluster) -> None:
+    claim(cluster, "c", request("gpu", "4Gi"))
+    volume = {"name": "gpus", "hostPath": {"path": str(cluster.places.folder / "gpus")}}
+    main = cuda_container(0, TRY, resources={"claims": [{"name": "gpu"}]})
+    cluster.create(claiming("cuda", "c", main, volumes=[volume]))
+    cluster.running("cuda")
+    lines = cluster.said("cuda")
+    assert any("4301MiB" in line for line in lines), lines
+    assert "under=0" in lines
+    assert "over=0" not in lines
+    told = cluster.api.get(f"{CLAIMS}/c")["status"]["devices"][0]
+    assert told["data"]["memoryLimitBytes"] == limit_bytes(CARD_MIB, 4, UNITS)
+
+
+def test_two_containers_have_a_limit_each_on_one_card(cluster: Cluster) -> None:
+    claim(cluster, "c", request("a", "4Gi"), request("b", "2Gi"))
+    cluster.create(claiming("p", "c", using("a", name="one"), using("b", name="two")))
+    cluster.running("p")
+    for name, units in (("one", 4), ("two", 2)):
+        lines = cluster.said("p", name)
+        seen = variables(lines)
+        assert limits_of(lines) == {seen["NVIDIA_VISIBLE_DEVICES"]: limit_bytes(CARD_MIB, units, UNITS)}
+
+
+def test_cards_are_filled_and_the_next_pod_waits(cluster: Cluster) -> None:
+    for number in range(7):
+        claim(cluster, f"c{number}", request("gpu", "5Gi"))
+        cluster.create(claiming(f"p{number}", f"c{number}", using()))
+    until(
+        lambda: sum(cluster.bound(f"p{number}") for number in range(7)) == 6, "six of seven fit on two cards"
+    )
+    bound = [f"p{number}" for number in range(7) if cluster.bound(f"p{number}")]
+    cards = [
+        variables(cluster.said(name))["ALIYUN_COM_GPU_MEM_IDX"] for name in bound if cluster.running(name)
+    ]
+    assert sorted(cards) == ["0"] * 3 + ["1"] * 3
+
+
+def test_restarts_of_driver_and_kubelet_leave_pods_as_they_are(cluster: Cluster) -> None:
+    claim(cluster, "c", request("gpu", "4Gi"))
+    cluster.create(claiming("p", "c", using()))
+    cluster.running("p")
+    (spec,) = cluster.places.cdi.glob("*")
+    before = json.loads(spec.read_text())
+    cluster.agent.stop()
+    cluster.kubelet.stop()
+    cluster.kubelet.start()
+    cluster.agent.start()
+    until(lambda: "registered with kubelet" in cluster.agent.log(), "kubelet takes the driver again")
+    until(lambda: len(devices(cluster)) == 2, "the slices that kubelet wiped are back")
+    claim(cluster, "d", request("gpu", "4Gi"))
+    cluster.create(claiming("q", "d", using()))
+    cluster.running("q")
+    assert cluster.running("p")["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert json.loads(spec.read_text()) == before
+
+
+def test_a_sick_card_is_not_allocated_and_its_pod_is_told(cluster: Cluster) -> None:
+    claim(cluster, "c", request("gpu", "4Gi"))
+    cluster.create(claiming("p", "c", using()))
+    cluster.running("p")
+    if control_plane.minor_version() < 36:
+        pytest.skip(
+            "the pod's status tells of health from 1.36 on, where feature gate ResourceHealthStatus is"
+        )
+
+    def told() -> list[dict[str, Any]]:
+        statuses = cluster.pod("p")["status"]["containerStatuses"]
+        return [each for one in statuses for each in one.get("allocatedResourcesStatus", ())]
+
+    found = until(told, "the pod's status tells of its device")
+    assert found[0]["resources"][0]["health"] == "Healthy"
+
+
+# -- unchanged manifests -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def translating(cluster: Cluster) -> Iterator[Cluster]:
+    """With the chart's policy and the controller of templates; namespace default is labelled."""
+    if control_plane.minor_version() < 36:
+        pytest.skip("before Kubernetes 1.36 the webhook does it: test_older_claims.py")
+    command = [str(tools.find("helm")), "template", "x", str(CHART), "--kube-version=1.36.0", *NAMED]
+    command += ["--namespace=kube-system", "--set=dra.enabled=true"]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    group = "/apis/admissionregistration.k8s.io/v1"
+    for each in yaml.safe_load_all(rendered):
+        if each and each["kind"].startswith("MutatingAdmissionPolicy"):
+            plural = each["kind"].lower() + "s"
+            plural = plural.replace("policys", "policies")
+            cluster.api.create(f"{group}/{plural}", each)
+    cluster.api.patch("namespaces/default", {"metadata": {"labels": {LABEL_CLAIMS: "true"}}})
+    claims = [*GPUSLICE, "claims", f"--kubeconfig={cluster.plane.kubeconfig}", "--port=0", "--host=127.0.0.1"]
+    with control_plane.process("claims", cluster.plane.folder, claims):
+        until(lambda: is_translated(cluster), "the API server follows the policy")
+        yield cluster
+    cluster.api.patch("namespaces/default", {"metadata": {"labels": {LABEL_CLAIMS: None}}})
+
+
+def is_translated(cluster: Cluster) -> bool:
+    made = cluster.api.create("namespaces/default/pods?dryRun=All", pod("probe", container(1)))
+    return "resourceClaims" in made["spec"]
+
+
+def test_unchanged_manifests_become_claims(translating: Cluster) -> None:
+    """The seeds' story: two pods of 4 units on one card, a third that is too much waits."""
+    cluster = translating
+    volume = {"name": "gpus", "hostPath": {"path": str(cluster.places.folder / "gpus")}}
+    cluster.create(pod("binpack-0", cuda_container(4, TRY), volumes=[volume]))
+    lines = cluster.said("binpack-0") if cluster.running("binpack-0") else []
+    assert any("4301MiB" in line for line in lines), lines
+    assert "over=0" not in lines
+    found = cluster.pod("binpack-0")
+    assert found["metadata"]["labels"][LABEL_CLAIMED] == "true"
+    assert (
+        "limits" not in found["spec"]["containers"][0]["resources"]
+        or not (found["spec"]["containers"][0]["resources"]["limits"])
+    )
+    cluster.create(pod("two", container(6, name="a"), container(5, name="b")))
+    cluster.running("two")
+    cards = {variables(cluster.said("two", name))["ALIYUN_COM_GPU_MEM_IDX"] for name in ("a", "b")}
+    assert len(cards) == 1  # the containers of a pod share its card
+    cluster.create(pod("core", container(0, resources={"limits": {GPU_MEM: "2", GPU_CORE: "25"}})))
+    cluster.running("core")
+    assert any("share=25" in line for line in cluster.said("core"))
+    cluster.create(pod("large", container(14)))
+    until(lambda: refusal(cluster, "large"), "kube-scheduler says why")
+    assert "cannot allocate all claims" in refusal(cluster, "large")
+
+
+def refusal(cluster: Cluster, name: str) -> str:
+    conditions = cluster.pod(name)["status"].get("conditions", [])
+    return next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
+
+
+def test_what_can_never_be_given_is_said_on_the_pod(translating: Cluster) -> None:
+    odd = pod("odd", container(5))
+    odd["metadata"]["labels"] = {GPU_COUNT: "2"}
+    translating.create(odd)
+
+    def told() -> list[str]:
+        events = translating.api.get("namespaces/default/events")["items"]
+        return [each["message"] for each in events if each["reason"] == "GPUClaimImpossible"]
+
+    (message,) = until(told, "an event")
+    assert "must be a multiple of 2" in message
+
+
+def test_a_pod_may_stay_as_it_is(translating: Cluster) -> None:
+    old = pod("old", container(4))
+    old["metadata"]["labels"] = {LABEL_CLAIMS: "false"}
+    translating.create(old)
+    found = translating.pod("old")
+    assert "resourceClaims" not in found["spec"]
+    assert found["spec"]["containers"][0]["resources"]["limits"] == {GPU_MEM: "4"}
+
+
+# -- the last one: the node is gone afterwards -------------------------------------------------------------
+
+
+def test_a_reboot_loses_no_pod(cluster: Cluster) -> None:
+    """Every container ends at once, /var/run is emptied, and all pods come back with what they had."""
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        claim(cluster, name, request("gpu", "5Gi"))
+        cluster.create(claiming(name, name, using(), restartPolicy="Always"))
+    before = {name: limits_of(cluster.said(name)) for name in names if cluster.running(name)}
+    cluster.agent.stop()
+    cluster.kubelet.stop()
+    os.kill(cluster.containerd, signal.SIGKILL)
+    for file in cluster.places.cdi.iterdir():
+        file.unlink()
+    with ExitStack() as stack:
+        pid = stack.enter_context(node.containerd(cluster.places))
+        cluster.containerd = pid
+        flags = control_plane.claim_flags()
+        cluster.kubelet = node.kubelet(cluster.plane, cluster.places, pid, NODE, LABELS, flags=flags)
+        stack.callback(cluster.kubelet.stop)
+        cluster.kubelet.start()
+        time.sleep(2)  # kubelet is up first, as it is after a reboot, and has no driver to ask
+        cluster.agent.start()
+        for name in names:
+            until(partial(restarted, cluster, name), f"{name} runs again")
+            assert cluster.pod(name)["status"]["phase"] == "Running"
+        uids = {name: cluster.pod(name)["metadata"]["uid"] for name in names}
+        for name in names:
+            log = cluster.places.folder / "logs" / f"default_{name}_{uids[name]}" / "main" / "1.log"
+            lines = until(partial(finished, log), f"{name} says what it has")
+            assert limits_of(lines) == before[name]
+        cluster.clear()
+        for each in cluster.api.get(CLAIMS)["items"]:
+            cluster.api.delete(f"{CLAIMS}/{each['metadata']['name']}")
+        until(lambda: not list(cluster.places.cdi.glob("*")), "all CDI files are gone")
+
+
+def restarted(cluster: Cluster, name: str) -> bool:
+    statuses = cluster.pod(name)["status"].get("containerStatuses", [])
+    return bool(statuses) and all(
+        each["restartCount"] == 1 and "running" in each["state"] for each in statuses
+    )
+
+
+def finished(log: Path) -> list[str]:
+    text = log.read_text() if log.exists() else ""
+    lines = [line.split(" ", 3)[-1] for line in text.splitlines()]
+    return lines if "complete" in lines else []

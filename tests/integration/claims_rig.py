@@ -1,0 +1,141 @@
+"""The agent's bench as a node of claims: what kube-scheduler allocates, and kubelet's side of the driver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from gpuslice.adapters.kube.resources import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from gpuslice.adapters.kubelet.draplugin import DraAddress, DraClient, RegistrationReader
+from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
+from gpuslice.adapters.kubelet.rpc import unix_channel
+from gpuslice.core.contract import CLAIM_DRIVER, LABEL_MODE
+from tests import HANG_S
+from tests.builders import api_pod
+from tests.integration.agent_bench import NODE, Bench, eventually
+
+CLAIMS = {LABEL_MODE: "claims"}
+
+
+class ClaimBench:
+    """A node of claims, its agent running."""
+
+    def __init__(self, node: Bench, sockets: Path) -> None:
+        self.node = node
+        self.address = DraAddress(CLAIM_DRIVER, sockets / "plugins", sockets / "plugins_registry")
+        self.cdi = node.folder / "cdi"
+
+    # -- kubelet's side -------------------------------------------------------------------------------
+
+    async def register(self) -> pb.PluginInfo:
+        await eventually(self.address.registration.exists, "the registration socket")
+        async with unix_channel(self.address.registration) as channel:
+            reader = RegistrationReader(channel)
+            info = await reader.get_info(HANG_S)
+            await reader.notify(pb.RegistrationStatus(plugin_registered=True), HANG_S)
+        return info
+
+    @contextlib.asynccontextmanager
+    async def kubelet(self, version: str = "v1") -> AsyncIterator[DraClient]:
+        await eventually(self.address.socket.exists, "the driver's socket")
+        async with unix_channel(self.address.socket) as channel:
+            yield DraClient(channel, version)
+
+    async def prepare(self, claim: dict[str, Any], version: str = "v1") -> pb.NodePrepareResourceResponse:
+        uid = claim["metadata"]["uid"]
+        async with self.kubelet(version) as kubelet:
+            return (await kubelet.prepare([_named(claim)], HANG_S)).claims[uid]
+
+    async def unprepare(self, claim: dict[str, Any]) -> pb.NodeUnprepareResourceResponse:
+        uid = claim["metadata"]["uid"]
+        async with self.kubelet() as kubelet:
+            return (await kubelet.unprepare([_named(claim)], HANG_S)).claims[uid]
+
+    # -- what others do ---------------------------------------------------------------------------------
+
+    async def slices(self) -> list[dict[str, Any]]:
+        return (await self.node.client.list(RESOURCE_SLICES)).items or []
+
+    async def devices(self) -> list[dict[str, Any]]:
+        return [device for each in await self.slices() for device in each["spec"]["devices"]]
+
+    async def offered(self, *names: str) -> list[dict[str, Any]]:
+        """The devices once they are these, in this order."""
+
+        async def ask() -> list[dict[str, Any]]:
+            found = await self.devices()
+            return found if [each["name"] for each in found] == list(names) else []
+
+        found: list[dict[str, Any]] = await eventually(ask, f"devices {names}")
+        return found
+
+    async def claim(
+        self, name: str, *results: dict[str, Any], pod: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A claim as kube-scheduler leaves it."""
+        spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpuslice.io"}}]}}
+        document = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
+        await self.node.client.create(RESOURCE_CLAIMS.as_dict(), document)
+        status: dict[str, Any] = {"allocation": {"devices": {"results": list(results)}}}
+        if pod is not None:
+            meta = pod["metadata"]
+            status["reservedFor"] = [{"resource": "pods", "name": meta["name"], "uid": meta["uid"]}]
+        return await self.node.client.patch_status(RESOURCE_CLAIMS.as_dict(), name, status, "default")
+
+    async def pod(self, name: str, claim: str, *uses: tuple[str, str]) -> dict[str, Any]:
+        """A pod of one container for each of `uses`: its name and the request it names."""
+        document = api_pod(name, "0", node=NODE)
+        del document["metadata"]["uid"]
+        document["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": claim}]
+        document["spec"]["containers"] = [
+            {"name": each, "image": "i", "resources": {"claims": [{"name": "gpu", **_request(request)}]}}
+            for each, request in uses
+        ]
+        return await self.node.client.create(PODS.as_dict(), document)
+
+
+def _request(name: str) -> dict[str, str]:
+    return {"request": name} if name else {}
+
+
+def _named(claim: dict[str, Any]) -> pb.Claim:
+    meta = claim["metadata"]
+    return pb.Claim(namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
+
+
+def result(
+    memory: str = "4Gi",
+    card: int = 0,
+    request: str = "gpu",
+    compute: str = "0",
+    share: str = "s1",
+    **more: Any,
+) -> dict[str, Any]:
+    """One device of an allocation."""
+    consumed = {"memory": memory, "compute": compute, "slots": "1"}
+    return {
+        "request": request,
+        "driver": CLAIM_DRIVER,
+        "pool": NODE,
+        "device": f"gpu-{card}",
+        "shareID": share,
+        "consumedCapacity": consumed,
+        **more,
+    }
+
+
+@contextlib.asynccontextmanager
+async def claim_node(folder: Path, **fields: Any) -> AsyncIterator[ClaimBench]:
+    """A node whose label says claims; `fields` are those of `Bench`."""
+    node = Bench(folder, **{"labels": CLAIMS, "ready": False, **fields})
+    sockets = Path(node._sockets.name)
+    node.settings = {
+        "dra_plugins": str(sockets / "plugins"),
+        "dra_registry": str(sockets / "plugins_registry"),
+        "cdi_folder": str(folder / "cdi"),
+        **node.settings,
+    }
+    async with node.running():
+        yield ClaimBench(node, sockets)

@@ -1,0 +1,231 @@
+"""The console in front of a simulated cluster: what it answers, to whom, and what it asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.web.app import Router, get, post
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.apps.console.access import TokenAccess
+from tests import HANG_S
+from tests.builders import api_pod
+from tests.contract.test_cli_cluster import Shell, shell
+from tests.integration.console_rig import V100, Rig, console, node, sample
+
+__all__ = ["shell"]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def read(http: aiohttp.ClientSession, rig: Rig, path: str, **headers: str) -> Any:
+    async with http.get(f"{rig.url}api/v1/{path}", headers=headers) as answer:
+        return await answer.json(content_type=None)
+
+
+async def until(ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
+    """Ask until it holds; the deadline ends a hang."""
+    async with asyncio.timeout(HANG_S):
+        while not holds(found := await ask()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # the next answer may be another
+    return found
+
+
+def by(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(row for row in rows if row["name"] == name)
+
+
+async def test_the_whole_and_then_what_changed(http: aiohttp.ClientSession) -> None:
+    async with console([node("n1", 2, V100)], [api_pod("waits", "40")]) as rig:
+        whole = await until(lambda: read(http, rig, "cluster"), lambda found: "nodes" in found)
+        assert whole["full"]
+        assert whole["nodes"][0]["cards"] == [[0, 15, 16130, 0, 0], [1, 15, 16130, 0, 0]]
+        (row,) = (await until(lambda: read(http, rig, "cluster"), lambda found: "waiting" in found))[
+            "waiting"
+        ]
+        assert row["why"].startswith("It will never fit here: it asks for 40 units")
+        assert row["never"]
+
+        since = (await read(http, rig, "cluster"))["version"]
+        coming = asyncio.create_task(read(http, rig, f"cluster?since={since}"))
+        await rig.client.delete(PODS, "waits", "default", grace_s=0)
+        changes = await asyncio.wait_for(coming, HANG_S)
+        assert not changes["full"]
+        assert changes["gone"]["pods"] == ["default/waits"]
+        assert "nodes" not in changes
+
+
+async def test_each_view_tells_what_the_commands_tell(http: aiohttp.ClientSession, shell: Shell) -> None:
+    async with sample() as rig:
+        ready = lambda found: "podUsage" in found and len(found.get("waiting", [])) == 13  # noqa: E731
+        found = await until(lambda: read(http, rig, "cluster"), ready)
+        assert by(found["podUsage"], "over-its-limit")["refused"] == 14
+        assert by(found["podUsage"], "over-its-limit")["suggest"] == [5, 5376, True]
+        assert by(found["nodes"], "gpu-a3")["sick"] == [3]
+        assert by(found["quotas"], "gpus") == {
+            "namespace": "research",
+            "name": "gpus",
+            "hard": "60",
+            "used": "57",
+        }
+        assert "did you mean aliyun.com/gpu-mem?" in by(found["waiting"], "misspelt")["why"]
+
+        (shell.folder / "config").write_text(rig.server.kubeconfig())
+        for name in ("research/train-0", "vision/over-its-limit"):
+            told = await shell("gpuslice", "explain", name)
+            row = by(found["waiting"], name.partition("/")[2])
+            for sentence in (row["why"], *row["help"]):
+                if (
+                    "refused" not in sentence and "Ask for" not in sentence
+                ):  # the exporter is not behind its API
+                    assert sentence in told.out
+
+        pod = await read(http, rig, "pod?namespace=vision&name=over-its-limit")
+        assert [step["step"] for step in pod["way"] if step["done"]] == [
+            "created",
+            "decided",
+            "bound",
+            "allocated",
+        ]
+        assert pod["neighbours"] == [{"pod": "vision/segment-6b4-aa1", "units": 5}]
+        assert pod["suggestion"] == {"units": 5, "limitMiB": 5376, "more": True}
+        assert pod["history"]["used"] == [3183]
+        assert (await read(http, rig, "pod?namespace=vision&name=nobody"))["error"]
+
+        health = await read(http, rig, "health")
+        told = await shell("gpuslice", "doctor", "-o", "json")
+        doctors = {(each["where"], each["what"]) for each in json.loads(told.out)["findings"]}
+        assert {(each["where"], each["what"]) for each in health["findings"]} <= doctors
+        assert any("XID 79" in each["what"] for each in health["findings"])
+
+        advice = await read(http, rig, "advice")
+        assert advice["resizes"][0]["pod"] == "over-its-limit"
+        assert advice["namespaces"][0] == {"namespace": "notebooks", "units": 20}
+        assert advice["cards"]
+
+
+async def test_nothing_but_get_is_answered_and_the_path_is_the_key(http: aiohttp.ClientSession) -> None:
+    async with console([node("n1", 1, V100)]) as rig:
+        for method in ("POST", "PUT", "PATCH", "DELETE"):
+            async with http.request(method, f"{rig.url}api/v1/cluster") as answer:
+                assert answer.status == 405
+        root = "/".join(rig.url.split("/")[:3])
+        async with http.get(f"{root}/api/v1/cluster") as answer:
+            assert answer.status == 404
+        async with http.get(f"{rig.url}api/v1/cluster", headers={"Host": "evil.example"}) as answer:
+            assert answer.status == 421
+        async with http.get(rig.url) as answer:
+            assert answer.status == 200
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        async with http.get(f"{root}/metrics") as answer:
+            assert "gpuslice_console_nodes 1" in await answer.text()
+        async with http.get(f"{root}/healthz") as answer:
+            assert answer.status == 200
+
+
+async def test_an_api_server_that_is_gone_is_told_and_what_was_known_stays(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with console([node("n1", 1, V100)]) as rig:
+        await until(lambda: read(http, rig, "cluster"), lambda found: found["cluster"]["synced"])
+        await rig.server.__aexit__(None, None, None)
+        lost = lambda found: {"nodes", "pods"} <= found["cluster"]["problems"].keys()  # noqa: E731
+        found = await until(lambda: read(http, rig, "cluster"), lost)
+        assert found["nodes"]
+
+
+async def test_it_asks_the_api_server_by_watches_alone(http: aiohttp.ClientSession) -> None:
+    async with console([node("n1", 1, V100)], [api_pod("waits", "40")]) as rig:
+        await until(lambda: read(http, rig, "cluster"), lambda found: "waiting" in found)
+        rig.asked.clear()
+        for view in ("cluster", "health", "advice") * 3:
+            await read(http, rig, view)
+        assert rig.asked == []
+        await read(http, rig, "pod?namespace=default&name=waits")
+        assert rig.asked == ["GET /api/v1/namespaces/default/events"]
+
+
+@contextlib.asynccontextmanager
+async def reviewer(allowed: set[tuple[str, str, str]], asked: list[dict[str, Any]]) -> AsyncIterator[int]:
+    """An API server that knows the token "good" of anna, who may what `allowed` says: resource, namespace."""
+
+    def tokens(request: HttpRequest) -> HttpResponse:
+        token = json.loads(request.body)["spec"]["token"]
+        user = {"username": "anna", "groups": ["nlp"]}
+        return json_answer({"metadata": {}, "status": {"authenticated": token == "good", "user": user}}, 201)
+
+    def rights(request: HttpRequest) -> HttpResponse:
+        spec = json.loads(request.body)["spec"]
+        asked.append(spec)
+        place = spec["resourceAttributes"]
+        key = (spec["user"], place["resource"], place.get("namespace", ""))
+        return json_answer({"metadata": {}, "status": {"allowed": key in allowed}}, 201)
+
+    routes = [
+        post("/apis/authentication.k8s.io/v1/tokenreviews", tokens),
+        post("/apis/authorization.k8s.io/v1/subjectaccessreviews", rights),
+        get("/version", lambda _: json_answer({})),
+    ]
+    async with serving(Router(routes), Listen(0, "127.0.0.1", drain_s=0.1)) as port:
+        yield port
+
+
+async def test_a_token_sees_what_it_may_list() -> None:
+    now = [0.0]
+    asked: list[dict[str, Any]] = []
+    allowed = {("anna", "pods", "nlp"), ("anna", "nodes", "")}
+    async with (
+        reviewer(allowed, asked) as port,
+        HttpTransport(Connection(f"http://127.0.0.1:{port}")) as transport,
+    ):
+        access = TokenAccess(KubeClient(transport), lambda: now[0])
+        shown = HttpRequest("GET", "/", {"authorization": "Bearer good"})
+        for wrong in ({}, {"authorization": "Basic good"}, {"authorization": "Bearer bad"}):
+            assert await access.viewer(HttpRequest("GET", "/", wrong), ["nlp"]) is None
+        viewer = await access.viewer(shown, ["nlp", "vision"])
+        assert viewer is not None
+        assert (viewer.name, viewer.everything, viewer.nodes) == ("anna", False, True)
+        assert (viewer.sees("nlp"), viewer.sees("vision"), viewer.sees("unheard-of")) == (True, False, False)
+        assert asked[0]["groups"] == ["nlp"]
+        count = len(asked)
+        await access.viewer(shown, ["nlp", "vision"])
+        assert len(asked) == count  # remembered for a while
+        allowed.clear()
+        now[0] += 61
+        viewer = await access.viewer(shown, ["nlp", "vision"])
+        assert viewer is not None
+        assert not viewer.sees("nlp")
+
+
+async def test_in_a_cluster_a_token_must_be_shown(http: aiohttp.ClientSession) -> None:
+    async with console([node("n1", 1, V100)], access="token", base_path="/gpus") as rig:
+        assert rig.url.endswith("/gpus/")
+        async with http.get(f"{rig.url}api/v1/cluster") as answer:
+            assert answer.status == 401
+        found = await read(http, rig, "cluster", Authorization="Bearer any")
+        assert found["cluster"]["viewer"] == "system:admin"
+        async with http.get(rig.url) as answer:
+            assert answer.status == 200
+
+
+async def test_advise_prints_what_the_console_shows(shell: Shell) -> None:
+    await shell.has([node("n1", 1, V100)])
+    told = await shell("gpuslice", "advise")
+    assert told.code == 0, told.err
+    assert told.out.startswith("Nothing to advise: the peak of 0 pods is known")
+    assert "is the exporter installed?" in told.err

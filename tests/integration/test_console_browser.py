@@ -1,0 +1,210 @@
+"""The console's page in a browser: every view, with nothing, with much, with enemies, and without a cluster.
+
+Needs Debian's Chromium and Playwright of PyPI, which `make tools` installs; skipped where they are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpuslice.apps.console.rows import Rows
+from tests import HANG_S
+from tests.integration.console_rig import HOSTILE, V100, Rig, console, node, sample
+from tests.tools import axe, playwright
+
+VIEWS = {
+    "cards": ("#/cards", "canvas"),
+    "waiting": ("#/waiting", "text=The free memory is in pieces"),
+    "pod": ("#/pods/vision/over-its-limit", "text=was refused 14 times"),
+    "waiting pod": ("#/pods/research/train-0", "text=Why no node takes it"),
+    "teams": ("#/teams", "text=Pods that ask for too much or too little"),
+    "health": ("#/health", "text=XID 79"),
+}
+
+
+class Page:
+    """A tab, and what went wrong in it."""
+
+    def __init__(self, tab: Any) -> None:
+        self.tab = tab
+        self.wrong: list[str] = []
+        tab.on("pageerror", lambda error: self.wrong.append(str(error)))
+        tab.on(
+            "console", lambda message: self.wrong.append(message.text) if message.type == "error" else None
+        )
+        tab.set_default_timeout(HANG_S * 1000)
+
+    async def open(self, rig: Rig, path: str, shown: str) -> None:
+        await self.tab.goto(rig.url + path)
+        await self.tab.wait_for_selector(shown, state="attached")
+
+    async def until(self, holds: str) -> None:
+        """Until the expression is true. The page's own policy lets nobody wait inside of it with one."""
+        async with asyncio.timeout(HANG_S):
+            while not await self.tab.evaluate(holds):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    async def text(self, where: str = "body") -> str:
+        return str(await self.tab.inner_text(where))
+
+
+@contextlib.asynccontextmanager
+async def page(**context: Any) -> AsyncIterator[Page]:
+    made, program = playwright()
+    async with made() as driver:
+        browser = await driver.chromium.launch(executable_path=str(program), args=["--no-sandbox"])
+        try:
+            options = {"viewport": {"width": 1380, "height": 860}, "locale": "en-US", **context}
+            yield Page(await (await browser.new_context(**options)).new_page())
+        finally:
+            await browser.close()
+
+
+def fill(rows: Rows, nodes: int, cards: int, pods: int) -> None:
+    """A cluster too large to be made in an API server, straight into what the page follows."""
+    held: dict[tuple[int, int], int] = {}
+    for number in range(pods):
+        on, card = number % nodes, number // nodes % cards
+        held[on, card] = held.get((on, card), 0) + 8
+        key, namespace = f"pod-{number}", f"team-{number % 12}"
+        row = {"namespace": namespace, "name": key, "phase": "Running", "created": "2026-01-01T00:00:00Z"}
+        row |= {"units": 8, "node": f"n{on:05}", "slices": [[card, 8]]}  # type: ignore[dict-item]
+        rows.put("pods", f"{namespace}/{key}", row, namespace)
+    for on in range(nodes):
+        listed = [[card, 15, 16130, held.get((on, card), 0), 0] for card in range(cards)]
+        rows.put(
+            "nodes", f"n{on:05}", {"name": f"n{on:05}", "model": "V100", "shared": True, "cards": listed}
+        )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_every_view_shows_what_it_is_for_and_can_be_read_by_everybody(theme: str) -> None:
+    rules = axe()
+    async with sample() as rig, page(color_scheme=theme) as seen:
+        for name, (path, shown) in VIEWS.items():
+            await seen.open(rig, path, shown)
+            await seen.tab.evaluate(rules)
+            found = await seen.tab.evaluate("axe.run()")
+            broken = [
+                (each["id"], [node["html"] for node in each["nodes"]][:2]) for each in found["violations"]
+            ]
+            assert broken == [], name
+        assert seen.wrong == []
+
+
+async def test_an_empty_cluster_says_what_to_do() -> None:
+    async with console() as rig, page() as seen:
+        await seen.open(rig, "#/cards", "text=No node shares its cards")
+        assert "kubectl label node NODE cgpu=true" in await seen.text()
+        for path, shown in (
+            ("waiting", "Nothing waits"),
+            ("teams", "No namespace holds"),
+            ("health", "cgpu=true"),
+        ):
+            await seen.open(rig, f"#/{path}", f"text={shown}")
+        assert seen.wrong == []
+
+
+async def test_what_changes_is_seen_without_a_reload() -> None:
+    async with console([node("n1", 1, V100)]) as rig, page() as seen:
+        await seen.open(rig, "#/cards", "canvas")
+        rig.console.rows.put(
+            "pods", "a/b", {"namespace": "a", "name": "b", "units": 4, "phase": "Pending"}, "a"
+        )
+        row = {"namespace": "a", "name": "b", "why": "It waits for a test.", "help": [], "never": False}
+        rig.console.rows.put("waiting", "a/b", row, "a")
+        await seen.tab.wait_for_selector("#nav .count")
+        await seen.tab.keyboard.press("2")
+        await seen.tab.wait_for_selector("text=It waits for a test.")
+        rig.console.rows.drop("waiting", "a/b")
+        await seen.tab.wait_for_selector("text=Nothing waits")
+
+
+async def test_forty_thousand_cards_fit_and_one_is_found() -> None:
+    async with console() as rig, page() as seen:
+        fill(rig.console.rows, 5000, 8, 20_000)
+        await seen.open(rig, "#/cards", "canvas")
+        await seen.until("document.querySelector('canvas').width > 400")
+        assert "40,000" in await seen.text(".figures")
+        box = await seen.tab.locator("canvas").bounding_box()
+        assert box["height"] < 2000
+        await seen.tab.mouse.click(box["x"] + 5, box["y"] + 5)
+        await seen.tab.wait_for_selector(".crumbs >> text=n00000")
+        await seen.tab.wait_for_selector("aside >> text=team-0/pod-0")
+        assert seen.wrong == []
+
+
+async def test_names_and_messages_of_enemies_are_text() -> None:
+    async with console([node("n1", 1, V100)]) as rig, page() as seen:
+        pod = {"namespace": HOSTILE, "name": HOSTILE, "phase": HOSTILE, "units": 4, "created": HOSTILE}
+        rig.console.rows.put("pods", "x", {**pod, "node": "n1", "slices": [[0, 4]], "reason": HOSTILE}, "x")
+        row = {"namespace": HOSTILE, "name": HOSTILE, "why": HOSTILE, "help": [HOSTILE], "never": True}
+        rig.console.rows.put("waiting", "x", row, "x")
+        sick = {"name": "n1", "model": HOSTILE, "state": "cordoned", "sick": [0], "reason": HOSTILE}
+        rig.console.rows.put("nodes", "n1", {**sick, "cards": [[0, 15, 16130, 4, 0]], "shared": True})
+        for name in ("cards", "waiting", "teams", "health"):
+            await seen.open(rig, f"#/{name}", "#main .page")
+            await seen.until("document.querySelector('#main .page').childElementCount > 0")
+            assert await seen.tab.locator("#main img, #main script, .tip img").count() == 0
+            assert not re.match(r"[12]$", await seen.tab.title())
+        assert "<script>" in await seen.text("#main")
+        assert seen.wrong == []
+
+
+async def test_a_lost_api_server_and_a_lost_console_are_told_apart() -> None:
+    async with page() as seen:
+        async with console([node("n1", 1, V100)]) as rig:
+            await seen.open(rig, "#/cards", "canvas")
+            await rig.server.__aexit__(None, None, None)
+            await seen.tab.wait_for_selector("#banner >> text=The API server cannot be read")
+        await seen.tab.wait_for_selector("#banner >> text=The console does not answer")
+        assert await seen.tab.locator("canvas").count() == 1
+
+
+async def test_keys_lead_everywhere() -> None:
+    async with sample() as rig, page() as seen:
+        keys = seen.tab.keyboard
+        await seen.open(rig, "#/cards", "canvas")
+        await seen.tab.focus("canvas")
+        await keys.press("ArrowRight")
+        await seen.tab.wait_for_selector("aside >> text=nlp/embed-0")
+        assert "gpu-a1, Card 1" in await seen.text("#announcer")
+        await keys.press("Enter")
+        await keys.press("Enter")
+        await seen.tab.wait_for_selector(".way")
+        await keys.press("Escape")
+        await seen.tab.wait_for_selector("canvas")
+        await keys.press("3")
+        await seen.tab.wait_for_selector("h1 >> text=Teams")
+        await keys.press("/")
+        await keys.type("notebooks")
+        await seen.until("document.querySelectorAll('tbody')[0].childElementCount === 1")
+
+
+async def test_language_and_theme_are_chosen_and_kept() -> None:
+    async with sample() as rig, page() as seen:
+        await seen.open(rig, "#/waiting", "text=Waits for a card")
+        await seen.tab.click("text=中文")
+        await seen.tab.wait_for_selector("h1 >> text=等待显卡")
+        await seen.tab.click("#theme")
+        await seen.tab.click("#theme")
+        await seen.tab.reload()
+        await seen.tab.wait_for_selector("h1 >> text=等待显卡")
+        assert await seen.tab.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert await seen.tab.evaluate("document.documentElement.lang") == "zh-CN"
+
+
+async def test_in_a_cluster_the_page_asks_for_a_token() -> None:
+    async with console([node("n1", 1, V100)], access="token") as rig, page() as seen:
+        await seen.open(rig, "", "#token")
+        await seen.tab.fill("#token", "anything")
+        await seen.tab.click("button >> text=Show the cluster")
+        await seen.tab.wait_for_selector("canvas")
+        await seen.tab.reload()
+        await seen.tab.wait_for_selector("canvas")

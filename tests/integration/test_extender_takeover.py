@@ -1,0 +1,184 @@
+"""Two leaders one after the other, with messages of the first still on their way: no card is given twice.
+
+The first lost its lease without noticing it in time: it hangs, or its network does. What it had sent arrives
+whenever the test says so, before, amid and after the second's take-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
+from tests.integration.extender_rig import Api
+from tests.integration.virtual import HeldTransport, Message, Network, Process, VirtualLoop
+
+LEASE, JOURNAL = "gpushare-schd-extender", "gpushare-schd-extender-binds"
+UNITS = (9, 8, 7, 9, 8, 7, 9, 8)
+"""Asked for on three cards of 15: no two of them fit on one, so that each card given twice shows."""
+
+
+class Replica:
+    """One extender, and kube-scheduler's calls to it."""
+
+    def __init__(self, name: str, network: Network, loop: VirtualLoop) -> None:
+        self.process = Process(name, loop)
+        settings = ExtenderSettings(policy="binpack", leader_elect=True, lease_identity=name)
+        self.extender = Extender(settings, KubeClient(HeldTransport(network, self.process)), clock=loop.time)
+        self.process.start(self.extender.work(), "work")
+        loop.settle()
+
+    def bind(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        args = BindingArgs(meta["name"], meta["namespace"], meta["uid"], "n1")
+        self.process.start(self.extender.binder.bind(args), f"bind {meta['name']}")
+
+
+class Succession:
+    """A cluster of one node, a first leader that has sent what it could, and one that stands by."""
+
+    def __init__(self) -> None:
+        self.loop = VirtualLoop()
+        asyncio.set_event_loop(self.loop)
+        self.api = Api()
+        self.api.add_node("n1", 45, 3)
+        self.pods = [self.api.add_pod(f"p{number}", str(units)) for number, units in enumerate(UNITS)]
+        self.network = Network(self.api.cluster, self.loop)
+        self.first = Replica("first", self.network, self.loop)
+        self.until_ready(self.first)
+        self.second = Replica("second", self.network, self.loop)
+        self.network.calm()
+
+    def until_ready(self, replica: Replica) -> None:
+        for _ in range(100):
+            self.network.calm()
+            if not replica.extender.not_ready():
+                return
+            self.loop.advance(1.0)
+        raise AssertionError(replica.extender.not_ready())
+
+    def sent_by(self, replica: Replica) -> list[Message]:
+        return [message for message in self.network.messages if message.sender is replica.process]
+
+    def held(self) -> dict[str, int]:
+        """Units per card, of bound pods."""
+        sums: dict[str, int] = {}
+        for pod in self.api.pods():
+            if pod["spec"].get("nodeName"):
+                annotations = pod["metadata"]["annotations"]
+                card = annotations[ANN_INDEX]
+                sums[card] = sums.get(card, 0) + int(annotations[ANN_POD_UNITS])
+        return sums
+
+    def close(self) -> None:
+        for replica in (self.first, self.second):
+            replica.process.kill()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+        asyncio.set_event_loop(None)
+
+
+@pytest.fixture
+def succession() -> Iterator[Succession]:
+    played = Succession()
+    yield played
+    played.close()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_the_first_leader_sent_does_nothing_once_the_second_answers(
+    succession: Succession, seed: int
+) -> None:
+    dice = random.Random(seed)
+    world, network = succession, succession.network
+    for pod in world.pods:
+        world.first.bind(pod)
+    world.loop.settle()
+
+    # some of what the first sends arrives, in any order, and then nothing of it for longer than a lease lives
+    for _ in range(dice.randrange(12)):
+        if sent := world.sent_by(world.first):
+            network.deliver(dice.choice(sent))
+    held_back: list[Message] = []
+    for _ in range(200):
+        held_back += world.sent_by(world.first)
+        network.messages = [each for each in network.messages if each not in held_back]
+        if not world.second.extender.not_ready() and not network.messages:
+            break
+        # and one of them may slip through at any moment of the second's take-over
+        if held_back and dice.random() < 0.1:
+            network.messages.append(late := held_back.pop(dice.randrange(len(held_back))))
+            network.deliver(late)
+        elif network.messages:
+            network.deliver(dice.choice(network.messages))
+        else:
+            for stream in [each for each in network.streams if each.owner is world.second.process]:
+                while stream.pending:
+                    network.deliver_line(stream)
+            world.loop.advance(0.5)
+    assert not world.second.extender.not_ready()
+
+    # the second gives the cards to others; then all the rest arrives
+    for pod in reversed(world.pods):
+        world.second.bind(pod)
+    world.loop.settle()
+    while world.sent_by(world.second):
+        network.deliver(dice.choice(world.sent_by(world.second)))
+    network.messages += held_back
+    network.calm()
+    assert all(units <= 15 for units in world.held().values())
+    assert len(world.held()) == 3
+    world.until_ready(world.second)
+    assert list(world.second.extender.ledger.overcommitted()) == []
+    assert world.held() == {
+        str(card): 15 - left for card, left in enumerate(world.second.extender.ledger.snapshot()["n1"].left)
+    }
+
+
+def test_a_lease_that_lapses_unseen_and_is_renewed_late_leaves_no_leader_that_never_answers(
+    succession: Succession,
+) -> None:
+    """The lapse was not told, nor was its end: who takes over must look again by itself."""
+    world, second = succession, succession.second
+    world.first.process.kill()
+    world.network.forget(world.first.process)
+    world.network.messages.clear()
+
+    def sent_about(lease: str) -> list[Message]:
+        return [each for each in world.sent_by(second) if each.request.path.endswith(f"/leases/{lease}")]
+
+    while not sent_about(JOURNAL):  # it leads now, and begins to take over
+        for message in world.sent_by(second):
+            world.network.deliver(message)
+        world.loop.advance(0.1)
+
+    def renewed_after(seconds: float) -> None:
+        while not sent_about(LEASE):
+            world.loop.advance(0.1)
+        world.loop.advance(seconds)
+        for _ in range(2):  # read, and written
+            world.network.deliver(sent_about(LEASE)[0])
+
+    renewed_after(2.5)
+    while not sent_about(LEASE):
+        world.loop.advance(0.1)
+    elector = second.extender.leadership.elector
+    assert elector is not None
+    world.loop.advance(elector._held_until - world.loop.time() - 0.5)
+    world.network.lose_request(sent_about(JOURNAL)[0])
+    world.loop.advance(1.1)  # it tries again, and does not lead
+    assert not elector.leading
+    renewed_after(0.0)
+    assert elector.leading
+    for _ in range(30):
+        world.network.calm()
+        world.loop.advance(0.5)
+    assert second.extender.not_ready() == ""

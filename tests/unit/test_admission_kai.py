@@ -1,0 +1,112 @@
+"""KAI-Scheduler's annotations, translated or denied with a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuslice.adapters.wire.review import decode_review
+from gpuslice.apps.webhook.reviews import Reviewer
+from gpuslice.core.admission import AdmissionRules
+from gpuslice.core.contract import GPU_COUNT, GPU_MEM, NEUTRAL_NAMES
+from gpuslice.core.kai import ANNOTATIONS, KaiRules
+from tests.builders import api_container, api_pod
+from tests.unit.admission_rig import Object, mutated, review
+
+RULES = KaiRules(card_units=80)
+
+
+def kai_pod(containers: int = 1, /, **annotations: str) -> Object:
+    named = {name.replace("_", "-"): value for name, value in annotations.items()}
+    made = [api_container(name=f"c{index}", cpu="1") for index in range(containers)]
+    return api_pod(containers=made, annotations=named, schedulerName="kai-scheduler")
+
+
+def translated(pod: Object, rules: AdmissionRules | None = None, kai: KaiRules | None = RULES) -> Object:
+    return mutated(pod, rules or AdmissionRules(), kai=kai)
+
+
+def limits(pod: Object, container: int = 0) -> dict[str, Any]:
+    found = pod["spec"]["containers"][container]["resources"]
+    assert found["limits"] == found["requests"]
+    return {name: amount for name, amount in found["limits"].items() if name != "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "units", "cards"),
+    [
+        ({"gpu_memory": "4096"}, "4", None),
+        ({"gpu_memory": "4097"}, "5", None),
+        ({"gpu_fraction": "0.5"}, "40", None),
+        ({"gpu_fraction": "0.33"}, "27", None),
+        ({"gpu_fraction": "1"}, "80", None),
+        ({"gpu_memory": "2048", "gpu_fraction_num_devices": "2"}, "4", "2"),
+    ],
+)
+def test_annotations_become_amounts(annotations: dict[str, str], units: str, cards: str | None) -> None:
+    pod = translated(kai_pod(**annotations))
+    assert limits(pod) == {GPU_MEM: units}
+    assert pod["metadata"].get("labels", {}).get(GPU_COUNT) == cards
+    assert set(ANNOTATIONS).isdisjoint(pod["metadata"].get("annotations", {}))
+    assert pod["spec"]["schedulerName"] == "default-scheduler"
+    assert translated(pod) == pod  # the webhook may be asked again
+
+
+def test_the_container_is_the_one_that_is_named() -> None:
+    pod = translated(kai_pod(2, gpu_memory="1024", gpu_fraction_container_name="c1"))
+    assert (limits(pod, 0), limits(pod, 1)) == ({}, {GPU_MEM: "1"})
+
+
+def test_amounts_are_in_the_names_that_nodes_offer_and_the_scheduler_is_ours() -> None:
+    rules = AdmissionRules(scheduler="gpuslice-scheduler", names=NEUTRAL_NAMES)
+    pod = translated(kai_pod(gpu_memory="1024"), rules)
+    assert limits(pod) == {NEUTRAL_NAMES.memory: "1"}
+    assert pod["spec"]["schedulerName"] == "gpuslice-scheduler"
+
+
+def test_without_the_setting_and_without_the_annotations_nothing_changes() -> None:
+    theirs, plain = kai_pod(gpu_fraction="0.5"), kai_pod()
+    assert translated(theirs, kai=None) == theirs
+    assert translated(plain) == plain
+
+
+@pytest.mark.parametrize(
+    ("pod", "rules", "sentence"),
+    [
+        (kai_pod(gpu_fraction="0.5"), KaiRules(), "a fraction needs cards of one size"),
+        (kai_pod(gpu_fraction="1.5"), RULES, "more than 0 and at most 1"),
+        (kai_pod(gpu_fraction="half"), RULES, "more than 0 and at most 1"),
+        (kai_pod(gpu_memory="4Gi", gpu_fraction="0.5"), RULES, "left out beside gpu-memory"),
+        (kai_pod(gpu_memory="0"), RULES, "a whole number from 1"),
+        (kai_pod(gpu_memory="1024", gpu_fraction_num_devices="x"), RULES, "a whole number from 1 to 1024"),
+        (
+            kai_pod(gpu_memory="1024", gpu_fraction_container_name="c7"),
+            RULES,
+            "the name of a container of the pod: c0",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_denied_by_field(pod: Object, rules: KaiRules, sentence: str) -> None:
+    response = Reviewer(AdmissionRules(), kai=rules).mutate(decode_review(review(pod)))["response"]
+    assert not response["allowed"]
+    assert sentence in response["status"]["message"]
+
+
+def test_the_author_is_told_what_the_pod_goes_without() -> None:
+    pod = kai_pod(gpu_memory="1024")
+    pod["metadata"]["labels"] = {"kai.scheduler/queue": "team-a"}
+    told = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]["warnings"]
+    assert [each.split(" ")[0] for each in told] == [
+        "spec.schedulerName",
+        'metadata.labels["kai.scheduler/queue"]',
+    ]
+
+
+@given(st.text(max_size=30), st.sampled_from(ANNOTATIONS))
+def test_any_text_gets_an_answer(text: str, name: str) -> None:
+    pod = kai_pod(**{"gpu_memory": "1024", name: text})
+    response = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]
+    assert response["allowed"] or name in response["status"]["message"]
