@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,17 +58,29 @@ class Checker:
         self._cards = cards
         self._index = {(node, card.uuid): index for (node, index), card in cards.items()}
 
-    def check(self, pods: Iterable[Object], nodes: Mapping[str, NodeFiles]) -> set[Wrong]:
-        """All that is wrong now. Raises `Breach`."""
+    def check(
+        self, pods: Iterable[Object], nodes: Mapping[str, NodeFiles], moved: Set[str] = frozenset()
+    ) -> set[Wrong]:
+        """All that is wrong now. Raises `Breach`. `moved`: uids of pods not where they were bound."""
         living = [pod for pod in pods if pod["status"].get("phase") not in ("Failed", "Succeeded")]
         free = self._free_by_annotations(living)
         by_uid = {pod["metadata"]["uid"]: pod for pod in living}
         wrong = set(_waiting_though_they_fit(living, free))
+        for card, left in free.items():
+            if left < 0:
+                there = {pod["metadata"]["uid"] for pod in living if card in _annotated(pod)}
+                if (
+                    not there & moved
+                ):  # else kubelet gave one a card in the moment in which another was bound to it
+                    raise Breach(
+                        f"card {card} is promised {-left} units beyond its {self._cards[card].units}"
+                    )
+                wrong |= {Wrong("card promised beyond its units", uid) for uid in there}
         for node, files in nodes.items():
             held = _held(files.checkpoint)
             _no_id_twice(node, held)
             self._limits_are_right(node, files, held)
-            wrong |= set(self._annotated_otherwise(node, held, by_uid))
+            wrong |= set(self._annotated_otherwise(node, files, held, by_uid))
         return wrong
 
     def _free_by_annotations(self, pods: Iterable[Object]) -> dict[Card, int]:
@@ -76,24 +88,28 @@ class Checker:
         for pod in pods:
             for card, units in _annotated(pod).items():
                 free[card] -= units
-                if free[card] < 0:
-                    raise Breach(
-                        f"card {card} is promised {-free[card]} units beyond its {self._cards[card].units}"
-                    )
         return free
 
     def _annotated_otherwise(
-        self, node: str, held: Mapping[str, list[str]], pods: Mapping[str, Object]
+        self, node: str, files: NodeFiles, held: Mapping[str, list[str]], pods: Mapping[str, Object]
     ) -> Iterator[Wrong]:
+        forgotten = [one for uid, ids in files.running.items() if uid not in held for one in ids]
+        given = _units([*forgotten, *(one for ids in held.values() for one in ids)])
+        crowded = {uuid for uuid, units in given.items() if units > self._units_of(node, uuid)}
         for uid, ids in held.items():
             pod = pods.get(uid)
             if pod is None or "deletionTimestamp" in pod["metadata"]:
                 continue
             true = {(node, self._index[node, uuid]): units for uuid, units in _units(ids).items()}
+            if uid not in files.running and not _annotated(pod) and not crowded.isdisjoint(_units(ids)):
+                continue  # it waits, on no card, until what kubelet forgot has ended or somebody deletes one
             if _annotated(pod) != true:
                 yield Wrong("annotated card is not the device's", uid)
             elif pod["metadata"]["annotations"].get(ASSIGNED) != "true":
                 yield Wrong("not said to be assigned", uid)
+
+    def _units_of(self, node: str, uuid: str) -> int:
+        return self._cards[node, self._index[node, uuid]].units
 
     def _limits_are_right(self, node: str, files: NodeFiles, held: Mapping[str, list[str]]) -> None:
         """Each container that runs is limited to what its ids stand for, and no card to more than it has."""

@@ -39,10 +39,13 @@ def test_parsers_answer_or_refuse_in_a_sentence() -> None:
 
 
 def checked(
-    *pods: dict[str, Any], running: dict[str, frozenset[str]] | None = None, folder: Path
+    *pods: dict[str, Any],
+    running: dict[str, frozenset[str]] | None = None,
+    moved: frozenset[str] = frozenset(),
+    folder: Path,
 ) -> set[Wrong]:
     nothing = b'{"Data": {"PodDeviceEntries": null}}'
-    return Checker(CARDS).check(pods, {"n1": NodeFiles(nothing, folder, running or {})})
+    return Checker(CARDS).check(pods, {"n1": NodeFiles(nothing, folder, running or {})}, moved)
 
 
 def bound(name: str, units: int) -> dict[str, Any]:
@@ -54,6 +57,11 @@ def test_a_card_promised_twice_is_a_breach(tmp_path: Path) -> None:
     assert checked(bound("a", 2), bound("b", 2), folder=tmp_path) == set()
     with pytest.raises(Breach, match="promised 1 units beyond its 4"):
         checked(bound("a", 2), bound("b", 3), folder=tmp_path)
+
+
+def test_a_card_promised_twice_since_kubelet_chose_otherwise_is_wrong_and_must_end(tmp_path: Path) -> None:
+    found = checked(bound("a", 2), bound("b", 3), moved=frozenset({"uid-a"}), folder=tmp_path)
+    assert found == {Wrong("card promised beyond its units", uid) for uid in ("uid-a", "uid-b")}
 
 
 def test_a_pod_that_waits_though_it_fits_is_wrong(tmp_path: Path) -> None:

@@ -295,7 +295,8 @@ class ChaosWorld(World):
             )
             for name, node in self.nodes.items()
         }
-        self._seen, self._wrong = seen, self._checker.check(self.pods(), files)
+        moved = {pod["metadata"]["uid"] for pod in self.pods() if self.network.moved(pod)}
+        self._seen, self._wrong = seen, self._checker.check(self.pods(), files, moved)
         return self._wrong
 
 

@@ -15,7 +15,7 @@ from gpuslice.adapters.kube.watch import Change, Reflector
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginClient, unix_channel
 from gpuslice.apps.agent.folders import Folders, token
-from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.contract import GPU_MEM, card_of_device_id, device_id
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests.integration.agent_bench import Bench, Pod, container, eventually
@@ -126,6 +126,31 @@ async def test_a_card_is_not_filled_beyond_what_runs_there(tmp_path: Path) -> No
         await node.client.delete(PODS, "old", "default", grace_s=0)
         await eventually(lambda: not node.agent.state.forgotten(), "old is gone")
         await node.kubelet.start_container(new)
+
+
+async def test_a_card_is_not_filled_by_somebody_of_whom_there_is_no_news_yet(tmp_path: Path) -> None:
+    """Its pod may come to be known in a moment, and kubelet asks again."""
+    async with Bench(tmp_path, ONE).running() as node:
+        held = node.kubelet.ids(await started(node, "old", 10, 0))
+        await forget(node)
+        with pytest.raises(GRPCError, match=r"forgotten \(default/old\)"):
+            await pre_start(node, frozenset(sorted(held)[:9]))
+
+
+async def test_who_runs_is_not_taken_for_the_one_who_asks_while_news_may_still_come(tmp_path: Path) -> None:
+    """Of two pods of one size kubelet asks for the one that the agent has not heard of."""
+    async with Bench(tmp_path, TWO, settings={"match_wait_s": 5.0}).running() as node:
+        await started(node, "old", 5, 1)
+        await forget(node)
+        cards = node.agent.state.node.cards
+        free = {device_id(card.uuid, unit) for card in cards for unit in range(card.units)}
+        wish = dp.ContainerPreferredAllocationRequest(available_deviceIDs=sorted(free), allocation_size=5)
+        question = dp.PreferredAllocationRequest(container_requests=[wish])
+        asked = asyncio.create_task(node.agent.plugin.get_preferred_allocation(question))
+        await asyncio.sleep(0)
+        await node.place("new", 5, 0)
+        (answer,) = (await asked).container_responses
+        assert {card_of_device_id(each) for each in answer.deviceIDs} == {cards[0].uuid}
 
 
 async def test_after_a_reboot_nobody_is_taken_for_running(tmp_path: Path) -> None:

@@ -16,10 +16,13 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from gpuslice.adapters.kube.errors import UnavailableError, error_of
 from gpuslice.adapters.kube.http import NO_STRINGS, ApiResponse
+from gpuslice.core.contract import ANN_ALLOCATION
 from simcluster.cluster.cluster import Cluster
-from simcluster.cluster.request import Request
+from simcluster.cluster.request import Request, Response
 from simcluster.cluster.watch import Watch
 
 _running = contextvars.ContextVar["Process"]("the process that a task belongs to")
@@ -181,17 +184,18 @@ class Network:
         self.loop = loop
         self.messages: list[Message] = []
         self.streams: list[Stream] = []
+        self.bound: dict[str, str] = {}  # by uid, the cards that a pod's Binding named
 
     # -- what the test decides ---------------------------------------------------------------------------
 
     def deliver(self, message: Message) -> None:
         self.messages.remove(message)
-        answer = self.cluster.handle(message.request)
+        answer = self._carry_out(message.request)
         self._answer(message, answer)
 
     def repeat(self, message: Message) -> None:
         """It arrives twice, as what a proxy sends again does; the sender hears the second answer."""
-        first = self.cluster.handle(message.request)
+        first = self._carry_out(message.request)
         if first.watch is not None:
             first.watch.end()
         self.deliver(message)
@@ -203,7 +207,7 @@ class Network:
     def lose_answer(self, message: Message) -> None:
         """The API server did it, and nobody hears of it."""
         self.messages.remove(message)
-        answer = self.cluster.handle(message.request)
+        answer = self._carry_out(message.request)
         if answer.watch is not None:
             answer.watch.end()
         self._fail(message)
@@ -244,6 +248,21 @@ class Network:
         for stream in [each for each in self.streams if each.owner is process]:
             self.streams.remove(stream)
             stream.watch.end()
+
+    # -- the API server ------------------------------------------------------------------------------------
+
+    def moved(self, pod: dict[str, Any]) -> bool:
+        """Whether its annotations name other cards than its Binding did: those that kubelet chose."""
+        meta = pod["metadata"]
+        said = (meta.get("annotations") or {}).get(ANN_ALLOCATION)
+        return said is not None and self.bound.get(meta["uid"], said) != said
+
+    def _carry_out(self, request: Request) -> Response:
+        answer = self.cluster.handle(request)
+        if request.path.endswith("/binding") and answer.status == 201:
+            meta = msgspec.json.decode(request.body)["metadata"]
+            self.bound[meta["uid"]] = meta["annotations"][ANN_ALLOCATION]
+        return answer
 
     # -- the answers ---------------------------------------------------------------------------------------
 

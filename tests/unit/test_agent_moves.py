@@ -11,7 +11,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.allocation_state import UNLISTED_AFTER_S, AllocationState
+from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.pending import Claim
 from gpuslice.apps.agent.pods import AgentPod, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
@@ -343,3 +344,50 @@ def test_the_answer_to_a_write_brings_no_pod_back_that_is_gone() -> None:
     play.state.pod_gone("uid-p0")
     play.state.written(play.view(0))
     assert play.state.waiting() == []
+
+
+def test_a_pod_is_promised_no_card_that_is_full_of_what_kubelet_forgot() -> None:
+    """It may not start there, and counts against every card until it may."""
+    play = Play(make_node(cards=(3, 3)), [2, 2], [0, 1])
+    ids = play.ids_of({0: 0})[0]
+    play.state.kubelet_came([RunningContainer("folder", ids, "uid-p0", "main")])
+    play.kubelet_gave({1: 0})
+    assert play.state.forgotten()
+    assert steps_of(play) == [("p1", "")]
+    play.state.pod_gone("uid-p0")
+    play.pods[0]["metadata"]["annotations"] = {}
+    assert steps_of(play) == [("p1", "0")]
+
+
+def test_who_was_bound_to_a_card_that_kubelet_gave_to_others_leaves_it_until_there_is_room() -> None:
+    """The extender bound it in the moment in which kubelet chose: nothing fences the one from the other."""
+    play = Play(make_node(cards=(4, 3)), [2, 3], [0, 0])
+    play.kubelet_gave({0: 0})
+    assert steps_of(play) == [("p1", "")]
+    (waits,) = play.state.acceptable()
+    assert waits.cards == (0,)
+
+
+def test_what_kubelet_lists_under_a_name_is_the_living_pods_once_the_one_before_is_long_gone() -> None:
+    """News of the first one's end came late, so its ids were taken for its own."""
+    node, now = make_node(cards=(4,)), 0.0
+    state = AllocationState(node, clock=lambda: now)
+
+    def show(uid: str, version: int) -> None:
+        annotations = placement_annotations(on_cards("n1", [0], make_request(4)), make_request(4), node, 1)
+        pod = api_pod("p", "4", node="n1", uid=uid, version=str(version), annotations=annotations)
+        state.pod_changed(node_pod(msgspec.convert(pod, AgentPod)))
+
+    def read() -> list[str]:
+        ids = frozenset(device_id(node.cards[0].uuid, unit) for unit in range(4))
+        state.assignments_read([DeviceAssignment("default", "p", "main", ids)], now)
+        return [repair.reason for repair in state.due_repairs()]
+
+    show("first", 1)
+    assert read() == ["assigned"]
+    now = 1.0
+    state.pod_gone("first")
+    show("second", 2)
+    assert read() == []
+    now = 1.0 + UNLISTED_AFTER_S
+    assert read() == ["assigned"]

@@ -40,6 +40,8 @@ from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Pla
 
 LISTED_AFTER_S = 60.0
 """How long kubelet may take from Allocate to listing the devices; after that it rejected the pod."""
+UNLISTED_AFTER_S = 10.0
+"""How long kubelet may list a pod that the API server has no more; later another pod has its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class AllocationState:
         self._now_ns = now_ns
         self._pods: dict[str, NodePod] = {}
         self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
+        self._gone_s: dict[str, float] = {}  # uid → since when an owner is gone
         # ids → when they were granted, and the uids of pods that had theirs already then
         self._granted: dict[frozenset[str], tuple[float, frozenset[str]]] = {}
         self._forgotten = ForgottenContainers()
@@ -122,6 +125,8 @@ class AllocationState:
         self.targets.pop(uid, None)
         self._unanswered.pop(uid, None)
         self.tentative = [grant for grant in self.tentative if grant.uid != uid]
+        if uid in self._owners.values():
+            self._gone_s[uid] = self._clock()
         # news of its end came late: ids granted since are not its own, but the next pod's of its name
         for ids, (_, had_theirs) in self._granted.items():
             if uid in had_theirs and self._owners.get(ids) == uid:
@@ -145,7 +150,12 @@ class AllocationState:
             return not grant.ids & listed and self._clock() - grant.at_s < LISTED_AFTER_S
 
         self.tentative = [grant for grant in self.tentative if still_tentative(grant)]
-        self._owners = {ids: uid for ids, uid in self._owners.items() if ids & listed}
+        long_gone = {uid for uid, at_s in self._gone_s.items() if at_s + UNLISTED_AFTER_S <= asked_at_s}
+        self._owners = {
+            ids: uid for ids, uid in self._owners.items() if ids & listed and uid not in long_gone
+        }
+        owning = set(self._owners.values())
+        self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in owning}
         self._granted = {
             ids: (at_s, had_theirs)
             for ids, (at_s, had_theirs) in self._granted.items()

@@ -115,8 +115,12 @@ class GpuMemoryPlugin(DevicePluginService):
         state, size = self._state, request.allocation_size
 
         def expected() -> bool:
-            """Whether somebody waits for that much. With one card it makes no difference."""
-            return state.places_unplaced or any(each.units == size for each in state.acceptable())
+            """Whether somebody waits for that much who does not run already. One card makes no difference."""
+            runs = {(each.uid, each.container) for each in state.maybe_forgotten()}
+            return state.places_unplaced or any(
+                each.units == size and (each.pod.view.uid, each.container.name) not in runs
+                for each in state.acceptable()
+            )
 
         def proposed() -> Proposal | Refusal:
             return state.propose(request.available_deviceIDs, request.must_include_deviceIDs, size)
@@ -206,7 +210,7 @@ class GpuMemoryPlugin(DevicePluginService):
         if state.rules.divides_compute and (container is None or self._reconciler.problem):
             raise GRPCError(Status.UNAVAILABLE, "kubelet does not list this container yet; try again")
         try:
-            if holder and (refusal := state.crowded(ids, holder.pod.view.uid)):
+            if refusal := state.crowded(ids, holder.pod.view.uid if holder else ""):
                 self._counters.refused("crowded")
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
             if holder and (reason := self._held_too_loosely(holder)):

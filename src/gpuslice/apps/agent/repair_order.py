@@ -5,8 +5,10 @@ card only when nobody else has to leave it and there is room; a pod in the way i
 before. A bound pod without a card counts against every card of its node (see `core.ledger`), so nobody ever
 counts too much free, and a sum over cards never counts too much promised.
 
-What kubelet gave goes before what is only meant for a pod that waits. A pod taken off its cards keeps a
-note of those that are meant for it, so that the next agent knows them should this one die.
+What kubelet gave goes before what is only meant for a pod that waits. Where there is no room even so, a
+container runs there that kubelet has forgotten: the pod may not start (see `plugin`), and stays without a
+card. A pod taken off its cards keeps a note of those that are meant for it, so that the next agent knows them
+should this one die.
 """
 
 from __future__ import annotations
@@ -56,7 +58,19 @@ class RepairOrder:
         wanted = [each for each in self._repairs if uid in ("", each.pod.view.uid)]
         if self._unanswered:
             return [*self._unanswered, *(each for each in wanted if not each.of_cards)]
-        return [write for each in wanted if (write := self._next_write(each)) is not None]
+        writes = [write for each in wanted if (write := self._next_write(each)) is not None]
+        if not any(each.of_cards for each in writes):
+            waiting = [pod for pod in self._waiting if uid in ("", pod.view.uid) and self._too_many(pod)]
+            writes += [_withdrawal(pod, pod.meant) for pod in waiting[-1:]]
+        return writes
+
+    def _too_many(self, pod: NodePod) -> bool:
+        """Whether its card is promised beyond its units: it was bound while kubelet gave others that card."""
+        return any(
+            sum(units_by_card(each.view.placement).get(card, 0) for each in self._pods)
+            > self._units.get(card, 0)
+            for card in units_by_card(pod.view.placement)
+        )
 
     def _next_write(self, repair: Repair) -> Repair | None:
         """`repair` itself, or what must come before it; None when it has to wait."""
@@ -69,8 +83,8 @@ class RepairOrder:
             return leaver
         return _withdrawal(leaver.pod, leaver.target)
 
-    def _making_room(self, repair: Repair) -> Repair:
-        """What kubelet gave is there, room or not. Those who may be elsewhere leave its cards before."""
+    def _making_room(self, repair: Repair) -> Repair | None:
+        """Those who may be elsewhere leave the cards that kubelet gave, before `repair` itself is written."""
         overfull, grows = self._overfull(repair), _grows(repair).keys()
         for pod in self._granted:
             if not grows.isdisjoint(units_by_card(pod.view.placement)):
@@ -78,6 +92,8 @@ class RepairOrder:
         for pod in reversed(self._waiting):
             if not overfull.isdisjoint(units_by_card(pod.view.placement)):
                 return _withdrawal(pod, pod.meant)
+        if not self._has_room(repair):
+            return _withdrawal(repair.pod, repair.target) if repair.pod.view.placement else None
         return repair
 
     def _leaver(self, repair: Repair) -> Repair | None:
@@ -107,6 +123,17 @@ class RepairOrder:
             for card in _grows(repair)
             if cards[card] + sum(most(pod, card) for pod in others) > self._units.get(card, 0)
         }
+
+    def _has_room(self, repair: Repair) -> bool:
+        """Whether no card is promised beyond its units once it is written, as annotations stand now."""
+        others = [
+            units_by_card(pod.view.placement) for pod in self._pods if pod.view.uid != repair.pod.view.uid
+        ]
+        cards = units_by_card(repair.target)
+        return all(
+            cards[card] + sum(units.get(card, 0) for units in others) <= self._units.get(card, 0)
+            for card in _grows(repair)
+        )
 
 
 def _withdrawal(pod: NodePod, target: Placement | None) -> Repair:

@@ -69,7 +69,7 @@ class Binder:
         self._leadership = leadership
         self._timeout_s = timeout_s
         self._now_ns = now_ns
-        self._resolver = BindResolver(client, placer.ledger)
+        self._resolver = BindResolver(client, placer.ledger, now_ns=now_ns)
         self._running: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # by uid, with the node
         self._finished = asyncio.Event()  # one of them
         self._finished_s: deque[float] = deque(maxlen=MOST_AT_ONCE)  # when the last of them were
