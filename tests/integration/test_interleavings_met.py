@@ -61,6 +61,20 @@ def test_a_binding_whose_answer_was_lost_keeps_its_card(world: World) -> None:
     assert sum(bool(pod.node) for pod in world.views()) == 1
 
 
+def test_a_bind_whose_journal_could_neither_be_written_nor_read_goes_on_when_it_can(world: World) -> None:
+    """Nobody else need come: else its cards would be held until somebody did."""
+    pod = world.create("app-0", 3)
+    world.network.calm()
+    world.bind(pod, "n2")
+    through(world, "lose_request")
+    world.loop.advance(0.5)
+    through(world, "lose_request")
+    world.rest(5.0)
+    assert [pod.name for pod in world.views() if pod.node] == ["app-0"]
+    assert world.extender is not None
+    assert world.extender.ledger.assumed() == []
+
+
 def test_a_binding_that_arrives_when_it_was_given_up_does_nothing(world: World) -> None:
     first, second = world.create("app-0", 3), world.create("app-1", 3)
     world.network.calm()

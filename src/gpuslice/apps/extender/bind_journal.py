@@ -125,11 +125,14 @@ class BindJournal:
     async def _write(self) -> None:
         names = dict.fromkeys([*self._open, *self._wanted])
         names.update(dict.fromkeys(islice(self._ahead(next(reversed(self._wanted))), AHEAD)))
-        self._wanted.clear()
-        self._named = self._named.intersection(
-            names
-        )  # this one or the one before: nobody knows until it is answered
-        written = await self._client.replace(LEASES, self._lease(self._version, names))
+        wanted, self._wanted = self._wanted, {}
+        # this one or the one before: nobody knows until it is answered
+        self._named = self._named.intersection(names)
+        try:
+            written = await self._client.replace(LEASES, self._lease(self._version, names))
+        except KubeError:
+            self._wanted = wanted | self._wanted  # who waits for it does so until one has been written
+            raise
         self._version, self._named = written.metadata.resource_version, frozenset(names)
         self._tell()
 
@@ -143,7 +146,6 @@ class BindJournal:
             return
         if lease.spec.holder_identity == self._holder:
             self._version = lease.metadata.resource_version
-            self._tell()  # who waits asks again
             return
         _log.warning("journal of binds taken by another", extra={"holder": lease.spec.holder_identity or ""})
         self._named = frozenset()
