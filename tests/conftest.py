@@ -12,8 +12,8 @@ from hypothesis import settings
 
 # What stands between a change and its landing depends neither on luck nor on what else the machine does.
 # New examples are looked for by `GPUSLICE_SEARCH=1 make test` and by `make chaos`, which may take their time.
-settings.register_profile("same", deadline=None, derandomize=True, database=None)
-settings.register_profile("search", deadline=None)
+settings.register_profile("same", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.register_profile("search", deadline=None, max_examples=400)
 settings.load_profile("search" if os.environ.get("GPUSLICE_SEARCH") else "same")
 
 LONGEST = (

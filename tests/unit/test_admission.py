@@ -6,7 +6,7 @@ import base64
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.wire.errors import MalformedError
@@ -280,7 +280,6 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(pod=PODS, rules=RULES, hami=st.sampled_from([None, HAMI, HamiRules(unit="MiB")]))
 def test_any_pod_gets_an_answer_whose_patch_applies_once_and_for_all(
     pod: Object, rules: AdmissionRules, hami: HamiRules | None

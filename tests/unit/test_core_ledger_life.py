@@ -157,7 +157,7 @@ class PromisesKept(LedgerLife):
         assert list(self.ledger.overcommitted()) == []
 
 
-LIFE: Any = settings(max_examples=120, stateful_step_count=30, deadline=None)
+LIFE: Any = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestLedgerLife = LedgerLife.TestCase
 TestLedgerLife.settings = LIFE
 TestPromisesKept = PromisesKept.TestCase

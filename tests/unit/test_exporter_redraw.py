@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.gpu.mig import MigSample
@@ -61,7 +61,6 @@ known = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(samples, known), min_size=2, max_size=2), st.data())
 def test_a_card_drawn_again_is_the_card_drawn_anew(
     worlds: list[tuple[CardSample, NodeFacts]], data: st.DataObject

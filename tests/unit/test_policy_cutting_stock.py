@@ -41,7 +41,6 @@ def test_all_pieces_cost_as_many_cards_as_they_need_at_least(demand: dict[int, f
     assert ours == pytest.approx(fewest_cards(100, sizes, parts), rel=1e-5)
 
 
-@settings(max_examples=100, deadline=None)
 @given(demands)
 def test_no_pattern_is_worth_more_than_a_card(demand: dict[int, float]) -> None:
     prices = CuttingStock(100).prices(demand)
@@ -69,7 +68,6 @@ def test_a_half_is_worth_half_a_card_where_all_ask_for_halves() -> None:
     assert CuttingStock(100).prices({50: 7.0}) == {50: 0.5}
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([4, 15, 140, 1000, 16130]),
     st.lists(st.tuples(st.integers(1, 16130), st.integers(1, 50)), max_size=20),

@@ -59,7 +59,7 @@ class History:
 
 
 @each_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_ranks_kept_through_changes_are_those_computed_anew(name: str, data: st.DataObject) -> None:
     fleet = data.draw(fleets())
@@ -74,7 +74,7 @@ def test_ranks_kept_through_changes_are_those_computed_anew(name: str, data: st.
 
 
 @each_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_a_chosen_place_always_has_room(name: str, data: st.DataObject) -> None:
     fleet = data.draw(fleets())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.core.ledger import Ledger
@@ -84,7 +84,6 @@ def possible(scene: Scene) -> bool:
     return len(scene.roomy(everybody)) >= scene.request.card_count
 
 
-@settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_a_pod_that_is_evicted_is_less_important_needed_and_enough(scene: Scene) -> None:
     way = eviction(scene.allocations, scene.request, scene.priority, scene.budgets)
@@ -99,7 +98,6 @@ def test_a_pod_that_is_evicted_is_less_important_needed_and_enough(scene: Scene)
         assert not set(way.cards) <= scene.roomy(gone - {uid}), f"{uid} could have stayed"
 
 
-@settings(max_examples=300, deadline=None)
 @given(scenes())
 def test_a_budget_is_kept_wherever_no_violation_is_counted(scene: Scene) -> None:
     way = eviction(scene.allocations, scene.request, scene.priority, scene.budgets)
@@ -110,7 +108,6 @@ def test_a_budget_is_kept_wherever_no_violation_is_counted(scene: Scene) -> None
         )
 
 
-@settings(max_examples=300, deadline=None)
 @given(scenes(), st.data())
 def test_the_answer_to_kube_scheduler_makes_room_and_keeps_what_it_chose_for_other_reasons(
     scene: Scene, data: st.DataObject

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
@@ -96,7 +96,6 @@ PIECES = st.sampled_from(
 ).map(lambda piece: piece.replace(b"~", b" ").replace(b"|", b"\n"))
 
 
-@settings(max_examples=400)
 @given(at=st.integers(0, len(GOOD)), cut=st.integers(0, 12), piece=PIECES | st.binary(max_size=4))
 def test_a_changed_file_is_the_same_to_both(parts: ctypes.CDLL, at: int, cut: int, piece: bytes) -> None:
     text = GOOD.encode()[:at] + piece + GOOD.encode()[at + cut :]

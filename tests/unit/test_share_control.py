@@ -289,7 +289,6 @@ WORDS = [name for name, _ in layout.RegionCard._fields_ if name.endswith(("_ns",
 ANY = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 2**63 - 1, 2**63, 2**64 - 1, EPOCH]))
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     words=st.lists(ANY, min_size=len(WORDS), max_size=len(WORDS)),
     others=st.lists(ANY, min_size=9, max_size=9),
