@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from gpuslice import __version__
-from gpuslice.core.contract import GPU_MEM, LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, GPU_MEM, LABEL_SHARED, SYSTEM_NAMESPACE
 from gpuslice_demo.places import Places
 from simcluster.workload.images import Image
 
@@ -17,6 +17,7 @@ PROFTESTER = "nvidia/samples:dcgmproftester-2.0.10-cuda11.0-ubuntu18.04"
 _RUN = "from gpuslice.apps.cli.main import main; main()"
 _KUBELET = "/var/lib/kubelet"
 _HOST_FILES = "/var/lib/gpuslice"
+_CDI = "/var/run/cdi"
 _MANIFESTS = "/etc/kubernetes/manifests"
 
 
@@ -54,6 +55,26 @@ def manifests(places: Places, extender_port: int) -> str:
     return yaml.safe_dump_all(items, sort_keys=False)
 
 
+def claims_manifests(places: Places) -> str:
+    """What `--set dra.enabled=true` adds: the class of shared cards, and who makes templates of claims."""
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": CLAIM_CLASS},
+        "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{CLAIM_DRIVER}"'}}]},
+    }
+    labels = {"app": "gpushare", "component": "gpuslice-claims"}
+    container = {
+        "name": "claims",
+        "image": IMAGE,
+        "args": ["claims", "--host=127.0.0.1", "--port=0"],
+        "env": [{"name": "KUBECONFIG", "value": str(places.kubeconfig)}],
+    }
+    spec = {"hostNetwork": True, "terminationGracePeriodSeconds": 5, "containers": [container]}
+    items = [device_class, _workload("Deployment", "gpuslice-claims", labels, spec)]
+    return yaml.safe_dump_all(items, sort_keys=False)
+
+
 def scheduler_configuration(extender_port: int) -> str:
     """The file that kube-scheduler is started with; the chart ships the same for another address."""
     return _CONFIGURATION.format(port=extender_port, resource=GPU_MEM)
@@ -66,6 +87,9 @@ def _device_plugin(places: Places) -> dict[str, Any]:
         "--port=0",
         f"--device-plugin-folder={_KUBELET}/device-plugins",
         f"--pod-resources-socket={_KUBELET}/pod-resources/kubelet.sock",
+        f"--dra-plugins={_KUBELET}/plugins",
+        f"--dra-registry={_KUBELET}/plugins_registry",
+        f"--cdi-folder={_CDI}",
         f"--root={_HOST_FILES}",
         f"--library={places.library}",
     ]
@@ -82,6 +106,7 @@ def _device_plugin(places: Places) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "kubelet", "mountPath": _KUBELET},
             {"name": "host-files", "mountPath": _HOST_FILES},
+            {"name": "cdi", "mountPath": _CDI},
         ],
     }
     spec = {
@@ -93,6 +118,7 @@ def _device_plugin(places: Places) -> dict[str, Any]:
         "volumes": [
             {"name": "kubelet", "hostPath": {"path": _KUBELET}},
             {"name": "host-files", "hostPath": {"path": _HOST_FILES}},
+            {"name": "cdi", "hostPath": {"path": _CDI}},
         ],
     }
     return _workload("DaemonSet", "gpushare-device-plugin-ds", labels, spec)

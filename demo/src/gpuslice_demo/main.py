@@ -22,6 +22,12 @@ from gpuslice_demo.stories import STORIES
     help="Which story to play; all of them by default.",
 )
 @click.option(
+    "--dra",
+    "story",
+    flag_value="claims",
+    help="The first story on a node of claims; short for --story claims.",
+)
+@click.option(
     "--keep",
     is_flag=True,
     help="Leave the cluster running afterwards, until Ctrl-C. Without --story it is one to try things on, "
@@ -41,6 +47,7 @@ def command(story: str | None, keep: bool, nodes: int | None, cards: int | None,
     Examples:
       gpuslice demo                  all stories, in about a quarter of a minute
       gpuslice demo --story pools    one of them
+      gpuslice demo --dra            unchanged manifests as claims (dynamic resource allocation)
       gpuslice demo --keep --nodes 3 --cards 4
                                      a cluster to try things on, from another shell
     """

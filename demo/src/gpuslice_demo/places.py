@@ -11,7 +11,7 @@ from pathlib import Path
 import gpuslice
 from gpuslice.core.errors import GpusliceError, words_of
 
-LONGEST_FOLDER = 60  # a unix socket's path ends at 107 characters, and some stand below
+LONGEST_FOLDER = 46  # a unix socket's path ends at 107 characters, and some stand below
 MARK = "GPUSLICE_DEMO"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuslice_demo import shell
-from gpuslice_demo.install import manifests
+from gpuslice_demo.install import claims_manifests, manifests
 from gpuslice_demo.places import Places
 from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.watching import exporter_manifest
@@ -51,6 +51,7 @@ class Player:
         (self._folder / "install.yaml").write_text(manifests(self._places, world.extender_port))
         (self._folder / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
         (self._folder / "webhook.yaml").write_text(webhook_manifests(world.webhook_port))
+        (self._folder / "claims.yaml").write_text(claims_manifests(self._places))
         for name, text in story.files.items():
             (self._folder / name).write_text(text)
         link = self._folder / "examples"

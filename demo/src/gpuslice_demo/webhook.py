@@ -8,7 +8,7 @@ from typing import Any
 import trustme
 import yaml
 
-from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.contract import LABEL_CLAIMS, SYSTEM_NAMESPACE
 from gpuslice_demo.install import IMAGE
 
 NAME = "gpuslice-webhook"
@@ -56,15 +56,23 @@ def webhook_manifests(port: int) -> str:
         },
     }
     bundle = base64.b64encode(authority.cert_pem.bytes()).decode()
+    claim = _hook(
+        "claim", ["CREATE"], port, bundle
+    )  # first: what it leaves of a pod is no business of others
+    claim["namespaceSelector"]["matchExpressions"].append(
+        {"key": LABEL_CLAIMS, "operator": "In", "values": ["true"]}
+    )
+    mutate = _hook("mutate", ["CREATE"], port, bundle)
+    validate = _hook("validate", ["CREATE", "UPDATE"], port, bundle)
     hooks = [
-        _configuration("mutate", "MutatingWebhookConfiguration", ["CREATE"], port, bundle),
-        _configuration("validate", "ValidatingWebhookConfiguration", ["CREATE", "UPDATE"], port, bundle),
+        _configuration("mutate", "MutatingWebhookConfiguration", [claim, mutate]),
+        _configuration("validate", "ValidatingWebhookConfiguration", [validate]),
     ]
     return yaml.safe_dump_all([secret, deployment, *hooks], sort_keys=False)
 
 
-def _configuration(verb: str, kind: str, operations: list[str], port: int, bundle: str) -> dict[str, Any]:
-    hook = {
+def _hook(verb: str, operations: list[str], port: int, bundle: str) -> dict[str, Any]:
+    return {
         "name": f"{verb}.gpuslice.io",
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
@@ -86,9 +94,12 @@ def _configuration(verb: str, kind: str, operations: list[str], port: int, bundl
             ]
         },
     }
+
+
+def _configuration(verb: str, kind: str, hooks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": kind,
         "metadata": {"name": f"gpuslice-{verb}"},
-        "webhooks": [hook],
+        "webhooks": hooks,
     }

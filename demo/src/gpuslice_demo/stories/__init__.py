@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpuslice_demo.steps import Story
-from gpuslice_demo.stories import cgpu, notebooks, pools
+from gpuslice_demo.stories import cgpu, claims, notebooks, pools
 
-STORIES: dict[str, Story] = {one.name: one for one in (cgpu.STORY, pools.STORY, notebooks.STORY)}
+STORIES: dict[str, Story] = {
+    one.name: one for one in (cgpu.STORY, pools.STORY, notebooks.STORY, claims.STORY)
+}

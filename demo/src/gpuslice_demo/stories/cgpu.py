@@ -63,6 +63,9 @@ _SHARING = (
             "0/15 (0%)  "
         ),
     ),
+)
+
+TWO_APPS = (
     Step(
         "The same app twice, each asking for 4 GiB of memory in place of a card.",
         "kubectl apply -f examples/sharing/app-3g-v1.yaml",
@@ -115,7 +118,7 @@ _SHARING = (
     ),
 )
 
-_OVER_LIMIT = (
+OVER_LIMIT = (
     Step(
         "A third app says 4 GiB and takes 6.",
         "kubectl apply -f examples/sharing/app-6g-v1.yaml",
@@ -134,7 +137,7 @@ _OVER_LIMIT = (
     Step("Its log says why.", "kubectl logs app-6g-v1-0", exactly(_REFUSED)),
 )
 
-_WHO_USES_WHAT = (
+WHO_USES_WHAT = (
     Step(
         "Who used what? The exporter joins in.",
         "kubectl apply -f exporter.yaml",
@@ -172,5 +175,5 @@ STORY = Story(
     "cgpu",
     "Two apps share one card, and a third is kept to its part",
     (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",), exclusive=True),),
-    _EXCLUSIVE + _SHARING + _OVER_LIMIT + _WHO_USES_WHAT + _BACK,
+    _EXCLUSIVE + _SHARING + TWO_APPS + OVER_LIMIT + WHO_USES_WHAT + _BACK,
 )

@@ -267,6 +267,22 @@ def _endpoint_slice(obj: Object) -> None:
         _set(port, name="", protocol="TCP")
 
 
+def _device_requests(spec: Object) -> None:
+    for request in (spec.get("devices") or {}).get("requests") or []:
+        for each in filter(None, [request.get("exactly"), *(request.get("firstAvailable") or [])]):
+            _set(each, allocationMode="ExactCount")
+            if each["allocationMode"] == "ExactCount":
+                _set(each, count=1)
+
+
+def _resource_claim(obj: Object) -> None:
+    _device_requests(obj.get("spec") or {})
+
+
+def _resource_claim_template(obj: Object) -> None:
+    _device_requests((obj.get("spec") or {}).get("spec") or {})
+
+
 _DEFAULTS: dict[str, Callable[[Object], None]] = {
     "pods": _pod,
     "deployments.apps": _deployment,
@@ -284,6 +300,8 @@ _DEFAULTS: dict[str, Callable[[Object], None]] = {
     "priorityclasses.scheduling.k8s.io": _priority_class,
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": _mutating,
     "validatingwebhookconfigurations.admissionregistration.k8s.io": _webhooks,
+    "resourceclaims.resource.k8s.io": _resource_claim,
+    "resourceclaimtemplates.resource.k8s.io": _resource_claim_template,
     "rolebindings.rbac.authorization.k8s.io": _role_binding,
     "clusterrolebindings.rbac.authorization.k8s.io": _role_binding,
 }

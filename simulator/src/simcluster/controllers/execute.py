@@ -25,6 +25,7 @@ _COMPONENTS = {
     "DaemonSet": "daemonset-controller",
     "Job": "job-controller",
     "Node": "node-controller",
+    "Pod": "resource_claim",
 }
 
 

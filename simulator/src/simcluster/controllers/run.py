@@ -12,6 +12,7 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from simcluster.controllers import (
+    claims,
     daemonset,
     deployment,
     garbage,
@@ -27,6 +28,7 @@ from simcluster.controllers.cache import Cache, collected_kinds, known_kinds
 from simcluster.controllers.execute import Executor, Key
 from simcluster.controllers.expectations import Expectations
 from simcluster.controllers.ownership import controller_uid, labels_of
+from simcluster.controllers.pods import is_finished
 from simcluster.controllers.work import WorkQueue
 
 Object = Mapping[str, Any]
@@ -67,6 +69,7 @@ class Controllers:
             "Job": self._job,
             "Node": self._node,
             "Service": self._service,
+            "Pod": self._claiming_pod,
         }
         self._executor = Executor(client, self._cache, self._queue, self._expected)
 
@@ -87,7 +90,7 @@ class Controllers:
         uid = obj["metadata"]["uid"]
         self._expected.seen(uid, gone or bool(obj["metadata"].get("deletionTimestamp")))
         self._touch_graph(kind, obj, gone)
-        if kind in self._reconcilers and not gone:
+        if kind in self._reconcilers and not gone and (kind != "Pod" or claims.names(obj)):
             self._queue.add((kind, uid))
         if kind == "Namespace" or self._is_in_ending_namespace(obj):
             namespace = (
@@ -104,7 +107,12 @@ class Controllers:
         if kind == "Node" and self._looks_different(obj, gone):
             for uid in self._cache.of("DaemonSet"):
                 self._queue.add(("DaemonSet", uid))
+        elif kind == "ResourceClaim" and not gone:
+            self._queue.add((kind, uid))
+        elif kind == "ResourceClaimTemplate":
+            self._touch_claiming_pods(obj["metadata"]["namespace"], name)
         elif kind == "Pod":
+            self._touch_claims_of(obj)
             for uid, service in self._cache.of("Service").items():
                 if services.selects_pod(service, obj):
                     self._queue.add(("Service", uid))
@@ -146,6 +154,17 @@ class Controllers:
         node = self._cache.get("Node", "", name)
         if node is not None and (node.get("spec") or {}).get("taints"):
             self._queue.add(("Node", node["metadata"]["uid"]))
+
+    def _touch_claiming_pods(self, namespace: str, template: str) -> None:
+        for uid, pod in self._cache.of("Pod").items():
+            if pod["metadata"]["namespace"] == namespace and template in claims.templates(pod):
+                self._queue.add(("Pod", uid))
+
+    def _touch_claims_of(self, pod: Object) -> None:
+        for name in filter(None, claims.names(pod).values()):
+            claim = self._cache.get("ResourceClaim", pod["metadata"]["namespace"], name)
+            if claim is not None:
+                self._queue.add(("ResourceClaim", claim["metadata"]["uid"]))
 
     def _is_in_ending_namespace(self, obj: Object) -> bool:
         name = obj["metadata"].get("namespace")
@@ -206,6 +225,8 @@ class Controllers:
             if namespaces.is_empty(obj, held):
                 document = {**obj, "spec": {"finalizers": []}}
                 await self._client.replace(self._kinds["Namespace"], document, subresource="finalize")
+        elif kind == "ResourceClaim":
+            await self._executor.carry_out(key, obj, claims.release(obj, await self._left(obj)))
         else:
             await self._executor.carry_out(key, obj, self._reconcilers[kind](obj))
 
@@ -235,6 +256,26 @@ class Controllers:
         lease = self._cache.get("Lease", "kube-node-lease", name)
         pods = self._pods_on(name) if (obj.get("spec") or {}).get("taints") else []
         return nodes.reconcile(obj, lease, pods, self._now_s(), self._settings.node_grace_s)
+
+    def _claiming_pod(self, obj: Object) -> list[Action]:
+        namespace = obj["metadata"]["namespace"]
+        templates = {
+            name: found
+            for name in claims.templates(obj)
+            if (found := self._cache.get("ResourceClaimTemplate", namespace, name)) is not None
+        }
+        return claims.make(obj, templates, self._cache.owned("ResourceClaim", obj["metadata"]["uid"]))
+
+    async def _left(self, claim: Object) -> set[str]:
+        """The uids of those that a claim is reserved for and that use it no more."""
+        found = set()
+        for user in (claim.get("status") or {}).get("reservedFor") or ():
+            reference = {"apiVersion": "v1", "kind": "Pod", "name": user["name"], "uid": user["uid"]}
+            pod = self._cache.of("Pod").get(user["uid"])
+            over = pod is not None and is_finished(pod)
+            if over or (pod is None and await self._is_gone(garbage.Node("ResourceClaim", claim), reference)):
+                found.add(user["uid"])
+        return found
 
     def _pods_on(self, node: str) -> list[Object]:
         return [pod for pod in self._cache.of("Pod").values() if pod["spec"].get("nodeName") == node]

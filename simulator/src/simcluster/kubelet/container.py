@@ -95,6 +95,7 @@ class ContainerLife:
                 for one in device_manager.assignments_of(self._facts.uid, name):
                     await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
                 options = device_options(node.device_manager.assignments_of(facts.uid, self.record.name))
+                options |= node.claims.options(facts.pod, self._spec)
                 read = await references.fetch(node.client, facts.pod)
                 spec = specify(
                     node.settings, facts, self._spec, image, options=options, read=read, attempt=self._attempt

@@ -19,6 +19,7 @@ from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from simcluster.kubelet import checkpoint, exclusive
 from simcluster.kubelet.admission import Admission, Rejection
+from simcluster.kubelet.claims import ClaimManager
 from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.kubelet.node import NodeStatus
 from simcluster.kubelet.node_services import NodeServices
@@ -59,8 +60,9 @@ class Kubelet:
         self._removals: asyncio.Queue[_Pod] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
         self._endpoints = PluginEndpoints(settings.plugin_folder, self.device_manager, self._devices_changed)
+        self._claims = ClaimManager(settings, client)
         self._pod_resources = PodResources(
-            settings.pod_resources_socket, self.device_manager, self._admitted_pods
+            settings.pod_resources_socket, self.device_manager, self._admitted_pods, self._claims
         )
         self._pods = Reflector(client, PODS.as_dict(), self._on_pod, fields=f"spec.nodeName={settings.name}")
         self._server = KubeletServer(self._find, runtime, self._pods_folder, settings.host, settings.port)
@@ -75,7 +77,7 @@ class Kubelet:
         )
         recorder = EventRecorder(client, "kubelet", host=settings.name)
         self._services = NodeServices(
-            settings, client, recorder, runtime, registry, self.device_manager, self._endpoints
+            settings, client, recorder, runtime, registry, self.device_manager, self._endpoints, self._claims
         )
         self._addresses = itertools.count(2)
 
@@ -97,6 +99,7 @@ class Kubelet:
                 self._tasks.create_task(self._admit_all(), name="admission")
                 self._tasks.create_task(self._remove_all(), name="pod removal")
                 self._tasks.create_task(self._pods.run(), name="pods of the node")
+                self._tasks.create_task(self._claims.run(), name="drivers of claims")
                 if self.settings.gpu_state is not None:
                     table = ProcessTable(self.settings.proc, self._runtime)
                     self._tasks.create_task(table.run(), name="process table")
@@ -118,6 +121,7 @@ class Kubelet:
     def _recover(self) -> None:
         """Clean the plugin folder and take over the checkpoint, where there is one that can be read."""
         self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
+        self.settings.plugin_registry.mkdir(exist_ok=True)
         own = self.settings.host_root / "var" / "lib" / "kubelet"
         own.parent.mkdir(parents=True, exist_ok=True)
         if not own.is_symlink():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
@@ -16,6 +17,9 @@ from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.scheduler.amounts import Object
 from simcluster.workload.images import ImageRegistry
+
+if TYPE_CHECKING:
+    from simcluster.kubelet.claims import ClaimManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class NodeServices:
     registry: ImageRegistry
     device_manager: DeviceAssignments
     endpoints: PluginEndpoints
+    claims: ClaimManager
     pulled: set[str] = field(default_factory=set)
 
     async def event(
@@ -49,11 +54,18 @@ def _list_of(pod: Object, container: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """What the plugins of all its resources add to a container."""
+    """What the plugins of all its resources, or its claims, add to a container."""
 
     environ: Mapping[str, str]
     mounts: tuple[Mount, ...]
     annotations: Mapping[str, str]
+
+    def __or__(self, other: DeviceOptions) -> DeviceOptions:
+        return DeviceOptions(
+            {**self.environ, **other.environ},
+            (*self.mounts, *other.mounts),
+            {**self.annotations, **other.annotations},
+        )
 
 
 def device_options(assignments: list[DeviceAssignment]) -> DeviceOptions:

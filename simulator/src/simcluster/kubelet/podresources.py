@@ -16,6 +16,7 @@ from gpuslice.adapters.kubelet.rpc import (
     PodResourcesService,
     Server,
 )
+from simcluster.kubelet.claims import ClaimManager
 from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.scheduler.amounts import Object
 
@@ -24,10 +25,15 @@ class PodResources(PodResourcesService):
     """Answers from the device manager; `active_pods` gives the pods that kubelet calls active."""
 
     def __init__(
-        self, path: Path, device_manager: DeviceAssignments, active_pods: Callable[[], Iterable[Object]]
+        self,
+        path: Path,
+        device_manager: DeviceAssignments,
+        active_pods: Callable[[], Iterable[Object]],
+        claims: ClaimManager | None = None,
     ) -> None:
         self._path = path
         self._device_manager = device_manager
+        self._claims = claims
         self._active_pods = active_pods
         self._server: Server | None = None
 
@@ -69,19 +75,20 @@ class PodResources(PodResourcesService):
         return pr.PodResources(
             name=metadata["name"],
             namespace=metadata["namespace"],
-            containers=[self._container(metadata["uid"], name) for name in _listed_containers(pod)],
+            containers=[self._container(pod, container) for container in _listed_containers(pod)],
         )
 
-    def _container(self, uid: str, name: str) -> pr.ContainerResources:
+    def _container(self, pod: Object, container: Object) -> pr.ContainerResources:
         devices = [
             pr.ContainerDevices(resource_name=one.resource, device_ids=[identifier])
-            for one in self._device_manager.assignments_of(uid, name)
+            for one in self._device_manager.assignments_of(pod["metadata"]["uid"], container["name"])
             for identifier in sorted(one.ids)
         ]
-        return pr.ContainerResources(name=name, devices=devices)
+        claimed = self._claims.dynamic_resources(pod, container) if self._claims is not None else []
+        return pr.ContainerResources(name=container["name"], devices=devices, dynamic_resources=claimed)
 
 
-def _listed_containers(pod: Object) -> list[str]:
+def _listed_containers(pod: Object) -> list[Object]:
     spec = pod["spec"]
     sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
-    return [one["name"] for one in [*sidecars, *spec["containers"]]]
+    return [*sidecars, *spec["containers"]]

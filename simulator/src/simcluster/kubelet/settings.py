@@ -56,5 +56,15 @@ class KubeletSettings:
         return self.root / "device-plugins"
 
     @property
+    def plugin_registry(self) -> Path:
+        """Where drivers of claims put their registration sockets; their own lie below `plugins`."""
+        return self.root / "plugins_registry"
+
+    @property
+    def cdi_folder(self) -> Path:
+        """Where the container runtime reads CDI devices from; a reboot empties it."""
+        return self.host_root / "var" / "run" / "cdi"
+
+    @property
     def pod_resources_socket(self) -> Path:
         return self.root / "pod-resources" / "kubelet.sock"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
@@ -16,12 +17,15 @@ from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundErro
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.core.model import ContainerKind
 from simcluster.kubelet import references, status, volumes
+from simcluster.kubelet.claims import ClaimError
 from simcluster.kubelet.container import DEFAULT_GRACE_S, RETRY_S, ContainerLife
 from simcluster.kubelet.environment import ConfigError
 from simcluster.kubelet.node_services import NodeServices
 from simcluster.kubelet.records import ContainerRecord, WaitingState, timestamp
 from simcluster.kubelet.specification import PodFacts
 from simcluster.scheduler.amounts import Object
+
+_log = logging.getLogger(__name__)
 
 
 class PodWorker:
@@ -98,6 +102,7 @@ class PodWorker:
             self._changed.set()
         finally:
             await _cancel(running, deleted, reporting)
+        await self._let_claims_go()
         # last status, then take the pod off the API server, then off the disk
         with contextlib.suppress(KubeError):
             await self._write_status()
@@ -108,6 +113,7 @@ class PodWorker:
     # -- running ---------------------------------------------------------------------------------
 
     async def _run_containers(self) -> None:
+        await self._prepare_claims()
         facts = await self._facts()
         self._changed.set()
         self._lives = [
@@ -136,6 +142,23 @@ class PodWorker:
             for task in started:  # sidecars end with the last app container
                 task.cancel()
         await self._stop([life.record.name for life in self._lives])
+
+    async def _prepare_claims(self) -> None:
+        while True:
+            try:
+                return await self._node.claims.prepare(self.pod)
+            except ClaimError as error:
+                words = f"Failed to prepare dynamic resources: {error}"
+                await self._node.event(self.pod, "FailedPrepareDynamicResources", words, warning=True)
+                await asyncio.sleep(RETRY_S / self._node.settings.speed_up)
+
+    async def _let_claims_go(self) -> None:
+        while True:
+            try:
+                return await self._node.claims.unprepare(self.pod)
+            except ClaimError as error:
+                _log.warning("claims not let go, will try again", extra={"error": str(error)})
+                await asyncio.sleep(RETRY_S / self._node.settings.speed_up)
 
     async def _facts(self) -> PodFacts:
         """Volumes are tried until what they name is there."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from simcluster.scheduler import filters, scores
 from simcluster.scheduler.amounts import Object
+from simcluster.scheduler.claims import ClaimPlugin
 from simcluster.scheduler.extender import ExtenderError, HttpExtender
 from simcluster.scheduler.filters import Failure
 from simcluster.scheduler.nodes import NodeCache, NodeInfo
@@ -32,6 +33,7 @@ class Decider:
 
     cache: NodeCache
     extenders: Sequence[HttpExtender]
+    claims: ClaimPlugin
     percentage_of_nodes: int = 0
     rng: random.Random = field(default_factory=random.Random)
     _start: int = 0
@@ -47,7 +49,8 @@ class Decider:
         feasible = await self._filter_by_extenders(pod, feasible, failures)
         if not feasible:
             by_extender = len(failures) > in_tree
-            raise FitError(fit_error(len(self.cache), failures), by_extender=by_extender)
+            claims = bool(pod["spec"].get("resourceClaims"))
+            raise FitError(fit_error(len(self.cache), failures, claims=claims), by_extender=by_extender)
         if len(feasible) == 1:
             return feasible[0].name
         # in-tree and extenders' scores added up; an extender that fails here simply has no say
@@ -80,7 +83,7 @@ class Decider:
         first = self.cache.nominated_before(pod, node.name)
         if failure is None and first:
             failure = filters.check(pod, node.with_pods(first), ignored)
-        return failure
+        return failure or self.claims.check(pod, node.name)
 
     def _filter(self, pod: Object, failures: dict[str, Failure]) -> list[NodeInfo]:
         """In-tree filters over nodes in rotating order until enough of them do."""

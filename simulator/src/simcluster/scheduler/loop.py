@@ -22,7 +22,9 @@ from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from simcluster.scheduler.allocator import AllocatorError
 from simcluster.scheduler.amounts import Object
+from simcluster.scheduler.claims import ClaimPlugin, Reserved
 from simcluster.scheduler.configuration import DEFAULT, Configuration
 from simcluster.scheduler.decision import Decider, FitError
 from simcluster.scheduler.extender import ExtenderError, HttpExtender
@@ -50,6 +52,8 @@ class Scheduler:
         self._rng = rng or random.Random()
         self._recorder = EventRecorder(client, configuration.scheduler_names[0])
         self._cache = NodeCache()
+        self._claims = ClaimPlugin(client, self._claims_changed)
+        self._gated: dict[str, Object] = {}  # pods whose claims are not made yet
         self._queue = SchedulingQueue(configuration.initial_backoff_s, configuration.max_backoff_s)
         self._stirred = asyncio.Event()
         self._bindings = asyncio.TaskGroup()
@@ -60,12 +64,16 @@ class Scheduler:
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             self._bindings = group
             extenders = [HttpExtender(one, session) for one in self._configuration.extenders]
-            decider = Decider(self._cache, extenders, self._configuration.percentage_of_nodes, self._rng)
+            decider = Decider(
+                self._cache, extenders, self._claims, self._configuration.percentage_of_nodes, self._rng
+            )
             nodes = Reflector(self._client, NODES.as_dict(), self._on_node)
             pods = Reflector(self._client, PODS.as_dict(), self._on_pod)
             group.create_task(nodes.run(), name="scheduler nodes")
             group.create_task(pods.run(), name="scheduler pods")
+            group.create_task(self._claims.run(), name="scheduler claims")
             await nodes.synced.wait()
+            await self._claims.synced()
             await pods.synced.wait()
             self.synced.set()
             group.create_task(self._loop(decider, extenders), name="scheduler loop")
@@ -85,6 +93,7 @@ class Scheduler:
         pod = change.object
         if pod is None:
             return
+        self._gated.pop(pod["metadata"]["uid"], None)
         if change.kind is ChangeKind.DELETED:
             self._queue.remove(pod["metadata"]["uid"])
             self._cache.remove_pod(pod["metadata"]["uid"])
@@ -93,12 +102,20 @@ class Scheduler:
             self._queue.remove(pod["metadata"]["uid"])
             self._cache.set_pod(pod)
             self._wake(pod.get("status", {}).get("phase") in FINISHED)
+        elif self._is_ours(pod) and not self._claims.are_made(pod):
+            self._gated[pod["metadata"]["uid"]] = pod
         elif self._is_ours(pod):
             self._cache.nominate(pod)
             self._queue.add(pod, self._clock())
             self._stirred.set()
         else:
             self._queue.remove(pod["metadata"]["uid"])
+
+    def _claims_changed(self) -> None:
+        for uid, pod in list(self._gated.items()):
+            if self._claims.are_made(pod):
+                self._queue.add(self._gated.pop(uid), self._clock())
+        self._wake()
 
     def _is_ours(self, pod: Object) -> bool:
         spec, metadata = pod["spec"], pod["metadata"]
@@ -129,22 +146,27 @@ class Scheduler:
                 continue
             try:
                 node = await decider.choose(waiting.pod)
+                reserved = self._claims.reserve(waiting.pod, node)
             except FitError as error:
                 waiting.any_event = error.by_extender
                 await self._failed(waiting, str(error), unschedulable=True)
-            except ExtenderError as error:
+            except (ExtenderError, AllocatorError) as error:
                 await self._failed(waiting, str(error), unschedulable=False)
             else:
                 self._cache.assume(waiting.pod, node)
                 name = f"bind {waiting.uid}"
-                self._bindings.create_task(self._bind(waiting, node, extenders), name=name)
+                self._bindings.create_task(self._bind(waiting, node, reserved, extenders), name=name)
 
-    async def _bind(self, waiting: Waiting, node: str, extenders: list[HttpExtender]) -> None:
+    async def _bind(
+        self, waiting: Waiting, node: str, reserved: Reserved, extenders: list[HttpExtender]
+    ) -> None:
         pod = waiting.pod
         try:
+            await self._claims.write(pod, reserved)
             await self._write_binding(pod, node, extenders)
         except (KubeError, ExtenderError) as error:
             self._cache.forget(waiting.uid)
+            self._claims.forget(reserved)
             await self._failed(waiting, f"binding rejected: {_words(error)}", unschedulable=False)
             self._wake()
             return

@@ -11,15 +11,20 @@ NO_HELP = "Preemption is not helpful for scheduling"
 NO_VICTIMS = "No preemption victims found for incoming pod"
 
 
-def fit_error(nodes: int, failures: Mapping[str, Failure]) -> str:
-    """`nodes` is how many there are; `failures` why each of them does not do, by node name."""
+NOTHING_CLAIMED, CLAIMS_STAY = "no new claims to deallocate", "still not schedulable"
+
+
+def fit_error(nodes: int, failures: Mapping[str, Failure], *, claims: bool = False) -> str:
+    """`nodes` is how many there are; `failures` why each of them does not do, by node name.
+
+    `claims`: whether the pod has any.
+    """
     if nodes == 0:
         return "no nodes available to schedule pods"
     reasons = Counter(reason for failure in failures.values() for reason in failure.reasons)
     head = _available(nodes, _histogram(reasons))
-    return (
-        f"{head} no new claims to deallocate, preemption: {_available(nodes, _preemption(nodes, failures))}"
-    )
+    deallocation = CLAIMS_STAY if claims else NOTHING_CLAIMED
+    return f"{head} {deallocation}, preemption: {_available(nodes, _preemption(nodes, failures))}"
 
 
 def _preemption(nodes: int, failures: Mapping[str, Failure]) -> list[str]:

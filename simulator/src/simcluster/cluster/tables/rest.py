@@ -101,6 +101,20 @@ def _ingress_row(obj: Object, now_s: float) -> list[Any]:
     ]
 
 
+def _device_slice_row(obj: Object, now_s: float) -> list[Any]:
+    spec = obj["spec"]
+    where = spec.get("nodeName") or ("<all nodes>" if spec.get("allNodes") else "<unset>")
+    return [name(obj), where, spec.get("driver", ""), spec["pool"]["name"], age(created(obj), now_s)]
+
+
+def _resource_claim_row(obj: Object, now_s: float) -> list[Any]:
+    status = obj.get("status") or {}
+    states = ["deleted"] if obj["metadata"].get("deletionTimestamp") else []
+    states += ["allocated"] if status.get("allocation") else [] if states else ["pending"]
+    states += ["reserved"] if status.get("reservedFor") else []
+    return [name(obj), ",".join(states), age(created(obj), now_s)]
+
+
 _BINDING = printer("Name, Role, Age, Users+, Groups+, ServiceAccounts+", _binding_row)
 _ROLE = printer("Name, Created At", _created_row)
 _WEBHOOKS = printer("Name, Webhooks#, Age", _webhooks_row)
@@ -126,5 +140,7 @@ REST: dict[str, Printer] = {
     "endpointslices.discovery.k8s.io": printer("Name, AddressType, Ports, Endpoints, Age", _slice_row),
     "networkpolicies.networking.k8s.io": printer("Name, Pod-Selector, Age", _policy_row),
     "ingresses.networking.k8s.io": printer("Name, Class, Hosts, Address, Ports, Age", _ingress_row),
+    "resourceslices.resource.k8s.io": printer("Name, Node, Driver, Pool, Age", _device_slice_row),
+    "resourceclaims.resource.k8s.io": printer("Name, State, Age", _resource_claim_row),
     "limitranges": _ROLE,
 }

@@ -1,0 +1,101 @@
+"""The first story once more, its manifests unchanged, on a node whose cards are given out by claims.
+
+From Kubernetes 1.36 on a policy of the API server turns requests into claims. The simulated API server knows
+no policies, so gpuslice's webhook does it, as before 1.36.
+"""
+
+from __future__ import annotations
+
+from gpuslice_demo.expected import columns, containing, exactly
+from gpuslice_demo.nodes import NodePlan
+from gpuslice_demo.steps import Step, Story
+from gpuslice_demo.stories.cgpu import NODE, OVER_LIMIT, TWO_APPS, WHO_USES_WHAT
+from gpuslice_demo.stories.installing import INSTALL
+
+_CLAIMS_READY = (
+    Step(
+        "Give the node's cards out by claims: two labels.",
+        f"kubectl label node {NODE} cgpu=true gpuslice.io/mode=claims",
+        exactly(f"node/{NODE} labeled"),
+    ),
+    INSTALL,
+    Step(
+        "What claims need: a class of devices, who makes templates of claims, and who rewrites pods.",
+        "kubectl apply -f claims.yaml -f webhook.yaml",
+        columns(
+            "deviceclass.resource.k8s.io/gpuslice.io created\n"
+            "deployment.apps/gpuslice-claims created\n"
+            "secret/gpuslice-webhook created\n"
+            "deployment.apps/gpuslice-webhook created\n"
+            "mutatingwebhookconfiguration.admissionregistration.k8s.io/gpuslice-mutate created\n"
+            "validatingwebhookconfiguration.admissionregistration.k8s.io/gpuslice-validate created"
+        ),
+    ),
+    Step(
+        "",
+        "kubectl rollout status deployment/gpuslice-webhook -n kube-system",
+        containing("successfully rolled out"),
+    ),
+    Step(
+        "The agent is a driver of claims now, and offers the node's card.",
+        "kubectl get resourceslices",
+        columns(f"NAME NODE DRIVER POOL AGE\n{NODE}-gpu.gpuslice.io-0 {NODE} gpu.gpuslice.io {NODE} «age»"),
+    ),
+    Step(
+        "Which pods: those of a namespace with this label.",
+        "kubectl label namespace default gpuslice.io/claims=true",
+        exactly("namespace/default labeled"),
+    ),
+)
+
+_CLAIMED = (
+    Step(
+        "Nobody wrote a claim; each pod has one, with which kube-scheduler itself chose the card.",
+        "kubectl get resourceclaims",
+        columns(
+            "NAME STATE AGE\n"
+            "app-3g-v1-0-gpuslice-«id» allocated,reserved «age»\n"
+            "app-3g-v1-1-gpuslice-«id» allocated,reserved «age»"
+        ),
+    ),
+    Step(
+        "What is in force is in its status: 4 of 15 units, which are 4301 MiB.",
+        "kubectl get resourceclaims -o jsonpath='{.items[0].status.devices[0].data}'",
+        exactly('{"computePercent":0,"memoryLimitBytes":4509925376,"tier":"library","units":4}'),
+    ),
+)
+
+_FULL = (
+    Step(
+        "12 of 15 units are taken. One more of 4 fits on no card.",
+        "kubectl scale statefulset app-3g-v1 --replicas=3",
+        exactly("statefulset.apps/app-3g-v1 scaled"),
+    ),
+    Step(
+        "kube-scheduler says little about that …",
+        "kubectl get events --field-selector reason=FailedScheduling",
+        containing("0/1 nodes are available: 1 cannot allocate all claims."),
+    ),
+    Step(
+        "… and gpuslice more.",
+        "gpuslice explain app-3g-v1-2",
+        containing("3 units are free on all these nodes together, on none of them 4."),
+    ),
+)
+
+_FREE = (
+    Step(
+        "The apps go, and their claims with them.",
+        "kubectl delete statefulset app-3g-v1 app-6g-v1",
+        containing('statefulset.apps "app-6g-v1" deleted'),
+    ),
+    Step("", "kubectl get resourceclaims", exactly("No resources found in default namespace.")),
+    Step("", "kubectl inspect cgpu", containing("0/15 (0%)")),
+)
+
+STORY = Story(
+    "claims",
+    "The same two apps, unchanged, by claims (dynamic resource allocation)",
+    (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",)),),
+    _CLAIMS_READY + TWO_APPS + _CLAIMED + OVER_LIMIT + WHO_USES_WHAT + _FULL + _FREE,
+)

@@ -1,0 +1,260 @@
+"""Structured parameters: which devices of a node a pod's claims are given, as by kube-scheduler's allocator.
+
+Devices are taken in the order of the ResourceSlices, the first that fits, and taken back where a later
+request then finds none. Of a device that may be allocated several times each request consumes capacity by
+the device's own policy. Selectors other than ``device.driver == "…"`` are not understood: they need CEL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simcluster.cluster.quantity import parse_quantity
+from simcluster.scheduler.amounts import Object
+
+_DRIVER = re.compile(r'\s*device\.driver\s*==\s*"([^"]+)"\s*')
+DeviceKey = tuple[str, str, str]  # driver, pool, name
+
+
+class AllocatorError(Exception):
+    """The claim cannot be judged: it names a class that is not there, or what is not understood here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    key: DeviceKey
+    document: Object
+
+    @property
+    def shared(self) -> bool:
+        return bool(self.document.get("allowMultipleAllocations"))
+
+    def attribute(self, name: str) -> Any:
+        """Its value; a name without a domain, or with the driver's, is one of the driver."""
+        attributes = self.document.get("attributes") or {}
+        domain, _, rest = name.rpartition("/")
+        found = attributes.get(name) or (attributes.get(rest) if domain == self.key[0] else None)
+        return None if found is None else tuple(found.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One device that a claim asks for. `claim` is its position among the pod's claims to allocate."""
+
+    claim: int
+    request: str
+    spec: Object
+    drivers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    wanted: Wanted
+    device: Device
+    consumed: Mapping[str, str]
+
+    def as_result(self) -> dict[str, Any]:
+        driver, pool, name = self.device.key
+        result = {"request": self.wanted.request, "driver": driver, "pool": pool, "device": name}
+        if self.wanted.spec.get("adminAccess"):
+            return {**result, "adminAccess": True}
+        if not self.device.shared:
+            return result
+        return {**result, "shareID": str(uuid.uuid4()), "consumedCapacity": dict(self.consumed)}
+
+
+def devices_of(slices: Iterable[Object], node: str) -> list[Device]:
+    """The node's devices, of pools whose newest generation is there in full."""
+    pools: dict[tuple[str, str], list[Object]] = {}
+    for each in sorted(slices, key=lambda one: str(one["metadata"]["name"])):
+        if each["spec"].get("nodeName") == node:
+            pools.setdefault((each["spec"]["driver"], each["spec"]["pool"]["name"]), []).append(each)
+    found = []
+    for (driver, pool), parts in pools.items():
+        newest = max(part["spec"]["pool"]["generation"] for part in parts)
+        current = [part["spec"] for part in parts if part["spec"]["pool"]["generation"] == newest]
+        if len(current) == current[0]["pool"]["resourceSliceCount"]:
+            listed = itertools.chain.from_iterable(spec.get("devices") or () for spec in current)
+            found += [Device((driver, pool, device["name"]), device) for device in listed]
+    return found
+
+
+def wanted_of(claims: Sequence[Object], classes: Mapping[str, Object]) -> Iterator[list[Wanted]]:
+    """What is to be placed, one list for each choice among prioritized alternatives, the best choice first.
+
+    Raises AllocatorError.
+    """
+    parts: list[list[list[Wanted]]] = []
+    for position, claim in enumerate(claims):
+        for request in claim["spec"].get("devices", {}).get("requests") or ():
+            alternatives = [(request["name"], request["exactly"])] if request.get("exactly") else []
+            alternatives += [
+                (f"{request['name']}/{each['name']}", each) for each in request.get("firstAvailable") or ()
+            ]
+            parts.append([_devices_wanted(position, name, spec, classes) for name, spec in alternatives])
+    for choice in itertools.product(*parts):
+        yield list(itertools.chain.from_iterable(choice))
+
+
+def _devices_wanted(claim: int, name: str, spec: Object, classes: Mapping[str, Object]) -> list[Wanted]:
+    class_name = spec["deviceClassName"]
+    if class_name not in classes:
+        raise AllocatorError(f"request {name}: device class {class_name} does not exist")
+    if spec.get("allocationMode", "ExactCount") != "ExactCount":
+        raise AllocatorError(f"request {name}: allocationMode {spec['allocationMode']} is not simulated")
+    of_class = classes[class_name].get("spec", {}).get("selectors") or ()
+    drivers = []
+    for selector in [*of_class, *(spec.get("selectors") or ())]:
+        expression = (selector.get("cel") or {}).get("expression", "")
+        matched = _DRIVER.fullmatch(expression)
+        if matched is None:
+            raise AllocatorError(f"request {name}: selector {expression} is not simulated")
+        drivers.append(matched[1])
+    return [Wanted(claim, name, spec, frozenset(drivers))] * spec.get("count", 1)
+
+
+def allocate(
+    claims: Sequence[Object],
+    devices: Sequence[Device],
+    classes: Mapping[str, Object],
+    allocated: Iterable[Object],
+) -> list[list[dict[str, Any]]] | None:
+    """The results of each claim, or None where they do not all fit. `allocated`: results of other claims.
+
+    Raises AllocatorError.
+    """
+    others = [each for each in allocated if not each.get("adminAccess")]
+    for wanted in wanted_of(claims, classes):
+        search = _Search(claims, devices, wanted, others)
+        if search.place():
+            found: list[list[dict[str, Any]]] = [[] for _ in claims]
+            for each in search.taken:
+                found[each.wanted.claim].append(each.as_result())
+            return found
+    return None
+
+
+class _Search:
+    """Depth first: one device for each of `wanted`, in turn."""
+
+    def __init__(
+        self,
+        claims: Sequence[Object],
+        devices: Sequence[Device],
+        wanted: Sequence[Wanted],
+        allocated: Iterable[Object],
+    ) -> None:
+        self.taken: list[Taken] = []
+        self._claims = claims
+        self._devices = devices
+        self._wanted = wanted
+        self._used: dict[DeviceKey, list[Mapping[str, Any]]] = {}
+        for each in allocated:
+            key = (each["driver"], each["pool"], each["device"])
+            self._used.setdefault(key, []).append(each.get("consumedCapacity") or {})
+
+    def place(self) -> bool:
+        if len(self.taken) == len(self._wanted):
+            return True
+        wanted = self._wanted[len(self.taken)]
+        for device in self._devices:
+            mine = [each for each in self.taken if each.device.key == device.key]
+            consumed = self._consumed(wanted, device, mine) if _may_have(wanted, device, mine) else None
+            if consumed is None:
+                continue
+            self.taken.append(Taken(wanted, device, consumed))
+            if self._constraints_hold(wanted.claim) and self.place():
+                return True
+            self.taken.pop()
+        return False
+
+    def _consumed(self, wanted: Wanted, device: Device, mine: Sequence[Taken]) -> dict[str, str] | None:
+        """What the request would consume of the device, beside `mine`; None where there is too little."""
+        if wanted.spec.get("adminAccess"):
+            return {}
+        held = [*self._used.get(device.key, ())]
+        held += [each.consumed for each in mine if not each.wanted.spec.get("adminAccess")]
+        if not device.shared:
+            return None if held else {}
+        requested = (wanted.spec.get("capacity") or {}).get("requests") or {}
+        capacity = device.document.get("capacity") or {}
+        if not requested.keys() <= capacity.keys():
+            return None
+        consumed = {}
+        for name, offered in capacity.items():
+            amount = consumed_amount(requested.get(name), offered)
+            used = sum(_whole(each[name]) for each in held if name in each)
+            if amount is None or used + _whole(amount) > _whole(offered["value"]):
+                return None
+            consumed[name] = amount
+        return consumed
+
+    def _constraints_hold(self, claim: int) -> bool:
+        for constraint in self._claims[claim]["spec"]["devices"].get("constraints") or ():
+            names = set(constraint.get("requests") or ())
+            mine = (each for each in self.taken if each.wanted.claim == claim)
+            devices = [
+                each.device
+                for each in mine
+                if not names or names & {each.wanted.request, each.wanted.request.partition("/")[0]}
+            ]
+            same, distinct = constraint.get("matchAttribute"), constraint.get("distinctAttribute")
+            values = [device.attribute(same or distinct or "") for device in devices]
+            if None in values or (same and len(set(values)) > 1):
+                return False
+            if distinct and len(set(values)) < len(values):
+                return False
+        return True
+
+
+def _may_have(wanted: Wanted, device: Device, mine: Sequence[Taken]) -> bool:
+    """Several devices of one request are different ones."""
+    asked = [(each.wanted.claim, each.wanted.request) for each in mine]
+    fits = wanted.drivers <= {device.key[0]} and (wanted.claim, wanted.request) not in asked
+    return fits and _tolerated(wanted.spec, device)
+
+
+def consumed_amount(requested: Any, offered: Object) -> str | None:
+    """By the capacity's policy: rounded up to what may be had; None for more than that."""
+    policy = offered.get("requestPolicy") or {}
+    if requested is None:
+        return str(policy.get("default") or offered["value"])
+    amount = _whole(requested)
+    if values := policy.get("validValues"):
+        larger = [each for each in values if _whole(each) >= amount]
+        return str(min(larger, key=_whole)) if larger else None
+    if span := policy.get("validRange"):
+        least, step = _whole(span["min"]), _whole(span.get("step") or 1)
+        rounded = max(least, least + -(-(amount - least) // step) * step)
+        if "max" in span and rounded > _whole(span["max"]):
+            return None
+        return str(requested) if rounded == amount else str(rounded)
+    return str(requested)
+
+
+def _tolerated(spec: Object, device: Device) -> bool:
+    hard = [
+        each
+        for each in device.document.get("taints") or ()
+        if each.get("effect") in ("NoSchedule", "NoExecute")
+    ]
+    return all(any(_tolerates(one, taint) for one in spec.get("tolerations") or ()) for taint in hard)
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _whole(quantity: Any) -> int:
+    return int(parse_quantity(str(quantity)).to_integral_value("ROUND_CEILING"))
