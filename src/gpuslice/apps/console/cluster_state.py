@@ -16,13 +16,16 @@ from gpuslice.adapters.kube.requests import Listing, WatchEvent
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SERVICES, Resource
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.apps.console.followed_claims import FollowedClaims
 from gpuslice.apps.console.rows import Rows
+from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
 from gpuslice.apps.diagnosis.pod_explanation import place_of, resources_of
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import NAME_SETS, SYSTEM_NAMESPACE
+from gpuslice.core.contract import LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
+from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Pod
 
 T = TypeVar("T")
@@ -32,6 +35,7 @@ NEEDED = ("nodes", "pods")
 """Without these there is nothing to show; the others add to it where they may be read."""
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 WATCH_HOLDS_S = 1.0
+AT_ONCE = 200
 
 _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
@@ -68,11 +72,15 @@ class ObservedClient(KubeClient):
 
 
 class ClusterState:
-    """Everything that is known of a cluster. `pods`: those that share cards or mean to, by namespace/name."""
+    """Everything that is known of a cluster. `pods`: those that share cards or mean to, by namespace/name.
+
+    What claims have given out has a ledger of its own, in `claims`: see `ledger_of`.
+    """
 
     def __init__(self, client: KubeClient, rows: Rows, namespace: str = "") -> None:
         self.rows = rows
         self.ledger = Ledger()
+        self.claims = Claims()
         self.nodes: dict[str, objects.Node] = {}
         self.pods: dict[str, objects.Pod] = {}
         self.waiting: dict[str, Pod] = {}  # of these, those that are on no node or do not start there
@@ -81,6 +89,8 @@ class ClusterState:
         self.work = asyncio.Event()  # something changed that may explain a pod anew
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._stale: set[str] = set()
+        self._claiming: dict[str, objects.Pod] = {}  # pods that have claims, whatever these are of
+        self._followed = FollowedClaims(client, namespace)
         self._nodes = Reflector(client, NODES, self._node_changed)
         self._pods = Reflector(client, PODS, self._pod_changed, namespace=namespace)
         self._config_maps = Reflector(
@@ -105,6 +115,7 @@ class ClusterState:
         async with asyncio.TaskGroup() as tasks:
             for name, reflector in reflectors.items():
                 tasks.create_task(reflector.run(), name=f"watch {name}")
+            tasks.create_task(self._followed.run(self._renew_claims), name="claims")
 
     @property
     def synced(self) -> bool:
@@ -128,6 +139,19 @@ class ClusterState:
             if is_own_hook(each)
         ]
 
+    @property
+    def follows_claims(self) -> bool:
+        return self._followed.synced
+
+    def view(self, pod: objects.Pod) -> Pod | None:
+        """One of `pods` with what it asks for and holds, in whichever way."""
+        claimed = self.claims.of(pod)
+        return claimed.pod if claimed is not None else self.ledger.pods.get(pod.metadata.uid)
+
+    def ledger_of(self, node: str) -> Ledger:
+        """The one that counts what is given out on this node."""
+        return self.claims.ledger if self.claims.ledger.state(node) is not None else self.ledger
+
     # -- changes -------------------------------------------------------------------------------------------
 
     def _pod_changed(self, change: Change[objects.Pod]) -> None:
@@ -140,31 +164,59 @@ class ClusterState:
             self._touch(before.node)
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_pod(meta.uid)
+            if self._claiming.pop(key, None) is not None:
+                self._followed.follow()
             self.exporters.pop(meta.name, None)
             self.plugins.pop(key, None)
             self._forget(key)
             return
         view = pod_view(change.object)
         self.ledger.apply_pod(view)
+        self._claiming.pop(key, None)
         labels = meta.labels or {}
         if labels.get("component") == EXPORTER and change.object.spec.node_name:
             self.exporters[meta.name] = change.object
         elif labels.get("name") == PLUGIN:
             self.plugins[key] = change.object
+        elif change.object.spec.resource_claims and not (view.finished or view.request or view.problem):
+            self._claiming[key] = change.object
+            _prune(change.object)
+            self._followed.follow()
         elif view.finished or not (view.request or view.problem or _means_one(change.object)):
             self._forget(key)
             meta.labels = meta.annotations = meta.finalizers = None
             change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
         else:
-            self.pods[key] = change.object
-            self._touch(view.node)
             _prune(change.object)
-            self.rows.put("pods", key, _pod_row(view, change.object), meta.namespace)
-            if not view.node or _is_stuck(change.object):
-                self.waiting[key] = view
-            elif self.waiting.pop(key, None) is not None:
-                self.rows.drop("waiting", key)
-            self.work.set()
+            self._show(key, change.object, view)
+
+    def _show(self, key: str, pod: objects.Pod, view: Pod) -> None:
+        self.pods[key] = pod
+        self._touch(view.node)
+        self.rows.put("pods", key, _pod_row(view, pod), view.namespace)
+        if not view.node or _is_stuck(pod):
+            self.waiting[key] = view
+        elif self.waiting.pop(key, None) is not None:
+            self.rows.drop("waiting", key)
+        self.work.set()
+
+    async def _renew_claims(self) -> None:
+        """Claims, slices, nodes or pods changed: who has what of the nodes of claims, from the beginning."""
+        before = self.claims.nodes()
+        self.claims = await self._followed.known(self.nodes.values(), self._claiming.values())
+        for name in {*before, *self.claims.nodes()}:
+            self._touch(name)
+        for number, (key, pod) in enumerate(list(self._claiming.items())):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if self._claiming.get(key) is not pod:
+                continue  # it changed meanwhile, and this is done again
+            claimed = self.claims.of(pod)
+            if claimed is None:  # its claims are of something else
+                self._forget(key)
+            else:
+                self._show(key, pod, claimed.pod)
+        self.work.set()
 
     def _forget(self, key: str) -> None:
         if self.pods.pop(key, None) is not None:
@@ -186,6 +238,9 @@ class ClusterState:
             self.nodes[name] = change.object
             self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             self._touch(name)
+        by_claims = rules_of(change.object.metadata.labels or {}).claims
+        if by_claims or self.ledger_of(name) is not self.ledger:
+            self._followed.follow()
         self.work.set()
 
     def _config_map_changed(self, change: Change[objects.ConfigMap]) -> None:
@@ -234,13 +289,14 @@ class ClusterState:
                 self.rows.put("nodes", name, self._node_row(name, node))
 
     def _node_row(self, name: str, node: objects.Node) -> dict[str, Any]:
-        state, place = self.ledger.state(name), place_of(node)
+        ledger, place = self.ledger_of(name), place_of(node)
+        state = ledger.state(name)
         row: dict[str, Any] = {"name": name}
         if not place.ready or not place.schedulable:
             row["state"] = "cordoned" if place.ready else "notReady"
         if state is None or not state.node.cards:
             return row
-        allocations = self.ledger.allocations(name)
+        allocations = ledger.allocations(name)
         used = allocations.used() if allocations is not None else {}
         compute = allocations.compute_used() if allocations is not None and state.node.compute_percent else {}
         models = {card.model for card in state.node.cards}
@@ -286,7 +342,8 @@ def _prune(pod: objects.Pod) -> None:
     meta, status = pod.metadata, pod.status
     meta.namespace, pod.spec.node_name = sys.intern(meta.namespace), sys.intern(pod.spec.node_name)
     labels, annotations = meta.labels or {}, meta.annotations or {}
-    shown = {name: value for name, value in labels.items() if name in POD_LABELS or _label_hint(name)}
+    kept_labels = {*POD_LABELS, LABEL_CLAIMED}
+    shown = {name: value for name, value in labels.items() if name in kept_labels or _label_hint(name)}
     meta.labels = shown or None
     kept = {sys.intern(name): annotations[name] for name in PLACEMENT_ANNOTATIONS if name in annotations}
     meta.annotations = kept or None

@@ -77,6 +77,7 @@ class Health:
             services=state.services(),
             slices=list(state.slices.objects.values()),
             hooks=state.own_hooks(),
+            claims=state.claims if state.follows_claims else None,
             unreadable=unreadable,
             node_label=self._node_label,
         )

@@ -36,7 +36,7 @@ class PodPages:
         events = await self._events(namespace, name)
         history = await self._history(namespace, name)
         found = state.pods.get(key)  # it may have left meanwhile
-        view = state.ledger.pods.get(found.metadata.uid) if found is not None else None
+        view = state.view(found) if found is not None else None
         if found is None or view is None:
             return None
         explanation = explained(
@@ -46,6 +46,7 @@ class PodPages:
             places=[place_of(node) for node in state.nodes.values()] if not view.node else (),
             events=events,
             usage=self._usage.containers.get(key, ()),
+            claims=state.claims,
         )
         document = pod_document(explanation)
         better = self._usage.suggestion(key)
@@ -55,7 +56,7 @@ class PodPages:
                 "limitMiB": better.limit_mib,
                 "more": better.more,
             }
-        if (card := card_of(state.ledger, view)) is not None:
+        if (card := card_of(state.ledger_of(view.node), view)) is not None:
             document["card"] = {"units": card.units, "memoryMiB": card.memory_mib, "model": card.model}
         return {**document, "way": way(view, found), "history": history}
 

@@ -186,8 +186,8 @@ class UsageReader:
     def suggestion(self, key: str) -> Suggestion | None:
         """Another size for a pod of one container on one card, as `explain` suggests it."""
         found, containers = self._state.pods.get(key), self.containers.get(key, ())
-        pod = self._state.ledger.pods.get(found.metadata.uid) if found is not None else None
-        card = card_of(self._state.ledger, pod) if pod is not None else None
+        pod = self._state.view(found) if found is not None else None
+        card = card_of(self._state.ledger_of(pod.node), pod) if pod is not None else None
         if pod is None or card is None or len(containers) != 1 or containers[0].peak_bytes is None:
             return None
         assert pod.placement is not None

@@ -10,6 +10,7 @@ import msgspec
 
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.console.cluster_state import ClusterState
+from gpuslice.apps.diagnosis.claims import ClaimedPod
 from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, place_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.explanation import NOT_SHARED
@@ -52,7 +53,8 @@ class WaitingPods:
         self._never &= state.waiting.keys()
         kinds: dict[bytes, list[str]] = {}
         for key, view in state.waiting.items():
-            kinds.setdefault(_kind(view, state.pods[key]), []).append(key)
+            pod = state.pods[key]
+            kinds.setdefault(_kind(view, pod, state.claims.of(pod)), []).append(key)
         for keys in kinds.values():
             await asyncio.sleep(0)
             found = state.pods.get(keys[0])
@@ -60,7 +62,9 @@ class WaitingPods:
                 continue
             places = [place_of(node) for node in state.nodes.values()]
             usage = self._usage(keys[0]) if found.spec.node_name else ()
-            explanation = explained(found, state.ledger, state.nodes, places=places, usage=usage)
+            explanation = explained(
+                found, state.ledger, state.nodes, places=places, usage=usage, claims=state.claims
+            )
             for key in keys:
                 if key in state.waiting:
                     self._write(key, explanation)
@@ -87,7 +91,7 @@ class WaitingPods:
         self._state.rows.put("waiting", key, row, namespace)
 
 
-def _kind(view: Pod, pod: objects.Pod) -> bytes:
+def _kind(view: Pod, pod: objects.Pod, claimed: ClaimedPod | None) -> bytes:
     """What makes two pods wait for the same reasons. Who is on a node has reasons of its own."""
     if view.node or view.problem or view.nominated:
         return view.uid.encode()
@@ -95,4 +99,5 @@ def _kind(view: Pod, pod: objects.Pod) -> bytes:
     same = (spec.containers, spec.init_containers, spec.node_selector, spec.tolerations, spec.affinity)
     more = (spec.scheduler_name, spec.priority, spec.preemption_policy, spec.scheduling_gates)
     labels = (pod.metadata.labels, pod.status.conditions, view.namespace)
-    return msgspec.json.encode((same, more, labels))
+    claims = (claimed.pod.request, claimed.hints) if claimed is not None else ()
+    return msgspec.json.encode((same, more, labels, claims))

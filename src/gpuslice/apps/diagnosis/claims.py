@@ -167,6 +167,7 @@ def claims_of(
     """From the cluster's objects. `slices` may be of other drivers too."""
     nodes, ledger = list(nodes), Ledger()
     slices = [each for each in slices if each["spec"].get("driver") == CLAIM_DRIVER]
+    offering = {each["spec"].get("nodeName", "") for each in slices}
     offered: dict[str, set[int]] = defaultdict(set)
     for each in slices:
         for device in each["spec"].get("devices") or ():
@@ -178,7 +179,7 @@ def claims_of(
     for node in nodes:
         labels, name = node.metadata.labels or {}, node.metadata.name
         cards[name] = cards_of_claims(labels, node.metadata.annotations or {})
-        if cards[name] and any(each["spec"].get("nodeName") == name for each in slices):
+        if cards[name] and name in offering:
             view = replace(
                 node_view(node),
                 cards=tuple(cards[name]),
