@@ -78,6 +78,8 @@ CLAIM_SLOTS = "slots"
 CLAIM_TAINT = "gpu.gpuslice.io/unhealthy"  # on a card that must not be given out
 LABEL_CLAIMS = "gpuslice.io/claims"  # "true" on a namespace or pod: its requests are turned into claims
 LABEL_CLAIMED = "gpuslice.io/claimed"  # "true" on a pod of which they were
+LABEL_CLAIM_MEMORY = "gpuslice.io/claim-memory"  # of a namespace: the most that one claim may ask for
+LABEL_CLAIM_COMPUTE = "gpuslice.io/claim-compute"
 
 # -- environment of a container ----------------------------------------------------------------------
 ENV_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
