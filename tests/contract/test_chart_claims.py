@@ -75,6 +75,16 @@ def test_an_agent_may_write_what_a_driver_writes_and_no_more(objects: Objects) -
     assert driver["resourceNames"] == [CLAIM_DRIVER]
 
 
+def test_a_console_may_see_claims_where_there_are_any() -> None:
+    def seen(*values: str) -> set[str]:
+        made = render(str(tools.find("helm")), "--set=console.enabled=true", "--kube-version=1.36.0", *values)
+        rules = made["ClusterRole", "gpuslice-console"]["rules"]
+        return {each for rule in rules if "resource.k8s.io" in rule["apiGroups"] for each in rule["resources"]}
+
+    assert seen() == set()
+    assert seen("--set=dra.enabled=true") == {"resourceclaims", "resourceclaimtemplates", "resourceslices"}
+
+
 @pytest.mark.parametrize(("policy", "names"), list(zip(POLICIES, NAME_SETS.values(), strict=True)))
 def test_a_policy_rewrites_one_set_of_names(objects: Objects, policy: str, names: Any) -> None:
     spec = objects["MutatingAdmissionPolicy", policy]["spec"]
