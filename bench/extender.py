@@ -97,7 +97,9 @@ class Caller:
         text = self._connection.getresponse().read().decode()
         samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         binds = 'gpuslice_extender_request_seconds_sum{verb="bind"}'
-        return float(samples.get(binds, 0)) - float(samples["gpuslice_extender_api_seconds_total"])
+        api = "gpuslice_extender_api_request_seconds_sum"
+        waited_s = sum(float(value) for name, value in samples.items() if name.startswith(api))
+        return float(samples.get(binds, 0)) - waited_s
 
     def rss_mib(self) -> float:
         lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.apps.exporter.catalogue import Group, groups
 from monitoring.boards import dashboards
 from monitoring.cases import rule_tests
@@ -59,6 +60,19 @@ def metrics_page() -> str:
     for group in groups():
         lines += _group(group)
     lines += [
+        "## Every process",
+        "",
+        "Extender, agent, exporter, webhook, claims controller and console have these behind their own.",
+        "Durations are classic histograms in both formats. A Prometheus from 3.4 on makes native ones of",
+        "them where its scrape configuration says `convert_classic_histograms_to_nhcb: true`, as the chart's",
+        "monitors do with `monitoring.nativeHistograms: true`.",
+        "",
+        "| metric | type | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{each.name}` | {each.kind} | {each.help} |" for each in ProcessMetrics().families()]
+    lines += [
+        "",
         "## Alerts",
         "",
         "| alert | severity | for | what it says | what to do |",

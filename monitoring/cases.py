@@ -6,15 +6,19 @@ from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.rules import (
+    AGENT_SILENT,
     ALERTS,
     ASKED_IN_VAIN,
     BARE_PODS,
     EXTENDER_READY,
+    EXTENDER_SILENT,
     FORGOTTEN,
     REFUSALS,
     REGISTERED,
     SAMPLED,
     WAKEUPS,
+    WATCH_DELAY,
+    WATCH_LATE,
 )
 
 Series = dict[str, str]  # selector → values a minute
@@ -34,6 +38,12 @@ def _app(metric: c.Metric) -> str:
 
 def _always(series: str, value: str) -> Series:
     return {series: f"{value}{_HOUR}"}
+
+
+def _delays(quick: float, slow: float) -> Series:
+    """A histogram of how late the watch is: so many a minute within a second, and so many later."""
+    steps = {"1.0": quick, "5.0": quick + slow, "+Inf": quick + slow}
+    return {f'{WATCH_DELAY}{{pod="a",le="{le}"}}': f"0+{step:g}x180" for le, step in steps.items()}
 
 
 _UP = 'up{job="monitoring/gpuslice-exporter",instance="10.0.0.1:9400"}'
@@ -153,6 +163,15 @@ CASES: dict[str, tuple[Series, Series]] = {
         {ASKED_IN_VAIN + '{pod="a"}': "0+5x180"},
         {ASKED_IN_VAIN + '{pod="a"}': "0x150 15x30"},  # a change of leaders
     ),
+    "GpuWatchLate": (
+        {AGENT_SILENT + _AGENT: "0x160 0+60x20"},
+        {
+            WATCH_LATE + '{pod="a"}': "0x150 6 0x30",  # one, for a moment
+            **_delays(quick=10, slow=0.5),
+            **_always(EXTENDER_SILENT + '{pod="b",resource="pods"}', "59"),
+            **_always(AGENT_SILENT + _AGENT, "59"),
+        },
+    ),
 }
 
 
@@ -161,6 +180,10 @@ FURTHER: tuple[tuple[str, Series, int], ...] = (
     ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "0x100 _x80"}, 1),
     # An update, and the pod before is gone.
     ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "_x101 1x80"}, 0),
+    # A watch that hangs, of the extender and of an agent; and one that tells all, but late.
+    ("GpuWatchLate", {EXTENDER_SILENT + '{pod="a",resource="pods"}': "0x160 0+60x20"}, 1),
+    ("GpuWatchLate", {WATCH_LATE + '{pod="a"}': "0x160 10+60x20"}, 1),
+    ("GpuWatchLate", _delays(quick=5, slow=5), 1),
     # An agent that starts again and again says nothing of itself.
     ("GpuAgentNotRegistered", {REGISTERED + _AGENT: "1x100 _x80", "up" + _AGENT: "1x100 0x80"}, 1),
 )

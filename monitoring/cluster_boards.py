@@ -105,6 +105,7 @@ def scheduling() -> Dashboard:
 
     asked = "gpuslice_extender_requests_total"
     buckets = of("request_seconds_bucket", "verb, le", of_rate=True)
+    api = of("api_request_seconds_bucket", "method, le", of_rate=True)
     units, free = (f"max(gpuslice_extender_{name}{EXTENDER})" for name in ("units", "free_units"))
     return Dashboard(
         "gpuslice-scheduling",
@@ -185,11 +186,9 @@ def scheduling() -> Dashboard:
             series(
                 "Time of a request to the API server",
                 "s",
-                Query(
-                    f"{of('api_seconds_total', of_rate=True)} / {of('api_requests_total', of_rate=True)}",
-                    "mean",
-                ),
-                about="Mean over all requests but watches. A slow API server makes slow binds.",
+                Query(f"histogram_quantile(0.5, {api})", "median {{method}}"),
+                Query(f"histogram_quantile(0.99, {api})", "99 % {{method}}"),
+                about="Of all requests but watches. A slow API server makes slow binds.",
             ),
             series(
                 "Preemption attempts",

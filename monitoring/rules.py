@@ -17,8 +17,12 @@ EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
 WAKEUPS = "gpuslice_extender_wakeups_total"
 ASKED_IN_VAIN = "gpuslice_extender_asked_while_not_ready_total"
+WATCH_LATE = "gpuslice_extender_watch_late_seconds"
+WATCH_DELAY = "gpuslice_extender_watch_delay_seconds_bucket"
+EXTENDER_SILENT = "gpuslice_extender_watch_silent_seconds"
+AGENT_SILENT = "gpuslice_agent_watch_silent_seconds"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
-OF_OTHERS = frozenset({REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, EXTENDER_READY, SAMPLED})
+OF_OTHERS = frozenset({REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, EXTENDER_READY, SAMPLED, AGENT_SILENT})
 """Metrics of the agent and the extender; the rest is the exporter's catalogue."""
 RUNBOOK = "docs/operate/alerts.md"
 
@@ -350,7 +354,7 @@ ALERTS = (
         "Again and again pods waited that would fit: the extender hears of free cards after kube-scheduler "
         "has asked.",
         "They are woken after a second or more. Look for a slow API server, or an extender that is "
-        "short of CPU: gpuslice_extender_api_seconds_total, and throttling of its container.",
+        "short of CPU: gpuslice_extender_api_request_seconds, and throttling of its container.",
     ),
     Alert(
         "GpuExtenderAskedInVain",
@@ -360,6 +364,19 @@ ALERTS = (
         "Does the Service select the leader? kubectl -n kube-system get pod -L gpuslice.io/leader; a "
         "kube-scheduler on its host must call the Service or a node port, not a pod.",
         "10m",
+    ),
+    Alert(
+        "GpuWatchLate",
+        f"max by (node, pod, instance) ({WATCH_LATE}) > 5 "
+        f"or max by (node, pod, instance) ({EXTENDER_SILENT} or {AGENT_SILENT}) > 180 "
+        f"or histogram_quantile(0.9, sum by (le) (rate({WATCH_DELAY}[10m]))) > 1",
+        "warning",
+        "What the API server tells comes {{ $value | humanizeDuration }} late, or not at all"
+        "{{ with or $labels.node $labels.pod $labels.instance }}, to {{ . }}{{ end }}.",
+        "Decisions rest on old news: pods wait though they fit, or are tried twice. Look for an API server "
+        "or etcd that is slow (apiserver_watch_events_total, etcd_disk_wal_fsync_duration_seconds), for a "
+        "proxy between, and for throttling of the container (gpuslice_process_event_loop_lag_seconds).",
+        "5m",
     ),
 )
 

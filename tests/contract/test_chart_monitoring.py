@@ -121,6 +121,17 @@ def test_the_programs_themselves_are_watched_where_they_answer(helm: str) -> Non
         assert {each["port"] for each in monitor["podMetricsEndpoints"]} <= ports
 
 
+def test_prometheus_makes_native_histograms_where_asked_to(helm: str) -> None:
+    values = "exporter.enabled=true,webhook.enabled=true,console.enabled=true"
+    values += ",monitoring.componentMonitors.enabled=true,monitoring.serviceMonitor.enabled=true"
+    values += ",monitoring.nativeHistograms="
+    for wanted in ("true", "false"):
+        objects = render(helm, "--set", values + wanted)
+        monitors = [each["spec"] for (kind, _), each in objects.items() if kind.endswith("Monitor")]
+        assert len(monitors) == 5
+        assert {each.get("convertClassicHistogramsToNHCB", False) for each in monitors} == {wanted == "true"}
+
+
 def test_each_alert_may_lead_to_a_page_on_the_web(helm: str) -> None:
     url = "https://git.example/gpuslice/"
     objects = render(helm, "--set", f"monitoring.alerts.enabled=true,monitoring.alerts.runbookUrl={url}")

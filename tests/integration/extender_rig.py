@@ -13,8 +13,10 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.metrics import api_times
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from simcluster.apiserver.server import ApiServer
@@ -206,7 +208,8 @@ async def running_extender(url: str, **settings: Any) -> AsyncIterator[tuple[Ext
     stopped = asyncio.Event()
     chosen = ExtenderSettings(**{"port": 0, "host": "127.0.0.1", **settings})
     async with HttpTransport(Connection(server=url), timeout_s=chosen.api_timeout_s) as transport:
-        extender = Extender(chosen, KubeClient(transport))
+        api = api_times()
+        extender = Extender(chosen, KubeClient(TimedTransport(transport, api.observe)), api=api)
         task = asyncio.create_task(extender.run(_none(stopped), port.set_result))
         try:
             yield extender, f"http://127.0.0.1:{await port}"

@@ -290,6 +290,7 @@ async def test_metrics_and_state_tell_what_is_going_on(tmp_path: Path) -> None:
             'gpuslice_agent_refusals_total{reason="no match"} 1',
             'gpuslice_agent_devices{health="healthy"} 30',
             "gpuslice_agent_registered 1",
+            'gpuslice_agent_request_seconds_count{call="Allocate"} 2',
         ):
             assert line in text.splitlines(), line
         assert [card["units"] for card in state["cards"]] == [15, 15]

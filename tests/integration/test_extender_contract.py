@@ -349,6 +349,22 @@ async def test_a_pod_that_asks_for_nothing_of_ours_passes_everywhere() -> None:
         assert (await extender.filter(pod, "n1", "n2"))["NodeNames"] == ["n1", "n2"]
 
 
+async def test_a_bind_is_seen_in_the_queue_at_the_api_server_and_in_the_watch() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        await extender.add_and_bind("a", "4")
+        await extender.caught_up()
+        await until(lambda: extender.extender.metrics.pods.longest_unshown_s() == 0)
+        _, text = await extender.get("/metrics")
+        for line in (
+            "gpuslice_extender_queue_seconds_count 1",
+            "gpuslice_extender_watch_delay_seconds_count 1",
+            "gpuslice_extender_watch_late_seconds 0",
+            'gpuslice_extender_request_seconds_count{verb="bind"} 1',
+            'gpuslice_extender_api_request_seconds_count{method="POST",resource="pods/binding"} 1',
+        ):
+            assert line in text.splitlines(), line
+
+
 async def test_metrics_and_state_tell_what_happened() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         await extender.add_and_bind("a", "9")

@@ -23,11 +23,12 @@ import uvloop
 
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app, post
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, whole_page
+from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, pieces
 from gpuslice.adapters.web.logs import JsonFormatter
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from gpuslice.adapters.web.serve import Listen, serving, work_until
 from tests import HANG_S
+from tests.tools import find
 
 
 def app_of(*routes: Route, not_ready: Callable[[], str] = lambda: "") -> App:
@@ -35,7 +36,7 @@ def app_of(*routes: Route, not_ready: Callable[[], str] = lambda: "") -> App:
 
 
 def a_page(format: Format) -> list[Piece]:
-    return whole_page([Family("up", MetricKind.GAUGE, "Whether.", [("", 1)])], format)
+    return pieces([Family("up", MetricKind.GAUGE, "Whether.", [("", 1)])], format)
 
 
 async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
@@ -50,7 +51,7 @@ async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
             assert answer.status == 200
         async with session.get(f"{url}/metrics") as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            assert (await answer.text()).endswith("gauge\nup 1\n")
+            assert "gauge\nup 1\n" in await answer.text()
         async with session.get(f"{url}/version") as answer:
             assert await answer.text() == "1.2.3"
 
@@ -67,7 +68,30 @@ async def test_who_asks_for_openmetrics_gets_it(coding: str) -> None:
         assert answer.headers["Content-Type"] == kind
         assert answer.headers["Vary"] == "Accept, Accept-Encoding"
         assert answer.headers.get("Content-Encoding", "identity") == coding
-        assert (await answer.text()).endswith("gauge\nup 1\n# EOF\n")
+        page = await answer.text()
+        assert "gauge\nup 1\n" in page
+        assert page.endswith("\n# EOF\n")
+        assert page.count("# EOF") == 1
+
+
+async def test_a_prometheus_server_understands_the_page_of_every_process() -> None:
+    answer = app_of()(HttpRequest("GET", "/metrics"))
+    assert isinstance(answer, HttpResponse)
+    page = b"".join([answer.body, *answer.more])
+    tool = await asyncio.create_subprocess_exec(
+        find("promtool"), "check", "metrics", stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await tool.communicate(page)
+    assert (tool.returncode, said.decode()) == (0, "")
+
+
+async def test_stacks_are_for_who_is_on_this_machine() -> None:
+    app = app_of()
+    for local, status in ((True, 200), (False, 403)):
+        answer = app(HttpRequest("GET", "/debug/stacks", local=local))
+        assert isinstance(answer, HttpResponse)
+        assert answer.status == status
+        assert (b"test_stacks_are_for" in answer.body) is local
 
 
 async def test_a_server_that_is_cancelled_ends_although_an_answer_never_comes() -> None:

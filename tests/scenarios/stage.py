@@ -108,6 +108,7 @@ class Stage:
             extender.binder,
             groups=extender.groups,
             events=self.events,
+            times=extender.metrics.pods,
         )
         return "ok"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.apps.extender.metrics import ApiTimes, Metrics
+from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.routes import PREFIX
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingInfo, SettingsError, describe, load
@@ -23,7 +23,7 @@ def test_every_setting_is_documented_in_its_own_words(info: SettingInfo) -> None
 
 
 def test_every_metric_is_documented() -> None:
-    metrics = Metrics(Ledger(), ApiTimes())
+    metrics = Metrics(Ledger(), api_times())
     metrics.observe("filter", "yes", 0.1)
     for family in metrics.families(ready=True, leading=True):
         assert f"`{family.name}`" in PAGE

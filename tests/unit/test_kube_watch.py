@@ -103,6 +103,14 @@ async def test_a_watch_that_ends_resumes_where_it_was() -> None:
     assert followed.time.slept == []
 
 
+async def test_a_watch_is_silent_since_its_last_line_of_any_kind() -> None:
+    bookmark = line("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
+    followed = await Followed(page("7"), [bookmark], failure(500, "InternalError")).run()
+    assert followed.time.slept
+    assert followed.reflector.silent_s() == pytest.approx(sum(followed.time.slept))
+    assert Reflector(KubeClient(ScriptedTransport()), PODS, print).silent_s() == 0  # it has not begun
+
+
 HOLLOW_POD = {"kind": "Pod", "apiVersion": "v1", "spec": {"containers": None}, "status": {}}
 """What a real API server's bookmark has beside the metadata: a pod such as no client could make."""
 

@@ -92,8 +92,14 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._uniform = (rng or random).uniform
         self._version = ""
+        self._heard_s: float | None = None
         self._failures = 0  # in a row: lists and watches that got no answer
         self._refusals = 0  # since a watch last worked, however well lists do
+
+    def silent_s(self) -> float:
+        """Since the API server said anything: a list, a change, or the bookmark of each minute; 0 before the
+        first."""
+        return 0.0 if self._heard_s is None else self._clock() - self._heard_s
 
     async def run(self) -> None:
         """Follow the collection for ever."""
@@ -124,6 +130,7 @@ class Reflector(Generic[T]):
             self._put(item)
         self._version = listing.metadata.resource_version
         self._failures = 0
+        self._heard_s = self._clock()
         self.synced.set()
         self._handle(Change(ChangeKind.SYNCED, version=self._version))
 
@@ -138,6 +145,7 @@ class Reflector(Generic[T]):
         try:
             async with contextlib.aclosing(lines) as open_lines:
                 async for event in open_lines:
+                    self._heard_s = self._clock()
                     if event.type in ("ADDED", "MODIFIED"):
                         self._put(event.object)
                     elif event.type == "DELETED":

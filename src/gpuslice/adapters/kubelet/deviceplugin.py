@@ -13,7 +13,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +67,20 @@ class Patience:
 
 
 class PluginServer:
-    """Runs `service` at `address` until cancelled. One instance serves one resource."""
+    """Runs `service` at `address` until cancelled. One instance serves one resource.
+
+    `observe` hears how many seconds each call of kubelet took: it admits nothing else meanwhile.
+    """
 
     def __init__(
-        self, service: DevicePluginService, address: PluginAddress, patience: Patience = Patience()
+        self,
+        service: DevicePluginService,
+        address: PluginAddress,
+        patience: Patience = Patience(),
+        observe: Callable[[float, str], None] = lambda seconds, call: None,
     ) -> None:
         self.registrations = 0  # successful ones since the start
-        self._watched = _Watched(service)
+        self._watched = _Watched(service, observe)
         self._address = address
         self._patience = patience
         self._again = asyncio.Event()
@@ -179,21 +186,24 @@ class _Watched(DevicePluginService):
     `idle` is set while kubelet waits for no answer.
     """
 
-    def __init__(self, service: DevicePluginService) -> None:
+    def __init__(self, service: DevicePluginService, observe: Callable[[float, str], None]) -> None:
         self.streams = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self._calls = 0
         self._service = service
+        self._observe = observe
         self._lonely_since = time.monotonic()
 
     @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _answering(self, call: str) -> Iterator[None]:
+        began_s = time.monotonic()
         self._calls += 1
         self.idle.clear()
         try:
             yield
         finally:
+            self._observe(time.monotonic() - began_s, call)
             self._calls -= 1
             if not self._calls:
                 self.idle.set()
@@ -220,15 +230,15 @@ class _Watched(DevicePluginService):
     async def get_preferred_allocation(
         self, request: dp.PreferredAllocationRequest
     ) -> dp.PreferredAllocationResponse:
-        with self._answering():
+        with self._answering("GetPreferredAllocation"):
             return await self._service.get_preferred_allocation(request)
 
     async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
-        with self._answering():
+        with self._answering("Allocate"):
             return await self._service.allocate(request)
 
     async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
-        with self._answering():
+        with self._answering("PreStartContainer"):
             return await self._service.pre_start_container(request)
 
 

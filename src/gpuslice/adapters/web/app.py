@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import Format, Piece, gzipped, joined
+from gpuslice.adapters.web.exposition import Format, Piece, end_of, gzipped, joined, pieces
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
+from gpuslice.adapters.web.process import ProcessMetrics, stacks
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +31,19 @@ class Route:
 class Probes:
     """What a process tells about itself. `not_ready` is the reason in words, "" when it is ready.
 
-    `metrics`: the whole page in the format that is asked for.
+    `metrics`: its own page in the format that is asked for, without the end; `process` comes behind it.
     """
 
     version: str
     not_ready: Callable[[], str]
     metrics: Callable[[Format], Sequence[Piece]]
+    process: ProcessMetrics = field(default_factory=ProcessMetrics)
+
+    def page(self, format: Format) -> list[Piece]:
+        """All that a scrape gets, but for the end."""
+        with self.process.scrape.timed():
+            own = self.metrics(format)
+        return [*own, *pieces(self.process.families(), format)]
 
 
 def get(path: str, handler: Handler) -> Route:
@@ -73,7 +81,8 @@ def for_operators(route: Route) -> Route:
 def make_app(
     probes: Probes, routes: Iterable[Route] = (), guard: Callable[[Route], Route] = lambda route: route
 ) -> App:
-    """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics`` and `routes`, all guarded."""
+    """An application with ``/version``, ``/healthz``, ``/readyz``, ``/metrics``, ``/debug/stacks`` and
+    `routes`, all guarded."""
     return Router(
         guard(route)
         for route in (
@@ -81,20 +90,22 @@ def make_app(
             get("/healthz", lambda _: text_answer("ok")),
             get("/livez", lambda _: text_answer("ok")),
             get("/readyz", lambda _: _readiness(probes.not_ready())),
-            get("/metrics", lambda request: metrics_answer(probes.metrics, request)),
+            get("/metrics", lambda request: metrics_answer(probes.page, request)),
+            for_operators(get("/debug/stacks", lambda _: text_answer(stacks()))),
             *routes,
         )
     )
 
 
 def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: HttpRequest) -> HttpResponse:
-    """The page in the format and the coding that the client likes best."""
+    """The page, with its end, in the format and the coding that the client likes best."""
     format = chosen_format(request.headers.get("accept", ""))
     headers = {"Vary": "Accept, Accept-Encoding"}
+    whole = [*page(format), *end_of(format)]
     if not accepts_gzip(request.headers.get("accept-encoding", "")):
-        return HttpResponse(joined(page(format)), content_type=format.content_type, headers=headers)
+        return HttpResponse(joined(whole), content_type=format.content_type, headers=headers)
     headers["Content-Encoding"] = "gzip"
-    return HttpResponse(gzipped(page(format)), content_type=format.content_type, headers=headers)
+    return HttpResponse(gzipped(whole), content_type=format.content_type, headers=headers)
 
 
 class Router:

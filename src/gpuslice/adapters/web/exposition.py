@@ -95,17 +95,12 @@ class Family:
 
 def render(families: Iterable[Family], format: Format = Format.TEXT) -> bytes:
     """The body of a scrape. A family without samples is left out: unknown is absent."""
-    return joined(whole_page(families, format))
-
-
-def whole_page(families: Iterable[Family], format: Format) -> list[Piece]:
-    """The body of a scrape, in pieces."""
-    return [*pieces(families, format), *end_of(format)]
+    return joined([*pieces(families, format), *end_of(format)])
 
 
 def page_of(families: Callable[[], Iterable[Family]]) -> Callable[[Format], list[Piece]]:
     """The page of a process that makes all of its families anew for each scrape."""
-    return lambda format: whole_page(families(), format)
+    return lambda format: pieces(families(), format)
 
 
 def end_of(format: Format) -> list[Piece]:
@@ -114,7 +109,7 @@ def end_of(format: Format) -> list[Piece]:
 
 
 def pieces(families: Iterable[Family], format: Format = Format.TEXT) -> list[Piece]:
-    """A part of the body of a scrape, with the families' own pieces in it as they are."""
+    """The body of a scrape but for its end, with the families' own pieces in it as they are."""
     head_of = _open_head if format is Format.OPENMETRICS else _text_head
     found: list[Piece] = []
     lines: list[str] = []

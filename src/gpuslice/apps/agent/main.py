@@ -21,15 +21,17 @@ from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.gpu.source import GpuSource
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
 from gpuslice.adapters.web.app import Probes, for_operators, get, make_app
 from gpuslice.adapters.web.connection import App
-from gpuslice.adapters.web.exposition import Family, page_of
+from gpuslice.adapters.web.exposition import Family, MetricKind, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, run, until_stopped, work_until
 from gpuslice.apps.agent.active_lock import ActiveLock, serving_once_free
 from gpuslice.apps.agent.allocation_state import AllocationState
@@ -68,6 +70,7 @@ class Agent:
         source: GpuSource,
         kubelet: AssignmentSource | None = None,
         *,
+        counters: Counters | None = None,
         boot: str | None = None,
         proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
@@ -76,7 +79,8 @@ class Agent:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
         name, root, names = settings.node_name, Path(settings.root), NAME_SETS[settings.resource_names]
-        self.counters = Counters()
+        self.counters = counters or Counters()
+        self.process = ProcessMetrics()
         self.lock = ActiveLock(root)
         node, placing = Node(name, (), names=names), settings.place_unplaced
         self.state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
@@ -109,7 +113,7 @@ class Agent:
             self.state, self.devices, self.folders, self.reconciler, counters=self.counters, options=options
         )
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
-        self.server = PluginServer(self.plugin, address)
+        self.server = PluginServer(self.plugin, address, observe=self.counters.calls.observe)
         parts = (self.state, self.folders, self.cards, self.node)
         self.claims = ClaimService(client, *parts, settings=settings, obstacle=self._no_claims_yet)
         watched = (source, self.state, self.folders, self._writer)
@@ -141,7 +145,8 @@ class Agent:
 
         async def serve_web() -> None:
             listen = Listen(self.settings.port, self.settings.host)
-            async with serving_once_free(self._app(), listen, self.lock) as port:
+            app = self._app()
+            async with self.process.measured(), serving_once_free(app, listen, self.lock) as port:
                 listening(port)
                 await asyncio.Event().wait()
 
@@ -310,11 +315,14 @@ class Agent:
         def families() -> Iterator[Family]:
             yield from self.counters.families()
             yield from self.status().families()
+            about = "Since the watch of the node's pods said anything; a bookmark comes each minute."
+            silent_s = round(self._pods.silent_s(), 3)
+            yield Family("gpuslice_agent_watch_silent_seconds", MetricKind.GAUGE, about, [("", silent_s)])
 
         def debug_state(_: HttpRequest) -> HttpResponse:
             return json_answer(self.status().as_json(shown(self.settings), time.monotonic()))
 
-        probes = Probes(gpuslice.__version__, self.not_ready, page_of(families))
+        probes = Probes(gpuslice.__version__, self.not_ready, page_of(families), self.process)
         return make_app(probes, [for_operators(get("/debug/state", debug_state))])
 
 
@@ -327,7 +335,9 @@ def start(settings: AgentSettings) -> None:
             source = RecordedSource(Path(settings.recording))
         connection = connect(os.environ, kubeconfig=settings.kubeconfig)
         async with HttpTransport(connection) as transport:
-            agent = Agent(settings, KubeClient(transport, manager="gpuslice-agent"), source)
+            counters = Counters()
+            client = KubeClient(TimedTransport(transport, counters.api.observe), manager="gpuslice-agent")
+            agent = Agent(settings, client, source, counters=counters)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
             await agent.run(until_stopped())
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -139,9 +138,7 @@ class GpuMemoryPlugin(DevicePluginService):
     # -- what comes with them -------------------------------------------------------------------------
 
     async def allocate(self, request: dp.AllocateRequest) -> dp.AllocateResponse:
-        began = time.perf_counter()
         answers = [await self._grant(frozenset(each.devices_ids)) for each in request.container_requests]
-        self._counters.answered(time.perf_counter() - began)
         return dp.AllocateResponse(container_responses=answers)
 
     async def _grant(self, ids: frozenset[str]) -> dp.ContainerAllocateResponse:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
+from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.repair import units_by_card
 
@@ -17,7 +18,14 @@ class Counters:
 
     def __init__(self) -> None:
         self._granted = 0
-        self._answering_s = 0.0
+        self.calls = Histogram(
+            "gpuslice_agent_request_seconds", "Time of a call of kubelet's device manager.", ("call",)
+        )
+        self.api = Histogram(
+            "gpuslice_agent_api_request_seconds",
+            "Time of a request to the API server.",
+            ("method", "resource"),
+        )
         self._refused: Counter[str] = Counter()
         self._repairs: Counter[str] = Counter()
         self._starts: Counter[str] = Counter()
@@ -26,10 +34,6 @@ class Counters:
 
     def granted(self) -> None:
         self._granted += 1
-
-    def answered(self, seconds: float) -> None:
-        """How long one Allocate took: kubelet admits nothing else meanwhile."""
-        self._answering_s += seconds
 
     def refused(self, reason: str) -> None:
         self._refused[reason] += 1
@@ -53,9 +57,9 @@ class Counters:
         def by(label: str, counts: Counter[str]) -> dict[str, float]:
             return {labels({label: key}): float(value) for key, value in counts.items()}
 
-        granted, answering_s = {"": float(self._granted)}, {"": self._answering_s}
+        granted = {"": float(self._granted)}
         yield counted("gpuslice_agent_grants_total", "Containers that were granted devices.", granted)
-        yield counted("gpuslice_agent_allocate_seconds_total", "Time spent in Allocate.", answering_s)
+        yield from (self.calls.family(), self.api.family())
         refused, repairs = by("reason", self._refused), by("result", self._repairs)
         yield counted("gpuslice_agent_refusals_total", "Requests of kubelet refused.", refused)
         yield counted("gpuslice_agent_repairs_total", "Pod annotations written.", repairs)

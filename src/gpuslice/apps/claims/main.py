@@ -99,8 +99,9 @@ class TemplateController:
             there.add(float(len(self._templates.objects)))
             return [made, there]
 
-        app = make_app(Probes(gpuslice.__version__, lambda: self.problem, page_of(families)))
-        async with serving(app, Listen(self._settings.port, self._settings.host)) as port:
+        probes = Probes(gpuslice.__version__, lambda: self.problem, page_of(families))
+        listen = Listen(self._settings.port, self._settings.host)
+        async with probes.process.measured(), serving(make_app(probes), listen) as port:
             listening(port)
             tasks = {"pods": self._pods.run(), "templates": self._templates.run(), "controller": self._keep()}
             await work_until(stopped, tasks)

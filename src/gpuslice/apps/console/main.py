@@ -97,7 +97,8 @@ class Console:
         tasks = {"cluster": self.state.run(), "waiting pods": self._waiting.run(), "memory": self._settle()}
         if settings.exporters != "off":
             tasks["usage"] = self.usage.run()
-        async with serving(make_app(probes, pages.routes(answers)), listen) as port:
+        app = make_app(probes, pages.routes(answers))
+        async with probes.process.measured(), serving(app, listen) as port:
             scheme = "https" if listen.tls else "http"
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             listening(f"{scheme}://{host}:{port}{self.base_path}/")

@@ -25,6 +25,7 @@ from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
 from gpuslice.adapters.web.logs import configure_logs
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
 from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter.dcgm import XID_FIELD
@@ -85,8 +86,9 @@ class Exporter:
         if settings.counters_of_config_map:
             await state.counters.poll_config_map(client, settings.configmap_data, state.collectors)
             tasks["ConfigMap"] = self._follow_config_map()
-        page = MetricsPage(settings, state)
-        async with serve_all(settings, make_app(page), make_legacy_app(page)) as port:
+        page, process = MetricsPage(settings, state), ProcessMetrics()
+        apps = make_app(page, process), make_legacy_app(page)
+        async with process.measured(), serve_all(settings, *apps) as port:
             listening(port)
             try:
                 await work_until(stopped, tasks)

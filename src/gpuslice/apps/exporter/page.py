@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from gpuslice.adapters.web.exposition import Format, Piece, end_of, pieces, whole_page
+from gpuslice.adapters.web.exposition import Format, Piece, pieces
 from gpuslice.apps.exporter import ack, dcgm, own_families
 from gpuslice.apps.exporter.card_snapshot import NodeSnapshot
 from gpuslice.apps.exporter.counters import CounterKind
@@ -48,7 +48,7 @@ class MetricsPage:
         )
 
     def render(self, format: Format) -> list[Piece]:
-        """The whole page now. Pieces that did not change since it was asked for last are the same."""
+        """The page now, but for its end. Pieces that did not change since the last time are the same."""
         settings, state, snapshot = self._settings, self._state, self._snapshot()
         key = (snapshot.taken_at_s, state.counters.version, state.pods.version)
         if key != self._key:
@@ -79,11 +79,11 @@ class MetricsPage:
             self._series = sum(piece.samples for piece in self._pages[format])
         report = self._self_report(snapshot)
         own = own_families.self_families(state.node, report)
-        return [*self._pages[format], *pieces(own, format), *end_of(format)]
+        return [*self._pages[format], *pieces(own, format)]
 
     def render_legacy(self, format: Format) -> list[Piece]:
         """The page of the vendor's old exporter."""
-        return whole_page(ack.legacy_families(self._snapshot(), self._state.node), format)
+        return pieces(ack.legacy_families(self._snapshot(), self._state.node), format)
 
     def not_ready(self) -> str:
         return "" if self._state.snapshot.taken_at_s else "no sample of the cards yet"

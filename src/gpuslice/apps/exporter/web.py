@@ -12,6 +12,7 @@ from gpuslice.adapters.web.app import Probes, Router, for_operators, get, metric
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
 from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
 from gpuslice.apps.exporter.page import MetricsPage
@@ -23,14 +24,14 @@ _INDEX = """<html><head><title>GPU exporter</title></head>
 """
 
 
-def make_app(page: MetricsPage) -> App:
+def make_app(page: MetricsPage, process: ProcessMetrics) -> App:
     """Port 9400: dcgm-exporter's paths and those that all of our processes have."""
 
     def health(_: HttpRequest) -> HttpResponse:
         return text_answer("KO" if page.not_ready() else "OK")  # 200 all the same, as upstream
 
     return make_probed_app(
-        Probes(gpuslice.__version__, page.not_ready, page.render),
+        Probes(gpuslice.__version__, page.not_ready, page.render, process),
         [
             get("/", lambda _: HttpResponse(_INDEX.encode(), content_type="text/html; charset=utf-8")),
             get("/health", health),

@@ -23,18 +23,21 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
+from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, for_operators, get, make_app
 from gpuslice.adapters.web.connection import App, Clients
 from gpuslice.adapters.web.exposition import Family, page_of
+from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
 from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
 from gpuslice.apps.extender.group_holds import GroupHolds
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
-from gpuslice.apps.extender.metrics import ApiTimes, Metrics, TimedTransport
+from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits, Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
@@ -78,8 +81,8 @@ class Extender:
         self,
         settings: ExtenderSettings,
         client: KubeClient,
-        api_times: ApiTimes | None = None,
         *,
+        api: Histogram | None = None,
         nomination_limits: NominationLimits = LIMITS,
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
@@ -107,7 +110,9 @@ class Extender:
             search=settings.nominate_from if settings.nominate else 0,
             limits=nomination_limits,
         )
-        self.world = World(client, self.ledger, self.nominator, self.waker, self.events)
+        self.metrics = Metrics(self.ledger, api or api_times())
+        seen = (self.nominator, self.waker, self.events)
+        self.world = World(client, self.ledger, *seen, times=self.metrics.pods)
         self.preemptor = Preemptor(
             client, self.ledger, self.reservations, self.leadership, self.events, enabled=settings.preemption
         )
@@ -124,10 +129,11 @@ class Extender:
             self.binder,
             groups=self.groups,
             events=self.events,
+            times=self.metrics.pods,
             explain=settings.explain_refusals,
             replica=settings.lease_identity or platform.node(),
         )
-        self.metrics = Metrics(self.ledger, api_times or ApiTimes())
+        self.process = ProcessMetrics()
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self._clients: Clients | None = None  # of the server, once there is one
         self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
@@ -145,7 +151,7 @@ class Extender:
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             listen = replace(listen_of(self.settings), admit=self._admit)
-            async with serving(self.app(), listen, self._met) as port:
+            async with self.process.measured(), serving(self.app(), listen, self._met) as port:
                 _log.info("extender started", extra={"port": port, "policy": self.policy.name})
                 listening(port)
                 await stopped
@@ -167,7 +173,7 @@ class Extender:
             reason = self.not_prepared()
             return text_answer(reason or "ok", 503 if reason else 200)
 
-        probes = Probes(gpuslice.__version__, self.not_ready, page_of(self._families))
+        probes = Probes(gpuslice.__version__, self.not_ready, page_of(self._families), self.process)
         return make_app(probes, [*routes, get("/prepared", prepared)], self._guarded)
 
     def _guarded(self, route: Route) -> Route:
@@ -279,6 +285,7 @@ class Extender:
             preempted=self.preemptor.evictor.evicted,
             nominations=self.nominator.results,
             wakeups=self.stranded.woken,
+            watch_silent_s=self.world.silent_s(),
         )
 
 
@@ -326,8 +333,8 @@ def start(settings: ExtenderSettings) -> None:
         async with HttpTransport(
             connection, timeout_s=settings.api_timeout_s, connections=CONNECTIONS
         ) as transport:
-            times = ApiTimes()
-            client = KubeClient(TimedTransport(transport, times), manager=COMPONENT)
-            await Extender(settings, client, times).run(until_stopped())
+            api = api_times()
+            client = KubeClient(TimedTransport(transport, api.observe), manager=COMPONENT)
+            await Extender(settings, client, api=api).run(until_stopped())
 
     run(serve())

@@ -2,79 +2,40 @@
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
-from gpuslice.adapters.kube.http import NO_STRINGS, ApiResponse
-from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
+from gpuslice.adapters.web.histogram import Histogram
+from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.core.ledger import Ledger
 
 NO_COUNTS: Mapping[str, int] = {}
-BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 NOMINATION_RESULTS = ("used", "late", "missed", "withdrawn")
 
 
-@dataclass(slots=True)
-class ApiTimes:
-    """Requests to the API server and the seconds they took; watches are not counted."""
-
-    requests: int = 0
-    seconds: float = 0.0
-
-
-class TimedTransport:
-    """A transport that counts what goes through it: what a bind takes beside that is our own work."""
-
-    def __init__(self, inner: Transport, times: ApiTimes) -> None:
-        self._inner = inner
-        self._times = times
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
-        began = time.perf_counter()
-        try:
-            return await self._inner.request(method, path, query=query, headers=headers, body=body)
-        finally:
-            self._times.requests += 1
-            self._times.seconds += time.perf_counter() - began
-
-    def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
-        return self._inner.stream(method, path, query=query, headers=headers)
+def api_times() -> Histogram:
+    """Requests to the API server; watches are not counted."""
+    about = "Time of a request to the API server."
+    return Histogram("gpuslice_extender_api_request_seconds", about, ("method", "resource"))
 
 
 class Metrics:
     """Counters of the process; `families` adds what the ledger says now."""
 
-    def __init__(self, ledger: Ledger, api_times: ApiTimes) -> None:
+    def __init__(self, ledger: Ledger, api: Histogram) -> None:
         self._ledger = ledger
-        self._api_times = api_times
         self.calls: dict[tuple[str, str], int] = {}  # (verb, result)
-        self.seconds: dict[str, float] = {}
-        self.times: dict[str, list[int]] = {}  # by verb, calls within each of the bounds and beyond
         self.asked_while_not_ready = 0
+        self.requests = Histogram("gpuslice_extender_request_seconds", "Time of a call.", ("verb",))
+        self.pauses = Histogram(
+            "gpuslice_extender_pause_seconds", "How long answers of filter were held back to keep pace."
+        )
+        self.api = api
+        self.pods = PodTimes()
 
     def observe(self, verb: str, result: str, seconds: float) -> None:
         self.calls[verb, result] = self.calls.get((verb, result), 0) + 1
-        self.seconds[verb] = self.seconds.get(verb, 0.0) + seconds
-        counts = self.times.setdefault(verb, [0] * (len(BOUNDS_S) + 1))
-        counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.requests.observe(seconds, verb)
 
     def families(
         self,
@@ -86,28 +47,32 @@ class Metrics:
         preempted: int = 0,
         nominations: Mapping[str, int] = NO_COUNTS,
         wakeups: int = 0,
+        watch_silent_s: Mapping[str, float] = NO_COUNTS,
     ) -> list[Family]:
         """What a scrape gets. `sampled`: pods refused because not all nodes were asked about."""
         fleet, ledger = self._ledger.flush(), self._ledger
         calls = [
             (count, {"verb": verb, "result": result}) for (verb, result), count in sorted(self.calls.items())
         ]
-        times = Family("gpuslice_extender_request_seconds", MetricKind.HISTOGRAM, "Time of a call.")
-        for verb, counts in sorted(self.times.items()):
-            times.add_histogram(BOUNDS_S, counts, self.seconds[verb], verb=verb)
         waiting = sum(not pod.node and ledger.allocation(uid) is None for uid, pod in ledger.pods.items())
         results = [(nominations.get(each, 0), {"result": each}) for each in NOMINATION_RESULTS]
         made = [(count, {"result": each}) for each, count in sorted(preemptions.items())]
+        times = (self.requests, self.pauses, self.pods.queue, self.pods.watch_delay, self.api)
+        silent = Family(
+            "gpuslice_extender_watch_silent_seconds",
+            MetricKind.GAUGE,
+            "Since a watch said anything; the API server sends a bookmark each minute.",
+            [(labels({"resource": name}), round(seconds, 3)) for name, seconds in watch_silent_s.items()],
+        )
+        unshown_s = round(self.pods.longest_unshown_s(), 3)
         return [
             _counter("requests_total", "Calls by verb and result.", calls),
-            times,
+            *(each.family() for each in times),
             _counter(
                 "asked_while_not_ready_total",
                 "Calls to a replica that does not lead, or has not read the cluster.",
                 self.asked_while_not_ready,
             ),
-            _counter("api_requests_total", "Requests to the API server.", self._api_times.requests),
-            _counter("api_seconds_total", "Time waited for the API server.", self._api_times.seconds),
             _counter(
                 "sampled_pods_total",
                 "Pods refused on the sample of nodes that kube-scheduler showed, though another would do.",
@@ -117,6 +82,8 @@ class Metrics:
             _counter("preempted_pods_total", "Pods evicted for others.", preempted),
             _counter("nominations_total", "Nodes nominated for waiting pods, by result.", results),
             _counter("wakeups_total", "Times all waiting pods were woken for one that fits.", wakeups),
+            silent,
+            _gauge("watch_late_seconds", "Age of the oldest binding that no watch has shown.", unshown_s),
             _gauge("units", "Units of all usable cards.", int(fleet.size.sum())),
             _gauge("free_units", "Units nobody holds.", int(fleet.left.sum())),
             _gauge("nodes", "Nodes with shared cards.", len(fleet.row_of)),

@@ -63,8 +63,9 @@ class Routes:
             return answer
 
         async def answer_then() -> HttpResponse:
-            for pace in paces:
-                await pace
+            with self.metrics.pauses.timed():
+                for pace in paces:
+                    await pace
             return answer
 
         return answer_then()

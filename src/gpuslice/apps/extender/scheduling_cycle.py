@@ -37,6 +37,7 @@ from gpuslice.apps.extender.node_query import (
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reservations import LOWEST
@@ -74,6 +75,7 @@ class SchedulingCycle:
         *,
         groups: GroupHolds,
         events: PodEvents,
+        times: PodTimes,
         explain: bool = False,
         replica: str = "",
     ) -> None:
@@ -87,6 +89,7 @@ class SchedulingCycle:
         self._binder = binder
         self._groups = groups
         self._events = events
+        self._times = times
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
         self._impossible = ImpossibleNodes(placer.ledger.fleet)
@@ -104,6 +107,8 @@ class SchedulingCycle:
             return FilterResult(error=NO_POD if args.pod is None else NO_NAMES)
         self.ledger.flush()
         query, (pod, is_known) = self._names.query(raw), self._asking(args.pod)
+        if pod.request is not None:
+            self._times.asked(pod.uid)
         if (group := args.pod.spec.pod_group) and pod.request is not None:
             if not is_known:
                 return FilterResult(error=NOT_SHOWN)
@@ -222,6 +227,8 @@ class SchedulingCycle:
         }
         self.decisions.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **decision})
         _log.info("bind decided", extra=decision)
+        if not why_not:
+            self._times.bound(args.pod_uid, shown=known is not None and bool(known.node))
         if why_not and known is not None and known.key == key:
             self._events.warn(known, "GPUBindFailed", why_not)
         return why_not

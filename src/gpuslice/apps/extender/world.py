@@ -15,6 +15,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
@@ -30,13 +31,21 @@ class World:
     """Three reflectors, and who hears what they bring: the ledger, the nominator, the waker, pods' owners."""
 
     def __init__(
-        self, client: KubeClient, ledger: Ledger, nominator: Nominator, waker: Waker, events: PodEvents
+        self,
+        client: KubeClient,
+        ledger: Ledger,
+        nominator: Nominator,
+        waker: Waker,
+        events: PodEvents,
+        *,
+        times: PodTimes,
     ) -> None:
         self.ledger = ledger
         self._client = client
         self._nominator = nominator
         self._waker = waker
         self._events = events
+        self._times = times
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners know
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed)
@@ -57,6 +66,14 @@ class World:
             gc.collect()
             gc.freeze()  # the cluster stays: no later collection need walk over it
             gc.set_threshold(*CALM_GC)
+
+    def silent_s(self) -> dict[str, float]:
+        """For how long each watch has said nothing."""
+        return {
+            "configmaps": self.config_maps.silent_s(),
+            "nodes": self.nodes.silent_s(),
+            "pods": self.pods.silent_s(),
+        }
 
     async def until_synced(self) -> None:
         for reflector in (self.config_maps, self.nodes, self.pods):
@@ -79,6 +96,7 @@ class World:
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_pod(meta.uid)
             self._nominator.pod_left(meta.uid)
+            self._times.gone(meta.uid)
             self._unreadable.discard(meta.uid)
             return
         pod = pod_view(change.object)
@@ -86,6 +104,8 @@ class World:
         terms = terms_of(change.object) if waits else None
         strip(change.object)  # the ledger has it now; the reflector needs no more than its version
         self.ledger.apply_pod(pod)
+        if pod.node:
+            self._times.shown(pod.uid)
         if waits:
             self._nominator.pod_waits(pod, terms)
         else:

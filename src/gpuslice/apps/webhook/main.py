@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import gpuslice
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
+from gpuslice.adapters.web.histogram import WORK_S, Histogram
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
@@ -36,7 +37,9 @@ class Webhook:
         self.settings = settings
         self.reviewer = Reviewer(settings.rules, settings.hami, settings.kai)
         self._reviews: Counter[tuple[str, str]] = Counter()
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._times = Histogram(
+            "gpuslice_webhook_review_seconds", "Time to decide a review.", ("verb",), WORK_S
+        )
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` hears the port."""
@@ -52,8 +55,8 @@ class Webhook:
             key=self.settings.tls_key,
             body_limit_bytes=LARGEST_REVIEW_BYTES,
         )
-        app = make_app(Probes(gpuslice.__version__, lambda: "", page_of(self.families)), routes)
-        async with serving(app, listen) as port:
+        probes = Probes(gpuslice.__version__, lambda: "", page_of(self.families))
+        async with probes.process.measured(), serving(make_app(probes, routes), listen) as port:
             listening(port)
             await stopped
 
@@ -80,7 +83,7 @@ class Webhook:
 
     def _count(self, verb: str, outcome: str, began: float) -> None:
         self._reviews[verb, outcome] += 1
-        self._seconds[verb] += time.perf_counter() - began
+        self._times.observe(time.perf_counter() - began, verb)
 
     def families(self) -> list[Family]:
         reviews = Family(
@@ -88,12 +91,7 @@ class Webhook:
         )
         for (verb, outcome), count in sorted(self._reviews.items()):
             reviews.add(count, labels({"verb": verb, "outcome": outcome}))
-        seconds = Family(
-            "gpuslice_webhook_review_seconds_total", MetricKind.COUNTER, "Time spent deciding reviews."
-        )
-        for verb, spent in sorted(self._seconds.items()):
-            seconds.add(spent, labels({"verb": verb}))
-        return [reviews, seconds]
+        return [reviews, self._times.family()]
 
 
 def start(settings: WebhookSettings) -> None:

@@ -1,0 +1,174 @@
+"""What each process tells about itself, and where a duration falls in a histogram."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import threading
+import time
+
+import pytest
+
+from gpuslice.adapters.kube.timed import resource_of
+from gpuslice.adapters.web.exposition import Family
+from gpuslice.adapters.web.histogram import Histogram
+from gpuslice.adapters.web.process import ProcessMetrics, stacks
+from gpuslice.apps.extender.pod_times import REMEMBERED, PodTimes
+
+
+def samples(family: Family) -> dict[str, float]:
+    return dict(family.samples)
+
+
+def of(process: ProcessMetrics) -> dict[str, dict[str, float]]:
+    return {family.name: samples(family) for family in process.families()}
+
+
+def test_a_duration_at_a_bound_counts_below_it_and_a_longer_one_above() -> None:
+    times = Histogram("call_seconds", "Time.", ("verb",), (0.1, 1.0))
+    for seconds in (0.1, 0.11, 30.0):
+        times.observe(seconds, "bind")
+    assert samples(times.family()) == {
+        '_bucket{verb="bind",le="0.1"}': 1,
+        '_bucket{verb="bind",le="1.0"}': 2,
+        '_bucket{verb="bind",le="+Inf"}': 3,
+        '_sum{verb="bind"}': 30.21,
+        '_count{verb="bind"}': 3,
+    }
+
+
+def test_a_block_that_fails_is_timed_too() -> None:
+    times = Histogram("call_seconds", "Time.")
+    with pytest.raises(ZeroDivisionError), times.timed():
+        _ = 1 / 0
+    assert samples(times.family())["_count"] == 1
+
+
+def test_a_process_tells_its_cpu_memory_files_and_start() -> None:
+    ballast = bytes(20 << 20)
+    found = of(ProcessMetrics())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert len(ballast) < found["process_resident_memory_bytes"][""] <= peak
+    assert 0 < found["process_cpu_seconds_total"][""] <= time.process_time()
+    before = found["process_open_fds"][""]
+    with open(os.devnull, "rb"):
+        assert of(ProcessMetrics())["process_open_fds"][""] == before + 1
+    assert found["process_open_fds"][""] < found["process_max_fds"][""]
+    created = os.stat(f"/proc/{os.getpid()}").st_ctime
+    assert found["process_start_time_seconds"][""] == pytest.approx(created, abs=60)
+    assert found["process_start_time_seconds"][""] < time.time()
+
+
+async def test_a_loop_that_is_held_up_shows_how_long() -> None:
+    process = ProcessMetrics()
+    async with process.measured():
+        await asyncio.sleep(0)  # it begins to wait
+        time.sleep(0.6)  # noqa: ASYNC251
+        while not (lag := of(process)["gpuslice_process_event_loop_lag_seconds"])["_count"]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert lag["_sum"] >= 0.3
+    assert lag['_bucket{le="0.25"}'] == 0
+
+
+async def test_collections_are_timed_while_measured_and_not_after() -> None:
+    process = ProcessMetrics()
+    async with process.measured():
+        gc.collect()
+    gc.collect()
+    assert of(process)["gpuslice_process_gc_pause_seconds"]['_count{generation="2"}'] == 1
+    assert not any(each is process for each in (getattr(call, "__self__", None) for call in gc.callbacks))
+
+
+async def test_stacks_name_the_line_of_each_thread_and_of_each_coroutine_in_a_task() -> None:
+    release = threading.Event()
+
+    def waits_in_a_thread() -> None:
+        release.wait()
+
+    async def innermost() -> None:
+        await asyncio.Event().wait()
+
+    async def outermost() -> None:
+        await innermost()
+
+    thread = threading.Thread(target=waits_in_a_thread, name="a thread of ours")
+    thread.start()
+    task = asyncio.create_task(outermost(), name="a task of ours")
+    await asyncio.sleep(0)
+    try:
+        text = stacks()
+    finally:
+        release.set()
+        thread.join()
+        task.cancel()
+    threads, tasks = text.split("task a task of ours\n")
+    assert "waits_in_a_thread" in threads.partition("thread a thread of ours\n")[2]
+    ours = tasks.partition("\ntask ")[0]
+    assert ours.index("outermost") < ours.index("innermost") < ours.index("Event.wait")
+    assert "await innermost()" in ours
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("/api/v1/pods", "pods"),
+        ("/api/v1/namespaces/a/pods/b/binding", "pods/binding"),
+        ("/api/v1/namespaces/a/events", "events"),
+        ("/api/v1/namespaces/a", "namespaces"),
+        ("/api/v1/nodes/n/status", "nodes/status"),
+        ("/apis/coordination.k8s.io/v1/namespaces/a/leases/b", "leases"),
+        ("/version", ""),
+    ],
+)
+def test_a_request_is_counted_by_what_a_role_would_call_it(path: str, resource: str) -> None:
+    assert resource_of(path) == resource
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_pod_queues_from_the_first_question_until_it_is_bound() -> None:
+    times = PodTimes(clock := Clock())
+    times.asked("a")
+    clock.now_s += 40
+    times.asked("a")  # again
+    clock.now_s += 2
+    times.bound("a", shown=False)
+    times.bound("a", shown=False)  # kube-scheduler did not hear the answer
+    assert samples(times.queue.family())["_sum"] == 42
+    assert samples(times.queue.family())["_count"] == 1
+
+
+def test_how_late_the_watch_is_counts_from_the_binding() -> None:
+    times = PodTimes(clock := Clock())
+    for uid in ("a", "b", "c"):
+        times.asked(uid)
+    times.bound("a", shown=True)  # the watch was faster than the answer
+    times.bound("b", shown=False)
+    clock.now_s += 3
+    times.bound("c", shown=False)
+    clock.now_s += 4
+    assert times.longest_unshown_s() == 7
+    times.shown("b")
+    assert times.longest_unshown_s() == 4
+    times.gone("c")
+    assert times.longest_unshown_s() == 0
+    assert samples(times.watch_delay.family())["_sum"] == 7
+    assert samples(times.watch_delay.family())["_count"] == 2
+
+
+def test_pods_that_nobody_binds_are_forgotten_at_last() -> None:
+    times = PodTimes(clock := Clock())
+    times.asked("first")
+    for number in range(REMEMBERED):
+        times.asked(str(number))
+    clock.now_s += 1
+    times.bound("first", shown=True)
+    assert samples(times.queue.family())["_count"] == 0
