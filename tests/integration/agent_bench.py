@@ -164,6 +164,8 @@ class Bench:
     seed: int = 1
     ready: bool = True  # wait until kubelet follows the device list
     boot: str = "this"  # what tells one run of the machine from the next
+    cluster: Cluster = field(default_factory=Cluster)
+    headers: Mapping[str, str] = field(default_factory=dict)  # of each request of the agent
 
     def __post_init__(self) -> None:
         self.recording = self.folder / "cards.json"
@@ -174,7 +176,6 @@ class Bench:
             self.seed,
             NAME_SETS[self.settings.get("resource_names", "aliyun.com")].memory,
         )
-        self.cluster = Cluster()
         self.record(self.cards)
         self._agent_task: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -195,6 +196,9 @@ class Bench:
             connection = Connection(server=self.server.url)
             transport = await stack.enter_async_context(HttpTransport(connection, timeout_s=5))
             self.client = KubeClient(transport)
+            connection = Connection(server=self.server.url, headers=self.headers)
+            transport = await stack.enter_async_context(HttpTransport(connection, timeout_s=5))
+            self.agents_client = KubeClient(transport)
             await self._create_node()
             await self.kubelet.start()
             stack.callback(self._sockets.cleanup)
@@ -229,7 +233,7 @@ class Bench:
     async def start_agent(self) -> None:
         source = self.source or RecordedSource(self.recording, poll_s=0.05)
         self.agent = Agent(
-            self.agent_settings(), self.client, source, boot=self.boot, proc=self.folder / "proc"
+            self.agent_settings(), self.agents_client, source, boot=self.boot, proc=self.folder / "proc"
         )
         self._stopped = asyncio.Event()
         self._agent_task = asyncio.create_task(self.agent.run(self._stopped.wait(), self._listening))

@@ -13,6 +13,7 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.http import NO_STRINGS
 from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
@@ -202,12 +203,18 @@ async def _none(event: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running_extender(url: str, **settings: Any) -> AsyncIterator[tuple[Extender, str]]:
-    """An extender that follows the API server at `url`; yields it and its own address."""
+async def running_extender(
+    url: str, *, headers: Any = NO_STRINGS, **settings: Any
+) -> AsyncIterator[tuple[Extender, str]]:
+    """An extender that follows the API server at `url`; yields it and its own address.
+
+    `headers` go with each of its requests.
+    """
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     stopped = asyncio.Event()
     chosen = ExtenderSettings(**{"port": 0, "host": "127.0.0.1", **settings})
-    async with HttpTransport(Connection(server=url), timeout_s=chosen.api_timeout_s) as transport:
+    connection = Connection(server=url, headers=headers)
+    async with HttpTransport(connection, timeout_s=chosen.api_timeout_s) as transport:
         api = api_times()
         extender = Extender(chosen, KubeClient(TimedTransport(transport, api.observe)), api=api)
         task = asyncio.create_task(extender.run(_none(stopped), port.set_result))
