@@ -18,7 +18,7 @@ be read stops the start with a sentence that names the setting and where its val
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -108,7 +108,25 @@ LogLevel = Annotated[str, about("How much to log: debug, info, warn or error.", 
 def describe(settings: type[Settings]) -> list[SettingInfo]:
     """Every setting of a process in the order it was written down."""
     hints = typing.get_type_hints(settings, include_extras=True)
-    return [_info(field, hints[field.name]) for field in msgspec.structs.fields(settings)]
+    found = []
+    for field in msgspec.structs.fields(settings):
+        meta = _meta(hints[field.name])
+        extra = (meta.extra if meta else None) or {}
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        info = SettingInfo(
+            name=field.name,
+            type=hints[field.name],
+            default=default,
+            required=field.required,
+            meaning=(meta.description if meta else None) or "",
+            unit=extra.get("unit", ""),
+            environment=(*extra.get("env", ()), ENVIRONMENT_PREFIX + field.name.upper()),
+            secret=extra.get("secret", False),
+        )
+        found.append(info)
+    return found
 
 
 def shown(settings: Settings) -> dict[str, Any]:
@@ -143,28 +161,23 @@ def load(settings: type[S], flags: Mapping[str, Any], environ: Mapping[str, str]
     file = flags.get(CONFIG_FLAG) or environ.get(CONFIG_ENVIRONMENT)
     from_file = _read_file(Path(str(file))) if file else {}
     known = describe(settings)
-    _refuse_unknown(from_file, known, str(file))
-    values = dict(_values(known, flags, environ, from_file, str(file)))
+    names = sorted(info.name for info in known)
+    for key in from_file:
+        if key not in names:
+            hint = nearest(key, names) or f"there are {', '.join(names)}"
+            raise SettingsError(f'settings file {file}: there is no setting "{key}"; {hint}')
+    values = {}
+    for info in known:
+        found = _find(info, flags, environ, from_file, str(file))
+        if found is not None:
+            values[info.name] = _convert(info, *found)
+        elif info.required:
+            variables = " or ".join(info.environment)
+            raise SettingsError(f"{info.flag} must be set: {info.meaning} (also: {variables})")
     try:
         return settings(**values)
     except (ValueError, TypeError) as error:
         raise SettingsError(str(error)) from error
-
-
-def _values(
-    known: list[SettingInfo],
-    flags: Mapping[str, Any],
-    environ: Mapping[str, str],
-    from_file: Mapping[str, Any],
-    file: str,
-) -> Iterator[tuple[str, Any]]:
-    for info in known:
-        found = _find(info, flags, environ, from_file, file)
-        if found is not None:
-            yield info.name, _convert(info, *found)
-        elif info.required:
-            names = " or ".join(info.environment)
-            raise SettingsError(f"{info.flag} must be set: {info.meaning} (also: {names})")
 
 
 def _find(
@@ -208,24 +221,6 @@ def _allowed(info: SettingInfo) -> str:
     return f"{kind} from {low:g} to {high:g}" if high is not None else f"{kind}, at least {low:g}"
 
 
-def _info(field: msgspec.structs.FieldInfo, hint: Any) -> SettingInfo:
-    meta = _meta(hint)
-    extra = (meta.extra if meta else None) or {}
-    default = field.default
-    if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
-        default = field.default_factory()
-    return SettingInfo(
-        name=field.name,
-        type=hint,
-        default=default,
-        required=field.required,
-        meaning=(meta.description if meta else None) or "",
-        unit=extra.get("unit", ""),
-        environment=(*extra.get("env", ()), ENVIRONMENT_PREFIX + field.name.upper()),
-        secret=extra.get("secret", False),
-    )
-
-
 def _meta(hint: Any) -> msgspec.Meta | None:
     return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, msgspec.Meta)), None)
 
@@ -235,21 +230,18 @@ def _bare(hint: Any) -> Any:
 
 
 def _option(info: SettingInfo) -> Callable[[Command], Command]:
-    unit = f" Unit: {info.unit}." if info.unit else ""
+    bare, unit = _bare(info.type), f" Unit: {info.unit}." if info.unit else ""
     default = "" if info.required or info.default in ("", None, ()) else f" [default: {info.default}]"
     text = f"{info.meaning}{unit}{default} [env: {', '.join(info.environment)}]"
-    if _bare(info.type) is bool:
+    if bare is bool:
         names = f"{info.flag}/--no-{info.flag.removeprefix('--')}"
         return click.option(names, info.name, default=None, help=text)
-    return click.option(info.flag, info.name, default=None, metavar=_metavar(info), help=text)
-
-
-def _metavar(info: SettingInfo) -> str:
-    bare = _bare(info.type)
     if typing.get_origin(bare) is typing.Literal:
-        return "|".join(map(str, typing.get_args(bare)))
-    names = {int: "N", float: "X", str: "TEXT"}
-    return names.get(bare, "A,B" if typing.get_origin(bare) in {tuple, list} else "VALUE")
+        placeholder = "|".join(map(str, typing.get_args(bare)))
+    else:
+        listed = typing.get_origin(bare) in {tuple, list}
+        placeholder = {int: "N", float: "X", str: "TEXT"}.get(bare, "A,B" if listed else "VALUE")
+    return click.option(info.flag, info.name, default=None, metavar=placeholder, help=text)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -263,11 +255,3 @@ def _read_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise SettingsError(f"settings file {path} holds a {type(values).__name__}, must hold a mapping")
     return {str(key).replace("-", "_"): value for key, value in values.items()}
-
-
-def _refuse_unknown(from_file: Mapping[str, Any], known: list[SettingInfo], file: str) -> None:
-    names = sorted(info.name for info in known)
-    for key in from_file:
-        if key not in names:
-            hint = nearest(key, names) or f"there are {', '.join(names)}"
-            raise SettingsError(f'settings file {file}: there is no setting "{key}"; {hint}')

@@ -176,7 +176,15 @@ class MasterFiles:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in {"config.yaml": config, **certificates}.items():
             replace_file(folder / name, content, 0o600, lasting=True)
-        return pointed(before, folder, found.backup or self._backed_up(found))
+        backup = found.backup
+        if not backup:  # the manifest is kept beside the others, by the vendor's names
+            self._backups.mkdir(parents=True, exist_ok=True)
+            backup = f"{self.path.stem}.ori.yaml"
+            kept = self._backups / backup
+            if kept.exists() and kept.read_bytes() != found.content:
+                backup = f"{self.path.stem}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.yaml"
+            replace_file(self._backups / backup, found.content, 0o600, lasting=True)
+        return pointed(before, folder, backup)
 
     def _existing(self, manifest: Manifest) -> Json | None:
         path = manifest.flag("config")
@@ -190,15 +198,6 @@ class MasterFiles:
         if not isinstance(found, dict) or found.get("kind") != "KubeSchedulerConfiguration":
             raise InstallError(f"{path} must hold a KubeSchedulerConfiguration")
         return found
-
-    def _backed_up(self, found: Manifest) -> str:
-        """Keep the manifest beside the others, by the vendor's names; answers which."""
-        self._backups.mkdir(parents=True, exist_ok=True)
-        name = f"{self.path.stem}.ori.yaml"
-        if (self._backups / name).exists() and (self._backups / name).read_bytes() != found.content:
-            name = f"{self.path.stem}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.yaml"
-        replace_file(self._backups / name, found.content, 0o600, lasting=True)
-        return name
 
     def write(self, content: bytes) -> None:
         """From here on kubelet starts the scheduler anew."""
@@ -225,7 +224,7 @@ async def install(settings: InstallExtenderSettings, client: KubeClient) -> str:
     if settings.back and not found.backup:
         return "kube-scheduler is as it was: its manifest is not of our making."
     wanted = files.before(found).content if settings.back else files.with_section(found)
-    known = await _hash(client, settings, found)
+    known = _hash(await _mirror(client, settings, found))
     if wanted != found.content:
         files.write(wanted)
     problem = await _unhealthy(client, settings, found, known if wanted != found.content else "")
@@ -245,9 +244,8 @@ async def install(settings: InstallExtenderSettings, client: KubeClient) -> str:
     return "kube-scheduler is as it was." if settings.back else "kube-scheduler calls the extender."
 
 
-async def _hash(client: KubeClient, settings: InstallExtenderSettings, manifest: Manifest) -> str:
-    status = await _mirror(client, settings, manifest)
-    return str((status.get("metadata", {}).get("annotations") or {}).get(HASH, ""))
+def _hash(pod: Json) -> str:
+    return str((pod.get("metadata", {}).get("annotations") or {}).get(HASH, ""))
 
 
 async def _mirror(client: KubeClient, settings: InstallExtenderSettings, manifest: Manifest) -> Json:
@@ -273,7 +271,7 @@ async def _unhealthy(
     while time.monotonic() < end:
         pod = await _mirror(client, settings, manifest)
         (container, *_) = pod.get("status", {}).get("containerStatuses") or [{}]
-        found = (pod.get("metadata", {}).get("annotations") or {}).get(HASH, "")
+        found = _hash(pod)
         if found and found != before:
             healthy = await asyncio.to_thread(_answers, manifest.health_url)
             life = (found, container.get("containerID"), container.get("restartCount"))

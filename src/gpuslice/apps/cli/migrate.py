@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from gpuslice.adapters.kube.sync import SyncClient
     from gpuslice.apps.cli.flags import Flags
     from gpuslice.apps.cli.migration import Plan
-    from gpuslice.apps.cli.migration_writes import Change
 
 FROM = ("gpushare", "hami", "ack", "time-slicing", "kai")
 FAILED = 3  # some changes could not be made; each is told with why
@@ -138,8 +137,9 @@ def _document(plan: Plan, system: str | None, *, applied: bool, failed: dict[str
 
 
 def _text(plan: Plan, system: str | None, *, undo: bool, applied: bool, failed: dict[str, str]) -> str:
+    changes = [(each.where, line) for each in plan.changes if each.where not in failed for line in each.what]
     parts = [
-        _section("CHANGED" if applied else "WOULD CHANGE", _changes(plan.changes, failed)),
+        _section("CHANGED" if applied else "WOULD CHANGE", changes),
         _section("MUST GO FIRST", [(each.where, each.what) for each in plan.must_go]),
         _section("WAITS", [(each.where, each.what) for each in plan.waits]),
         _section("BY HAND", [(each.where, each.what) for each in plan.by_hand]),
@@ -154,10 +154,6 @@ def _text(plan: Plan, system: str | None, *, undo: bool, applied: bool, failed: 
     elif not applied:
         text += "\nNothing was written. To do it: the same with --apply.\n"
     return text
-
-
-def _changes(changes: Sequence[Change], failed: dict[str, str]) -> list[tuple[str, str]]:
-    return [(each.where, line) for each in changes if each.where not in failed for line in each.what]
 
 
 def _section(title: str, lines: Sequence[tuple[str, str]]) -> str:

@@ -214,7 +214,10 @@ def _node_change(system: System, node: Object, node_label: str) -> Change | None
         system.name,
         _label_steps(labels, wrong),
         _label_steps({**labels, **wrong}, {name: labels.get(name) for name in wrong}),
-        what=tuple(_label_words(labels, wrong)),
+        what=tuple(
+            f"label {name}={labels.get(name)} is removed" if value is None else f"label {name}={value} is set"
+            for name, value in wrong.items()
+        ),
     )
 
 
@@ -227,13 +230,6 @@ def _label_steps(labels: Mapping[str, str | None], wanted: Mapping[str, str | No
         elif labels.get(name) is not None:
             steps.append({"op": "remove", "path": path})
     return steps
-
-
-def _label_words(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> Iterator[str]:
-    for name, value in wanted.items():
-        yield (
-            f"label {name}={labels.get(name)} is removed" if value is None else f"label {name}={value} is set"
-        )
 
 
 def _one_gpushare_card(system: System, node: Object) -> bool:

@@ -54,9 +54,13 @@ def plan_claims(client: SyncClient, names: Sequence[str], node_label: str, *, ba
     waits: list[Note] = []
     by_hand: list[Note] = []
     must_go: list[Note] = []
-    installed = back or _has_class(client)
-    if not installed:
-        waits.append(Note("cluster", NO_CLASS))
+    installed = True
+    if not back:
+        try:
+            client.get(DEVICE_CLASSES, CLAIM_CLASS)
+        except NotFoundError:
+            installed = False
+            waits.append(Note("cluster", NO_CLASS))
     for name in names:
         labels, where = known[name].metadata.labels or {}, f"node {name}"
         if not wants_agent(labels, node_label):
@@ -67,14 +71,6 @@ def plan_claims(client: SyncClient, names: Sequence[str], node_label: str, *, ba
             changes += _switch(client, known[name], back=back)
         must_go += cluster.must_go(name, names, to_claims=not back)
     return Plan(tuple(changes), tuple(waits), tuple(by_hand), must_go=tuple(must_go))
-
-
-def _has_class(client: SyncClient) -> bool:
-    try:
-        client.get(DEVICE_CLASSES, CLAIM_CLASS)
-    except NotFoundError:
-        return False
-    return True
 
 
 def _switch(client: SyncClient, node: Node, *, back: bool) -> Iterator[Change]:

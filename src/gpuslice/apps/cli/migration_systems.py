@@ -43,14 +43,6 @@ class Sizes:
     models: tuple[str, ...] = ()
 
 
-def _same(pod: PodForm, sizes: Sizes) -> PodForm:
-    return pod
-
-
-def _nothing(pod: PodForm) -> Iterable[str]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class System:
     """One system. `labels` are what a node of its has to lose (None) or get; `owned` what it installs.
@@ -64,8 +56,8 @@ class System:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     owned: Sequence[tuple[Resource[Object], str]] = ()
     replaces_ours: bool = False  # its objects have the names of ours: they must go before ours can come
-    translate: Callable[[PodForm, Sizes], PodForm] = _same
-    remarks: Callable[[PodForm], Iterable[str]] = _nothing
+    translate: Callable[[PodForm, Sizes], PodForm] = lambda pod, sizes: pod
+    remarks: Callable[[PodForm], Iterable[str]] = lambda pod: ()
     by_hand: tuple[tuple[str, str], ...] = ()  # where, and what to do
     lost: tuple[str, ...] = ()
 
@@ -137,10 +129,6 @@ def _slices_lost(pod: PodForm) -> Iterable[str]:
                 )
 
 
-def _hami(pod: PodForm, sizes: Sizes) -> PodForm:
-    return hami.translate(pod, hami.HamiRules(sizes.unit, sizes.card_units, PRODUCT, sizes.models))
-
-
 def _hami_remarks(pod: PodForm) -> Iterable[str]:
     yield from hami.remarks(pod)
     parts = {hami.MEMORY, hami.MEMORY_PERCENT, hami.CORES}
@@ -150,13 +138,6 @@ def _hami_remarks(pod: PodForm) -> Iterable[str]:
                 f'container "{each.name}" asks for {EXCLUSIVE_GPU} alone: HAMi gave it a slice as large as '
                 "the card, here it is a whole card, on a node that is not shared"
             )
-
-
-def _schedules_lost(node: Object) -> str:
-    value = _labels(node).get(LABEL_SCHEDULE, "")
-    return (
-        "" if not value or value in SCHEDULES else f"label {LABEL_SCHEDULE}={value} has no counterpart here"
-    )
 
 
 _GPUSHARE_OWNED = (
@@ -214,7 +195,9 @@ SYSTEMS = {
             is_node=_labelled("gpu", "on"),
             holds=_asks(EXCLUSIVE_GPU, *hami.PARTS),
             labels={"gpu": None},
-            translate=_hami,
+            translate=lambda pod, sizes: hami.translate(
+                pod, hami.HamiRules(sizes.unit, sizes.card_units, PRODUCT, sizes.models)
+            ),
             remarks=_hami_remarks,
             by_hand=(
                 ("HAMi", "helm uninstall it at the end"),
@@ -277,4 +260,6 @@ def sizes_of(nodes: Iterable[Object], unit: str, card_units: int, slice_units: i
 
 def lost_on(system: System, node: Object) -> str:
     """What of a node's labels has no counterpart, "" where all have."""
-    return _schedules_lost(node) if system.name == "ack" else ""
+    schedule = _labels(node).get(LABEL_SCHEDULE, "") if system.name == "ack" else ""
+    known = not schedule or schedule in SCHEDULES
+    return "" if known else f"label {LABEL_SCHEDULE}={schedule} has no counterpart here"
