@@ -147,6 +147,13 @@ async def test_top_node_prints_the_documented_tables(shell: Shell) -> None:
     assert (await shell("gpuslice", "top", "node", "-s", "-d")).out == printed("top-node-shared-details")
 
 
+async def test_top_node_says_why_nothing_is_measured(shell: Shell) -> None:
+    await shell.has(five_nodes())
+    told = await shell("gpuslice", "top", "node", "--metric")
+    assert (told.code, told.out) == (1, printed("top-node"))
+    assert "is the exporter installed?" in told.err
+
+
 @pytest.mark.parametrize("plugin", ["cgpu", "gpushare"])
 async def test_kubectl_finds_the_plugin(shell: Shell, plugin: str) -> None:
     find("kubectl")

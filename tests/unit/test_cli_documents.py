@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 from gpuslice.apps.cli.documents import arena_document, inspect_document
+from gpuslice.apps.diagnosis.usage import CardUsage
 from tests.golden.clusters import (
+    T4_NODE,
     V100_NODE,
     five_nodes,
     node,
@@ -115,3 +117,21 @@ def test_compute_shares_are_told_where_they_are_set() -> None:
     (shared,) = arena_document(report)["gpuShareNodes"]
     assert (shared["totalGPUCore"], shared["allocatedGPUCore"]) == (100, 20)
     assert inspect_document(report)["nodes"][0]["pods"][0]["corePercent"] == {"0": 20}
+
+
+def test_what_exporters_measured_has_the_keys_of_arena_and_what_is_unknown_has_none() -> None:
+    busy = CardUsage(T4_NODE, "0", "GPU-a", used_bytes=3 * GIB, total_bytes=15.0 * GIB, utilization_ratio=0.5)
+    lost = CardUsage("a", "1", "GPU-b", up=False)
+    whole = node("a", allocatable={"nvidia.com/gpu": "2"}, capacity={"nvidia.com/gpu": "2"})
+    document = arena_document(report_of([*five_nodes(), whole]), [busy, lost])
+    assert document["gpuShareNodes"][0]["gpuMetrics"] == [
+        {
+            "id": "0",
+            "uuid": "GPU-a",
+            "status": "",
+            "gpuDutyCycle": 50.0,
+            "usedGPUMemory": 3 * GIB,
+            "totalGPUMemory": 15.0 * GIB,
+        }
+    ]
+    assert document["gpuExclusiveNodes"][0]["gpuMetrics"] == [{"id": "1", "uuid": "GPU-b", "status": "lost"}]

@@ -8,7 +8,10 @@ import pytest
 
 from gpuslice.apps.cli import inspect_table, top_table
 from gpuslice.apps.cli.table import aligned
+from gpuslice.apps.diagnosis.usage import CardUsage
 from tests.golden.clusters import T4_NODE, five_nodes, node, pod, report_of, three_notebooks
+
+GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
@@ -155,3 +158,24 @@ def test_the_shared_table_of_arena_has_no_column_for_pods_without_a_card() -> No
     assert lines(top_table.shared_summary(report))[1] == "a.1   1          0/15"
     assert lines(top_table.shared_summary(report))[-2] == "0/15 (GiB) (0%)"
     assert lines(top_table.shared_details(report))[-2] == "3/15 (GiB) (20%)"
+
+
+def test_what_cards_use_now_stands_beside_what_was_given_out() -> None:
+    report = report_of(five_nodes(), three_notebooks())
+    used = CardUsage(
+        T4_NODE, "0", "GPU-a", used_bytes=9 * GIB, total_bytes=15079 << 20, utilization_ratio=0.375
+    )
+    lost = CardUsage("other", "3", "GPU-b", up=False)
+    assert lines(top_table.measured(report, [used, lost])) == [
+        "",
+        f"GPUs of {T4_NODE}:",
+        "  INDEX  MEMORY(Total)  MEMORY(Allocated)  MEMORY(Used)  DUTY_CYCLE",
+        "  -----  -------------  -----------------  ------------  ----------",
+        "  0      14.0 GiB       12.0 GiB           9.0 GiB       37.5%",
+        "",
+        "GPUs of other:",
+        "  INDEX  MEMORY(Total)  MEMORY(Allocated)  MEMORY(Used)  DUTY_CYCLE",
+        "  -----  -------------  -----------------  ------------  ----------",
+        "  3      -              -                  -             -",
+        "",
+    ]

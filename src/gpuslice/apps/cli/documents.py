@@ -9,13 +9,17 @@
       pods[]     namespace, name, phase, units, pending, gpus {"<index>": units}, and where set
                  corePercent {"<index>": percent}
 
-`arena_document` has the keys of current ``arena top node -o json``; memory is in bytes there.
+`arena_document` has the keys of current ``arena top node -o json``; memory is in bytes there. What exporters
+measured is in ``gpuMetrics[]``: id, uuid, status, gpuDutyCycle (percent), usedGPUMemory and totalGPUMemory.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
+from gpuslice.apps.diagnosis.usage import CardUsage
 from gpuslice.core.report import (
     ExclusiveUse,
     NodeFacts,
@@ -89,18 +93,33 @@ def _keyed(amounts: Any) -> dict[str, int]:
 # -- arena -------------------------------------------------------------------------------------------
 
 
-def arena_document(report: Report) -> Document:
+def arena_document(report: Report, cards: Iterable[CardUsage] = ()) -> Document:
+    """`cards`: what exporters measured, where that was asked for."""
+    metrics: dict[str, list[Document]] = defaultdict(list)
+    for card in cards:
+        metrics[card.node].append(_metric(card))
     exclusive = [node for node in report.others if node.allocatable]
     normal = [node for node in report.others if not node.allocatable]
     return {
-        "gpuShareNodes": [_share_node(node, report.unit_bytes) for node in report.shared],
+        "gpuShareNodes": [_share_node(node, report.unit_bytes, metrics[node.name]) for node in report.shared],
         "gpuTopologyNodes": [],
-        "gpuExclusiveNodes": [_exclusive_node(node) for node in exclusive],
+        "gpuExclusiveNodes": [_exclusive_node(node, metrics[node.facts.name]) for node in exclusive],
         "normalNodes": [_common(node.facts, "Normal") for node in normal],
     }
 
 
-def _share_node(node: NodeUse, unit_bytes: int) -> Document:
+def _metric(card: CardUsage) -> Document:
+    return _known(
+        id=card.gpu,
+        uuid=card.uuid,
+        status="" if card.up else "lost",
+        gpuDutyCycle=None if card.utilization_ratio is None else card.utilization_ratio * 100,
+        usedGPUMemory=card.used_bytes,
+        totalGPUMemory=card.total_bytes,
+    )
+
+
+def _share_node(node: NodeUse, unit_bytes: int, metrics: list[Document]) -> Document:
     whole = round(sum(card.allocated / card.total for card in node.cards if card.total), 1)
     return {
         "instances": [
@@ -132,12 +151,12 @@ def _share_node(node: NodeUse, unit_bytes: int) -> Document:
         "totalGPUs": node.card_count,
         "allocatedGPUs": int(whole) if float(whole).is_integer() else whole,
         "unhealthyGPUs": 0,
-        "gpuMetrics": [],
+        "gpuMetrics": metrics,
         **_common(node.facts, "GPUShare"),
     }
 
 
-def _exclusive_node(node: ExclusiveUse) -> Document:
+def _exclusive_node(node: ExclusiveUse, metrics: list[Document]) -> Document:
     return {
         "instances": [
             {
@@ -152,7 +171,7 @@ def _exclusive_node(node: ExclusiveUse) -> Document:
         "totalGPUs": node.total,
         "allocatedGPUs": node.allocated,
         "unhealthyGPUs": max(node.total - node.allocatable, 0),
-        "gpuMetrics": [],
+        "gpuMetrics": metrics,
     }
 
 

@@ -98,10 +98,13 @@ def explained(flags: Flags, name: str) -> str:
 @command.command("node")
 @click.option("-s", "--gpushare", "shared", is_flag=True, help="Only nodes that share cards, by memory.")
 @click.option("-d", "--details", is_flag=True, help="List the pods of each node.")
+@click.option("--metric", is_flag=True, help="Also what each card uses now, from the exporters.")
 @output_flag
 @cluster_flags
 @click.pass_context
-def node(context: click.Context, /, shared: bool, details: bool, output: str, **cluster: Any) -> None:
+def node(
+    context: click.Context, /, shared: bool, details: bool, metric: bool, output: str, **cluster: Any
+) -> None:
     """Show all nodes with their cards.
 
     \b
@@ -109,29 +112,42 @@ def node(context: click.Context, /, shared: bool, details: bool, output: str, **
       gpuslice top node              cards of each node, shared or not
       gpuslice top node -s           memory of shared cards
       gpuslice top node -s -d        with the pods that hold it
+      gpuslice top node --metric     with what each card uses now
       gpuslice top node -o json      the keys of `arena top node -o json`; memory in bytes
     """
-    from gpuslice.apps.cli.cluster import client_of, read_report
+    from gpuslice.apps.cli import top_table
+    from gpuslice.apps.cli.cluster import client_of, connection_of, read_report
+    from gpuslice.apps.diagnosis.usage import ClusterSource
     from gpuslice.core.contract import EXCLUSIVE_GPU
+    from gpuslice.core.views import names_offered
 
-    report = read_report(client_of(flags_of(context, cluster)))
+    flags = flags_of(context, cluster)
+    report = read_report(client_of(flags))
     for use in report.shared:
         if use.facts.amount(EXCLUSIVE_GPU):
             raise BothKindsError(
-                f"nvidia.com/gpu and aliyun.com/gpu-mem are both used in node {use.name}: its cards are "
-                "given out twice. Remove the exclusive device plugin from it, or label it cgpu=false"
+                f"nvidia.com/gpu and {names_offered(use.facts.allocatable).memory} are both used in node "
+                f"{use.name}: its cards are given out twice. Remove the exclusive device plugin from it, "
+                "or label it cgpu=false"
             )
+    found = ClusterSource(connection_of(flags)).read() if metric else None
     if output != "table":
         from gpuslice.apps.cli.documents import arena_document
 
-        print_document(arena_document(report), output)
+        print_document(arena_document(report, found.cards if found else ()), output)
     elif shared and not report.shared:
         complain("No node shares its GPUs: nothing allocatable of aliyun.com/gpu-mem or gpuslice.io/memory.")
     else:
-        from gpuslice.apps.cli import top_table
-
         if shared:
             table = top_table.shared_details if details else top_table.shared_summary
         else:
             table = top_table.details if details else top_table.summary
         click.echo(table(report), nl=False)
+        if found:
+            names = {each.name for each in report.shared}
+            cards = [card for card in found.cards if card.node in names or not shared]
+            click.echo(top_table.measured(report, cards), nl=False)
+    for problem in found.problems if found else ():
+        complain(problem)
+    if found and found.problems and not found.cards:
+        raise SystemExit(1)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from gpuslice.apps.cli.inspect_table import UNKNOWN_ADDRESS, address, card_cells, columns_of, node_blocks
 from gpuslice.apps.cli.table import aligned, closed_row, dashes, row, size
+from gpuslice.apps.diagnosis.usage import CardUsage
 from gpuslice.core.report import ExclusiveUse, NodeFacts, NodeUse, Report, percent, roles
 
+GIB = 1 << 30
 _RULERS = {  # by (some card is shared, some card is unhealthy): constants of the original
     (False, False): 89,
     (True, False): 96,
@@ -98,6 +100,33 @@ def details(report: Report) -> str:
         unhealthy = sum(node.unhealthy for node in nodes)
         tail += closed_row("Unhealthy/Total GPUs In Cluster:", _ratio(unhealthy, total))
     return aligned("\n" + blocks + "\n\n" + tail)
+
+
+def measured(report: Report, cards: Sequence[CardUsage]) -> str:
+    """``--metric``: a block a node with what its cards use now, in the columns of a current arena.
+
+    As there, the total is cut to whole GiB; unlike there, what is not known is ``-`` and not 0.
+    """
+    given_out = {
+        (node.name, str(card.index)): card.allocated * report.unit_bytes
+        for node in report.shared
+        for card in node.cards
+    }
+    blocks = []
+    for name in dict.fromkeys(card.node for card in cards):
+        heads = ("INDEX", "MEMORY(Total)", "MEMORY(Allocated)", "MEMORY(Used)", "DUTY_CYCLE")
+        lines = [heads, tuple("-" * len(head) for head in heads)]
+        for card in (each for each in cards if each.node == name):
+            whole_gib = card.total_bytes and card.total_bytes // GIB * GIB
+            amounts = (whole_gib, given_out.get((name, card.gpu)), card.used_bytes)
+            busy = "-" if card.utilization_ratio is None else f"{card.utilization_ratio * 100:.1f}%"
+            lines.append(
+                (card.gpu, *(f"{each / GIB:.1f} GiB" if each is not None else "-" for each in amounts), busy)
+            )
+        blocks.append(
+            f"\nGPUs of {name}:\n" + aligned("".join(row(f"  {first}", *rest) for first, *rest in lines))
+        )
+    return "".join(blocks)
 
 
 def _nodes(report: Report) -> list[_Cards]:
