@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,11 +26,11 @@ import yaml
 
 from gpuslice import __version__
 from release import oci, wheels
+from release.image_base import START, base_image, image_config, python_of
 from release.sbom import bill_of_materials
 
 ROOT = wheels.ROOT
 CHART = ROOT / "charts" / "gpuslice"
-UNPRIVILEGED = "65532:65532"
 
 
 @dataclass
@@ -79,11 +77,14 @@ def make_wheels(release: Release) -> Made:
 
 def make_zipapp(release: Release) -> Made:
     """The command line as one file, for the Pythons that are supported, on Linux of both architectures."""
-    site = release.work / "zipapp"
-    wheel = release.pure
-    for python in wheels.PYTHONS:  # the names of compiled modules tell them apart
-        for architecture in oci.ARCHITECTURES:
-            wheels.installed(site, wheel, "", python, architecture)
+    sites = [
+        wheels.installed(
+            release.work / f"zipapp-{python}-{architecture}", release.pure, "", python, architecture
+        )
+        for python in wheels.PYTHONS
+        for architecture in oci.ARCHITECTURES
+    ]
+    site = wheels.merged(release.work / "zipapp", sites)
     made = release.out / f"gpuslice-{__version__}.pyz"
     command = [sys.executable, "-m", "shiv", "--reproducible", "--compressed", "-o", str(made)]
     command += [
@@ -136,56 +137,6 @@ def make_image(release: Release) -> Made:
     made.with_suffix(".digest").write_text(f"{digest}\n")
     yield made
     yield made.with_suffix(".digest")
-
-
-START = """\
-#!/usr/bin/env python3
-import sys
-
-sys.path.insert(0, "/opt/gpuslice/python")
-from gpuslice.apps.cli.main import main
-
-main()
-"""
-
-
-def base_image(base: Path, architecture: str, epoch: int) -> oci.Image:
-    """What the image stands on: an OCI archive's image, or a root file system as a folder."""
-    if base.is_dir():
-        return oci.Image(architecture, (oci.layer(oci.tree(base), epoch),), {})
-    return oci.read_archive(base, architecture)
-
-
-def python_of(below: oci.Image) -> str:
-    """The version of the base's python3. LookupError where there is none that we support."""
-    names: set[str] = set()
-    for layer in below.layers:
-        with tarfile.open(fileobj=io.BytesIO(layer.content)) as archive:
-            names |= set(archive.getnames())
-    for python in wheels.PYTHONS:
-        if {f"usr/bin/python{python}", f"usr/local/bin/python{python}"} & {
-            name.removeprefix("./") for name in names
-        }:
-            return python
-    raise LookupError(
-        f"the base has none of python{', python'.join(wheels.PYTHONS)} in /usr/bin or /usr/local/bin"
-    )
-
-
-def image_config(below: Any) -> dict[str, Any]:
-    """The base's configuration with our program to start, as a user who is not root."""
-    path = next((each for each in below.get("Env", []) if each.startswith("PATH=")), f"PATH={DEFAULT_PATH}")
-    kept = [each for each in below.get("Env", []) if not each.startswith("PATH=")]
-    return {
-        **{key: value for key, value in below.items() if key not in ("Env", "Entrypoint", "Cmd", "User")},
-        "Env": [*kept, path, "PYTHONUNBUFFERED=1", "PYTHONDONTWRITEBYTECODE=1"],
-        "Entrypoint": ["/usr/local/bin/gpuslice"],
-        "Cmd": ["--help"],
-        "User": UNPRIVILEGED,
-    }
-
-
-DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def make_chart(release: Release) -> Made:
@@ -404,8 +355,15 @@ def main(build: bool, out: Path, only: tuple[str, ...], architectures: tuple[str
             if missing := step.missing(release):
                 click.echo(f"left out: {step.name}: {missing}")
                 continue
-            for made in step.make(release):
-                click.echo(f"{made.stat().st_size:>12,}  {made}")
+            try:
+                for made in step.make(release):
+                    click.echo(f"{made.stat().st_size:>12,}  {made}")
+            except subprocess.CalledProcessError as error:
+                told = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
+                command = " ".join(map(str, error.cmd))
+                raise click.ClickException(
+                    f"{step.name}: {command} failed: {(told or '').strip()}"
+                ) from error
 
 
 def _epoch() -> int:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -96,6 +97,23 @@ def constraints(out: Path) -> Path:
     file = out / "constraints.txt"
     file.write_text("\n".join(pinned) + "\n")
     return file
+
+
+def merged(folder: Path, sites: Iterable[Path]) -> Path:
+    """`folder` with the files of all `sites`: compiled modules say in their names where they run.
+
+    pip cannot do this in one folder: it replaces what it finds there. FileExistsError where two sites have
+    different machine code by one name, of which only one would be kept.
+    """
+    for site in sites:
+        for path in sorted(site.rglob("*.so")):
+            there = folder / path.relative_to(site)
+            if there.exists() and there.read_bytes() != path.read_bytes():
+                raise FileExistsError(
+                    f"{path.relative_to(site)} is another one for another Python or machine"
+                )
+        shutil.copytree(site, folder, dirs_exist_ok=True)
+    return folder
 
 
 def installed(folder: Path, wheel: Path, extras: str, python: str, architecture: str) -> Path:

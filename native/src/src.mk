@@ -8,7 +8,8 @@ SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 # On aarch64 gcc otherwise asks the processor once, through a function of libc's that not every musl has.
 NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /dev/null 2>&1 && echo -mno-outline-atomics)
 SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE)
-SLICE_LDFLAGS := -shared -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
+# Nothing names what is called at a fork but its section: zig's linker is not to take it for unused.
+SLICE_LDFLAGS := -shared -Wl,--no-gc-sections -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 
 # gcc makes calls of libc's string functions out of loops; clang does not know the option, and does not with -fno-builtin.
 NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/null > /dev/null 2>&1 && \

@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from packaging.utils import parse_wheel_filename
 from release import build, oci, wheels
+from release.image_base import base_image, image_config, python_of
 from release.sbom import bill_of_materials
 
 from gpuslice import __version__
@@ -115,6 +116,53 @@ def test_the_library_asks_for_nothing_that_an_old_system_lacks(wheel: Path, tmp_
     assert asked <= {"GLIBC_2.2.5", "GLIBC_2.17"}
 
 
+@pytest.mark.parametrize("architecture", sorted(set(oci.ARCHITECTURES) - {os.uname().machine}))
+def test_the_library_of_the_other_architecture_is_built_where_there_is_a_compiler(architecture: str) -> None:
+    if wheels.compiler(architecture) is None:
+        pytest.skip(f"neither {architecture}-linux-gnu-gcc nor the package ziglang is here")
+    built = wheels.library(architecture).read_bytes()
+    machine = {"x86_64": 62, "aarch64": 183}[architecture]
+    assert (built[:4], int.from_bytes(built[18:20], "little")) == (b"\x7fELF", machine)
+
+
+def test_one_folder_serves_all_pythons_and_machines(tmp_path: Path) -> None:
+    modules = [f"_core.cpython-{each}-linux-gnu.so" for each in ("311-x86_64", "311-aarch64", "313-x86_64")]
+    for number, name in enumerate(modules):
+        package = tmp_path / str(number) / "msgspec"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("the same")
+        (package / name).write_text(name)
+    merged = wheels.merged(tmp_path / "all", [tmp_path / str(number) for number in range(3)])
+    assert {path.name for path in (merged / "msgspec").iterdir()} == {"__init__.py", *modules}
+
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "one_name.abi3.so").write_text("x86-64")
+    (tmp_path / "4").mkdir()
+    (tmp_path / "4" / "one_name.abi3.so").write_text("aarch64")
+    with pytest.raises(FileExistsError, match=r"one_name.abi3.so is another one for another"):
+        wheels.merged(tmp_path / "all", [tmp_path / "3", tmp_path / "4"])
+
+
+def test_a_command_that_fails_is_told_with_its_own_words(tmp_path: Path) -> None:
+    if shutil.which("gpg") is None or shutil.which("cosign"):
+        pytest.skip("gpg is not on this machine, or cosign is and would be asked first")
+    words = [
+        "--build",
+        "--out",
+        str(tmp_path),
+        "--only",
+        "checksums",
+        "--only",
+        "signature",
+        "--key",
+        "nobody",
+    ]
+    done = CliRunner().invoke(build.main, words)
+    assert (done.exit_code, done.exception.__class__) == (1, SystemExit)
+    assert "Error: signature: gpg" in done.output
+    assert "No secret key" in done.output
+
+
 def test_every_package_that_is_installed_is_held_by_the_lock(tmp_path: Path) -> None:
     lines = wheels.constraints(tmp_path).read_text().splitlines()
     assert any(line.startswith("msgspec==") for line in lines)
@@ -149,9 +197,9 @@ def blob(files: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
 
 
 def test_an_image_is_what_the_specification_says(base: Path, tmp_path: Path) -> None:
-    below = build.base_image(base, "x86_64", EPOCH)
+    below = base_image(base, "x86_64", EPOCH)
     top = oci.layer([("usr/local/bin/gpuslice", base / "usr/bin/python3.12")], EPOCH)
-    config = build.image_config({"Env": ["PATH=/opt/bin", "LANG=C"], "Cmd": ["bash"], "User": "root"})
+    config = image_config({"Env": ["PATH=/opt/bin", "LANG=C"], "Cmd": ["bash"], "User": "root"})
     images = [oci.Image("x86_64", (*below.layers, top), config), oci.Image("aarch64", below.layers, config)]
     digest = oci.image_archive(tmp_path / "image.tar", images, "2023-11-14T22:13:20Z", ABOUT)
     files = opened(tmp_path / "image.tar")
@@ -176,20 +224,20 @@ def test_an_image_is_what_the_specification_says(base: Path, tmp_path: Path) -> 
 
 
 def test_an_image_stands_on_one_that_was_written(base: Path, tmp_path: Path) -> None:
-    below = build.base_image(base, "aarch64", EPOCH)
+    below = base_image(base, "aarch64", EPOCH)
     image = oci.Image("aarch64", below.layers, {"Env": ["PATH=/bin"]})
     oci.image_archive(tmp_path / "base.tar", [image], "2023-11-14T22:13:20Z", ABOUT)
-    read = build.base_image(tmp_path / "base.tar", "aarch64", EPOCH)
+    read = base_image(tmp_path / "base.tar", "aarch64", EPOCH)
     assert read == image
-    assert build.python_of(read) == "3.12"
+    assert python_of(read) == "3.12"
     with pytest.raises(LookupError, match="holds no image for amd64"):
-        build.base_image(tmp_path / "base.tar", "x86_64", EPOCH)
+        base_image(tmp_path / "base.tar", "x86_64", EPOCH)
 
 
 def test_a_base_without_python_is_refused(base: Path) -> None:
     (base / "usr/bin/python3.12").unlink()
     with pytest.raises(LookupError, match=r"none of python3\.11, python3\.12, python3\.13"):
-        build.python_of(build.base_image(base, "x86_64", EPOCH))
+        python_of(base_image(base, "x86_64", EPOCH))
 
 
 def test_the_same_input_makes_the_same_bytes(base: Path, tmp_path: Path) -> None:
@@ -198,7 +246,7 @@ def test_the_same_input_makes_the_same_bytes(base: Path, tmp_path: Path) -> None
         copy = tmp_path / turn
         shutil.copytree(base, copy, symlinks=True)
         os.utime(copy / "usr/bin/python3.12", (EPOCH + 5, EPOCH + 5))
-        layers = build.base_image(copy, "x86_64", EPOCH).layers
+        layers = base_image(copy, "x86_64", EPOCH).layers
         oci.image_archive(tmp_path / f"{turn}.tar", [oci.Image("x86_64", layers, {})], "then", ABOUT)
         archives.append((tmp_path / f"{turn}.tar").read_bytes())
     assert archives[0] == archives[1]
