@@ -1,12 +1,14 @@
-"""The vendor's first six gauges: whose series a card's are when it is whole, idle or shared."""
+"""The vendor's own metrics: whose series those of a whole, idle or shared card are, and what it supports."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.web.exposition import render
-from gpuslice.apps.exporter.ack import legacy_families
+from gpuslice.apps.exporter.ack import custom_families, legacy_families
 from gpuslice.apps.exporter.card_snapshot import CardSnapshot, NodeFacts, NodeSnapshot, build_card
 from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
 from gpuslice.apps.exporter.isolation import Isolation
@@ -76,3 +78,12 @@ def test_an_idle_card_has_a_series_without_a_pod() -> None:
     assert idle.one("nvidia_gpu_temperature_celsius") == 37
     assert idle.one("nvidia_gpu_duty_cycle") == pytest.approx(20)
     assert idle.one("nvidia_gpu_num_devices") == 1
+
+
+def test_a_card_supports_dcgm_when_it_has_figures_of_its_fields() -> None:
+    full = card({})
+    bare = replace(full, sample=replace(full.sample, fields={}))
+    for one, wanted in ((full, "true"), (bare, "false")):
+        told = Page(render(custom_families(NodeSnapshot((one,)), "n1")).decode())
+        ((labels, _),) = told.all("DCGM_CUSTOM_DEV_FB_TOTAL")
+        assert labels["SupportDCGM"] == wanted

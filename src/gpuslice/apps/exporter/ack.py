@@ -70,7 +70,10 @@ def custom_families(
             "gpu": str(sample.index),
             "modelName": sample.model,
         }
-        at = labels(device | {"DriverVersion": snapshot.driver_version, "SupportDCGM": "true"})
+        support = str(
+            bool(sample.fields)
+        ).lower()  # a board that asks for it shows the card's DCGM_FI_* series
+        at = labels(device | {"DriverVersion": snapshot.driver_version, "SupportDCGM": support})
         if sample.total_bytes:
             found["DCGM_CUSTOM_DEV_FB_TOTAL"].add(sample.total_bytes / MIB, at)
             if card.allocated_bytes is not None:
