@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define GPUSLICE_REGION_MAGIC UINT64_C(0x4c53555047000000) /* "GPUSL" in the high bytes, the version in the low */
-#define GPUSLICE_REGION_VERSION UINT64_C(2)
+#define GPUSLICE_REGION_VERSION UINT64_C(3)
 #define GPUSLICE_CARDS 16u
 #define GPUSLICE_SLOTS 1024u
 #define GPUSLICE_UUID_BYTES 96u
@@ -65,7 +65,7 @@ struct gpuslice_usage {
     _Atomic uint64_t imports;                 /* other processes' memory opened here, a count */
     _Atomic uint64_t in_flight_ns;            /* work launched and not yet charged, as estimated */
     _Atomic uint64_t unknown;                 /* launches under way of which nobody knows how long they take */
-    uint64_t padding;
+    _Atomic uint64_t changed_ns;              /* monotonic time at which used_bytes last changed, or was about to */
 };
 
 struct gpuslice_slot {
@@ -78,6 +78,7 @@ struct gpuslice_slot {
     _Atomic uint64_t host_pid;      /* as NVML names it, where it had to be found out; 0 unknown */
     _Atomic uint64_t locked;        /* 1: while the process is there, its byte of this file is locked (src/accounts/slots.c) */
     _Atomic uint64_t unlocked_ns;   /* monotonic time since when that was not so; 0: it is */
+    _Atomic uint64_t provisional;   /* a bit a card: own_bytes may be too much, the driver's figure has not said yet */
     struct gpuslice_usage usage[GPUSLICE_CARDS];
 };
 
@@ -104,5 +105,23 @@ struct gpuslice_claim {
     uint64_t interactive;    /* 1: small work that somebody waits for */
 };
 #define GPUSLICE_CLAIM_MAGIC (UINT64_C(0x4d49414c43000000) | UINT64_C(1)) /* "CLAIM", the version in the low byte */
+
+/* What the driver says, seen from the host, that each process of this container holds of each card. Written by the agent
+ * every half second and read-only here, for processes that NVML does not tell of themselves. */
+#define GPUSLICE_FIGURES 256u
+struct gpuslice_figure {
+    uint64_t card;       /* the key of its uuid */
+    uint64_t pid;        /* in the process's own namespace */
+    uint64_t start_time; /* field 22 of /proc/<pid>/stat */
+    uint64_t bytes;
+};
+struct gpuslice_figures {
+    uint64_t magic; /* GPUSLICE_FIGURES_MAGIC */
+    uint64_t check; /* of all that follows: figures that are being written are none */
+    uint64_t at_ns; /* monotonic time, before the driver was asked */
+    uint64_t count;
+    struct gpuslice_figure of[GPUSLICE_FIGURES];
+};
+#define GPUSLICE_FIGURES_MAGIC (UINT64_C(0x4552554749460000) | UINT64_C(1)) /* "FIGURE", the version in the low byte */
 
 #endif

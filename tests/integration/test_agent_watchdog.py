@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ import aiohttp
 import pytest
 
 from gpuslice.adapters.kube.resources import EVENTS, PODS
+from gpuslice.adapters.region.figures import Figure, format_figures
+from gpuslice.adapters.region.layout import FigureEntry, FiguresHead
+from gpuslice.adapters.region.living import start_time_of
 from gpuslice.apps.agent.watchdog import Excess, Holder
 from gpuslice.core.attribution import ProcessReading
 from gpuslice.core.units import MIB
@@ -21,6 +26,7 @@ from tests.integration.agent_bench import Bench, container, eventually, uuid
 
 ONE = {0: 16130}
 LIMIT_MIB = 4301  # of 4 units
+PID_INSIDE = 7
 SLEEP = "import time; print(flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
@@ -63,6 +69,8 @@ class Tenant:
         folder.mkdir(parents=True)
         uid = self.pod["metadata"]["uid"]
         (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{self.id}\n")
+        (folder / "stat").write_bytes(Path(f"/proc/{running.pid}/stat").read_bytes())
+        (folder / "status").write_text(f"NSpid:\t{running.pid}\t{PID_INSIDE}\n")
         try:
             yield running
         finally:
@@ -157,3 +165,32 @@ async def test_a_pid_that_went_to_a_neighbour_meanwhile_is_left_alone(tmp_path: 
             node.agent.watchdog._end(holder, excess, [reading], 1)
             excess.close()
             assert process.poll() is None
+
+
+async def test_a_container_is_told_the_drivers_figures_of_its_own_processes(tmp_path: Path) -> None:
+    """By the numbers that its processes have inside; of neighbours it hears nothing."""
+    async with Bench(tmp_path).running() as node:
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start()
+        await other.start()
+        with one.process() as process, other.process() as neighbour:
+            holds(node, (process, 600), (neighbour, 500))
+            await eventually(lambda: len(told(node)) == 2, "both containers are told")
+            of = {each.memory_bytes // MIB: each for each in told(node)}
+            start = start_time_of(process.pid)
+            assert of[600] == Figure(uuid(0), PID_INSIDE, start or 0, 600 * MIB)
+            assert set(of) == {500, 600}
+
+
+def told(node: Bench) -> list[Figure]:
+    """Each container's figures; an error where it has more than one."""
+    found = []
+    for path in node.folder.glob("**/etc/figures"):
+        data = path.read_bytes()
+        at_ns = FiguresHead.from_buffer_copy(data).at_ns
+        assert time.monotonic_ns() - 10**10 < at_ns < time.monotonic_ns()
+        entry = FigureEntry.from_buffer_copy(data, ctypes.sizeof(FiguresHead))
+        figure = Figure(uuid(0), entry.pid, entry.start_time, entry.bytes)
+        assert data == format_figures([figure], at_ns)
+        found.append(figure)
+    return found

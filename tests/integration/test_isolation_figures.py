@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from gpuslice.adapters.region.figures import Figure, format_figures, write_figures
+from gpuslice.adapters.region.living import identity_of
 from simcluster import gpu
 from tests import HANG_S
 
@@ -18,6 +22,7 @@ from .isolation_rig import (
     V100,
     Container,
     Machine,
+    Worker,
     container,
     make_container,
     make_machine,
@@ -246,3 +251,119 @@ def test_a_driver_that_leads_to_another_behind_it_is_held(tmp_path: Path) -> Non
         worker.ok(f"alloc 0 plain {200 * MIB}")
         assert worker.ask(f"alloc 1 plain {900 * MIB}") == OUT_OF_MEMORY
         assert box.card().used_bytes == box.machine.used()
+
+
+# ---- the driver's figures, which the agent publishes where NVML has none here
+
+
+class Publisher:
+    """The agent's part: what the simulated driver says, for one container, as often as the test likes."""
+
+    def __init__(self, box: Container, less: Mapping[int, int] | None = None, fault: str = "") -> None:
+        self._box = box
+        self._less = less or {}
+        """By pid, bytes that the driver's figure lacks."""
+        self._fault = fault
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def publish(self) -> None:
+        at_ns = time.monotonic_ns() + {"stale": -6 * 10**9, "to come": 10**10}.get(self._fault, 0)
+        with gpu.Machine(self._box.machine.state) as cards:
+            held = [(each.pid, each.bytes) for each in cards.holdings() if each.pid]
+        sums = {pid: sum(amount for other, amount in held if other == pid) for pid, _ in held}
+        seen = [(identity_of(pid), amount - self._less.get(pid, 0)) for pid, amount in sums.items()]
+        later = 1 if self._fault == "another start" else 0
+        uuid, path = self._box.machine.uuid(), self._box.root / "etc/gpuslice/figures"
+        figures = [Figure(uuid, who.pid, who.start_time + later, amount) for who, amount in seen if who]
+        if self._fault in ("damaged", "cut short"):
+            data = format_figures(figures, at_ns)
+            path.write_bytes(data[:-8] if self._fault == "cut short" else data[:-1] + b"?")
+        else:
+            write_figures(path, figures, at_ns)
+
+    def _run(self) -> None:
+        self.publish()
+        while not self._stop.wait(0.03):
+            self.publish()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def slow_machine(folder: Path) -> Machine:
+    """One on which a context takes a while to be made, as on a real card: neighbours grow meanwhile."""
+    gpu.create(folder / "cards", [V100], driver_version="560.35.03", seed=str(folder), context_ms=300)
+    return Machine(folder / "cards", str(folder))
+
+
+def start_while_a_neighbour_takes(worker: Worker, machine: Machine, mib: int) -> str:
+    """The answer to a context that is made while a neighbour grows."""
+    before = machine.used()
+    worker.say("start 0")
+    with gpu.Machine(machine.state) as cards:
+        while machine.used() == before:  # it has begun
+            time.sleep(0.001)
+        cards.add_ghost(0, 4_000_001, mib, "a neighbour")
+    return worker.heard()
+
+
+@pytest.mark.parametrize("mib", [700, 3000])
+def test_a_context_beside_a_growing_neighbour_is_charged_what_the_driver_says(
+    tmp_path: Path, mib: int
+) -> None:
+    """3000 MiB are more than the limit, and no reason to refuse the context."""
+    machine = slow_machine(tmp_path)
+    box = contained(tmp_path / "box", machine, "none")
+    with box.worker() as worker, Publisher(box):
+        assert start_while_a_neighbour_takes(worker, machine, mib) == "ok"
+        own = machine.used() - mib * MIB
+        worker.ok(f"alloc 0 plain {2048 * MIB - own - 4 * MIB}")
+        assert box.card().used_bytes == machine.used() - mib * MIB
+
+
+def test_nobody_is_refused_for_what_an_idle_process_was_charged_too_much(tmp_path: Path) -> None:
+    """It makes no call in which it could settle its account, so others read the driver's figure for it."""
+    machine = slow_machine(tmp_path)
+    box = contained(tmp_path / "box", machine, "none")
+    with box.worker() as idle, box.worker() as worker:
+        assert start_while_a_neighbour_takes(idle, machine, 700) == "ok"
+        assert box.card().used_bytes >= machine.used()
+        with Publisher(box):
+            worker.ok("start 0")
+            room = 2048 * MIB - (machine.used() - 700 * MIB)
+            worker.ok(f"alloc 0 plain {room - 4 * MIB}")
+            assert worker.ask(f"alloc 1 plain {8 * MIB}") == OUT_OF_MEMORY
+            free, _ = worker.ok("info")
+            assert free == room - (room - 4 * MIB)
+
+
+def test_managed_memory_of_an_idle_process_is_nobodys_room(tmp_path: Path) -> None:
+    """The driver's figure lacks it while it is on the host, and it may come back any time."""
+    machine = slow_machine(tmp_path)
+    box = contained(tmp_path / "box", machine, "none")
+    with box.worker() as idle, box.worker() as worker:
+        idle.ok("start 0")
+        idle.ok(f"alloc 0 managed {1000 * MIB}")
+        with gpu.Machine(machine.state) as cards:
+            elsewhere = sum(each.bytes for each in cards.holdings(idle.pid) if each.kind == "managed")
+        with Publisher(box, less={idle.pid: elsewhere}):
+            worker.ok("start 0")
+            assert worker.ask(f"alloc 0 plain {1100 * MIB}") == OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("fault", ["stale", "to come", "damaged", "cut short", "another start"])
+def test_figures_that_cannot_be_right_are_not_believed(tmp_path: Path, fault: str) -> None:
+    machine = slow_machine(tmp_path)
+    box = contained(tmp_path / "box", machine, "none")
+    with box.worker() as worker:
+        assert start_while_a_neighbour_takes(worker, machine, 700) == "ok"
+        counted = box.card().used_bytes
+        with Publisher(box, fault=fault):
+            for _ in range(3):
+                assert worker.ask(f"alloc 0 plain {2050 * MIB - counted}") == OUT_OF_MEMORY
+        assert box.card().used_bytes == counted

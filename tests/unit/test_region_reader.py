@@ -32,6 +32,8 @@ STRUCTURES = {
     "gpuslice_card": layout.RegionCard,
     "gpuslice_usage": layout.RegionUsage,
     "gpuslice_slot": layout.RegionSlot,
+    "gpuslice_figure": layout.FigureEntry,
+    "gpuslice_figures": layout.FiguresHead,
 }
 
 
@@ -67,7 +69,9 @@ def test_every_field_is_where_c_has_it() -> None:
     for line in fields:
         structure, name, offset, size = line.split()
         mirror = STRUCTURES.get(structure)
-        if mirror is not None:
+        if name == "of":
+            assert ctypes.sizeof(layout.FiguresHead) == int(offset)
+        elif mirror is not None:
             field = getattr(mirror, name)
             assert (field.offset, field.size) == (int(offset), int(size)), f"{structure}.{name}"
         elif name == "slots":

@@ -31,8 +31,17 @@ static bool stands_elsewhere(const struct gs_accounts *accounts, const struct gs
     return word >> GS_HOLDING_BITS != (uint64_t)(at - accounts->attachments);
 }
 
+static void mark_changed(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card)
+{
+    uint64_t now = gs_coarse_ns();
+    atomic_store_explicit(&accounts->mine[card].changed_ns, now, memory_order_release);
+    atomic_store_explicit(&at->slot->usage[card].changed_ns, now, memory_order_release);
+}
+
+/* Whoever reads the bytes and then the time knows a time that is not before them. */
 static void gain(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
 {
+    mark_changed(accounts, at, card);
     atomic_fetch_add(&at->slot->usage[card].used_bytes, bytes);
     uint64_t before = atomic_fetch_add(&accounts->mine[card].used, bytes);
     if (stands_elsewhere(accounts, at, before)) /* mended in between: made once more where it counts */
@@ -41,6 +50,7 @@ static void gain(struct gs_accounts *accounts, struct gs_attachment *at, uint32_
 
 static void lose(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
 {
+    mark_changed(accounts, at, card);
     gs_subtract(&at->slot->usage[card].used_bytes, bytes);
     uint64_t before = atomic_load(&accounts->mine[card].used), less;
     do
@@ -226,6 +236,25 @@ void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t b
     atomic_store(&accounts->mine[card].own_bytes, bytes);
     if (at && at->slot)
         atomic_store(&at->slot->usage[card].own_bytes, bytes);
+}
+
+void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bool provisional)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    atomic_store(&accounts->mine[card].provisional, provisional);
+    if (!at || !at->slot)
+        return;
+    if (provisional)
+        atomic_fetch_or(&at->slot->provisional, UINT64_C(1) << card);
+    else
+        atomic_fetch_and(&at->slot->provisional, ~(UINT64_C(1) << card));
+}
+
+void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    if (at && at->slot && card < GPUSLICE_CARDS)
+        mark_changed(accounts, at, card);
 }
 
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)

@@ -21,7 +21,8 @@ struct gs_attachment {
 /* What this process holds of a card, as it knows itself, whatever anybody writes over the region. */
 struct gs_holding {
     _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
-    _Atomic uint64_t own_bytes, exported_bytes, imports;
+    _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
+    _Atomic bool provisional;
     uint64_t limit_bytes, compute_percent; /* for display */
     char uuid[GPUSLICE_UUID_BYTES];      /* "" for a card that is not ours */
 };
@@ -60,6 +61,10 @@ void gs_accounts_return(struct gs_accounts *accounts, uint32_t card, uint64_t by
 void gs_accounts_count_refusal(struct gs_accounts *accounts, uint32_t card);
 /* Which part of what we hold is the driver's own. */
 void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+/* That part may be too much: until the driver's figure has been heard. */
+void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bool provisional);
+/* What we hold changes, or the driver has just done what it was asked for. */
+void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card);
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid);
 
 /* What the container holds of a card; cheap enough for every cuMemGetInfo. */

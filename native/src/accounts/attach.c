@@ -24,7 +24,7 @@ static struct gs_lock lock;
 
 /* ---- cards ---- */
 
-static uint64_t key_of(const char *uuid)
+uint64_t gs_card_key(const char *uuid)
 {
     uint64_t key = UINT64_C(14695981039346656037);
     for (size_t i = 0; i < GPUSLICE_UUID_BYTES && uuid[i]; i++)
@@ -54,13 +54,13 @@ static bool is_free(struct gpuslice_card *entry, uint64_t key)
 static bool is_damaged(struct gpuslice_card *entry, uint64_t key)
 {
     uint64_t found = atomic_load(&entry->key);
-    return found != key_of(entry->uuid) && atomic_compare_exchange_strong(&entry->key, &found, key);
+    return found != gs_card_key(entry->uuid) && atomic_compare_exchange_strong(&entry->key, &found, key);
 }
 
 uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid)
 {
     static bool (*const choices[])(struct gpuslice_card *, uint64_t) = {is_entry, is_free, is_damaged};
-    uint64_t key = key_of(uuid);
+    uint64_t key = gs_card_key(uuid);
     struct gs_attachment *at = gs_attached(accounts);
     for (int choice = 0; at && at->region && choice < 3; choice++)
         for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
@@ -136,6 +136,7 @@ void gs_attach_forget(struct gs_accounts *accounts)
         atomic_store(&holding->own_bytes, 0);
         atomic_store(&holding->exported_bytes, 0);
         atomic_store(&holding->imports, 0);
+        atomic_store(&holding->provisional, false);
     }
 }
 
@@ -206,9 +207,12 @@ static void write_holding(struct gs_attachment *at, uint32_t card, struct gs_hol
     atomic_store(&usage->own_bytes, atomic_load(&holding->own_bytes));
     atomic_store(&usage->exported_bytes, atomic_load(&holding->exported_bytes));
     atomic_store(&usage->imports, atomic_load(&holding->imports));
+    atomic_store(&usage->changed_ns, atomic_load(&holding->changed_ns));
+    if (atomic_load(&holding->provisional))
+        atomic_fetch_or(&at->slot->provisional, UINT64_C(1) << card);
     if (!*holding->uuid)
         return;
-    atomic_store(&at->region->cards[card].key, key_of(holding->uuid));
+    atomic_store(&at->region->cards[card].key, gs_card_key(holding->uuid));
     write_card(&at->region->cards[card], holding);
 }
 

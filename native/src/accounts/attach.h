@@ -13,6 +13,8 @@ static inline struct gs_attachment *gs_attached(const struct gs_accounts *accoun
     return atomic_load_explicit(&accounts->at, memory_order_acquire);
 }
 
+/* By which a card is known in the region and to the agent: a hash of its uuid, never 0. */
+uint64_t gs_card_key(const char *uuid);
 /* The attachment, with a slot that is ours; NULL without. */
 struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts);
 /* The attachment in which a holding's word stands, once its writer is done. */

@@ -116,6 +116,7 @@ static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
     atomic_store(&slot->start_stack, 0);
     atomic_store(&slot->locked, 0);
     atomic_store(&slot->unlocked_ns, 0);
+    atomic_store(&slot->provisional, 0);
 }
 
 void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine)

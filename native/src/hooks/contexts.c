@@ -9,6 +9,7 @@
 #include "policy/driver_overhead.h"
 #include "policy/opened.h"
 #include "policy/pool_accounts.h"
+#include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/start.h"
 #include "policy/throttle.h"

@@ -3,6 +3,7 @@
 #include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/provisional.h"
 #include "policy/start.h"
 #include "system/os.h"
 
@@ -25,10 +26,10 @@ struct share {
 };
 
 /* At most what the card has, and free at most what the card has free. */
-static struct share share_of(const struct gs_card *card, uint64_t card_total, uint64_t card_free)
+static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t card_free)
 {
     struct share share = {.total = card->limit_bytes < card_total ? card->limit_bytes : card_total};
-    share.used = gs_used(card);
+    share.used = gs_used_as_known(card);
     share.free = share.used < share.total ? share.total - share.used : 0;
     share.free = share.free < card_free ? share.free : card_free;
     return share;

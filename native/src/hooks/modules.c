@@ -2,6 +2,7 @@
  * drivers load it since 12.2, is seen at the next measurement, where NVML names this process. */
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
+#include "policy/provisional.h"
 #include "policy/start.h"
 
 struct load {

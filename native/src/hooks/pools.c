@@ -2,6 +2,7 @@
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/start.h"
 #include "system/at_fork.h"

@@ -137,6 +137,7 @@ void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, c
 
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
 {
+    gs_accounts_changed(&gs_accounts, card->index);
     if (taken > reserved)
         gs_accounts_add(&gs_accounts, card->index, taken - reserved);
     else
@@ -144,5 +145,3 @@ void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
 }
 
 uint64_t gs_used(const struct gs_card *card) { return gs_accounts_used(&gs_accounts, card->index); }
-
-bool gs_over_limit(const struct gs_card *card) { return gs_used(card) > card->limit_bytes; }

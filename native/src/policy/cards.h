@@ -53,6 +53,5 @@ void gs_refuse(struct gs_card *card); /* counts it */
 /* `reserved` bytes were reserved, `taken` of them (or more) were taken. */
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
 uint64_t gs_used(const struct gs_card *card);
-bool gs_over_limit(const struct gs_card *card);
 
 #endif

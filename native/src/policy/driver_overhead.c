@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "accounts/slots.h"
+#include "policy/figures.h"
 #include "policy/nvml_readings.h"
 #include "policy/pool_accounts.h"
 #include "system/at_fork.h"
@@ -42,17 +43,38 @@ struct own *gs_own_of(struct gs_card *card)
 
 void gs_charge_own(struct own *own, uint64_t bytes)
 {
-    gs_settle(own->card, own->charged, bytes);
+    if (bytes != own->charged)
+        gs_settle(own->card, own->charged, bytes);
     own->charged = own->last = bytes;
     gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
 }
 
+/* Others may compare our slot with the driver's figure as long as that has all that we count. */
+static void show_provisional(uint32_t card)
+{
+    bool comparable = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]) == 0;
+    gs_accounts_set_provisional(&gs_accounts, card, comparable && __atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED));
+}
+
+/* Where NVML names this process every measurement is the driver's figure. */
+static void set_provisional(struct own *own, bool provisional)
+{
+    if (gs_nvml_pid_known())
+        return;
+    __atomic_store_n(&own->provisional, provisional, __ATOMIC_RELAXED);
+    show_provisional(own->card->index);
+}
+
 void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
 {
-    if (card < GPUSLICE_CARDS && bytes >= 0)
+    if (card >= GPUSLICE_CARDS)
+        return;
+    if (bytes >= 0)
         atomic_fetch_add(&perhaps[card][doubt], (uint64_t)bytes);
-    else if (card < GPUSLICE_CARDS)
+    else
         gs_subtract(&perhaps[card][doubt], (uint64_t)-bytes);
+    if (__atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED))
+        show_provisional(card);
 }
 
 static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
@@ -104,15 +126,65 @@ bool gs_measure(struct gs_card *card)
 
 /* Threads may be on their way between the accounts and the driver, and then it seems to be less than it is: that is
  * believed when it is seen again. */
+static void charge_again(struct own *own, uint64_t bytes)
+{
+    uint64_t twice = bytes > own->last ? bytes : own->last;
+    gs_charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
+    own->last = bytes;
+}
+
 static void measure_again(struct own *own)
 {
     struct reading reading = {0};
     uint64_t bytes;
-    if (!measure(own, &reading, &bytes))
+    if (measure(own, &reading, &bytes))
+        charge_again(own, bytes);
+}
+
+/* What a context takes is not more than all that is the driver's own, as the figure has it. */
+static void learn_at_most(const struct own *own)
+{
+    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
+    _Atomic uint64_t *context_bytes = region ? &region->cards[own->card->index].context_bytes : NULL;
+    if (context_bytes && own->contexts == 1 && own->charged && atomic_load(context_bytes) > own->charged)
+        atomic_store(context_bytes, own->charged);
+}
+
+static bool is_on_card(struct gs_entry *piece, void *card) { return piece->card == *(const uint32_t *)card; }
+
+/* Under the lock. A figure says what was held when the driver was asked: it is compared with accounts that have not
+ * changed since before that. */
+static void settle_own(struct own *own)
+{
+    struct gs_figure figure;
+    struct reading reading = {.listed = true};
+    uint64_t bytes, counted = gs_accounts_mine(&gs_accounts, own->card->index);
+    uint64_t changed_ns = atomic_load(&gs_accounts.mine[own->card->index].changed_ns);
+    if (!gs_figure_of(own->card, gs_pid(), gs_process(gs_pid()).start_time, &figure) || figure.at_ns <= own->figure_at_ns ||
+        !gs_figures_are_after(figure.at_ns, changed_ns))
         return;
-    uint64_t twice = bytes > own->last ? bytes : own->last;
-    gs_charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
-    own->last = bytes;
+    reading.mine = figure.bytes;
+    if (!measure_own(own, &reading, counted, &bytes))
+        return;
+    own->figure_at_ns = figure.at_ns;
+    uint64_t before = own->charged;
+    charge_again(own, bytes);
+    if (own->charged < before) /* which of the pieces was too large nobody knows */
+        gs_table_sift(&pieces, is_on_card, &own->card->index);
+    if (own->charged != bytes)
+        return;
+    set_provisional(own, false);
+    learn_at_most(own);
+}
+
+void gs_settle_own(struct gs_card *card)
+{
+    if (card->index >= GPUSLICE_CARDS || gs_nvml_pid_known() || !gs_has_context(card))
+        return;
+    gs_pools_changed();
+    gs_lock(&lock);
+    settle_own(gs_own_of(card));
+    gs_unlock(&lock);
 }
 
 /* Whether it is this thread's turn; the next comes no sooner than the last one's cost allows. */
@@ -133,16 +205,20 @@ static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
 
 void gs_measure_sometimes(struct gs_card *card)
 {
-    if (card->index >= GPUSLICE_CARDS || !gs_nvml_pid_known() || !gs_has_context(card) || !is_due(&owns[card->index]))
+    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index]))
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     uint64_t before = own->charged;
-    measure_again(own);
+    if (gs_nvml_pid_known())
+        measure_again(own);
+    else
+        settle_own(own);
     uint64_t ended = gs_monotonic_ns();
-    uint64_t pause = pause_after(own, own->charged == before && own->last == before, ended - began);
+    bool steady = own->charged == before && own->last == before && !own->provisional;
+    uint64_t pause = pause_after(own, steady, ended - began);
     gs_unlock(&lock);
     __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
 }
@@ -192,7 +268,9 @@ void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t 
     piece.owner = context;
     if (piece.bytes)
         gs_table_put(&pieces, &piece);
+    gs_accounts_changed(&gs_accounts, card->index);
     gs_charge_own(own, own->charged + (uint64_t)bytes);
+    set_provisional(own, true);
     gs_unlock(&lock);
 }
 
@@ -213,6 +291,9 @@ static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
     if (context)
         gs_table_sift(&pieces, gather, &sum);
     uint64_t bytes = piece.bytes + sum.bytes;
+    gs_accounts_changed(&gs_accounts, own->card->index);
+    if (!bytes) /* the next figure says what it gave back */
+        set_provisional(own, true);
     gs_charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
 }
 
@@ -246,8 +327,10 @@ bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
     drop_pieces(own, key, context);
     bool last = own->contexts <= 1;
     __atomic_store_n(&own->contexts, last ? 0 : own->contexts - 1, __ATOMIC_RELEASE);
-    if (last)
+    if (last) {
         gs_charge_own(own, 0);
+        set_provisional(own, false);
+    }
     gs_unlock(&lock);
     return last;
 }

@@ -9,6 +9,8 @@
 bool gs_measure(struct gs_card *card);
 /* The same once in a while, for what came unseen. */
 void gs_measure_sometimes(struct gs_card *card);
+/* The same by the figure that the agent publishes for this process, where NVML has none and a newer one is there. */
+void gs_settle_own(struct gs_card *card);
 bool gs_has_context(struct gs_card *card);
 
 struct own *gs_own_of(struct gs_card *card);

@@ -12,7 +12,9 @@ struct own {
     uint64_t last; /* what the last look while it worked found: what is less twice is less */
     uint64_t due_ns; /* for the next look; 0: none is planned */
     uint64_t pause_ns;
+    uint64_t figure_at_ns; /* of the last figure of the agent's that was used */
     uint32_t contexts;
+    bool provisional; /* charged by difference: the driver's figure has not been heard */
 };
 
 struct reading {

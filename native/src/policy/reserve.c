@@ -3,6 +3,7 @@
 #include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/provisional.h"
 
 bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
 {
@@ -10,7 +11,8 @@ bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
         return true;
     /* As the driver does before it gives up: take back what pools keep and nobody uses. */
     bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
-    return (settled || trimmed) && gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes);
+    return ((settled || trimmed) && gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes)) ||
+           gs_reserve_as_known(card, bytes);
 }
 
 bool gs_reserve(struct gs_card *card, uint64_t bytes)

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "policy/figures.h"
 #include "policy/limits.h"
 #include "policy/throttle.h"
 #include "system/at_fork.h"
@@ -73,6 +74,7 @@ static bool activate(void)
         return false;
     open_accounts_at(prefix);
     gs_cards_make(&limits);
+    gs_figures_start(prefix);
     gs_throttle_start(prefix);
     gs_watch_forks();
     return true;

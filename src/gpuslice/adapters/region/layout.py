@@ -4,7 +4,7 @@ import ctypes
 from typing import Final
 
 MAGIC: Final = 0x4C53555047000000
-VERSION: Final = 2
+VERSION: Final = 3
 CARDS: Final = 16
 SLOTS: Final = 1024
 UUID_BYTES: Final = 96
@@ -66,7 +66,7 @@ class RegionUsage(ctypes.Structure):
         ("imports", ctypes.c_uint64),
         ("in_flight_ns", ctypes.c_uint64),
         ("unknown", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64),
+        ("changed_ns", ctypes.c_uint64),
     )
 
 
@@ -82,6 +82,8 @@ class RegionSlot(ctypes.Structure):
         ("host_pid", ctypes.c_uint64),
         ("locked", ctypes.c_uint64),
         ("unlocked_ns", ctypes.c_uint64),
+        ("provisional", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 7),
         ("usage", RegionUsage * CARDS),
     )
 
@@ -95,6 +97,28 @@ class RegionHead(ctypes.Structure):
         ("swept", ctypes.c_uint64),
         ("padding", ctypes.c_uint64 * 5),
         ("cards", RegionCard * CARDS),
+    )
+
+
+class FigureEntry(ctypes.Structure):
+    """What the driver says that one process holds of one card."""
+
+    _fields_ = (
+        ("card", ctypes.c_uint64),
+        ("pid", ctypes.c_uint64),
+        ("start_time", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+    )
+
+
+class FiguresHead(ctypes.Structure):
+    """What stands before the entries of the figures file."""
+
+    _fields_ = (
+        ("magic", ctypes.c_uint64),
+        ("check", ctypes.c_uint64),
+        ("at_ns", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
     )
 
 

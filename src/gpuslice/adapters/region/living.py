@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Set
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from .reader import CardUsage, ProcessUsage
 
@@ -26,6 +27,19 @@ def start_time_of(pid: int, proc: Path = PROC) -> int | None:
         return None
     ended = fields[0] in b"Xx" or (fields[0] == b"Z" and int(fields[17]) <= 1)
     return None if ended else int(fields[19])
+
+
+class Identity(NamedTuple):
+    """What tells a process in a region: its number in its own PID namespace, and when it started."""
+
+    pid: int
+    start_time: int
+
+
+def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
+    """Of a process that is seen here as `pid`; None if it has ended."""
+    start = start_time_of(pid, proc)
+    return None if start is None else Identity(_innermost_pid(proc / str(pid)), start)
 
 
 def living(processes: Iterable[ProcessUsage], proc: Path = PROC) -> tuple[ProcessUsage, ...]:
@@ -47,10 +61,7 @@ def all_of_the_living(cards: Iterable[CardUsage], proc: Path = PROC) -> list[Car
     return [_less_the_dead(card, alive) for card in every]
 
 
-_Identity = tuple[int, int]  # innermost pid, start time
-
-
-def _less_the_dead(card: CardUsage, alive: Set[_Identity]) -> CardUsage:
+def _less_the_dead(card: CardUsage, alive: Set[Identity]) -> CardUsage:
     dead = [process for process in card.processes if (process.pid, process.start_time) not in alive]
     if not dead:
         return card
@@ -59,15 +70,15 @@ def _less_the_dead(card: CardUsage, alive: Set[_Identity]) -> CardUsage:
     return replace(card, processes=left, used_bytes=card.used_bytes - gone_bytes)
 
 
-def _alive(processes: Iterable[ProcessUsage], proc: Path) -> set[_Identity]:
+def _alive(processes: Iterable[ProcessUsage], proc: Path) -> set[Identity]:
     """Who of them runs."""
-    wanted = {(process.pid, process.start_time) for process in processes}
+    wanted = {Identity(process.pid, process.start_time) for process in processes}
     starts = {start for _, start in wanted}
-    found = set()
+    found: set[Identity] = set()
     for name in os.listdir(proc) if wanted else ():
         start = start_time_of(int(name), proc) if name.isdigit() else None
         if start is not None and start in starts:
-            found.add((_innermost_pid(proc / name), start))
+            found.add(Identity(_innermost_pid(proc / name), start))
     return found & wanted
 
 

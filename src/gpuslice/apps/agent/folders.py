@@ -7,7 +7,7 @@ number behind the name (``-2`` …); the highest is the one that Allocate named 
 
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
     <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
-    <root>/containers/<token>/etc/       limits, mounted read-only
+    <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
     <root>/containers/<token>/var/       region, the one place where the container's processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
     <root>/containers/<token>/library    the version of the library that it was granted
@@ -29,7 +29,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.counts import Counts, with_region
+from gpuslice.adapters.region.figures import Figure, write_figures
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
@@ -259,6 +260,19 @@ class Folders:
     def of_claims(self) -> list[str]:
         """The names of the folders of claims."""
         return sorted(found.name for found in (self._root / "containers").glob(f"{CLAIM_PREFIX}*"))
+
+    # -- figures --------------------------------------------------------------------------------------
+
+    def publish(self, figures: Mapping[tuple[str, str], Sequence[Figure]], at_ns: int) -> None:
+        """By pod uid and container: what the driver says of its processes, read at monotonic `at_ns`.
+
+        Raises OSError.
+        """
+        folders = [*((name, owner) for name, owner, _ in self.owners())] if figures else []
+        claims = [(name, self.owner(name)) for name in self.of_claims()] if figures else []
+        for name, owner in (*folders, *claims):
+            if own := figures.get((owner.uid, owner.container)):
+                write_figures(self._folder(name) / "etc" / "figures", own, at_ns)
 
     # -- sweeping -------------------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
 The library holds every program that it is in. A program that is linked statically, that speaks to the devices
 itself or finds a function of the driver that nobody documents is not held, and its neighbours lack the
 memory. The driver counts it all the same.
+
+The libraries in the containers get these figures too: many drivers have none for a process that asks from
+inside, so that what a context took is measured by difference, which a neighbour's growth spoils.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from gpuslice.adapters.cgroup.container import parse_cgroup
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
+from gpuslice.adapters.region.figures import Figure
+from gpuslice.adapters.region.living import identity_of
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.pods import NodePod
@@ -100,9 +106,11 @@ class Watchdog:
                 try:
                     await self.check()
                 except GpuUnavailableError as error:
-                    problem = str(error)
+                    problem = f"the driver does not tell of processes: {error}"
+                except OSError as error:
+                    problem = f"the driver's figures cannot be published to containers: {error}"
                 if problem and problem != self._problem:
-                    _log.warning("watchdog: the driver does not tell of processes", extra={"error": problem})
+                    _log.warning("watchdog is without figures", extra={"error": problem})
                 self._problem = problem
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -110,7 +118,11 @@ class Watchdog:
                 excess.close()
 
     async def check(self) -> None:
-        """One look. A container past its limit twice in a row is dealt with. Raises `GpuUnavailableError`."""
+        """One look. A container past its limit twice in a row is dealt with.
+
+        Raises `GpuUnavailableError`, and OSError where the figures cannot be published.
+        """
+        at_ns = time.monotonic_ns()
         held: dict[Holder, list[ProcessReading]] = defaultdict(list)
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
@@ -130,6 +142,18 @@ class Watchdog:
         for over in self._excesses.values():
             over.close()
         self._excesses, self._seen = excesses, frozenset(excesses)
+        self._publish(held, at_ns)
+
+    def _publish(self, held: Mapping[Holder, Sequence[ProcessReading]], at_ns: int) -> None:
+        """Each container's own processes, by the numbers that they have in it."""
+        figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
+        for holder, readings in held.items():
+            for reading in readings:
+                identity = identity_of(reading.pid, self._proc)
+                if identity is not None and reading.memory_bytes:
+                    figure = Figure(holder.card, *identity, reading.memory_bytes)
+                    figures[holder.uid, holder.container].append(figure)
+        self._folders.publish(figures, at_ns)
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
         """The pod and the container's name; None for processes of nobody that we granted anything."""

@@ -1,0 +1,90 @@
+/* A process settles its own account when it next asks for memory. One that only computes does not, so others leave out
+ * what it is charged above the driver's figure. */
+#include "policy/provisional.h"
+
+#include "accounts/slots.h"
+#include "policy/driver_overhead.h"
+#include "policy/figures.h"
+
+#define LATEST_NS UINT64_C(3000000000) /* two figures, and some patience with a busy agent */
+#define NAP_NS UINT64_C(10000000)
+
+struct outlook {
+    uint64_t excess; /* charged above the driver's figure */
+    uint64_t open;   /* measured by difference, and no figure has said whether it is right */
+};
+
+static bool is_of(const struct gpuslice_slot *slot, const struct gs_card *card)
+{
+    return gs_load(&slot->owner) && gs_load(&slot->provisional) >> card->index & 1;
+}
+
+/* The bytes are read before the time of their change: whoever changes them writes the time first. Our own excess is
+ * settled in the accounts, by two figures, and open till then. One that the agent does not know stays as it is. */
+static void add_slot(struct outlook *outlook, const struct gpuslice_slot *slot, const struct gs_card *card, bool ours)
+{
+    struct gs_figure figure = {.at_ns = gs_figures_at()};
+    const struct gpuslice_usage *usage = &slot->usage[card->index];
+    uint64_t used = gs_bounded(&usage->used_bytes), own = gs_bounded(&usage->own_bytes);
+    bool known = gs_figure_of(card, gs_load(&slot->pid), gs_load(&slot->start_time), &figure);
+    bool after = gs_figures_are_after(figure.at_ns, gs_load(&usage->changed_ns));
+    uint64_t excess = known && after && !ours && used > figure.bytes ? used - figure.bytes : 0;
+    outlook->excess += excess < own ? excess : own;
+    outlook->open += figure.at_ns && (!after || (known && ours)) ? own : 0;
+}
+
+static struct outlook outlook_of(const struct gs_card *card)
+{
+    struct outlook outlook = {0};
+    struct gs_attachment at = gs_accounts_at(&gs_accounts);
+    if (!at.region || card->index >= GPUSLICE_CARDS)
+        return outlook;
+    for (uint64_t i = 0, high = gs_slots_high(at.region, at.slot); i < high; i++) {
+        const struct gpuslice_slot *slot = &at.region->slots[i];
+        if (is_of(slot, card))
+            add_slot(&outlook, slot, card, slot == at.slot);
+    }
+    return outlook;
+}
+
+uint64_t gs_used_as_known(struct gs_card *card)
+{
+    uint64_t used = gs_used(card), excess = outlook_of(card).excess;
+    return used > excess ? used - excess : 0;
+}
+
+static bool fits(const struct gs_card *card, uint64_t bytes, uint64_t used)
+{
+    return used <= card->limit_bytes && bytes <= card->limit_bytes - used;
+}
+
+/* One look: whether to look again, because figures that are still to come may decide. */
+static bool may_fit_later(struct gs_card *card, uint64_t bytes, const struct outlook *outlook)
+{
+    uint64_t used = gs_used(card), doubtful = outlook->excess + outlook->open;
+    return outlook->open && fits(card, bytes, used > doubtful ? used - doubtful : 0);
+}
+
+bool gs_reserve_as_known(struct gs_card *card, uint64_t bytes)
+{
+    struct outlook outlook = outlook_of(card);
+    for (uint64_t until = 0; outlook.excess || outlook.open; outlook = outlook_of(card)) {
+        gs_settle_own(card);
+        if (gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes + outlook.excess))
+            return true;
+        uint64_t now = gs_monotonic_ns();
+        until = until ? until : now + LATEST_NS;
+        if (now >= until || !may_fit_later(card, bytes, &outlook))
+            return false;
+        gs_sleep_ns(NAP_NS);
+    }
+    return false;
+}
+
+bool gs_over_limit(struct gs_card *card)
+{
+    if (fits(card, 0, gs_used(card)))
+        return false;
+    /* Room for nothing is there as soon as what is held fits. */
+    return !gs_reserve_as_known(card, 0);
+}
