@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gpuslice.core.annotations import encode_cards
-from gpuslice.core.contract import GPU_COUNT, NODE_GPUS
+from gpuslice.core.contract import ANN_TIERS, GPU_COUNT, NODE_GPUS, NODE_TIER
 from tests.builders import api_node, api_pod, make_card
 from tests.contract.test_cli_cluster import Shell, shell
 
@@ -110,6 +110,17 @@ async def test_a_pod_that_sits_is_told_its_card_and_its_neighbours(shell: Shell)
         "\n"
         "The node's agent has not confirmed the card yet: see that it runs on that node.\n"
     )
+
+
+async def test_what_holds_a_pods_limits_is_told_where_the_agent_says_so(shell: Shell) -> None:
+    shared = node("n1", 15)
+    shared["metadata"]["annotations"][NODE_TIER] = "library"
+    loose = {ANN_TIERS: '{"main": "watchdog", "gone": "none"}'}
+    await shell.has([shared], [placed("a", 4, "n1", "0"), placed("b", 3, "n1", "0", **loose)])
+    assert "Its limits are held: of main by the library." in (await shell("gpuslice", "explain", "a")).out
+    assert "Its limits are held: of main by the watchdog." in (await shell("gpuslice", "explain", "b")).out
+    document = json.loads((await shell("gpuslice", "explain", "b", "-o", "json")).out)
+    assert document["tiers"] == {"main": "watchdog"}
 
 
 async def test_a_pod_that_has_ended_holds_nothing_any_more(shell: Shell) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import aiohttp
 import pytest
 
 from gpuslice.adapters.kube.resources import EVENTS, PODS
+from gpuslice.adapters.region import layout
 from gpuslice.adapters.region.figures import Figure, format_figures
 from gpuslice.adapters.region.layout import FigureEntry, FiguresHead
 from gpuslice.adapters.region.living import start_time_of
 from gpuslice.apps.agent.watchdog import Excess, Holder
 from gpuslice.core.attribution import ProcessReading
+from gpuslice.core.contract import ANN_TIERS, LABEL_MIN_TIER
 from gpuslice.core.units import MIB
 from tests.integration.agent_bench import Bench, container, eventually, uuid
 
@@ -39,9 +41,9 @@ class Tenant:
         self.name = name
         self.id = (name * 64)[:64].translate(str.maketrans("ghijklmnopqrstuvwxyz", "0123456789abcdef0123"))
 
-    async def start(self, **env: str) -> None:
+    async def start(self, labels: Mapping[str, str] | None = None, **env: str) -> None:
         spec = {**container(4), "env": [{"name": key, "value": value} for key, value in env.items()]}
-        self.pod = await self.node.place(self.name, 0, 0, containers=[spec])
+        self.pod = await self.node.place(self.name, 0, 0, containers=[spec], labels=labels)
         await self.node.kubelet.admit(self.pod)
         await self.node.kubelet.start_container(self.pod)
         status = {
@@ -85,9 +87,9 @@ def holds(node: Bench, *held: tuple[subprocess.Popen[bytes], int]) -> None:
     node.record(ONE, processes=processes)
 
 
-async def warnings(node: Bench) -> list[str]:
+async def warnings(node: Bench, reason: str = "GPUMemoryPastLimit") -> list[str]:
     found = (await node.client.list(EVENTS)).items or ()
-    return [each.message for each in found if each.reason == "GPUMemoryPastLimit"]
+    return [each.message for each in found if each.reason == reason]
 
 
 async def metrics(node: Bench) -> str:
@@ -180,6 +182,54 @@ async def test_a_container_is_told_the_drivers_figures_of_its_own_processes(tmp_
             start = start_time_of(process.pid)
             assert of[600] == Figure(uuid(0), PID_INSIDE, start or 0, 600 * MIB)
             assert set(of) == {500, 600}
+
+
+async def tiers_of(node: Bench, name: str) -> str | None:
+    found: Any = await node.client.get(PODS, name, "default")
+    return (found.metadata.annotations or {}).get(ANN_TIERS)
+
+
+async def test_who_is_held_by_the_watchdog_alone_is_said_on_its_pod_and_in_the_metrics(
+    tmp_path: Path,
+) -> None:
+    """A program that the library did not enter has no account in the container's region."""
+    async with Bench(tmp_path).running() as node:
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start(labels={LABEL_MIN_TIER: "library"})
+        await other.start()
+        line = 'gpuslice_agent_container_tier{namespace="default",pod="a",container="main",tier='
+        with one.process() as process, other.process() as neighbour:
+            account_of(node, other, neighbour.pid)
+            assert f'{line}"library"}} 1' in await metrics(node)
+            holds(node, (process, 600), (neighbour, 500))
+            await eventually(lambda: warnings(node, "GPULimitHeldByWatchdog"), "an event")
+            (message,) = await warnings(node, "GPULimitHeldByWatchdog")
+            assert f"process {PID_INSIDE} holds 600 MiB of card {uuid(0)} without libgpuslice" in message
+            assert "the pod asks for gpuslice.io/min-tier=library" in message
+            await eventually(lambda: tiers_of(node, "a"), "the pod says so")
+            assert await tiers_of(node, "a") == '{"main":"watchdog"}'
+            assert f'{line}"watchdog"}} 1' in await metrics(node)
+            holds(node, (neighbour, 500))
+
+            async def is_over() -> bool:
+                return await tiers_of(node, "a") is None
+
+            await eventually(is_over, "the program has gone, and the word of it")
+            assert await tiers_of(node, "b") is None
+
+
+def account_of(node: Bench, tenant: Tenant, pid: int) -> None:
+    """What the library writes for a process, in the region of its tenant's container."""
+    uid = tenant.pod["metadata"]["uid"]
+    (owner,) = (path for path in node.folder.glob("**/owner.json") if uid in path.read_text())
+    region = bytearray(layout.REGION_BYTES)
+    head = layout.RegionHead.from_buffer(region)
+    head.magic, head.slots_high = layout.MAGIC | layout.VERSION, 1
+    head.cards[0].key, head.cards[0].uuid = 1, uuid(0).encode()
+    slot = layout.RegionSlot.from_buffer(region, ctypes.sizeof(layout.RegionHead))
+    slot.owner, slot.pid, slot.start_time = 1, PID_INSIDE, start_time_of(pid)
+    slot.usage[0].used_bytes = 500 * MIB
+    (owner.parent / "var/region").write_bytes(region)
 
 
 def told(node: Bench) -> list[Figure]:

@@ -25,12 +25,23 @@ from gpuslice.core.contract import (
     ANN_INDEX,
     ANN_MEANT,
     ANN_POD_UNITS,
+    ANN_TIERS,
     ANN_VISIBLE,
     NODE_GPUS,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
 from gpuslice.core.errors import ContractError
-from gpuslice.core.model import Card, CardSlice, ContainerKind, ContainerRequest, Node, Placement, Request
+from gpuslice.core.model import (
+    TIERS,
+    Card,
+    CardSlice,
+    ContainerKind,
+    ContainerRequest,
+    Node,
+    Placement,
+    Request,
+    Tier,
+)
 from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 from gpuslice.core.units import MOST_UNITS
@@ -269,3 +280,18 @@ def _compute_per_card(annotations: Mapping[str, str]) -> dict[int, int]:
 def _placement(node_name: str, units: Mapping[int, int], core: Mapping[int, int]) -> Placement:
     shares = (CardSlice(card, amount, core.get(card, 0)) for card, amount in sorted(units.items()))
     return Placement(node_name, tuple(shares))
+
+
+def encode_tiers(tiers: Mapping[str, Tier]) -> str | None:
+    """By container, what holds its limits where that is not what its node says; None for no annotation."""
+    words = {name: tier.word for name, tier in sorted(tiers.items())}
+    return msgspec.json.encode(words).decode() if words else None
+
+
+def decode_tiers(annotations: Mapping[str, str]) -> dict[str, Tier]:
+    """What cannot be read says nothing: the node's tier holds."""
+    try:
+        words = msgspec.json.decode(annotations.get(ANN_TIERS, "{}"), type=dict[str, str])
+    except msgspec.MsgspecError:
+        return {}
+    return {name: TIERS[word] for name, word in words.items() if word in TIERS}

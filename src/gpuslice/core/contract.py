@@ -47,6 +47,7 @@ ANN_CORE = "gpushare.alibabacloud.com/core-percentage"  # {"<container>": {"<car
 ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices where those are not known
 ANN_LATENCY_CLASS = "gpuslice.io/latency-class"  # of a pod: interactive; anything else is batch
 ANN_BINDS = "gpuslice.io/binds"  # of the extender's journal, a Lease: uids of pods that are being bound
+ANN_TIERS = "gpuslice.io/tiers"  # of a pod, by the agent: {"<container>": tier} where it is not the node's
 ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
 
 # -- node annotations and labels ---------------------------------------------------------------------

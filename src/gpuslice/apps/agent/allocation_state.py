@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer
@@ -36,7 +36,7 @@ from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, card_of_device
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of
 from gpuslice.core.grant import placement_of_devices, units_per_card
 from gpuslice.core.mode import Rules
-from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal
+from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
 
 LISTED_AFTER_S = 60.0
 """How long kubelet may take from Allocate to listing the devices; after that it rejected the pod."""
@@ -354,6 +354,13 @@ class AllocationState:
 
     def pod(self, uid: str) -> NodePod | None:
         return self._pods.get(uid)
+
+    def tiers(self, *, allow_cgpu_disable: bool) -> Iterator[tuple[NodePod, str, Tier]]:
+        """Each container that asks for a part of a card, and what holds its limits from its start on."""
+        for pod in self._pods.values():
+            for container in pod.view.request.containers if pod.view.request and pod.holds_slices else ():
+                tier = pod.tier(container.name, self.rules, allow_cgpu_disable=allow_cgpu_disable)
+                yield pod, container.name, tier
 
     def alive(self, uid: str) -> bool:
         """Whether the pod is still there and its containers may run."""

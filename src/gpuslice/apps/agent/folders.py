@@ -29,7 +29,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,6 @@ import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.counts import Counts, with_region
-from gpuslice.adapters.region.figures import Figure, write_figures
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
@@ -261,18 +260,11 @@ class Folders:
         """The names of the folders of claims."""
         return sorted(found.name for found in (self._root / "containers").glob(f"{CLAIM_PREFIX}*"))
 
-    # -- figures --------------------------------------------------------------------------------------
-
-    def publish(self, figures: Mapping[tuple[str, str], Sequence[Figure]], at_ns: int) -> None:
-        """By pod uid and container: what the driver says of its processes, read at monotonic `at_ns`.
-
-        Raises OSError.
-        """
-        folders = [*((name, owner) for name, owner, _ in self.owners())] if figures else []
-        claims = [(name, self.owner(name)) for name in self.of_claims()] if figures else []
-        for name, owner in (*folders, *claims):
-            if own := figures.get((owner.uid, owner.container)):
-                write_figures(self._folder(name) / "etc" / "figures", own, at_ns)
+    def of_containers(self) -> dict[tuple[str, str], Path]:
+        """By pod uid and container's name, the folder of each container that is known."""
+        owners = [(name, owner) for name, owner, _ in self.owners()]
+        owners += [(name, self.owner(name)) for name in self.of_claims()]
+        return {(owner.uid, owner.container): self._folder(name) for name, owner in owners if owner.uid}
 
     # -- sweeping -------------------------------------------------------------------------------------
 

@@ -306,6 +306,7 @@ class Agent:
             self.cards.reasons(),
             self.reconciler.pods_without_devices,
             self.watchdog.containers_past_limit,
+            tuple(self.watchdog.tiers.tiers()),
             self.cards.driver_version,
             self.cards.problem,
             self.reconciler.problem,

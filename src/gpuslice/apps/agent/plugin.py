@@ -240,8 +240,7 @@ class GpuMemoryPlugin(DevicePluginService):
     def _held_too_loosely(self, holder: Holder) -> str:
         """Why the container may not start where its pod wants its limits to be held better; "" if it may."""
         pod, name = holder.pod, holder.container.name if holder.container else ""
-        exempt = self._options.allow_cgpu_disable and name in pod.unlimited
-        tier = Tier.LIBRARY if self._state.rules.isolation and not exempt else Tier.NONE
+        tier = pod.tier(name, self._state.rules, allow_cgpu_disable=self._options.allow_cgpu_disable)
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
         if tier >= wanted:
             return ""

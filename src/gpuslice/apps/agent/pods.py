@@ -11,7 +11,7 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, decode_meant
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, decode_meant, decode_tiers
 from gpuslice.core.contract import (
     ANN_INDEX,
     ANN_LATENCY_CLASS,
@@ -20,7 +20,8 @@ from gpuslice.core.contract import (
     ENV_NO_ISOLATION,
     EXCLUSIVE_GPU,
 )
-from gpuslice.core.model import Placement, Pod
+from gpuslice.core.mode import Rules
+from gpuslice.core.model import Placement, Pod, Tier
 from gpuslice.core.quantity import whole_number
 
 
@@ -57,7 +58,8 @@ class NodePod:
     `container_ids` are the runtime's ids, with the containers' names. `whole`: it asks for whole cards, which
     kubelet gave it by another plugin. `interactive`: small work that somebody waits for. `said` are its
     placement annotations as they stand, for others read them without our care. `meant_for`: the card that is
-    kept for it once it was taken off its own.
+    kept for it once it was taken off its own. `tiers`: what is said of containers whose limits are held
+    otherwise than the node says.
     """
 
     view: Pod
@@ -70,6 +72,12 @@ class NodePod:
     interactive: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
     meant_for: Placement | None = None
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
+
+    def tier(self, container: str, rules: Rules, *, allow_cgpu_disable: bool) -> Tier:
+        """What holds the container's limits, if the library enters all of its programs."""
+        exempt = allow_cgpu_disable and container in self.unlimited
+        return Tier.LIBRARY if rules.isolation and not exempt else Tier.NONE
 
     @property
     def holds_slices(self) -> bool:
@@ -111,6 +119,7 @@ def node_pod(pod: AgentPod) -> NodePod:
         ),
         said={name: text for name, text in annotations.items() if name in PLACEMENT_ANNOTATIONS},
         meant_for=decode_meant(annotations, view.node, view.request) if view.request else None,
+        tiers=decode_tiers(annotations),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.repair import units_by_card
+from gpuslice.core.model import Tier
 
 
 class Counters:
@@ -82,6 +84,7 @@ class AgentStatus:
     out_of_use: Mapping[int, str]  # cards by index
     pods_without_devices: int
     containers_past_limit: int
+    tiers: Sequence[tuple[NodePod, str, Tier]]  # of containers, what holds their limits
     driver_version: str
     cards_problem: str
     assignments_problem: str
@@ -110,6 +113,11 @@ class AgentStatus:
             ),
         ):
             yield Family(name, MetricKind.GAUGE, about, [("", float(value))])
+        tiers = Family("gpuslice_agent_container_tier", MetricKind.GAUGE, "1 for what holds its limits.")
+        for pod, name, tier in self.tiers:
+            of = {"namespace": pod.view.namespace, "pod": pod.view.name, "container": name}
+            tiers.add(1.0, labels({**of, "tier": tier.word}))
+        yield tiers
         devices = Family("gpuslice_agent_devices", MetricKind.GAUGE, "Devices listed to kubelet, by health.")
         for health, count in self.devices.items():
             devices.add(count, labels({"health": health.lower()}))

@@ -27,6 +27,8 @@ from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
 from gpuslice.adapters.region.figures import Figure
 from gpuslice.adapters.region.living import identity_of
 from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.container_processes import ContainerName, publish
+from gpuslice.apps.agent.container_tiers import ContainerTiers
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.settings import AgentSettings
@@ -90,6 +92,7 @@ class Watchdog:
         self._stop = settings.watchdog == "stop"
         self._allow_cgpu_disable = settings.allow_cgpu_disable
         self._proc = proc
+        self.tiers = ContainerTiers(state, folders, writer, allow_cgpu_disable=settings.allow_cgpu_disable)
         self._excesses: dict[Holder, Excess] = {}
         self._seen: frozenset[Holder] = frozenset()  # past their limit at the last check
         self._problem = ""
@@ -142,18 +145,20 @@ class Watchdog:
         for over in self._excesses.values():
             over.close()
         self._excesses, self._seen = excesses, frozenset(excesses)
-        self._publish(held, at_ns)
+        figures = self._figures(held)
+        await self.tiers.judge(figures)
+        publish(self._folders, figures, at_ns)
 
-    def _publish(self, held: Mapping[Holder, Sequence[ProcessReading]], at_ns: int) -> None:
-        """Each container's own processes, by the numbers that they have in it."""
-        figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
+    def _figures(self, held: Mapping[Holder, Sequence[ProcessReading]]) -> dict[ContainerName, list[Figure]]:
+        """By pod uid and container, each of its processes by the number that it has in it."""
+        figures: dict[ContainerName, list[Figure]] = defaultdict(list)
         for holder, readings in held.items():
             for reading in readings:
                 identity = identity_of(reading.pid, self._proc)
                 if identity is not None and reading.memory_bytes:
                     figure = Figure(holder.card, *identity, reading.memory_bytes)
                     figures[holder.uid, holder.container].append(figure)
-        self._folders.publish(figures, at_ns)
+        return figures
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
         """The pod and the container's name; None for processes of nobody that we granted anything."""

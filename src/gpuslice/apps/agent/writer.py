@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -11,8 +12,9 @@ from gpuslice.adapters.kube.events import EventRecorder, node_reference, pod_ref
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
 from gpuslice.apps.agent.pods import NODE_PODS, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
-from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.core.model import Pod
+from gpuslice.core.annotations import encode_tiers
+from gpuslice.core.contract import ANN_TIERS, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+from gpuslice.core.model import Pod, Tier
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,12 @@ class Writer:
             return None
         _log.info("annotations written", extra={"pod": pod.key, "reason": repair.reason})
         return node_pod(written)
+
+    async def tiers(self, pod: Pod, tiers: Mapping[str, Tier]) -> None:
+        """Say of a pod's containers what holds their limits, where that is not what the node says."""
+        patch = {"metadata": {"annotations": {ANN_TIERS: encode_tiers(tiers)}}}
+        with contextlib.suppress(NotFoundError):
+            await self._client.merge_patch(NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid)
 
     async def pod(self, pod: Pod) -> NodePod | None:
         """The pod as it is now; None when it is gone or another one has its name."""

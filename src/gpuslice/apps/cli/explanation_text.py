@@ -10,6 +10,7 @@
     ends[]       how its containers ended, sentences
     usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused
     claims[]     by which it asks, or the templates they are made from
+    tiers        by container, what holds its limits: driver, library, watchdog or none
     hints[]      sentences
     events[]     time, type, reason, message, count; the newest last
 
@@ -24,10 +25,17 @@ from gpuslice.apps.cli.explanation import Explanations
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, event_time, holds, pod_document
 from gpuslice.core.errors import printable
+from gpuslice.core.model import Tier
 from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
 
 MOST_TOLD = 3
+_HOLDERS = {
+    Tier.DRIVER: "the driver",
+    Tier.LIBRARY: "the library",
+    Tier.WATCHDOG: "the watchdog",
+    Tier.NONE: "nothing",
+}
 """Of several pods so many are told at length: those with something to say first."""
 
 
@@ -73,6 +81,9 @@ def pod_text(explained: PodExplanation) -> str:
             if card is not None and card.memory_mib and part.units <= card.units:
                 limit = f", limit {limit_mib(card.memory_mib, part.units, card.units)} MiB"
             parts.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
+        if explained.tiers:
+            held = [f"of {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
+            parts.append(f"Its limits are held: {', '.join(held)}.\n")
         if explained.neighbours:
             beside = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
             parts.append(f"Beside it: {beside}.\n")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM
+from gpuslice.core.annotations import decode_tiers
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, NODE_TIER
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import (
     Explanation,
@@ -25,7 +26,7 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
-from gpuslice.core.model import Node, Pod, Request
+from gpuslice.core.model import Node, Pod, Request, Tier
 from gpuslice.core.sizing import suggested_size
 from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
@@ -39,7 +40,7 @@ class PodExplanation:
     """All that is known about one pod. `neighbours`: units by pod key on the cards that it holds.
 
     `ends`: how its containers last ended, one sentence each; `usage`: what they use now, where that is known;
-    `claims`: by which it asks, where it does so by claims.
+    `claims`: by which it asks, where it does so by claims. `tiers`: what holds each container's limits.
     """
 
     pod: Pod
@@ -54,6 +55,7 @@ class PodExplanation:
     usage: tuple[ContainerUsage, ...] = ()
     hints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
+    tiers: Mapping[str, Tier] = field(default_factory=dict)
 
 
 def explained(
@@ -169,7 +171,11 @@ def _on_its_node(
         hints += _about_size(view, state.node if state else None, begun.usage)
         hints += why_there(state, view) if state else ()
     node = state.node if state else None
-    return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints))
+    tiers = {}
+    if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:
+        said = decode_tiers(pod.metadata.annotations or {})
+        tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
+    return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
 
 
 def _label_hints(pod: objects.Pod) -> list[str]:
@@ -348,6 +354,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         ends=list(explained.ends) or None,
         usage=[_usage_document(each) for each in explained.usage] or None,
         claims=list(explained.claims) or None,
+        tiers={name: tier.word for name, tier in explained.tiers.items()} or None,
         hints=list(explained.hints),
         events=[_event_document(each) for each in explained.events],
     )

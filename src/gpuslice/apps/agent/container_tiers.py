@@ -1,0 +1,89 @@
+"""What holds each container's limits: the library, as long as it is in every process that the driver names.
+
+A program that the library does not enter has its memory all the same, and is seen by the driver's figures
+alone. Then the watchdog is what is left, and the container's pod says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.region.figures import Figure
+from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.container_processes import ContainerName, counted
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.pods import NodePod
+from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.contract import LABEL_MIN_TIER
+from gpuslice.core.model import Tier
+from gpuslice.core.units import MIB
+
+_log = logging.getLogger(__name__)
+
+REASON = "GPULimitHeldByWatchdog"
+
+
+class ContainerTiers:
+    """Compares the driver's list of processes with the region, and says on pods what came of it."""
+
+    def __init__(
+        self, state: AllocationState, folders: Folders, writer: Writer, *, allow_cgpu_disable: bool
+    ) -> None:
+        self._state = state
+        self._folders = folders
+        self._writer = writer
+        self._allow_cgpu_disable = allow_cgpu_disable
+        self._without: frozenset[tuple[ContainerName, Figure]] = frozenset()  # processes, at the last look
+        self._loose: dict[ContainerName, Figure] = {}  # containers, with a process that the library is not in
+
+    def tiers(self) -> Iterator[tuple[NodePod, str, Tier]]:
+        """Of each container that asks for a part of a card."""
+        for pod, name, tier in self._state.tiers(allow_cgpu_disable=self._allow_cgpu_disable):
+            loose = (pod.view.uid, name) in self._loose
+            yield pod, name, min(tier, Tier.WATCHDOG) if loose else tier
+
+    async def judge(self, figures: Mapping[ContainerName, Sequence[Figure]]) -> None:
+        """One look, at what the driver says of each container's processes.
+
+        A process counts as one without the library when two looks in a row find no account of it: it may be
+        starting. What cannot be written to the API server is tried again with the next look.
+        """
+        with_account = counted(self._folders, figures)
+        without = {
+            (place, each._replace(memory_bytes=0)): each
+            for place, processes in figures.items()
+            for each in processes
+            if place in with_account and (each.pid, each.start_time) not in with_account[place]
+        }
+        loose = {place: without[place, each] for place, each in without if (place, each) in self._without}
+        new = loose.keys() - self._loose.keys()
+        self._without, self._loose = frozenset(without), loose
+        node_tier = Tier.LIBRARY if self._state.rules.isolation else Tier.NONE
+        said: dict[str, tuple[NodePod, dict[str, Tier]]] = {}
+        for pod, name, tier in self.tiers():
+            _, tiers = said.setdefault(pod.view.uid, (pod, {}))
+            if tier is not node_tier:
+                tiers[name] = tier
+            if (pod.view.uid, name) in new and tier is Tier.WATCHDOG:
+                await self._warn(pod, name, loose[pod.view.uid, name])
+        for pod, tiers in said.values():
+            if tiers != pod.tiers:
+                await self._write(pod, tiers)
+
+    async def _warn(self, pod: NodePod, container: str, process: Figure) -> None:
+        wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
+        asked = f"; the pod asks for {LABEL_MIN_TIER}={wanted.word}" if wanted > Tier.WATCHDOG else ""
+        what = (
+            f"container {container}: process {process.pid} holds {process.memory_bytes // MIB} MiB of card "
+            f"{process.uuid} without libgpuslice in it, so only the watchdog holds its limit{asked}"
+        )
+        _log.warning("process without the library", extra={"pod": pod.view.key, "pid": process.pid})
+        await self._writer.pod_event(pod.view, REASON, what)
+
+    async def _write(self, pod: NodePod, tiers: Mapping[str, Tier]) -> None:
+        try:
+            await self._writer.tiers(pod.view, tiers)
+        except KubeError as error:
+            _log.warning("tiers not written", extra={"pod": pod.view.key, "error": str(error)})
