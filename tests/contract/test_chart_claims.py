@@ -79,7 +79,9 @@ def test_a_console_may_see_claims_where_there_are_any() -> None:
     def seen(*values: str) -> set[str]:
         made = render(str(tools.find("helm")), "--set=console.enabled=true", "--kube-version=1.36.0", *values)
         rules = made["ClusterRole", "gpuslice-console"]["rules"]
-        return {each for rule in rules if "resource.k8s.io" in rule["apiGroups"] for each in rule["resources"]}
+        return {
+            each for rule in rules if "resource.k8s.io" in rule["apiGroups"] for each in rule["resources"]
+        }
 
     assert seen() == set()
     assert seen("--set=dra.enabled=true") == {"resourceclaims", "resourceclaimtemplates", "resourceslices"}
