@@ -14,18 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import ApiResponse
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.region.limits import read_limits
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.dra.driver import ClaimDriver
+from gpuslice.apps.agent.dra.driver import ClaimDriver, UnpreparedError
 from gpuslice.apps.agent.dra.prepared import PreparedClaims, folder_name
 from gpuslice.apps.agent.folders import Folders
+from gpuslice.core.claims import ClaimAllocation, units_held
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, Node, NodeMode
 from gpuslice.core.units import limit_bytes
@@ -38,6 +46,9 @@ CARD_MIB, UNITS, CARDS = 16130, 15, 2
 SWITCHED = "the node's labels say so"
 DIES_AT = st.one_of(st.just(0), st.just(0), st.just(0), st.integers(1, 24))
 """At which of its writes the agent is killed; 0: at none, as it mostly is."""
+
+LARGE_OR_SMALL = st.sampled_from([UNITS, 12, 8, 4, 1])
+"""Mostly more than half a card: what is counted wrong is then too much for it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,8 @@ class ClaimApi(ScriptedTransport):
 
 
 class NodeOfClaims(RuleBasedStateMachine):
+    driver_type: type[ClaimDriver] = ClaimDriver
+
     def __init__(self) -> None:
         super().__init__()
         self.disk = tempfile.TemporaryDirectory(prefix="gs-claims-")
@@ -109,7 +122,7 @@ class NodeOfClaims(RuleBasedStateMachine):
         state = AllocationState(Node(NODE, cards))
         state.rules = Rules(NodeMode.CLAIMS, divides_compute=True)
         self.folders = folders
-        self.driver = ClaimDriver(
+        self.driver = self.driver_type(
             KubeClient(self.api),
             state,
             folders,
@@ -158,21 +171,26 @@ class NodeOfClaims(RuleBasedStateMachine):
 
     # -- what happens ---------------------------------------------------------------------------------------
 
-    @rule(card=st.integers(0, CARDS - 1), units=st.sampled_from([1, 4, 8, UNITS]))
+    @rule(card=st.integers(0, CARDS - 1), units=LARGE_OR_SMALL)
     def allocate_one(self, card: int, units: int) -> None:
         self.allocate(card, units)
 
-    def allocate(self, card: int, units: int) -> None:
-        """kube-scheduler counts what is allocated, and no more."""
-        if units + sum(each.units for each in self.api.claims.values() if each.card == card) <= UNITS:
-            self.made += 1
-            claim = Given(f"00000000-0000-0000-0000-{self.made:012}", f"c{self.made}", card, units)
-            self.api.claims[claim.name] = claim
+    def allocate(self, card: int, units: int) -> Given | None:
+        """kube-scheduler counts what is allocated, and no more: the claim, where it fits by that."""
+        if units + sum(each.units for each in self.api.claims.values() if each.card == card) > UNITS:
+            return None
+        self.made += 1
+        claim = Given(f"00000000-0000-0000-0000-{self.made:012}", f"c{self.made}", card, units)
+        self.api.claims[claim.name] = claim
+        return claim
 
     @precondition(lambda self: self.api.claims)
     @rule(data=st.data(), dies_at=DIES_AT)
     def kubelet_prepares(self, data: st.DataObject, dies_at: int) -> None:
-        claim = data.draw(st.sampled_from(sorted(self.api.claims.values(), key=lambda each: each.name)))
+        claims = sorted(self.api.claims.values(), key=lambda each: each.uid)
+        self.asks_to_prepare(data.draw(st.sampled_from(claims)), dies_at)
+
+    def asks_to_prepare(self, claim: Given, dies_at: int = 0) -> None:
         again = claim.uid in self.prepared and claim.uid in self.in_boot
         error = self.prepare(claim, dies_at)
         if error is None:
@@ -214,11 +232,20 @@ class NodeOfClaims(RuleBasedStateMachine):
         self.obstacle = obstacle
 
     @precondition(lambda self: self.api.claims)
-    @rule(data=st.data())
-    def claim_vanishes(self, data: st.DataObject) -> None:
-        """Deleted with its pod while kubelet had lost its checkpoint; its card is allocated again at once."""
-        gone = self.api.claims.pop(data.draw(st.sampled_from(sorted(self.api.claims))))
-        self.allocate(gone.card, gone.units)
+    @rule(data=st.data(), units=LARGE_OR_SMALL, down=st.booleans(), starts=st.booleans(), dies_at=DIES_AT)
+    def claim_vanishes(self, data: st.DataObject, units: int, down: bool, starts: bool, dies_at: int) -> None:
+        """Deleted with its pod while the node was `down` or kubelet had lost its checkpoint; its card is
+        allocated again.
+
+        Where the next pod `starts` at once, the agent is asked for more than it has let go.
+        """
+        if down:
+            self.node_reboots()
+        held = [each.name for each in self.api.claims.values() if each.uid in self.prepared]
+        gone = self.api.claims.pop(data.draw(st.sampled_from(sorted(held or self.api.claims))))
+        following = self.allocate(gone.card, units) or self.allocate(gone.card, gone.units)
+        if starts and following is not None:
+            self.asks_to_prepare(following, dies_at)
 
     @rule()
     def agent_sweeps(self) -> None:
@@ -264,3 +291,29 @@ NodeOfClaims.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestNodeOfClaims = NodeOfClaims.TestCase
+
+
+# -- what it notices --------------------------------------------------------------------------------------
+
+
+class NeverCounts(ClaimDriver):
+    def _check_room(self, allocation: ClaimAllocation) -> None:
+        pass
+
+
+class ForgetsOverReboots(ClaimDriver):
+    def _check_room(self, allocation: ClaimAllocation) -> None:
+        known = [each for each in self.prepared.all() if each.boot == self.prepared.boot]
+        held = units_held([*(each.allocation for each in known if each.uid != allocation.uid), allocation])
+        if max(held.values()) > UNITS:
+            raise UnpreparedError("it is prepared once others end")
+
+
+@pytest.mark.parametrize("driver", [NeverCounts, ForgetsOverReboots])
+def test_a_driver_that_counts_wrong_is_noticed(driver: type[ClaimDriver]) -> None:
+    machine = type(driver.__name__, (NodeOfClaims,), {"driver_type": driver})
+    found_soon = settings(
+        NodeOfClaims.TestCase.settings, phases=[Phase.generate], derandomize=True, database=None
+    )
+    with pytest.raises(AssertionError, match=r"\{0: \d+, 1: \d+\}"):  # the units promised of each card
+        run_state_machine_as_test(machine, settings=found_soon)
