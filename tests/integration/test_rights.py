@@ -203,6 +203,7 @@ async def test_a_console_uses_all_its_rights_and_needs_no_other(grants: Grants) 
     cluster = GuardedCluster(grants)
     api = Api(cluster)
     api.add_node("n1")
+    api.add_node("n2", labels={LABEL_MODE: "claims"})
     api.add_pod("p")
     settings = ConsoleSettings(host="127.0.0.1", port=0, access="token", exporters="direct")
     async with ApiServer(cluster) as server:
