@@ -221,8 +221,7 @@ ALERTS = (
         f"{_USED} / {_LIMIT} > 0.95",
         "info",  # frameworks that take all they see are always there
         f"{_WHO} uses {{{{ $value | humanizePercentage }}}} of its GPU memory limit.",
-        "Nothing has failed yet. Where the program grows, raise aliyun.com/gpu-mem of the pod or "
-        "make it use less.",
+        "Nothing has failed yet. Where the program grows, raise what the pod asks for or make it use less.",
         "5m",
     ),
     Alert(
@@ -251,7 +250,7 @@ ALERTS = (
         f"increase({c.MEMORY_REFUSED.name}[5m]) > 0",
         "warning",
         f"{_WHO} asked for more GPU memory than its limit.",
-        "If its program fails, raise aliyun.com/gpu-mem of the pod; its neighbours are not affected.",
+        "If its program fails, raise what the pod asks for; its neighbours are not affected.",
     ),
     Alert(
         "GpuOverCommitted",

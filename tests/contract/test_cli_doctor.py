@@ -247,7 +247,7 @@ async def test_pods_and_cards_that_do_not_agree_are_found(shell: Shell) -> None:
         (
             {"managedResources": [{"name": GPU_MEM, "ignoredByScheduler": True}]},
             "warning",
-            "nodes without cards fill",
+            "aliyun.com/gpu-mem ignoredByScheduler: nodes without cards fill",
         ),
     ],
 )

@@ -101,7 +101,9 @@ async def test_a_pod_that_asks_for_nothing_of_ours_is_not_bound() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         pod = extender.api.add_pod("stranger", containers=[{"name": "web", "image": "web"}])
         assert (await extender.filter(pod, "n1"))["NodeNames"] == ["n1"]
-        assert "it asks for no aliyun.com/gpu-mem" in await extender.bind_unasked(pod, "n1")
+        assert "it asks for no aliyun.com/gpu-mem or gpuslice.io/memory" in await extender.bind_unasked(
+            pod, "n1"
+        )
         assert extender.api.bound_to("stranger") == ""
 
 

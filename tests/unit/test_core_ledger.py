@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
 from gpuslice.core.model import Node, Pod, Refusal
 from gpuslice.core.placement import NO_CORE, NO_ROOM, NodeState, place
@@ -231,7 +232,7 @@ def test_a_share_of_compute_is_held_beside_the_memory() -> None:
     assert ledger.assume(make_pod("a", core=60), make_placement("n1", 4, 0, core=60)) is None
     refusal = ledger.assume(make_pod("b", core=60), make_placement("n1", 4, 0, core=60))
     assert refusal is not None
-    assert refusal.reason == NO_CORE
+    assert refusal.reason == NO_CORE.format(name=GPU_CORE)
     assert ledger.assume(make_pod("c", core=40), make_placement("n1", 4, 0, core=40)) is None
 
 

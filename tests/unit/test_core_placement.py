@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.placement import (
     CORE_REQUIRED,
@@ -99,7 +100,7 @@ def test_a_card_needs_memory_and_compute() -> None:
 
 def test_too_little_compute_is_told_with_the_most_there_is_beside_the_memory() -> None:
     answer = refused(place(dividing(4, 3, 4, core=(10, 100, 40)), make_request(4, core=50)))
-    assert (answer.reason, answer.never) == (NO_CORE, False)
+    assert (answer.reason, answer.never) == (NO_CORE.format(name=GPU_CORE), False)
     assert answer.detail == (
         "asked for 50 % of the compute of one card that has 4 units free; the most left on such a card of "
         "n1 is 40 %"
@@ -112,7 +113,7 @@ def test_all_the_compute_of_a_card_may_be_there_later() -> None:
 
 def test_compute_of_a_node_that_does_not_divide_it_is_never_there() -> None:
     answer = refused(place(state(15), make_request(4, core=20)))
-    assert (answer.reason, answer.never) == (NO_CORE, True)
+    assert (answer.reason, answer.never) == (NO_CORE.format(name=GPU_CORE), True)
 
 
 def test_where_no_card_has_the_memory_that_is_what_is_told() -> None:
@@ -123,7 +124,10 @@ def test_a_node_that_wants_both_takes_no_pod_that_asks_for_memory_alone() -> Non
     both = dividing(15, 15, core=(100, 100), required=True)
     for slots in (None, (0,)):
         answer = refused(place(both, make_request(4), slots))
-        assert (answer.reason, answer.never) == (CORE_REQUIRED, True)
+        assert (answer.reason, answer.never) == (
+            CORE_REQUIRED.format(name=GPU_CORE),
+            True,
+        )
     assert place(both, make_request(4, core=20)) == make_placement("n1", 4, 0, core=20)
     assert refused(place(both, make_request(20, core=20))).reason == NO_ROOM
 

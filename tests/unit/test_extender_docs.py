@@ -31,7 +31,7 @@ def test_every_metric_is_documented() -> None:
 
 def test_the_reasons_are_documented() -> None:
     for reason in (placement.NO_ROOM, placement.NO_CORE, placement.CORE_REQUIRED, placement.TIER_TOO_LOW):
-        assert f"`{reason}`" in PAGE
+        assert f"`{reason.format(name='aliyun.com/gpu-core.percentage')}`" in PAGE
     assert PREFIX in PAGE
 
 

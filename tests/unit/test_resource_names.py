@@ -125,6 +125,22 @@ def test_what_was_offered_under_other_names_is_taken_off_the_node(names: Resourc
     }
 
 
+@BOTH
+def test_refusals_and_hints_are_told_in_the_names_of_the_pod(names: ResourceNames) -> None:
+    node = make_node(names=names)
+    without = place(NodeState(node, (15,), (0,)), asked({names.memory: "4", names.compute: "30"}))
+    assert isinstance(without, Refusal)
+    assert without.reason == f"Insufficient {names.compute} in one device"
+    dividing = make_node(names=names, compute_percent=100, compute_required=True)
+    plain = place(NodeState(dividing, (15,), (100,)), asked({names.memory: "4"}))
+    assert isinstance(plain, Refusal)
+    assert plain.reason == f"The node takes only pods that ask for {names.compute} too"
+    (hint,) = explain(Ledger(), [Place("n1")], Wish(asked({names.memory: "4"}))).hints
+    assert hint.endswith(f"see that it offers {names.memory}.")
+    both = api_container(**{names.memory: "4", "nvidia.com/gpu": "1"})
+    assert f"must be left out beside {names.memory} in a pod" in denial(api_pod(containers=[both]))
+
+
 def test_a_node_holds_no_pod_that_asks_in_other_names_and_says_so() -> None:
     node = make_node(names=NEUTRAL_NAMES)
     answer = place(NodeState(node, (15,), (100,)), make_request(4))

@@ -34,7 +34,6 @@ from gpuslice.core.contract import (
     ENV_POD_UNITS,
     ENV_VISIBLE,
     EXCLUSIVE_GPU,
-    GPU_MEM,
     VENDOR_NAMES,
     ResourceNames,
 )
@@ -167,7 +166,8 @@ def _check_resources(pod: PodForm) -> None:
                 raise InvalidRequestError(f'container "{each.name}": requests["{name}"]', asked, must_be)
     for each in pod.containers:
         if whole_number(each.limits.get(EXCLUSIVE_GPU)):
-            must_be = f"left out beside {GPU_MEM} in a pod: no node offers both"
+            asked = names_in(name for every in pod.containers for name in every.limits).memory
+            must_be = f"left out beside {asked} in a pod: no node offers both"
             raise InvalidRequestError(limit_field(each, EXCLUSIVE_GPU), each.limits[EXCLUSIVE_GPU], must_be)
 
 
@@ -245,7 +245,7 @@ def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
                 raise InvalidRequestError(field, value, must_be)
 
 
-_WHY = f"the node sets it to the card that the pod was given for its {GPU_MEM}"
+_WHY = "the node sets it to the card that the pod was given"
 
 
 # -- the rest --------------------------------------------------------------------------------------------

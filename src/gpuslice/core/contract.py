@@ -32,6 +32,7 @@ NAME_SETS: Mapping[str, ResourceNames] = MappingProxyType(
 """By what a cluster's owner calls the set; the first is what nodes offer unless told otherwise."""
 GPU_MEM, GPU_CORE, GPU_COUNT = VENDOR_NAMES.memory, VENDOR_NAMES.compute, VENDOR_NAMES.cards
 MEMORY_NAMES = tuple(names.memory for names in NAME_SETS.values())
+EITHER_MEMORY = " or ".join(MEMORY_NAMES)  # for sentences that know no pod and no node
 AMOUNT_NAMES = tuple(name for names in NAME_SETS.values() for name in (names.memory, names.compute))
 CARDS_NAMES = tuple(names.cards for names in NAME_SETS.values())
 EXCLUSIVE_GPU = "nvidia.com/gpu"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuslice.core.contract import (
-    GPU_MEM,
     LABEL_CLAIMS,
     LABEL_COMPUTE_POLICY,
     LABEL_MIN_TIER,
@@ -273,7 +272,8 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
         return
     if not shared:
         if not any(each.reason == BY_CLAIMS for each in found):
-            yield f"No node shares its cards: label one cgpu=true, and see that it offers {GPU_MEM}."
+            name = request.names.memory
+            yield f"No node shares its cards: label one cgpu=true, and see that it offers {name}."
         return
     if request.compute_percent and not any(each.state.node.compute_percent for each in shared if each.state):
         how = f"{LABEL_COMPUTE_POLICY}=cap" if wish.claims else f"{LABEL_SCHEDULE}={CORE_MEM}"

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
     CARDS_NAMES,
+    EITHER_MEMORY,
     EXCLUSIVE_GPU,
-    GPU_MEM,
     LABEL_MIN_TIER,
     LABEL_MODE,
     LABEL_NO_ISOLATION,
@@ -57,11 +57,11 @@ def resource_hint(name: str) -> str:
         return f"{name} is a label of the pod, not a resource: set it under metadata.labels."
     if name in HAMI:
         return (
-            f"{name} is HAMi's name, and nothing in this cluster translates it: ask for {GPU_MEM} instead, "
+            f"{name} is HAMi's name, and nothing in this cluster translates it: ask for {EITHER_MEMORY}, "
             "or let the webhook translate it (chart value webhook.hami.enabled)."
         )
     if name in OTHERS:
-        return f"{name} is {OTHERS[name]} name, which gpuslice does not know: ask for {GPU_MEM} instead."
+        return f"{name} is {OTHERS[name]} name, which gpuslice does not know: ask for {EITHER_MEMORY}."
     (near,) = get_close_matches(name, _RESOURCES, n=1, cutoff=ALIKE) or ("",)
     return f"{name} is no resource that gpuslice or NVIDIA gives out: did you mean {near}?" if near else ""
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
 
 NO_ROOM = "Insufficient GPU Memory in one device"
 NO_ROOM_IN_SEVERAL = "Insufficient GPU Memory in {count} devices"
-NO_CORE = f"Insufficient {GPU_CORE} in one device"
-CORE_REQUIRED = f"The node takes only pods that ask for {GPU_CORE} too"
+NO_CORE = "Insufficient {name} in one device"
+CORE_REQUIRED = "The node takes only pods that ask for {name} too"
 OTHER_NAMES = "The node offers {offered}, not {asked}"
 TIER_TOO_LOW = "The node's tier of isolation is below the one that the pod asks for"
 SPREAD = "spread"
@@ -82,7 +81,8 @@ def refuse(state: NodeState, request: Request) -> Refusal:
             f"{counted(request.units, 'unit')} free; the most left on such a card of {state.node.name} is "
             f"{most} %"
         )
-        return Refusal(NO_CORE, never=state.node.compute_percent < request.compute_percent, detail=detail)
+        reason = NO_CORE.format(name=request.names.compute)
+        return Refusal(reason, never=state.node.compute_percent < request.compute_percent, detail=detail)
     node, each = state.node, request.units_per_card
     large_enough = sum(card.units >= each for card in node.cards)
     never = large_enough < request.card_count
@@ -104,7 +104,8 @@ def _barred(node: Node, request: Request) -> Refusal | None:
         detail = f"{node.name} has {node.tier.word}, {request.min_tier.word} is asked for"
         return Refusal(TIER_TOO_LOW, never=True, detail=detail)
     if request.compute_percent == 0 and node.compute_required:
-        return Refusal(CORE_REQUIRED, never=True, detail=f"{node.name} divides compute as well as memory")
+        reason = CORE_REQUIRED.format(name=node.names.compute)
+        return Refusal(reason, never=True, detail=f"{node.name} divides compute as well as memory")
     return None
 
 

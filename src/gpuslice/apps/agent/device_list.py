@@ -17,7 +17,7 @@ from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import HEALTHY, UNHEALTHY
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.core.contract import GPU_MEM, card_of_device_id, device_id
+from gpuslice.core.contract import card_of_device_id, device_id
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.model import Card
 from gpuslice.core.units import UNIT_MIB, card_units
@@ -54,7 +54,7 @@ def cut(cards: Iterable[DriverCard], unit: str) -> tuple[Card, ...]:
     if size_bytes > MOST_LIST_BYTES:
         units = sum(card.units for card in found)
         raise TooManyUnitsError(
-            f"{units} devices of {GPU_MEM} in units of 1 {unit} are about {size_bytes // 1024} KiB, "
+            f"{units} devices in units of 1 {unit} are about {size_bytes // 1024} KiB, "
             f"and kubelet takes {MOST_LIST_BYTES // 1024} KiB at once; use --memory-unit=GiB"
         )
     return found

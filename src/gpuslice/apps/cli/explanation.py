@@ -24,13 +24,12 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     resources_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, SYSTEM_NAMESPACE
+from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 
 SHOWN_EVENTS = 5
-BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
 _LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 _APPS = "apps/v1"

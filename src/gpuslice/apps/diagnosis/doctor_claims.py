@@ -9,7 +9,7 @@ from gpuslice.adapters.kube.resources import PODS, RESOURCE_SLICES
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level
 from gpuslice.apps.diagnosis.doctor_plugins import problem_of_plugin
-from gpuslice.core.contract import CLAIM_CLASS, GPU_MEM, LABEL_MODE
+from gpuslice.core.contract import CLAIM_CLASS, LABEL_MODE
 from gpuslice.core.words import counted
 
 CLAIMS_QPS = 100
@@ -31,7 +31,7 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 Level.WARNING,
                 where,
                 f"is to give its cards out by claims, and waits for {_named(holders)} to end, which "
-                f"{'holds' if len(holders) == 1 else 'hold'} {GPU_MEM} there",
+                f"{'holds' if len(holders) == 1 else 'hold'} parts of its cards there",
                 f"kubectl drain {node.metadata.name}, or let them end; or take label {LABEL_MODE} away again",
             )
         elif found := problem_of_plugin(facts, node.metadata.name):
@@ -55,7 +55,7 @@ def both_kinds(facts: Facts) -> Iterator[Finding]:
                 Level.ERROR,
                 f"node {node.metadata.name}",
                 f"offers its cards by claims while {_named(others)} hold{'s' if len(others) == 1 else ''} "
-                f"{GPU_MEM} there: cards are given out twice",
+                "parts of its cards there: cards are given out twice",
                 "delete these pods; nodeName set by hand, or another agent than gpuslice's, makes that",
             )
 

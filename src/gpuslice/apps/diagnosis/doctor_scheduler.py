@@ -9,7 +9,7 @@ import msgspec
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, Object, is_ready
-from gpuslice.core.contract import GPU_MEM, MEMORY_NAMES, SYSTEM_NAMESPACE
+from gpuslice.core.contract import EITHER_MEMORY, MEMORY_NAMES, SYSTEM_NAMESPACE
 from gpuslice.core.errors import words_of
 from gpuslice.core.nesting import checked_depth
 
@@ -110,7 +110,7 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
             Level.NOTE,
             "kube-scheduler",
             f"is configured by {files[0]} on its host, which cannot be read from here",
-            f"see there that an extender manages {GPU_MEM}, and percentageOfNodesToScore is 100",
+            f"see there that an extender manages {EITHER_MEMORY}, and percentageOfNodesToScore is 100",
         )
     elif (
         facts.services
@@ -124,7 +124,7 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING if hidden else Level.ERROR,
             "kube-scheduler",
-            f"no configuration was found in which an extender manages {GPU_MEM}{hidden}",
+            f"no configuration was found in which an extender manages {EITHER_MEMORY}{hidden}",
             "enable the chart's second scheduler, or give kube-scheduler the extender section with --config",
         )
 
@@ -202,11 +202,12 @@ def _section(where: str, section: _Section) -> Iterator[Finding]:
             "nodeCacheCapable is not set: kube-scheduler sends whole nodes, 10 to 20 KB each, for every pod",
             "set nodeCacheCapable: true",
         )
-    if any(each.ignored_by_scheduler for each in section.managed_resources or ()):
+    ignored = [each.name for each in section.managed_resources or () if each.ignored_by_scheduler]
+    if ignored:
         yield Finding(
             Level.WARNING,
             where,
-            f"{GPU_MEM} is ignoredByScheduler: nodes without cards fill what the extender is shown",
+            f"{' and '.join(ignored)} ignoredByScheduler: nodes without cards fill the extender's lists",
             "set ignoredByScheduler: false",
         )
 

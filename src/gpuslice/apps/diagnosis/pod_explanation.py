@@ -11,7 +11,7 @@ from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.annotations import decode_tiers
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_MEM, NODE_TIER
+from gpuslice.core.contract import EXCLUSIVE_GPU, NODE_TIER
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import (
     Explanation,
@@ -32,7 +32,7 @@ from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
-BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {GPU_MEM}, and no node offers both: ask for one."
+BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {{asked}}, and no node offers both: ask for one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _waiting(
     wish = wish_of(pod, view.request)
     explanation = explain(ledger, places, wish)
     if _wants_whole_cards(pod):
-        return replace(begun, explanation=explanation, hints=(BOTH,))
+        return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
     hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
     if pod.spec.scheduling_gates:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")

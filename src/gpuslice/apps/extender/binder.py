@@ -30,7 +30,7 @@ from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.core.annotations import placement_annotations
-from gpuslice.core.contract import GPU_MEM
+from gpuslice.core.contract import EITHER_MEMORY
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 
 _log = logging.getLogger(__name__)
@@ -177,9 +177,7 @@ class Binder:
                 if pod.node:
                     raise NotBoundError(f"pod {pod.key} is bound to {pod.node} already, not to {args.node}")
                 if (request := pod.request) is None:
-                    why = (
-                        f"it asks for no {GPU_MEM}; kube-scheduler binds it where managedResources names that"
-                    )
+                    why = f"it asks for no {EITHER_MEMORY}; kube-scheduler binds what managedResources omits"
                     raise NotBoundError(f"pod {pod.key}: {pod.problem or why}")
                 placement = self._placer.assume(pod, request, args.node)
                 if isinstance(placement, Refusal):

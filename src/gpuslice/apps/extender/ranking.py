@@ -58,7 +58,9 @@ def reasons(
         cards = 1 if request.compute_percent else request.card_count
         left = fleet.left.take(query.rows.take(known), axis=0)
         roomy = have_cards(left, request.units_per_card, cards)
-        found = [(known[~roomy], text), (known[roomy], NO_CORE if request.compute_percent else CORE_REQUIRED)]
+        why = NO_CORE if request.compute_percent else CORE_REQUIRED
+        why = why.format(name=request.names.compute)  # in which the nodes that are left offer it too
+        found = [(known[~roomy], text), (known[roomy], why)]
     return [reason for reason in found if len(reason[0])]
 
 
