@@ -272,3 +272,44 @@ def test_cards_may_be_named_by_cdi(helm: str) -> None:
     (agent,) = objects[WORKLOADS["devicePlugin"]]["spec"]["template"]["spec"]["containers"]
     parsed = agent_command.make_context("agent", [*agent["args"][1:], "--node-name=n"]).params
     assert parsed["cdi_kind"] == "nvidia.com/gpu"
+
+
+REACHED = {  # value → what of it stands in some object
+    "devicePlugin.devicePluginsDir=/var/lib/other/device-plugins": "path: /var/lib/other/device-plugins",
+    "extender.preemption=false": "--no-preempt",
+    "extender.certificate.serverSecret=the-server": "secretName: the-server",
+    "extender.certificate.clientSecret=the-client": "name: the-client",
+    "extender.certificate.clientName=my-scheduler": "--tls-client-names=my-scheduler",
+    "scheduler.apiQps=77": "qps: 77",
+    "webhook.exemptNamespaces={quiet}": '"quiet"',
+    "webhook.hideCards=false": "--no-hide-cards",
+    "webhook.hami.enabled=true,webhook.hami.modelLabel=a.b/model": "--hami-model-label=a.b/model",
+    "dra.enabled=true,dra.cdiDir=/run/cdi": "path: /run/cdi",
+    "exporter.intervalMs=250": "--collect-interval=250",
+    "exporter.metricTypes=upstream": "--metric-types=upstream",
+    "exporter.compatPodLabels=exclusive": "--compat-pod-labels=exclusive",
+    "exporter.hostnameLabel=Hostname": "--compat-hostname-label=Hostname",
+    "exporter.nodes=all,exporter.cardLabels={example.com/card}": "key: example.com/card",
+    "networkPolicy.enabled=true,networkPolicy.extenderFrom[0].ipBlock.cidr=10.0.0.0/28": "cidr: 10.0.0.0/28",
+    "console.enabled=true,console.ingress.enabled=true": "kind: Ingress",
+    "console.ingress.className=front": "ingressClassName: front",
+}
+
+
+def test_what_somebody_sets_reaches_an_object(helm: str) -> None:
+    def rendered(*settings: str) -> str:
+        command = [
+            helm,
+            "template",
+            "cgpu",
+            str(CHART),
+            "--kube-version=1.36.0",
+            *NAMED,
+            "--set=exporter.enabled=true",
+        ]
+        return subprocess.run([*command, *settings], capture_output=True, text=True, check=True).stdout
+
+    others = ("--set=webhook.setSchedulerName=false",)
+    before, after = rendered(), rendered(*(f"--set={setting}" for setting in REACHED), *others)
+    assert [text for text in REACHED.values() if text in before or text not in after] == []
+    assert ("--scheduler-name=" in before, "--scheduler-name=" in after) == (True, False)
