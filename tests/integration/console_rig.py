@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from simcluster.cluster.cluster import Cluster
 from tests.builders import api_node, api_pod
 
 V100, A10 = ("Tesla V100-SXM2-16GB", 16130, 15), ("NVIDIA A10", 23028, 22)
+AGE_S = 1260.0
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
 
 
@@ -106,20 +108,23 @@ def held(holder: Holder, at: datetime) -> dict[str, Any]:
         annotations=where,
         phase="Running",
     )
-    stamp = at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    state: dict[str, Any] = {"running": {"startedAt": stamp}}
+    stamp, admitted, started = (
+        (at + timedelta(seconds=later)).strftime("%Y-%m-%dT%H:%M:%SZ") for later in (0, 1, 5)
+    )
+    state: dict[str, Any] = {"running": {"startedAt": started}}
     status: dict[str, Any] = {"name": "main", "ready": True, "restartCount": 0, "state": state}
     if holder.refused:
-        ended = {"exitCode": 1, "reason": "Error", "finishedAt": stamp}
+        ended = {"exitCode": 1, "reason": "Error", "finishedAt": started}
         status |= {"ready": False, "restartCount": 14, "lastState": {"terminated": ended}}
         status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp}
     pod["status"] |= {"containerStatuses": [status], "conditions": [scheduled]}
+    pod["status"]["startTime"] = admitted
     return pod
 
 
 def sample_pods(now: datetime) -> list[dict[str, Any]]:
-    pods = [held(holder, now - timedelta(seconds=2 * number)) for number, holder in enumerate(HOLDERS)]
+    pods = [held(holder, now + timedelta(seconds=1)) for holder in HOLDERS]
     pods += [api_pod(f"train-{number}", "20", namespace="research") for number in range(9)]
     pods.append(api_pod("train-huge", "40", namespace="speech"))
     pods.append(api_pod("misspelt", None, namespace="search", containers=[_asks("aliyun.com/gpu-mm")]))
@@ -269,14 +274,17 @@ async def _set(event: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def sample(**settings: Any) -> AsyncIterator[Rig]:
-    """The cluster of the pictures."""
+    """The cluster of the pictures: all its pods were created some time ago."""
+    behind_s = AGE_S
     kinds = {
         each["metadata"]["name"]: V100 if "-a" in each["metadata"]["name"] else A10 for each in sample_nodes()
     }
     pages = {name: exporter_page(name, kind, HOLDERS) for name, kind in kinds.items() if name != "cpu-1"}
     async with exporters(pages) as found:
-        pods = [*sample_pods(datetime.now(UTC)), *found]
-        async with console(sample_nodes(), pods, **settings) as rig:
+        pods = [*sample_pods(datetime.now(UTC) - timedelta(seconds=AGE_S)), *found]
+        cluster = Cluster(lambda: time.time() - behind_s)
+        async with console(sample_nodes(), pods, cluster=cluster, **settings) as rig:
+            behind_s = 0.0
             reason = "card 3: XID 79, the GPU has fallen off the bus"
             await take_out_of_use(rig.client, "gpu-a3", 3, reason)
             await limit_namespace(rig.client, "research", 60)

@@ -20,7 +20,7 @@ from gpuslice.core.contract import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import Placement, Pod, Request
+from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import eviction
@@ -154,10 +154,9 @@ def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
         if wish.claims:
             return _Found(node.name, NO_CLAIMS_YET if by_claims else NO_CLAIMS, never=not by_claims)
         return _Found(node.name, BY_CLAIMS if by_claims else NOT_SHARED, never=True)
-    barrier = obstacle(node, wish)
+    answer, barrier = place(state, wish.request), obstacle(node, wish)
     if barrier:
-        return _Found(node.name, barrier, state)
-    answer = place(state, wish.request)
+        return _Found(node.name, barrier, state, never=isinstance(answer, Refusal) and answer.never)
     hungry = _hungry(ledger, state, wish.request)
     if isinstance(answer, Placement) and hungry is not None:
         return hungry
@@ -301,8 +300,8 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
     if starved:
         best = max(starved, key=lambda each: each.most)
         yield f"Cards are free where something else is not: {best.detail}."
-    elif len(refused) == len(shared) and all(each.never for each in refused):
-        yield _too_large(refused, request)
+    elif refused and all(each.never for each in shared):
+        yield _too_large(shared, request)
     else:
         yield from _pieces(refused, request)
 

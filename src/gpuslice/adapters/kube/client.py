@@ -61,10 +61,14 @@ class KubeClient:
         while True:
             request = requests.list_page(resource, namespace, labels, fields, limit=page, token=token)
             answer = await self._decoded(Listing[resource.type], request)  # type: ignore[name-defined]  # known at run time
+            self.received(answer.items or [])
             items += answer.items or []
             token = answer.metadata.continue_
             if not token:
                 return Listing(ListMetadata(answer.metadata.resource_version), items)
+
+    def received(self, page: Sequence[object]) -> None:
+        """A page of a list was read; a client that keeps thousands of objects makes them smaller here."""
 
     async def watch(
         self,

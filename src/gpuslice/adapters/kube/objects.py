@@ -95,6 +95,7 @@ class PodStatus(_Object):
     reason: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
     nominated_node_name: str = ""
+    start_time: str | None = None  # when kubelet had admitted it
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None

@@ -54,7 +54,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     from gpuslice.apps.cli.cluster import connection_of
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
     from gpuslice.apps.diagnosis.prometheus import Prometheus
-    from gpuslice.apps.diagnosis.usage import ClusterSource, usage_of
+    from gpuslice.apps.diagnosis.usage import ClusterSource, ClusterUsage
     from gpuslice.core.advice import advise
     from gpuslice.core.contract import SYSTEM_NAMESPACE
     from gpuslice.core.ledger import Ledger
@@ -72,7 +72,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     for pod in client.list(PODS, fields="status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="):
         ledger.apply_pod(pod_view(pod))
     if prometheus:
-        usage = usage_of([Prometheus(prometheus).page(days=days)])
+        usage = ClusterUsage((), tuple(Prometheus(prometheus).containers(days=days)))
     else:
         usage = ClusterSource(connection).read()
     containers = [each for each in usage.containers if flags.namespace in ("", each.namespace)]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+import msgspec
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.requests import Listing, WatchEvent
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SERVICES, Resource
+from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.console.followed_claims import FollowedClaims
@@ -34,17 +37,50 @@ QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota", DICT)
 NEEDED = ("nodes", "pods")
 """Without these there is nothing to show; the others add to it where they may be read."""
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+RUNNING = "Running"
+"""What a row without a phase is: nearly all are, and each word is sent for each of them."""
 WATCH_HOLDS_S = 1.0
 AT_ONCE = 200
+MOST_ALIKE = 2000
 
 _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
+
+
+class Alike:
+    """Equal parts of objects, kept once: pods made of one template ask for the same, down to each string."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Any] = {}
+
+    def one(self, part: T) -> T:
+        """The first that was equal to `part`. Nobody may change it afterwards."""
+        if len(self._known) > MOST_ALIKE:
+            self._known.clear()  # what is in use stays with its users
+        return cast(T, self._known.setdefault(msgspec.json.encode(part), part))
+
+    def share(self, pod: objects.Pod) -> None:
+        """Have what its containers are in common with all that are alike."""
+        for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
+            container.image = ""
+        pod.spec.containers = self.one(pod.spec.containers)
+        pod.spec.init_containers = self.one(pod.spec.init_containers)
 
 
 class ObservedClient(KubeClient):
     """Remembers of each collection why it cannot be read just now; `changed` is called when that changes."""
 
     problems: Mapping[str, str] = {}
+
+    def __init__(self, transport: Transport, *, manager: str) -> None:
+        super().__init__(transport, manager=manager)
+        self.alike = Alike()
+
+    def received(self, page: Sequence[object]) -> None:
+        """Equal parts are shared before the next page comes: all of them at once are a third more."""
+        for each in page:
+            if isinstance(each, objects.Pod):
+                self.alike.share(each)
 
     async def list(self, resource: Resource[T], *args: Any, **kwargs: Any) -> Listing[T]:
         try:
@@ -77,7 +113,7 @@ class ClusterState:
     What claims have given out has a ledger of its own, in `claims`: see `ledger_of`.
     """
 
-    def __init__(self, client: KubeClient, rows: Rows, namespace: str = "") -> None:
+    def __init__(self, client: ObservedClient, rows: Rows, namespace: str = "") -> None:
         self.rows = rows
         self.ledger = Ledger()
         self.claims = Claims()
@@ -91,6 +127,7 @@ class ClusterState:
         self._stale: set[str] = set()
         self._claiming: dict[str, objects.Pod] = {}  # pods that have claims, whatever these are of
         self._followed = FollowedClaims(client, namespace)
+        self._alike = client.alike
         self._nodes = Reflector(client, NODES, self._node_changed)
         self._pods = Reflector(client, PODS, self._pod_changed, namespace=namespace)
         self._config_maps = Reflector(
@@ -180,14 +217,14 @@ class ClusterState:
             self.plugins[key] = change.object
         elif change.object.spec.resource_claims and not (view.finished or view.request or view.problem):
             self._claiming[key] = change.object
-            _prune(change.object)
+            _prune(change.object, self._alike)
             self._followed.follow()
         elif view.finished or not (view.request or view.problem or _means_one(change.object)):
             self._forget(key)
             meta.labels = meta.annotations = meta.finalizers = None
             change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
         else:
-            _prune(change.object)
+            _prune(change.object, self._alike)
             self._show(key, change.object, view)
 
     def _show(self, key: str, pod: objects.Pod, view: Pod) -> None:
@@ -235,6 +272,8 @@ class ClusterState:
             self.rows.drop("nodes", name)
             self.rows.drop("cardUsage", name)
         else:
+            status, alike = change.object.status, self._alike
+            status.capacity, status.allocatable = alike.one(status.capacity), alike.one(status.allocatable)
             self.nodes[name] = change.object
             self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             self._touch(name)
@@ -337,10 +376,11 @@ def _is_stuck(pod: objects.Pod) -> bool:
     return any((state.get("waiting") or {}).get("reason", "") not in STARTING for state in states)
 
 
-def _prune(pod: objects.Pod) -> None:
+def _prune(pod: objects.Pod, alike: Alike) -> None:
     """Leave what explains a pod: thousands are held."""
     meta, status = pod.metadata, pod.status
     meta.namespace, pod.spec.node_name = sys.intern(meta.namespace), sys.intern(pod.spec.node_name)
+    pod.spec.scheduler_name, status.phase = sys.intern(pod.spec.scheduler_name), sys.intern(status.phase)
     labels, annotations = meta.labels or {}, meta.annotations or {}
     kept_labels = {*POD_LABELS, LABEL_CLAIMED}
     shown = {name: value for name, value in labels.items() if name in kept_labels or _label_hint(name)}
@@ -350,27 +390,31 @@ def _prune(pod: objects.Pod) -> None:
     meta.finalizers = None
     if pod.spec.node_name:
         pod.spec.tolerations = pod.spec.affinity = pod.spec.node_selector = None
-    for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
-        container.image = ""
+    alike.share(pod)
     conditions = [each for each in status.conditions or () if each.type == "PodScheduled"]
+    for each in conditions:
+        each.type, each.status = sys.intern(each.type), sys.intern(each.status)
     status.conditions = conditions or None
     status.init_container_statuses = None
-    for each in status.container_statuses or ():
-        each.container_id = ""
+    for one in status.container_statuses or ():
+        one.container_id, one.name = "", sys.intern(one.name)
 
 
 def _pod_row(view: Pod, pod: objects.Pod) -> dict[str, Any]:
     row: dict[str, Any] = {
         "namespace": view.namespace,
         "name": view.name,
-        "phase": "Terminating" if view.terminating else pod.status.phase or "Pending",
-        "created": pod.metadata.creation_timestamp,
         "units": view.request.units if view.request is not None else 0,
     }
     if view.request is not None and view.request.card_count > 1:
         row["cards"] = view.request.card_count
     if view.request is not None and view.request.compute_percent:
         row["compute"] = view.request.compute_percent
+    phase = "Terminating" if view.terminating else pod.status.phase or "Pending"
+    if phase != RUNNING:
+        row["phase"] = phase
+    if not view.node or _is_stuck(pod):
+        row["created"] = pod.metadata.creation_timestamp
     if view.node:
         row["node"] = view.node
     if view.placement is not None:

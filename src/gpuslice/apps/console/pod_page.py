@@ -105,7 +105,7 @@ def way(view: Pod, pod: objects.Pod) -> list[dict[str, Any]]:
         ("created", True, pod.metadata.creation_timestamp),
         ("decided", view.placement is not None, decided),
         ("bound", bool(view.node), bound.last_transition_time if bound and bound.status == "True" else None),
-        ("allocated", view.assigned, None),
+        ("allocated", view.assigned, pod.status.start_time),
         ("started", bool(started), max(filter(None, started), default=None)),
     ]
     return [{"step": name, "done": done, **({"time": at} if at and done else {})} for name, done, at in steps]

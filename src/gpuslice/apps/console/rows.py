@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ class Rows:
     def __init__(self) -> None:
         self.number = 1  # 0 is what a page knows that knows nothing
         self._tables: dict[str, dict[str, Row]] = {name: {} for name in TABLES}
+        self._namespaces: Counter[str] = Counter()  # rows of each
         self._gone: deque[Gone] = deque(maxlen=LONGEST_MEMORY)
         self._forgotten = 0  # the number of the newest that went and is not remembered
         self._changed = asyncio.Event()
@@ -45,12 +46,15 @@ class Rows:
             return
         if known is not None:
             del rows[key]  # the newest stand last
+            self._namespaces[known.namespace] -= 1
+        self._namespaces[namespace] += 1
         rows[key] = Row(self._next(), namespace, json)
 
     def drop(self, table: str, key: str) -> None:
         row = self._tables[table].pop(key, None)
         if row is None:
             return
+        self._namespaces[row.namespace] -= 1
         if len(self._gone) == LONGEST_MEMORY:
             self._forgotten = self._gone[0].number
         self._gone.append(Gone(self._next(), table, key, row.namespace))
@@ -77,7 +81,8 @@ class Rows:
             yield each
 
     def namespaces(self) -> set[str]:
-        return {row.namespace for rows in self._tables.values() for row in rows.values() if row.namespace}
+        self._namespaces = +self._namespaces  # without those that have no rows any more
+        return self._namespaces.keys() - {""}
 
     async def newer_than(self, number: int) -> None:
         """Returns when something changed since `number`."""

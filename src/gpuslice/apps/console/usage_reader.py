@@ -15,7 +15,7 @@ from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState, now_s
 from gpuslice.apps.console.usage_history import Point, UsageHistory
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.apps.diagnosis.usage import PORT, ClusterUsage, ContainerUsage, gpu_order, usage_of
+from gpuslice.apps.diagnosis.usage import PORT, CardUsage, ContainerUsage, gpu_order, usage_of
 from gpuslice.core.advice import card_of
 from gpuslice.core.sizing import Suggestion, suggested_size
 from gpuslice.core.units import MIB
@@ -26,6 +26,8 @@ PAGE_TIMEOUT_S = 5.0
 WANTED = "gpuslice_"
 GIB = 1 << 30
 NOT_YET_S = 0.2
+BREATH = 500
+"""After so many pods others get their turn."""
 HOURS_HOLD_S, DAY_S = 60.0, 86400.0
 IDLE_SM = 0.01
 """Below this share of the SMs a container does nothing."""
@@ -71,21 +73,25 @@ class UsageReader:
         """Once; what does not answer keeps what was known of it out of the rows."""
         if self.prometheus is not None:
             try:
-                page = await asyncio.to_thread(self.prometheus.page)
-                self._take(usage_of([page]), now_s())
+                self._take_cards(await asyncio.to_thread(self.prometheus.cards))  # and forget them: all at
+                await self._take(
+                    await asyncio.to_thread(self.prometheus.containers), now_s()
+                )  # once are many
                 self.problem = ""
             except PrometheusError as error:
                 self.problem = str(error)
             return
         exporters, slots = list(self._state.exporters.values()), asyncio.Semaphore(AT_ONCE)
-        self.problem = "" if exporters else "no exporter runs, so nothing is known of what is used"
+        self.problem = "" if exporters else "no exporter runs"
 
         async def one(exporter: objects.Pod) -> Page | None:
             async with slots:
                 return await self._page(exporter)
 
         pages = await asyncio.gather(*map(one, exporters))
-        self._take(usage_of(page for page in pages if page is not None), now_s())
+        found = usage_of(page for page in pages if page is not None)
+        self._take_cards(found.cards)
+        await self._take(found.containers, now_s())
 
     async def team_hours(self) -> tuple[float, dict[str, TeamHours]]:
         """Over how many seconds, and by namespace; of the last day where Prometheus knows it."""
@@ -120,13 +126,11 @@ class UsageReader:
             )
             return None
 
-    def _take(self, found: ClusterUsage, at_s: float) -> None:
+    def _take_cards(self, found: Sequence[CardUsage]) -> None:
         """Rows of what was found; those of others go, for what they say is not so any more."""
-        rows, stepped = self._state.rows, self.history.step(at_s)
-        cards: dict[str, list[list[Any]]] = {}
-        for card in found.cards:
-            amounts = [card.used_bytes and card.used_bytes / MIB, card.utilization_ratio]
-            figures = [*amounts, card.temperature_celsius, card.power_watts]
+        rows, cards = self._state.rows, dict[str, list[list[Any]]]()
+        for card in found:
+            figures = (card.used_bytes and card.used_bytes / MIB, card.utilization_ratio)
             rounded = [None if each is None else round(each, 2) for each in figures]
             cards.setdefault(card.node, []).append([gpu_order(card.gpu)[0], card.up, *rounded])
         for name, figured in cards.items():
@@ -134,12 +138,17 @@ class UsageReader:
         for name in set(rows.keys("cardUsage")) - cards.keys():
             rows.drop("cardUsage", name)
 
+    async def _take(self, found: Sequence[ContainerUsage], at_s: float) -> None:
+        """The same of pods, and what is remembered of them: Prometheus remembers better."""
+        rows, stepped = self._state.rows, self.prometheus is None and self.history.step(at_s)
         by_pod: dict[str, list[ContainerUsage]] = {}
-        for each in found.containers:
+        for each in found:
             by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
         self.containers = {key: tuple(each) for key, each in by_pod.items()}
         self.read_at_s = at_s
-        for key, containers in self.containers.items():
+        for number, (key, containers) in enumerate(self.containers.items()):
+            if number % BREATH == 0:
+                await asyncio.sleep(0)
             namespace, _, name = key.partition("/")
             sm = _sum(each.sm_ratio for each in containers)
             if sm is None or sm >= IDLE_SM or key not in self._busy_at_s:

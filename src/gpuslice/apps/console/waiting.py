@@ -79,7 +79,7 @@ class WaitingPods:
         classes = explained.explanation.classes if explained.explanation is not None else ()
         if not sentences:  # the table of `explain` says it then: the largest class of nodes that share cards
             reasons = [each for each in classes if each.reason != NOT_SHARED] or classes
-            sentences = [f"{each.reason} ({counted(len(each.nodes), 'node')})." for each in reasons]
+            sentences = [f"{counted(len(each.nodes), 'node')}: {each.reason}." for each in reasons]
         row = {
             "namespace": namespace,
             "name": name,

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import base64
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
 import msgspec
 
-from gpuslice.adapters.web.scrape import Page, Sample
+from gpuslice.adapters.web.scrape import Sample
+from gpuslice.apps.diagnosis.usage import (
+    CARD_FIGURES,
+    CONTAINER_FIGURES,
+    CardUsage,
+    ContainerUsage,
+    usage_of_samples,
+)
 from gpuslice.core.errors import GpusliceError, words_of
 
+T = TypeVar("T")
+Documents = list[dict[str, Any]]
 TIMEOUT_S = 20.0
-NOW = '{__name__=~"gpuslice_(container|gpu)_.*"}'
 POINTS = 120
 OURS = "Gpu"
 """How the names of the alerts in monitoring/ begin."""
@@ -52,25 +60,23 @@ class Prometheus:
         self._token_file = token_file
         self._ca_file = ca_file
 
-    def page(self, days: int = 0) -> Page:
-        """The newest samples of all exporters, as one page; with `days`, peaks and refusals of those."""
-        rows = self._ask("query", {"query": NOW})
-        if days:
-            rows = [each for each in rows if each["metric"].get("__name__") not in (PEAK, REFUSED)]
-            for name, question in (
-                (PEAK, f"max_over_time({PEAK}[{days}d])"),
-                (REFUSED, f"increase({REFUSED}[{days}d])"),
-            ):
-                rows += [
-                    {**each, "metric": {**each["metric"], "__name__": name}}
-                    for each in self._ask("query", {"query": f"{question}({name}[{days}d])"})
-                ]
-        return Page(
-            tuple(
-                Sample(each["metric"].get("__name__", ""), _labels(each["metric"]), float(each["value"][1]))
-                for each in rows
-            )
-        )
+    def cards(self) -> Sequence[CardUsage]:
+        """What is used of each card, as the exporters said last."""
+        return usage_of_samples(self._samples(CARD_FIGURES, 0)).cards
+
+    def containers(self, days: int = 0) -> Sequence[ContainerUsage]:
+        """What containers use; with `days`, the peaks and refusals of those."""
+        return usage_of_samples(self._samples(CONTAINER_FIGURES, days)).containers
+
+    def _samples(self, names: Sequence[str], days: int) -> Iterator[Sample]:
+        """Metric by metric, row by row, the labels that are read: of 40,000 cards all at once is too much."""
+        over = {PEAK: f"max_over_time({PEAK}[{days}d])", REFUSED: f"increase({REFUSED}[{days}d])"}
+        for name in names:
+            question = over.get(name, name) if days else name
+            query = {"query": f"max by ({', '.join(_Labels.__struct_fields__)}) ({question})"}
+            for row in self._ask("query", query, list[msgspec.Raw]):
+                found = _ROW.decode(row)
+                yield Sample(name, found.metric.honest(), float(found.value[1]))
 
     def history(self, namespace: str, pod: str, until_s: float, hours: float = 1.0) -> dict[str, list[Any]]:
         """Times, and by name bytes used and the share of the SMs; empty where Prometheus knows nothing."""
@@ -83,7 +89,7 @@ class Prometheus:
             ("sm", f"sum(gpuslice_container_sm_utilization_ratio{chosen})"),
             ("refused", f"sum(increase({REFUSED}{chosen}[{max(60.0, 2 * step_s):.0f}s]))"),
         ):
-            rows = self._ask("query_range", {"query": question, **frame})
+            rows = self._ask("query_range", {"query": question, **frame}, Documents)
             found[name] = {float(at): float(value) for row in rows for at, value in row["values"]}
         times = sorted({at for values in found.values() for at in values})
         return {"times": times, **{name: [values.get(at) for at in times] for name, values in found.items()}}
@@ -92,7 +98,7 @@ class Prometheus:
         """By namespace, of the last `hours`, from one figure a minute."""
 
         def by_namespace(question: str) -> dict[str, float]:
-            rows = self._ask("query", {"query": f"sum by (namespace) ({question})"})
+            rows = self._ask("query", {"query": f"sum by (namespace) ({question})"}, Documents)
             return {each["metric"].get("namespace", ""): float(each["value"][1]) for each in rows}
 
         figure = f"sum_over_time(gpuslice_container_memory_%s_bytes[{hours}h:1m]) / 60 / {1 << 30}"
@@ -102,10 +108,11 @@ class Prometheus:
 
     def alerts(self) -> list[dict[str, Any]]:
         """Ours that are pending or firing, as Prometheus tells them: labels, annotations, state, activeAt."""
-        found = self._ask("alerts", {}, "alerts")
+        found = self._ask("alerts", {}, Documents, "alerts")
         return [each for each in found if str(each["labels"].get("alertname", "")).startswith(OURS)]
 
-    def _ask(self, verb: str, query: Mapping[str, str], part: str = "result") -> list[dict[str, Any]]:
+    def _ask(self, verb: str, query: Mapping[str, str], shape: type[T], part: str = "result") -> T:
+        """What is in the answer's data under `part`. Raises PrometheusError."""
         request = Request(
             f"{self._url}/api/v1/{verb}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
@@ -117,24 +124,48 @@ class Prometheus:
                 request.add_header("Authorization", self._basic)
             context = ssl.create_default_context(cafile=self._ca_file or None) if secure else None
             with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
-                document = msgspec.json.decode(answer.read())
-            result = document["data"][part]
-            assert isinstance(result, list)
+                data = msgspec.json.decode(answer.read(), type=_Answer).data
+            return msgspec.json.decode(data[part], type=shape)
         except HTTPError as error:
             error.close()
             raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words_of(error)}") from None
-        except (OSError, ValueError, KeyError, TypeError, AssertionError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
             raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words_of(error)}") from error
-        return result
 
 
-def _labels(metric: Mapping[str, str]) -> dict[str, str]:
-    """Of a Prometheus that does not honour the exporter's labels, what it renamed them to."""
-    labels = {name: value for name, value in metric.items() if name != "__name__"}
-    for name in ("namespace", "pod", "container", "node"):
-        if f"exported_{name}" in labels:
-            labels[name] = labels.pop(f"exported_{name}")
-    return labels
+class _Answer(msgspec.Struct):
+    data: dict[str, msgspec.Raw]
+
+
+class _Labels(msgspec.Struct, gc=False):
+    """Those of a sample that are read. A Prometheus that does not honour the exporter's renames some."""
+
+    node: str = ""
+    gpu: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    exported_node: str = ""
+    exported_namespace: str = ""
+    exported_pod: str = ""
+    exported_container: str = ""
+
+    def honest(self) -> dict[str, str]:
+        return {
+            "node": self.exported_node or self.node,
+            "gpu": self.gpu,
+            "namespace": self.exported_namespace or self.namespace,
+            "pod": self.exported_pod or self.pod,
+            "container": self.exported_container or self.container,
+        }
+
+
+class _Row(msgspec.Struct, gc=False):
+    metric: _Labels
+    value: tuple[float, str]
+
+
+_ROW = msgspec.json.Decoder(_Row)
 
 
 def _quoted(text: str) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from sys import intern
+from typing import Any, NamedTuple, Protocol
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
+from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
 
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
@@ -145,58 +146,86 @@ def read_containers(client: SyncClient, node: str) -> tuple[ContainerUsage, ...]
 
 # -- from pages to rows ----------------------------------------------------------------------------------
 
-_CARD = {
-    "utilization_ratio": "utilization_ratio",
-    "memory_used_bytes": "used_bytes",
-    "memory_allocated_bytes": "allocated_bytes",
-    "memory_total_bytes": "total_bytes",
-    "temperature_celsius": "temperature_celsius",
-    "power_watts": "power_watts",
-}
-_CONTAINER = {
-    "memory_used_bytes": "used_bytes",
-    "memory_limit_bytes": "limit_bytes",
-    "memory_allocated_bytes": "allocated_bytes",
-    "memory_peak_bytes": "peak_bytes",
-    "sm_utilization_ratio": "sm_ratio",
-    "memory_refused_total": "refused",
-    "throttled_seconds_total": "throttled_seconds",
-    "processes": "processes",
-}
-"""Metric without its prefix → field of the row."""
+_CARD = (
+    "utilization_ratio",
+    "memory_used_bytes",
+    "memory_allocated_bytes",
+    "memory_total_bytes",
+    "temperature_celsius",
+    "power_watts",
+)
+_CONTAINER = (
+    "memory_used_bytes",
+    "memory_limit_bytes",
+    "memory_allocated_bytes",
+    "memory_peak_bytes",
+    "sm_utilization_ratio",
+    "memory_refused_total",
+    "throttled_seconds_total",
+    "processes",
+)
+"""Metrics without their prefix, in the order of the fields that they fill."""
+CARD_FIGURES = ("gpuslice_gpu_up", "gpuslice_gpu_memory_used_bytes", "gpuslice_gpu_utilization_ratio")
+CONTAINER_FIGURES = ("gpuslice_container_info", *(f"gpuslice_container_{name}" for name in _CONTAINER))
+"""What must be asked for where each metric costs a question: of cards, how much is used."""
+
+
+class _Place(NamedTuple):
+    """Labels that tell a card, or a container on it."""
+
+    node: str
+    gpu: str
+    gpu_uuid: str
+    namespace: str
+    pod: str
+    container: str
+
+
+_PLACE = _Place._fields
 
 
 def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsage:
     """All cards and containers of all pages, in order."""
-    cards: list[CardUsage] = []
-    containers: list[ContainerUsage] = []
-    for page in pages:
-        values: dict[tuple[str, ...], dict[str, float]] = {}
-        models: dict[str, str] = {}
-        for one in page.samples:
-            kind, _, name = one.name.removeprefix("gpuslice_").partition("_")
-            field = {"gpu": _CARD, "container": _CONTAINER}.get(kind, {}).get(name)
-            if field is not None:
-                values.setdefault((kind, *_place_of(one.labels)), {})[field] = one.value
-            elif one.name == "gpuslice_gpu_info":
-                models[one.labels.get("gpu_uuid", "")] = one.labels.get("model", "")
-        for one in page.find("gpuslice_gpu_up"):
-            uuid, figures = one.labels.get("gpu_uuid", ""), values.get(("gpu", *_place_of(one.labels)), {})
-            named = {name: one.labels.get(name, "") for name in ("node", "gpu")}
-            named |= {"uuid": uuid, "model": models.get(uuid, "")}
-            cards.append(CardUsage(up=one.value == 1, **{**named, **figures}))  # type: ignore[arg-type]
-        for one in page.find("gpuslice_container_info"):
-            names = ("node", "gpu", "namespace", "pod", "container")
-            figures = values.get(("container", *_place_of(one.labels)), {})
-            named = {name: one.labels.get(name, "") for name in names}
-            containers.append(ContainerUsage(**{**named, **figures}))  # type: ignore[arg-type]
-    cards.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
-    containers.sort(key=lambda row: (row.node, gpu_order(row.gpu), row.namespace, row.pod, row.container))
-    return ClusterUsage(tuple(cards), tuple(containers), tuple(problems))
+    return usage_of_samples((one for page in pages for one in page.samples), problems)
 
 
-def _place_of(labels: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(labels.get(name, "") for name in ("gpu_uuid", "namespace", "pod", "container"))
+def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) -> ClusterUsage:
+    """All cards and containers of samples that come in any order, one after the other: there may be many."""
+    kinds: dict[str, dict[str, int]] = {
+        "gpu": {name: at for at, name in enumerate(_CARD)},
+        "container": {name: at for at, name in enumerate(_CONTAINER)},
+    }
+    figures: dict[_Place, list[float | None]] = {}
+    up: dict[_Place, bool] = {}
+    containers: list[_Place] = []
+    models: dict[str, str] = {}
+    for one in samples:
+        kind, _, name = one.name.removeprefix("gpuslice_").partition("_")
+        fields = kinds.get(kind, {})
+        if name not in fields and name not in ("info", "up"):
+            continue
+        place = _Place(*(intern(one.labels.get(label, "")) for label in _PLACE))
+        if name in fields:
+            if (found := figures.get(place)) is None:
+                found = figures[place] = [None] * len(fields)
+            found[fields[name]] = one.value
+        elif one.name == "gpuslice_gpu_info":
+            models[place.gpu_uuid] = one.labels.get("model", "")
+        elif one.name == "gpuslice_gpu_up":
+            up[place] = one.value == 1
+        elif one.name == "gpuslice_container_info":
+            containers.append(place)
+    card_rows = [
+        CardUsage(at.node, at.gpu, at.gpu_uuid, models.get(at.gpu_uuid, ""), answers, *figures.get(at, ()))
+        for at, answers in up.items()
+    ]
+    rows = [
+        ContainerUsage(at.node, at.gpu, at.namespace, at.pod, at.container, *figures.get(at, ()))
+        for at in containers
+    ]
+    card_rows.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
+    rows.sort(key=lambda row: (row.node, gpu_order(row.gpu), row.namespace, row.pod, row.container))
+    return ClusterUsage(tuple(card_rows), tuple(rows), tuple(problems))
 
 
 def gpu_order(gpu: str) -> tuple[int, str]:

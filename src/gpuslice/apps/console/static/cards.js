@@ -2,7 +2,7 @@
 import { announce, bar, command, copyable, empty, h, podLink, replace } from "./dom.js";
 import { hueOf, store, totals, unitName, units, unitsInMiB } from "./store.js";
 import { count, mib, span, t } from "./words.js";
-import { cellAt, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
+import { cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
 
 const LARGE_ENOUGH = 34; // a card of so many pixels need not be zoomed to
 const MOST_ROWS = 300;
@@ -16,7 +16,7 @@ export function figures() {
   const sum = totals();
   const waiting = [...store.tables.waiting.values()].length;
   const figure = (label, value, small, kind, more) =>
-    h(`div.figure${kind ? `.${kind}` : ""}`, {}, h("span.label", {}, label), h("span.value", {}, value, small ? h("small", {}, ` ${small}`) : null), more);
+    h(`div.figure${kind ? `.${kind}` : ""}`, {}, h("span.label", {}, label), h("span.value", {}, value, small ? h("small", {}, small) : null), more);
   return h("div.figures", {},
     figure(t("cardsInUse"), count(sum.inUse), t("of", count(sum.cards))),
     figure(t("allocated"), percent(sum.held, sum.units), t("held2", count(sum.held), units(count(sum.units))), "", bar(t("allocated"), [[sum.units ? sum.held / sum.units : 0, "full"]])),
@@ -45,7 +45,7 @@ export class CardsView {
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
     this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
     this.canvas.addEventListener("click", (event) => this.click(event));
-    this.canvas.addEventListener("focus", () => { if (!this.selected && this.placed?.cells.length) this.select(this.placed.cells[0]); });
+    this.canvas.addEventListener("focus", () => { const first = this.placed?.blocks[0]; if (!this.selected && first) this.select(cellsOf(this.placed, first)[0]); });
     this.resized = new ResizeObserver(() => { if (this.room !== this.measure().join()) this.relayout(); });
   }
 
@@ -98,12 +98,7 @@ export class CardsView {
     if (at === undefined || !node?.cards) return;
     this.list[at] = node;
     const block = this.placed?.byName.get(name);
-    if (!block) return;
-    block.node = node;
-    for (const cell of this.placed.cells.slice(block.first, block.end)) {
-      cell.node = node;
-      cell.card = node.cards[cell.index];
-    }
+    if (block) block.node = node;
   }
 
   frame() {
@@ -112,7 +107,7 @@ export class CardsView {
     replace(this.top,
       this.focus ? h("div.crumbs", {}, h("a", { href: "#/cards" }, t("allNodes")), h("span.muted", {}, "/"), h("b", {}, this.focus)) : figures(),
       h("div.row", {},
-        h("div.choice", { role: "group", "aria-label": t("colourBy") }, press("team", t("team"), this.mode === "team", () => (this.mode = "team")), press("use", t("perf"), this.mode === "use", () => (this.mode = "use"))),
+        h("div.choice", { role: "group", "aria-label": t("colourBy") }, press("team", t("team"), this.mode === "team", () => (this.mode = "team")), press("use", t("perf"), this.mode === "use", () => (this.mode = "use")), press("waste", t("waste"), this.mode === "waste", () => (this.mode = "waste"))),
         h("div.choice", { role: "group", "aria-label": t("cards") }, press("wall", t("wall"), !this.asTable, () => { this.asTable = false; this.placed = null; }), press("table", t("table"), this.asTable, () => (this.asTable = true))),
       ),
     );
@@ -123,12 +118,20 @@ export class CardsView {
     const dot = (color, text) => h("span", {}, h("i.dot", { vars: { "--hue": color } }), text);
     const unmeasured = store.cluster.usage?.problem;
     replace(this.legend,
-      this.mode === "team" ? names.slice(0, 8).map(([name, number]) => dot(`var(--hue${hueOf(name)})`, `${name} ${units(count(number))}`)) : dot("var(--accent)", t("used")),
+      this.mode === "team" ? names.slice(0, 8).map(([name, number]) => dot(`var(--hue${hueOf(name)})`, `${name} ${units(count(number))}`)) : this.mode === "use" ? dot("var(--accent)", t("used")) : dot("var(--warn)", t("unused")),
       this.mode === "team" && names.length > 8 ? h("span", {}, t("more", names.length - 8)) : null,
       dot("var(--free)", t("free")),
       [...store.tables.nodes.values()].some((node) => node.sick) ? dot("var(--bad)", t("sick")) : null,
+      this.mode === "team" ? this.marks() : null,
       unmeasured ? h("span", { title: unmeasured }, t("noUsage", unmeasured)) : null,
     );
+  }
+
+  /** What the marks on slices mean, of those that there are. */
+  marks() {
+    const usage = [...store.tables.podUsage.values()];
+    return [["refused", "bad", "▼", "refusedMark"], ["throttled", "warn", "◆", "throttledMark"]].filter(([name]) => usage.some((each) => each[name]))
+      .map(([, colour, mark, text]) => h("span", {}, h("i.mark", { vars: { "--hue": `var(--${colour})` } }, mark), t(text)));
   }
 
   relayout() {
@@ -208,7 +211,7 @@ export class CardsView {
       return;
     }
     if (this.asTable || document.activeElement !== this.canvas || !this.placed) return;
-    const cells = this.placed.cells;
+    const cells = this.placed.blocks.flatMap((block) => cellsOf(this.placed, block));
     const at = cells.findIndex((cell) => this.selected && cell.node.name === this.selected.node && cell.card[0] === this.selected.card);
     const current = cells[Math.max(0, at)];
     let next = null;
@@ -260,7 +263,7 @@ export class CardsView {
     return h("li", {},
       h("div.row.spread", {}, podLink(each.pod.namespace, each.pod.name), h("span.nowrap", {}, units(each.units))),
       usage?.used !== undefined ? bar(`${t("used")} ${mib(usage.used)}`, [[usage.used / limit, "full", `var(--hue${hueOf(each.pod.namespace)})`]]) : null,
-      usage?.used !== undefined ? h("span.muted.small", {}, t("unitsUsed", mib(usage.used)), usage.idleSince ? ` · ${t("idleSince", span(Date.now() / 1000 + store.clockOffset - usage.idleSince))}` : "") : null);
+      usage?.used !== undefined ? h("span.muted.small", {}, t("unitsUsed", mib(usage.used)), usage.refused ? ` · ${t("refused")} ${count(usage.refused)} ×` : "", usage.throttled ? ` · ${t("throttled")} ${span(usage.throttled)}` : "", usage.idleSince ? ` · ${t("idleSince", span(Date.now() / 1000 + store.clockOffset - usage.idleSince))}` : "") : null);
   }
 
   table() {

@@ -57,7 +57,7 @@ export class HealthView {
     const tag = (each) => h("span", {}, h(`span.tag${KIND[each.severity] ? `.${KIND[each.severity]}` : ""}`, {}, t(each.state || "firing")));
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("alerts"))), alerts.length
       ? alerts.map((each) => h("div.finding", {}, tag(each), h("div", {}, h("b", {}, each.where ? `${each.name}: ${each.where}` : each.name), h("span", {}, each.what), h("span.muted", {}, each.fix),
-        h("span.muted.small", { title: clock(each.since) }, each.since ? ago(each.since, now()) : ""))))
+        h("span.muted.small", { title: clock(each.since) }, each.since ? t("ago", ago(each.since, now())) : ""))))
       : h("div.inside", {}, h("p.muted", {}, found.alertsProblem || t("noAlerts"))));
   }
 }

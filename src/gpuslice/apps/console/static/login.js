@@ -5,11 +5,6 @@ import { t } from "./words.js";
 
 /** Resolves when a token has been given; whether the cluster knows it is seen by the next question. */
 export function showLogin(main) {
-  const kept = sessionStorage.getItem("gpuslice.token");
-  if (kept && kept !== store.token) {
-    store.token = kept;
-    return Promise.resolve();
-  }
   const wrong = Boolean(store.token);
   store.token = "";
   sessionStorage.removeItem("gpuslice.token");

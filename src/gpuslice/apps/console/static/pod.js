@@ -70,9 +70,16 @@ export class PodView {
 
   way(found) {
     const last = found.way.findLastIndex((step) => step.done);
-    return h("ol.way", {}, found.way.map((step, at) => h(`li.${step.done ? "done" : "pending"}${at === last ? ".last" : ""}`, {},
-      h("b", {}, t(STEPS[step.step])),
-      h("span.muted.small", { title: step.time ? clock(step.time) : "" }, step.done ? (step.time ? ago(step.time, now()) : t("done")) : t("notYet")))));
+    let before = null; // when the last step was of which that is known
+    return h("ol.way", {}, found.way.map((step, at) => {
+      const time = step.time ? Date.parse(step.time) / 1000 : null;
+      const took = time !== null && before !== null ? time - before : null;
+      before = time ?? before;
+      const when = took === null || took < 0 ? t("ago", ago(step.time, now())) : took < 1 ? t("soon") : `+ ${span(took)}`;
+      return h(`li.${step.done ? "done" : "pending"}${at === last ? ".last" : ""}`, {},
+        h("b", {}, t(STEPS[step.step])),
+        h("span.muted.small", { title: step.time ? clock(step.time) : "" }, step.done ? (time === null ? t("done") : when) : t("notYet")));
+    }));
   }
 
   facts(found, usage) {
@@ -139,7 +146,7 @@ export class PodView {
   events(found) {
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("events"))), found.events.length
       ? h("div.scroll", {}, h("table", {}, h("tbody", {}, [...found.events].reverse().map((each) => h("tr", {},
-        h("td.nowrap.muted", { title: clock(each.time) }, each.time ? ago(each.time, now()) : ""), h("td", {}, h(`span.tag${each.type === "Warning" ? ".warn" : ""}`, {}, each.reason), each.count > 1 ? ` ×${each.count}` : ""), h("td", {}, each.message))))))
+        h("td.nowrap.muted", { title: clock(each.time) }, each.time ? t("ago", ago(each.time, now())) : ""), h("td", {}, h(`span.tag${each.type === "Warning" ? ".warn" : ""}`, {}, each.reason), each.count > 1 ? ` ×${each.count}` : ""), h("td", {}, each.message))))))
       : h("div.inside", {}, h("p.muted", {}, t("noEvents"))));
   }
 

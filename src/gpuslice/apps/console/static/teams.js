@@ -5,6 +5,7 @@ import { count, mib, span, t } from "./words.js";
 
 const IDLE_S = 600;
 const MOST = 100;
+const BY_NAME = new Intl.Collator("en", { numeric: true });
 
 /** One row a namespace. What is not measured is not counted as used or unused. */
 export function teams() {
@@ -72,7 +73,7 @@ export class TeamsView {
     const unused = (team) => team.measuredMiB - team.usedMiB;
     const hours = new Map((this.hours?.hours ?? []).map((each) => [each.namespace, each]));
     const order = { hours: (team) => hours.get(team.namespace)?.held ?? 0, unused, units: (team) => team.units, idle: (team) => team.idle, waiting: (team) => team.waiting, back: (team) => this.back(team) };
-    rows.sort((a, b) => order[this.sort](b) - order[this.sort](a) || b.units - a.units || (a.namespace < b.namespace ? -1 : 1));
+    rows.sort((a, b) => order[this.sort](b) - order[this.sort](a) || b.units - a.units || BY_NAME.compare(a.namespace, b.namespace));
     const focused = document.activeElement?.closest?.("th") ? document.activeElement.textContent : null;
     if (!rows.length) {
       replace(this.root, h("h1", {}, t("teams")), h("div.panel", {}, empty(t("noTeams"), t("noTeamsText"))));
@@ -84,7 +85,7 @@ export class TeamsView {
       h("section.panel", {}, h("div.scroll", {}, h("table", {},
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("namespace")), h("th", { scope: "col", "aria-sort": this.sort === "units" ? "descending" : null }, h("button", { type: "button", onclick: () => { this.sort = "units"; this.drawn = ""; this.update(this.query); } }, `${t("used")} / ${t("held")}`, this.sort === "units" ? " ↓" : "")), head("unused", t("unused")), head("idle", t("idle")), head("back", t("giveBack")), head("hours", t("hours")), h("th.number", { scope: "col" }, t("smHours")), h("th.number", { scope: "col" }, t("podsColumn")), head("waiting", t("waiting")), h("th.number", { scope: "col" }, t("quota")))),
         h("tbody", {}, rows.slice(0, MOST).map((team) => this.team(team, most, unused(team), hours.get(team.namespace))))))),
-      this.hours ? h("p.muted.small", {}, this.hours.problem || t("hoursOf", span(this.hours.span))) : null,
+      this.hours?.span || this.hours?.problem ? h("p.muted.small", {}, this.hours.problem || t("hoursOf", span(this.hours.span))) : null,
       this.panel());
     if (focused) [...this.root.querySelectorAll("th button")].find((each) => focused.startsWith(each.textContent.replace(" ↓", "")))?.focus();
   }
@@ -98,7 +99,7 @@ export class TeamsView {
     const label = `${t("used")} ${mib(team.usedMiB)}, ${t("held")} ${mib(team.heldMiB)}`;
     const quota = team.quotas.map((each) => `${each.used} / ${each.hard}`).join(", ");
     return h("tr", {},
-      h("td", {}, h("span.row", {}, h("i.dot", { vars: { "--hue": hue } }), h("b", {}, team.namespace))),
+      h("td", {}, h("span.row.nowrap", {}, h("i.dot", { vars: { "--hue": hue } }), h("b", {}, team.namespace))),
       h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small", {}, team.measuredMiB ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
       h("td.number", {}, team.measuredMiB ? `${mib(Math.max(0, unused))} · ${Math.round((Math.max(0, unused) / team.measuredMiB) * 100)} %` : "–"),
       h("td.number", {}, team.idle ? units(count(team.idle)) : "–"),

@@ -51,7 +51,7 @@ export class WaitingView {
     found.sort((a, b) => b.pods.length - a.pods.length || (a.pods[0].created < b.pods[0].created ? -1 : 1));
     const parts = [[t("notPlaced"), found.filter((each) => !each.placed)], [t("notStarted"), found.filter((each) => each.placed)]];
     if (!found.length) {
-      replace(this.root, h("h1", {}, t("waiting")), query ? h("p.muted", {}, t("matches", 0)) : h("div.panel", {}, empty(t("noWaiting"), t("noWaitingText"), copyable("gpuslice explain"))));
+      replace(this.root, h("h1", {}, t("waiting")), query ? h("p.muted", {}, t("nothingFound", query)) : h("div.panel", {}, empty(t("noWaiting"), t("noWaitingText"), copyable("gpuslice explain"))));
       return;
     }
     replace(this.root, h("h1.unseen", {}, t("waiting")), parts[0][1].length ? this.simulation() : null, parts.filter(([, each]) => each.length).map(([title, each]) => [
@@ -64,7 +64,7 @@ export class WaitingView {
   simulation() {
     const found = this.whatIf;
     if (!found?.pods && !found?.tooMany) return null;
-    const told = found.tooMany ? [t("whatIfMany", count(found.tooMany))] : [found.placed === found.pods ? t("whatIfAll", count(found.pods)) : t("whatIfSome", count(found.placed), count(found.pods))];
+    const told = found.tooMany ? [t("whatIfMany", count(found.tooMany))] : [found.placed === found.pods ? t("whatIfAll", count(found.pods)) : t("whatIfSome", count(found.placed), count(found.pods), count(found.pods - found.waiting))];
     if (found.addedNodes) told.push(t("whatIfMore", count(found.addedNodes)));
     if (found.never) told.push(t("whatIfNever", count(found.never)));
     return h("section.panel.whatif", {}, h("p", {}, told.join(" ")), copyable("gpuslice simulate --from-cluster"));
@@ -77,7 +77,7 @@ export class WaitingView {
         h("div.text", {}, h("h2", {}, row.why || t("unknown")), row.help.length ? h("ul", { "aria-label": t("wouldHelp") }, row.help.map((each) => h("li", {}, each))) : null),
         row.never ? h("span.tag.bad", {}, t("never")) : null,
         h("span.tag", {}, pods.length === 1 ? t("onePod") : t("pods", count(pods.length)))),
-      h("div.scroll", {}, h("table", {},
+      h("div.scroll", {}, h("table.waits", {},
         h("thead", {}, h("tr", {}, [t("pod"), t("asks"), t("since"), t("theSame")].map((each) => h("th", { scope: "col" }, each)))),
         h("tbody", {}, shown.map((pod) => h("tr", {},
           h("td", {}, podLink(pod.namespace, pod.name), pod.reason ? [" ", h("span.tag.warn", {}, pod.reason)] : null),

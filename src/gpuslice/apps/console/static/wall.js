@@ -11,32 +11,23 @@ export function layout(nodes, width, height) {
   let [size, tooLarge] = [4, 133];
   while (tooLarge - size > 1) { // sizes that fit are below `tooLarge`
     const middle = (size + tooLarge) >> 1;
-    const placed = place(nodes, middle, width);
-    if (placed.height <= height && placed.width <= width) size = middle;
+    const room = place(nodes, middle, width, () => {});
+    if (room.height <= height && room.width <= width) size = middle;
     else tooLarge = middle;
   }
-  const placed = place(nodes, size, width);
-  const cells = [];
-  for (const block of placed.blocks) {
-    const { columns, x, y } = block;
-    block.first = cells.length;
-    block.node.cards.forEach((card, index) => {
-      const row = Math.floor(index / columns);
-      cells.push({ node: block.node, card, index, x: x + (index % columns) * (size + placed.gap), y: y + placed.head + row * (placed.tall + placed.gap + placed.foot), width: size, height: placed.tall });
-    });
-    block.end = cells.length;
-  }
-  return { ...placed, cells, byName: new Map(placed.blocks.map((block) => [block.node.name, block])) };
+  const byName = new Map();
+  const placed = place(nodes, size, width, (node, columns, x, y, wide, high) => byName.set(node.name, { node, columns, x, y, width: wide, height: high }));
+  return { ...placed, blocks: [...byName.values()], byName };
 }
 
-function place(nodes, size, width) {
+/** Walks over `nodes` from left to right and down; `put` hears where each one's block stands. */
+function place(nodes, size, width, put) {
   const large = size >= LARGE;
   const gap = large ? Math.max(4, Math.round(size / 12)) : size >= 8 ? 2 : 1;
   const tall = large ? Math.round(size * 1.25) : size;
   const head = large ? (size >= 58 ? 40 : 22) : 0;
   const foot = size >= 70 ? 20 : 0;
   const between = large ? GAP_BLOCK + 8 : size >= 8 ? 6 : 3;
-  const blocks = [];
   let x = 0;
   let y = 0;
   let lineHeight = 0;
@@ -51,12 +42,20 @@ function place(nodes, size, width) {
       y += lineHeight + between;
       lineHeight = 0;
     }
-    blocks.push({ node, columns, x, y, width: blockWidth, height: blockHeight });
+    put(node, columns, x, y, blockWidth, blockHeight);
     widest = Math.max(widest, x + blockWidth);
     lineHeight = Math.max(lineHeight, blockHeight);
     x += blockWidth + between;
   }
-  return { blocks, size, gap, tall, head, foot, between, width: widest, height: y + lineHeight };
+  return { size, gap, tall, head, foot, between, width: widest, height: y + lineHeight };
+}
+
+/** The cards of a block with their places; made when they are looked at, since there may be tens of thousands. */
+export function cellsOf(placed, { node, columns, x, y }) {
+  const { size, gap, tall, head, foot } = placed;
+  return node.cards.map((card, index) => ({
+    node, card, x: x + (index % columns) * (size + gap), y: y + head + Math.floor(index / columns) * (tall + gap + foot), width: size, height: tall,
+  }));
 }
 
 /** By card of a node, who holds how many units of it: namespaces together, the largest first. */
@@ -92,6 +91,18 @@ function ratioOf(usage, card) {
   return row && row[2] !== null && card[2] ? Math.min(1, row[2] / card[2]) : null;
 }
 
+/** The part of a card that is held and not used, of those who are measured; null where nobody is. */
+export function wasteOf(card, slices) {
+  let [waste, measured] = [0, false];
+  for (const { key, units } of slices) {
+    const usage = store.tables.podUsage.get(key);
+    if (!usage?.limit || usage.used === undefined) continue;
+    measured = true;
+    waste += (1 - Math.min(1, usage.used / usage.limit)) * units;
+  }
+  return measured ? Math.min(1, waste / Math.max(card[1], card[3], 1)) : null;
+}
+
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
@@ -103,7 +114,7 @@ export function palette() {
   };
 }
 
-/** Draw everything. `matches` says what a search leaves bright; `mode` is "team" or "use". */
+/** Draw everything. `matches` says what a search leaves bright; `mode` is "team", "use" or "waste". */
 export function draw(canvas, placed, options) {
   const ratio = devicePixelRatio || 1;
   const width = Math.ceil(placed.width) + 4;
@@ -134,46 +145,38 @@ function turned(canvas) {
 function paint(canvas, placed, blocks, { mode, matches, selected }) {
   const context = turned(canvas);
   const colours = palette();
-  const rects = new Map(); // brightness → colour → rectangles: thousands are filled in a few strokes
-  const put = (colour, alpha, x, y, w, h) => {
-    let byColour = rects.get(alpha);
-    if (!byColour) rects.set(alpha, (byColour = new Map()));
-    const list = byColour.get(colour);
-    if (list) list.push(x, y, w, h);
-    else byColour.set(colour, [x, y, w, h]);
-  };
   const large = placed.size >= LARGE;
+  const brush = large || blocks !== placed.blocks ? strokes(context, large) : pixels(context);
+  const { put } = brush;
   const labels = [];
-  for (const { node, first, end } of blocks) {
+  const hatched = [];
+  for (const block of blocks) {
+    const { node } = block;
     const held = slicesByCard(node);
     const usage = mode === "use" ? store.tables.cardUsage.get(node.name) : null;
-    for (let at = first; at < end; at += 1) {
-      const cell = placed.cells[at];
+    for (const cell of cellsOf(placed, block)) {
       const { card, x, y } = cell;
       const slices = held.get(card[0]) ?? [];
       const alpha = !matches || matches(cell, slices) ? 1 : 0.16;
       put(colours.free, alpha, x, y, cell.width, cell.height);
-      if (mode === "use") {
-        const used = ratioOf(usage, card);
-        if (used !== null) put(colours.accent, alpha * 0.85, x, y + cell.height * (1 - used), cell.width, cell.height * used);
+      if (mode !== "team") {
+        const part = mode === "use" ? ratioOf(usage, card) : wasteOf(card, slices);
+        if (part !== null) put(mode === "use" ? colours.accent : colours.warn, alpha * 0.85, x, y + cell.height * (1 - part), cell.width, cell.height * part);
       } else {
         drawSlices(cell, slices, colours, alpha, put, large ? labels : null);
       }
-      if (node.sick?.includes(card[0])) put(colours.bad, alpha, x, y, cell.width, large ? 4 : Math.max(2, cell.height * 0.45));
+      const sick = node.sick?.includes(card[0]);
+      if (large && (sick || node.state)) hatched.push({ cell, colour: sick ? colours.bad : colours.faint, alpha });
+      if (sick) put(colours.bad, alpha, x, y, cell.width, large ? 4 : Math.max(2, cell.height * 0.45));
       else if (node.state && !large) put(colours.faint, alpha * 0.7, x, y, cell.width, 1.5);
     }
   }
-  if (!large && blocks === placed.blocks) setPixels(context, rects);
-  else {
-    for (const [alpha, byColour] of rects) {
-      context.globalAlpha = alpha;
-      for (const [colour, list] of byColour) fill(context, colour, list, large);
-    }
-  }
+  brush.finish();
+  for (const each of hatched) hatch(context, each);
   context.globalAlpha = 1;
   if (large) write(context, placed, blocks, colours, labels, mode);
   const block = selected && placed.byName.get(selected.node);
-  const cell = block && blocks.includes(block) && placed.cells.slice(block.first, block.end).find((each) => each.card[0] === selected.card);
+  const cell = block && blocks.includes(block) && cellsOf(placed, block).find((each) => each.card[0] === selected.card);
   if (cell) {
     context.strokeStyle = colours.text;
     context.lineWidth = 2;
@@ -193,28 +196,70 @@ function fill(context, colour, list, large) {
   context.fill();
 }
 
-/** Thousands of rectangles of a few pixels each: written as pixels that takes a tenth of the time. */
-function setPixels(context, rects) {
+/** What is free of a card out of use, or of a node that takes nobody, is not to be had. */
+function hatch(context, { cell: { x, y, width, height }, colour, alpha }) {
+  context.save();
+  context.beginPath();
+  context.roundRect(x, y, width, height, 3);
+  context.clip();
+  context.globalAlpha = alpha * 0.32;
+  context.strokeStyle = colour;
+  context.lineWidth = 1.4;
+  context.beginPath();
+  for (let at = -height; at < width; at += 9) {
+    context.moveTo(x + at, y + height);
+    context.lineTo(x + at + height, y);
+  }
+  context.stroke();
+  context.restore();
+}
+
+/** Rectangles of one colour and brightness are filled in one stroke. */
+function strokes(context, large) {
+  const rects = new Map(); // brightness → colour → rectangles
+  return {
+    put(colour, alpha, x, y, w, h) {
+      let byColour = rects.get(alpha);
+      if (!byColour) rects.set(alpha, (byColour = new Map()));
+      const list = byColour.get(colour);
+      if (list) list.push(x, y, w, h);
+      else byColour.set(colour, [x, y, w, h]);
+    },
+    finish() {
+      for (const [alpha, byColour] of rects) {
+        context.globalAlpha = alpha;
+        for (const [colour, list] of byColour) fill(context, colour, list, large);
+      }
+    },
+  };
+}
+
+/** Tens of thousands of rectangles of a few pixels each: written as pixels that takes a tenth of the time. */
+function pixels(context) {
   const { width, height } = context.canvas;
   const ratio = devicePixelRatio || 1;
   const image = context.createImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
+  const words = new Uint32Array(image.data.buffer);
   const reader = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
-  const place = (at) => Math.round((at + 2) * ratio);
-  for (const [alpha, byColour] of rects) {
-    for (const [colour, list] of byColour) {
-      reader.fillStyle = colour; // a canvas knows how to read any colour
-      reader.fillRect(0, 0, 1, 1);
-      const [one] = new Uint32Array(reader.getImageData(0, 0, 1, 1).data.buffer);
-      const value = ((one & 0xffffff) | (Math.round(alpha * 255) << 24)) >>> 0;
-      for (let at = 0; at < list.length; at += 4) {
-        const [left, right] = [place(list[at]), place(list[at] + list[at + 2])];
-        const bottom = place(list[at + 1] + list[at + 3]);
-        for (let y = place(list[at + 1]); y < bottom; y += 1) pixels.fill(value, y * width + left, y * width + right);
+  const known = new Map();
+  const read = (colour) => { // a canvas knows how to read any colour
+    reader.fillStyle = colour;
+    reader.fillRect(0, 0, 1, 1);
+    const [one] = new Uint32Array(reader.getImageData(0, 0, 1, 1).data.buffer);
+    known.set(colour, one & 0xffffff);
+    return one & 0xffffff;
+  };
+  return {
+    put(colour, alpha, x, y, w, h) {
+      const value = ((known.get(colour) ?? read(colour)) | (Math.round(alpha * 255) << 24)) >>> 0;
+      const [left, right] = [Math.round((x + 2) * ratio), Math.round((x + w + 2) * ratio)];
+      const bottom = Math.round((y + h + 2) * ratio);
+      for (let row = Math.round((y + 2) * ratio); row < bottom; row += 1) {
+        for (let at = row * width + left; at < row * width + right; at += 1) words[at] = value;
       }
-    }
-  }
-  context.putImageData(image, 0, 0);
+    },
+    finish: () => context.putImageData(image, 0, 0),
+  };
 }
 
 function drawSlices(cell, slices, colours, alpha, put, labels) {
@@ -232,7 +277,7 @@ function drawSlices(cell, slices, colours, alpha, put, labels) {
       const share = usage?.limit && usage.used !== undefined ? Math.min(1, usage.used / usage.limit) : null;
       put(colour, alpha * (share === null ? 0.72 : 0.34), x, bottom + 1, width, inner);
       if (share !== null && share > 0) put(colour, alpha * 0.95, x, bottom + 1 + inner * (1 - share), width, Math.max(1.5, inner * share));
-      if (width >= 70 && tall >= 17) labels.push({ x, y: bottom, width, height: tall, text: each.pod.name, alpha, share });
+      if (width >= 70 && tall >= 17) labels.push({ x, y: bottom, width, height: tall, text: each.pod.name, alpha, refused: usage?.refused > 0, throttled: usage?.throttled > 0 });
     } else {
       put(colour, alpha, x, bottom, width, tall);
     }
@@ -241,11 +286,15 @@ function drawSlices(cell, slices, colours, alpha, put, labels) {
   if (rest > 0) put(colours.others, alpha, x, bottom - (rest / total) * height, width, (rest / total) * height);
 }
 
+/** As much of a name as there is room for: its beginning and its end, which tells replicas apart. */
 function fitted(context, text, width) {
   if (context.measureText(text).width <= width) return text;
-  let cut = text.length;
-  while (cut > 1 && context.measureText(`${text.slice(0, cut)}…`).width > width) cut -= Math.max(1, Math.floor(cut / 8));
-  return `${text.slice(0, Math.max(1, cut))}…`;
+  for (let kept = text.length - 1; kept > 2; kept -= 1) {
+    const tail = Math.min(5, kept >> 1);
+    const cut = `${text.slice(0, kept - tail)}…${text.slice(text.length - tail)}`;
+    if (context.measureText(cut).width <= width) return cut;
+  }
+  return `${text.slice(0, 1)}…`;
 }
 
 function write(context, placed, blocks, colours, labels, mode) {
@@ -268,11 +317,11 @@ function write(context, placed, blocks, colours, labels, mode) {
   }
   if (placed.foot) {
     context.font = `400 11.5px ${colours.font}`;
-    for (const cell of blocks.flatMap((block) => placed.cells.slice(block.first, block.end))) {
+    for (const cell of blocks.flatMap((block) => cellsOf(placed, block))) {
       const sick = cell.node.sick?.includes(cell.card[0]);
       context.fillStyle = sick ? colours.bad : colours.muted;
-      const used = mode === "use" ? usedRatio(cell.node, cell.card) : null;
-      const figure = mode === "use" ? (used === null ? "?" : `${Math.round(used * 100)} %`) : `${cell.card[3]} / ${cell.card[1]}`;
+      const part = mode === "use" ? usedRatio(cell.node, cell.card) : mode === "waste" ? wasteOf(cell.card, slicesOf(cell.node, cell.card)) : null;
+      const figure = mode === "team" ? `${cell.card[3]} / ${cell.card[1]}` : part === null ? "–" : `${Math.round(part * 100)} %`;
       context.fillText(`${cell.card[0]}`, cell.x + 1, cell.y + cell.height + 14);
       context.textAlign = "right";
       context.fillText(figure, cell.x + cell.width - 1, cell.y + cell.height + 14);
@@ -283,7 +332,8 @@ function write(context, placed, blocks, colours, labels, mode) {
   for (const label of labels) {
     context.globalAlpha = label.alpha;
     context.fillStyle = colours.text;
-    const text = fitted(context, label.text, label.width - 12);
+    const marks = `${label.refused ? "▼" : ""}${label.throttled ? "◆" : ""}`;
+    const text = fitted(context, label.text, label.width - 12 - 13 * marks.length);
     const wide = context.measureText(text).width;
     // over the used part a name needs ground of its own to be read
     context.globalAlpha = label.alpha * 0.82;
@@ -293,11 +343,18 @@ function write(context, placed, blocks, colours, labels, mode) {
     if (label.height >= 22) context.fill();
     context.globalAlpha = label.alpha;
     context.fillStyle = colours.text;
-    context.fillText(text, label.x + 6, label.y + (label.height >= 22 ? 15.5 : label.height / 2 + 4.5));
+    const line = label.y + (label.height >= 22 ? 15.5 : label.height / 2 + 4.5);
+    context.fillText(text, label.x + 6, line);
+    [...marks].forEach((mark, at) => {
+      context.fillStyle = mark === "▼" ? colours.bad : colours.warn;
+      context.fillText(mark, label.x + label.width - 13 * (marks.length - at) - 1, line);
+    });
   }
   context.globalAlpha = 1;
 }
 
 export function cellAt(placed, x, y) {
-  return placed.cells.find((cell) => x >= cell.x - 1 && x <= cell.x + cell.width + 1 && y >= cell.y - 1 && y <= cell.y + cell.height + 1);
+  const inside = (each) => x >= each.x - 1 && x <= each.x + each.width + 1 && y >= each.y - 1 && y <= each.y + each.height + 1;
+  const block = placed.blocks.find(inside);
+  return block && cellsOf(placed, block).find(inside);
 }

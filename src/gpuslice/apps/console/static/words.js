@@ -30,9 +30,9 @@ const WORDS = {
     noNodes: "You may not list nodes: the wall of cards is not shown.", reading: "The cluster is being read …", live: "live", restarts: "restarts",
     token: "Bearer token", tokenText: "Show a token of this cluster. You see what it may list; it stays in this browser tab.", tokenGo: "Show the cluster", tokenWrong: "The cluster does not know this token.",
     tokenHow: "A token of a service account", unknown: "unknown", wants: "{0} of one card", wantsMany: "{0} on each of {1} cards", idleSince: "idle for {0}", keys: "Arrow keys move, Enter opens, Escape goes back, / searches, 1 to 4 choose a view.",
-    whatIfAll: "Placed anew, all {0} pods would have a card: the free memory is there, but in pieces.", whatIfSome: "Placed anew, {0} of {1} pods would have a card.", whatIfMore: "{0} more nodes like those there are would hold all that can fit.", whatIfNever: "{0} can never fit, whatever is added.", whatIfMany: "{0} pods are too many to be placed anew here; the command does it.",
+    whatIfAll: "If all {0} pods were placed anew, each would have a card: the free memory is there, but in pieces.", whatIfSome: "If all {1} pods were placed anew, {0} would have a card; now {2} do.", whatIfMore: "{0} more nodes like those there are would hold all that can fit.", whatIfNever: "{0} can never fit, whatever is added.", whatIfMany: "{0} pods are too many to be placed anew here; the command does it.",
     hours: "GiB-hours held", hoursUsed: "used", smHours: "SM-hours", hoursOf: "GiB-hours and SM-hours are of the last {0}.", busy: "SMs in the last hour", refusedMark: "memory was refused", alerts: "Alerts", pending: "pending", firing: "firing", noAlerts: "Prometheus alerts of nothing.", critical: "critical", info: "info", cure: "What to do",
-    held2: "{0} of {1} held", cardLabel: "Card {0}", closePanel: "Close", unitsUsed: "{0} used", matches: "{0} match", more: "{0} more", compute: "{0} % of its compute", measured: "measured {0} ago", perf: "Use",
+    held2: "{0} of {1} held", cardLabel: "Card {0}", closePanel: "Close", unitsUsed: "{0} used", matches: "{0} match", more: "{0} more", compute: "{0} % of its compute", measured: "measured {0} ago", perf: "Use", waste: "Waste", throttledMark: "compute was throttled", ago: "{0} ago", soon: "at once", nothingFound: "Nothing matches “{0}”",
   },
   zh: {
     cards: "显卡", waiting: "等待", teams: "团队", health: "健康", pod: "Pod",
@@ -64,9 +64,9 @@ const WORDS = {
     noNodes: "您无权列出节点：不显示卡墙。", reading: "正在读取集群 …", live: "实时", restarts: "重启",
     token: "Bearer token", tokenText: "请出示本集群的 token。您只看到它有权列出的内容；它只保存在此标签页。", tokenGo: "显示集群", tokenWrong: "集群不认识这个 token。",
     tokenHow: "服务账号的 token", unknown: "未知", wants: "单卡 {0}", wantsMany: "{1} 张卡各 {0}", idleSince: "已闲置 {0}", keys: "方向键移动，Enter 打开，Esc 返回，/ 搜索，1 到 4 切换视图。",
-    whatIfAll: "重新放置后，全部 {0} 个 Pod 都能得到显卡：空闲显存足够，但是零散。", whatIfSome: "重新放置后，{1} 个 Pod 中有 {0} 个能得到显卡。", whatIfMore: "再加 {0} 个同类节点，就能放下所有放得下的 Pod。", whatIfNever: "{0} 个无论如何都放不下。", whatIfMany: "{0} 个 Pod 太多，无法在此重新放置；请用命令。",
+    whatIfAll: "若重新放置全部 {0} 个 Pod，每个都能得到显卡：空闲显存足够，但是零散。", whatIfSome: "若重新放置全部 {1} 个 Pod，有 {0} 个能得到显卡；现在有 {2} 个。", whatIfMore: "再加 {0} 个同类节点，就能放下所有放得下的 Pod。", whatIfNever: "{0} 个无论如何都放不下。", whatIfMany: "{0} 个 Pod 太多，无法在此重新放置；请用命令。",
     hours: "占用 GiB 小时", hoursUsed: "已用", smHours: "SM 小时", hoursOf: "GiB 小时和 SM 小时统计最近 {0}。", busy: "最近一小时算力", refusedMark: "显存被拒", alerts: "告警", pending: "待定", firing: "触发", noAlerts: "Prometheus 没有告警。", critical: "严重", info: "信息", cure: "处理",
-    held2: "占用 {0}，共 {1}", cardLabel: "显卡 {0}", closePanel: "关闭", unitsUsed: "已用 {0}", matches: "{0} 个匹配", more: "还有 {0} 个", compute: "算力 {0} %", measured: "{0} 前测量", perf: "使用率",
+    held2: "占用 {0}，共 {1}", cardLabel: "显卡 {0}", closePanel: "关闭", unitsUsed: "已用 {0}", matches: "{0} 个匹配", more: "还有 {0} 个", compute: "算力 {0} %", measured: "{0} 前测量", perf: "使用率", waste: "浪费", throttledMark: "算力被限速", ago: "{0} 前", soon: "立即", nothingFound: "没有匹配“{0}”的内容",
   },
 };
 
@@ -90,11 +90,12 @@ export function languages() {
   return WORDS;
 }
 
-/** A span of seconds in words: 40 s, 12 min, 3 h, 5 d. */
+/** A span of seconds in words: 40 s, 12 min, 1.5 h, 20 h, 5 d. */
 export function span(seconds) {
   const number = Math.max(0, Math.round(seconds));
   if (number < 90) return `${number} s`;
-  if (number < 5400) return `${Math.round(number / 60)} min`;
+  if (number < 3570) return `${Math.round(number / 60)} min`;
+  if (number < 36000) return `${Math.round(number / 360) / 10} h`;
   if (number < 129600) return `${Math.round(number / 3600)} h`;
   return `${Math.round(number / 86400)} d`;
 }
@@ -115,8 +116,11 @@ export function timeOfDay(seconds) {
   return new Date(seconds * 1000).toLocaleTimeString(document.documentElement.lang, { hour: "2-digit", minute: "2-digit" });
 }
 
+const formats = new Map(); // by language: making one takes longer than using it a hundred times
+
 export function count(number) {
-  return new Intl.NumberFormat(document.documentElement.lang).format(number);
+  if (!formats.has(language)) formats.set(language, new Intl.NumberFormat(document.documentElement.lang));
+  return formats.get(language).format(number);
 }
 
 /** MiB in people's words. */
@@ -124,5 +128,6 @@ export function mib(number) {
   if (number === null || number === undefined) return t("unknown");
   if (number < 1024) return `${Math.round(number)} MiB`;
   const gib = number / 1024;
+  if (gib >= 10240) return `${(gib / 1024).toFixed(1)} TiB`;
   return `${gib < 10 ? gib.toFixed(1) : Math.round(gib)} GiB`;
 }
