@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from tests.golden.clusters import node, pod
+from tests.integration.test_console_claims import claim, claiming, node_of_claims, offer
 
 UNHEALTHY = {
     "apiVersion": "v1",
@@ -24,8 +26,18 @@ UNHEALTHY = {
 }
 
 
-async def simulated(folder: Path, nodes: list[Any], pods: list[Any], *words: str) -> tuple[int, str, str]:
-    """What the command says of a cluster with these objects."""
+async def nothing(_: KubeClient) -> None:
+    pass
+
+
+async def simulated(
+    folder: Path,
+    nodes: list[Any],
+    pods: list[Any],
+    *words: str,
+    more: Callable[[KubeClient], Awaitable[None]] = nothing,
+) -> tuple[int, str, str]:
+    """What the command says of a cluster with these objects, and what `more` makes."""
     async with ApiServer(Cluster()) as server:
         async with HttpTransport(Connection(server.url)) as transport:
             client = KubeClient(transport)
@@ -35,6 +47,7 @@ async def simulated(folder: Path, nodes: list[Any], pods: list[Any], *words: str
             for each in pods:
                 await client.create(PODS, each)
             await client.create(CONFIG_MAPS, UNHEALTHY)
+            await more(client)
         config = folder / "config"
         config.write_text(server.kubeconfig())
         process = await asyncio.create_subprocess_exec(
@@ -64,6 +77,22 @@ async def test_placing_anew_shows_what_the_cluster_wastes(tmp_path: Path) -> Non
     (policy,) = found["policies"]
     assert policy["placed"] == 4
     assert policy["needed"]["cards"] <= 3
+
+
+async def test_nodes_of_claims_and_pods_that_claim_a_part_are_placed_as_others(tmp_path: Path) -> None:
+    async def more(client: KubeClient) -> None:
+        await offer(client)
+        await claim(client, "holds", 12, card=0)
+        await claim(client, "waits", 15, card=None)
+
+    pods = [claiming("holds", node="c1", phase="Running"), claiming("waits")]
+    words = ("-o", "json", "--policy", "claims")
+    code, out, err = await simulated(tmp_path, [node_of_claims()], pods, *words, more=more)
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["nodes"], found["cards"], found["pods"]) == (1, 2, 2)
+    assert (found["now"]["placed"], found["now"]["freeCards"]) == (1, 1)
+    assert found["policies"][0]["placed"] == 2
 
 
 async def test_the_table_compares_with_the_cluster_as_it_is(tmp_path: Path) -> None:

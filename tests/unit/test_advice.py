@@ -37,6 +37,14 @@ def test_who_was_refused_memory_comes_first_and_gives_nothing_back() -> None:
     assert found.given_back == {"default": 7}
 
 
+def test_what_claims_hold_is_sized_and_no_card_of_theirs_is_emptied() -> None:
+    held = [("n0", 0, 10), ("n0", 1, 4)]
+    found = advise(cluster([]), {"uid-p0": Peak(2000)}, claims=cluster(held))
+    assert [(each.pod.name, each.suggested_units) for each in found.resizes] == [("p0", 3)]
+    assert advise(cluster(held), {}).cards
+    assert not found.cards
+
+
 def test_a_card_with_little_on_it_is_emptied_onto_one_that_is_in_use() -> None:
     (found,) = emptied_cards(cluster([("n0", 0, 10), ("n1", 1, 4)]))
     assert (found.node, found.card) == ("n1", 1)

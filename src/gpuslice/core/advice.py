@@ -84,12 +84,17 @@ def card_of(ledger: Ledger, pod: Pod) -> Card | None:
     return next((card for card in cards if card.index == index and card.memory_mib), None)
 
 
-def advise(ledger: Ledger, peaks: Mapping[str, Peak]) -> Advice:
-    """`peaks` by uid of the pod. Who asks for too little comes first, then who could give back most."""
+def advise(ledger: Ledger, peaks: Mapping[str, Peak], claims: Ledger | None = None) -> Advice:
+    """`peaks` by uid of the pod. Who asks for too little comes first, then who could give back most.
+
+    `claims`: who has what of nodes of claims. No card of these is emptied: kube-scheduler, which places their
+    pods, does not look at cards in use.
+    """
     resizes = []
     for uid, peak in peaks.items():
-        pod = ledger.pods.get(uid)
-        card = card_of(ledger, pod) if pod is not None else None
+        of = claims if claims is not None and uid in claims.pods else ledger
+        pod = of.pods.get(uid)
+        card = card_of(of, pod) if pod is not None else None
         if pod is None or card is None or pod.placement is None:
             continue
         units = pod.placement.slices[0].units

@@ -53,6 +53,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
     from gpuslice.apps.cli.cluster import connection_of
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
+    from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.prometheus import Prometheus
     from gpuslice.apps.diagnosis.usage import ClusterSource, ClusterUsage
     from gpuslice.core.advice import advise
@@ -67,16 +68,20 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
         unhealthy = {view[0]: view[1] for view in views if view is not None}
     except ForbiddenError:
         unhealthy = {}
-    for node in client.list(NODES):
+    nodes = client.list(NODES)
+    for node in nodes:
         ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-    for pod in client.list(PODS, fields="status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="):
+    pods = client.list(PODS, fields="status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!=")
+    for pod in pods:
         ledger.apply_pod(pod_view(pod))
+    claims = (read_claims(client, nodes, pods) or Claims()).ledger
     if prometheus:
         usage = ClusterUsage((), tuple(Prometheus(prometheus).containers(days=days)))
     else:
         usage = ClusterSource(connection).read()
     containers = [each for each in usage.containers if flags.namespace in ("", each.namespace)]
-    found = advise(ledger, peaks_of(ledger, containers))
+    peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], containers)
+    found = advise(ledger, peaks, claims)
     for problem in usage.problems:
         complain(f"Warning: {problem}")
     if output == "table":

@@ -17,6 +17,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
+from gpuslice.apps.diagnosis.claims import Claims, read_claims
 from gpuslice.apps.diagnosis.simulation import fleet_of
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
@@ -131,14 +132,20 @@ def from_files(pods: Path, nodes: Path | None) -> Start:
 
 
 def from_cluster(flags: Flags) -> Start:
-    """The nodes that share cards, and all living pods that ask for a part of one."""
+    """The nodes that share cards, and all living pods that ask for a part of one; nodes of claims and pods
+    that claim a part are among them, as if all were given out in one way."""
     client, ledger = client_of(flags), Ledger()
     views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
     unhealthy = {view[0]: view[1] for view in views if view is not None}
-    for each in client.list(NODES):
-        ledger.apply_node(node_view(each, unhealthy.get(each.metadata.name, frozenset())))
-    for pod in client.list(PODS):
-        ledger.apply_pod(pod_view(pod))
+    listed, pods = client.list(NODES), client.list(PODS)
+    claims = read_claims(client, listed, pods) or Claims()
+    for each in listed:
+        of_claims = claims.ledger.state(each.metadata.name)
+        view = node_view(each, unhealthy.get(each.metadata.name, frozenset()))
+        ledger.apply_node(of_claims.node if of_claims is not None else view)
+    for pod in pods:
+        claimed = claims.of(pod)
+        ledger.apply_pod(claimed.pod if claimed is not None else pod_view(pod))
     nodes, placed, waiting, now = fleet_of(ledger)
     return Start("the cluster's pods", nodes, [*placed, *waiting], now)
 

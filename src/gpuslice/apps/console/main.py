@@ -185,10 +185,11 @@ class Console:
 
     async def _advise(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
         """Of the viewer's own pods; which cards could be emptied is for who sees all of them."""
-        ledger = self.state.ledger
+        ledger, claims = self.state.ledger, self.state.claims.ledger
         containers = [each for pod in self.usage.containers.values() for each in pod]
         seen = [each for each in containers if viewer.sees(each.namespace)]
-        document = advice_document(advise(ledger, peaks_of(ledger, seen)))
+        peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], seen)
+        document = advice_document(advise(ledger, peaks, claims))
         if not (viewer.everything and viewer.nodes):
             document["cards"] = []
         return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)

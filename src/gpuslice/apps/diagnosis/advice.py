@@ -16,16 +16,16 @@ from typing import Any
 
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.advice import MOVE_RISK, SIZE_RISK, Advice, Peak
-from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod
 from gpuslice.core.units import MIB
 
 
-def peaks_of(ledger: Ledger, containers: Iterable[ContainerUsage]) -> dict[str, Peak]:
+def peaks_of(pods: Iterable[Pod], containers: Iterable[ContainerUsage]) -> dict[str, Peak]:
     """By uid, of pods with one container on one card: of others nobody knows which part is too large."""
     by_pod: dict[str, list[ContainerUsage]] = {}
     for each in containers:
         by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
-    uids = {pod.key: uid for uid, pod in ledger.pods.items() if pod.node and not pod.finished}
+    uids = {pod.key: pod.uid for pod in pods if pod.node and not pod.finished}
     return {
         uids[key]: Peak(rows[0].peak_bytes / MIB, bool(rows[0].refused))
         for key, rows in by_pod.items()
