@@ -74,7 +74,10 @@ _FULL = (
     Step(
         "kube-scheduler says little about that …",
         "kubectl get events --field-selector reason=FailedScheduling",
-        containing("0/1 nodes are available: 1 cannot allocate all claims."),
+        containing(
+            "0/1 nodes are available: 1 cannot allocate all claims. still not schedulable, preemption: 0/1"
+            " nodes are available: 1 Preemption is not helpful for scheduling."
+        ),
     ),
     Step(
         "… and gpuslice more.",
