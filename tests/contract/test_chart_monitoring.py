@@ -10,8 +10,10 @@ import yaml
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES
 
+from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.flags import translated
+from gpuslice.apps.extender.command import command as extender_command
 from tests import tools
 from tests.contract.test_chart import render
 
@@ -130,6 +132,19 @@ def test_prometheus_makes_native_histograms_where_asked_to(helm: str) -> None:
         monitors = [each["spec"] for (kind, _), each in objects.items() if kind.endswith("Monitor")]
         assert len(monitors) == 5
         assert {each.get("convertClassicHistogramsToNHCB", False) for each in monitors} == {wanted == "true"}
+
+
+def test_extender_and_agents_send_traces_to_one_collector(helm: str) -> None:
+    for endpoint in ("", "http://collector.observability:4318"):
+        objects = render(helm, "--set", f"tracing.endpoint={endpoint}")
+        found = []
+        for key, process in (
+            (("Deployment", "gpushare-schd-extender"), extender_command),
+            (("DaemonSet", "gpushare-device-plugin-ds"), agent_command),
+        ):
+            args = objects[key]["spec"]["template"]["spec"]["containers"][0]["args"]
+            found.append(process.make_context(args[0], list(args[1:])).params["otlp_endpoint"] or "")
+        assert found == [endpoint, endpoint]
 
 
 def test_each_alert_may_lead_to_a_page_on_the_web(helm: str) -> None:

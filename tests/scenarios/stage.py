@@ -24,6 +24,7 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.stranded_pods import StrandedPods
@@ -109,6 +110,7 @@ class Stage:
             groups=extender.groups,
             events=self.events,
             times=extender.metrics.pods,
+            traces=PodTraces(None),
         )
         return "ok"
 

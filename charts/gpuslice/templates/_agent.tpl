@@ -33,6 +33,9 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     - --dra-plugins={{ $plugin.kubeletDir }}/plugins
     - --dra-registry={{ $plugin.kubeletDir }}/plugins_registry
     {{- end }}
+    {{- with .root.Values.tracing.endpoint }}
+    - --otlp-endpoint={{ . }}
+    {{- end }}
     - --port={{ $plugin.port }}
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}

@@ -102,6 +102,23 @@ NamesSetting = Annotated[
 Port = Annotated[
     int, about("TCP port to listen on; 0 lets the system choose.", env=("PORT",), ge=0, le=65535)
 ]
+OtlpEndpoint = Annotated[
+    str,
+    about(
+        "OpenTelemetry collector that gets traces by OTLP over HTTP, such as http://collector:4318; none "
+        "when empty.",
+        env=("OTEL_EXPORTER_OTLP_ENDPOINT",),
+        pattern="^(https?://.+)?$",
+    ),
+]
+OtlpHeaders = Annotated[
+    str,
+    about(
+        "Headers for the collector, as name=value,name=value.",
+        env=("OTEL_EXPORTER_OTLP_HEADERS",),
+        secret=True,
+    ),
+]
 LogLevel = Annotated[str, about("How much to log: debug, info, warn or error.", env=("LOG_LEVEL",))]
 
 

@@ -49,6 +49,7 @@ ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices wher
 ANN_LATENCY_CLASS = "gpuslice.io/latency-class"  # of a pod: interactive; anything else is batch
 ANN_BINDS = "gpuslice.io/binds"  # of the extender's journal, a Lease: uids of pods that are being bound
 ANN_TIERS = "gpuslice.io/tiers"  # of a pod, by the agent: {"<container>": tier} where it is not the node's
+ANN_TRACEPARENT = "gpuslice.io/traceparent"  # W3C trace context of the bind, where traces are collected
 ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
 
 # -- node annotations and labels ---------------------------------------------------------------------

@@ -26,6 +26,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
+from gpuslice.adapters.otlp.exporter import exporter_to
 from gpuslice.adapters.web.app import Probes, for_operators, get, make_app
 from gpuslice.adapters.web.connection import App
 from gpuslice.adapters.web.exposition import Family, MetricKind, page_of
@@ -49,6 +50,7 @@ from gpuslice.apps.agent.region_file_system import RegionFileSystemError
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import AgentStatus, Counters
 from gpuslice.apps.agent.sweeper import Sweeper
+from gpuslice.apps.agent.traced_plugin import TracedPlugin
 from gpuslice.apps.agent.watchdog import Watchdog
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import shown
@@ -57,6 +59,7 @@ from gpuslice.core.model import Node
 
 _log = logging.getLogger(__name__)
 
+COMPONENT = "gpushare-device-plugin"
 RETRY_S = 0.2
 
 
@@ -89,22 +92,14 @@ class Agent:
         self.folders = Folders(root, host_root, boot, bound_regions=settings.region_file_system)
         self._writer = Writer(client, name)
         self.node = NodeReconciler(client, self._writer, self.state, settings, self._isolation_missing)
-        self.cards = CardMonitor(
-            source,
-            self.state,
-            self.devices,
-            self.node,
-            self._writer,
-            lock=self.lock,
-            unit=unit,
-            settings=settings,
-        )
+        seen = (source, self.state, self.devices, self.node, self._writer)
+        self.cards = CardMonitor(*seen, lock=self.lock, unit=unit, settings=settings)
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
-        every_s, sweep_after_s = settings.reconcile_s, settings.sweep_after_s
+        every_s = settings.reconcile_s
         around = (self.state, kubelet, self._writer, self.counters)
         self.reconciler = Reconciler(*around, every_s=every_s, clock=clock)
         swept = (self.state, self.reconciler, self.folders)
-        self.sweeper = Sweeper(*swept, every_s=every_s, after_s=sweep_after_s)
+        self.sweeper = Sweeper(*swept, every_s=every_s, after_s=settings.sweep_after_s)
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}"
         )
@@ -113,7 +108,9 @@ class Agent:
             self.state, self.devices, self.folders, self.reconciler, counters=self.counters, options=options
         )
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
-        self.server = PluginServer(self.plugin, address, observe=self.counters.calls.observe)
+        self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
+        plugin = TracedPlugin(self.plugin, self.state, self.spans) if self.spans else self.plugin
+        self.server = PluginServer(plugin, address, observe=self.counters.calls.observe)
         parts = (self.state, self.folders, self.cards, self.node)
         self.claims = ClaimService(client, *parts, settings=settings, obstacle=self._no_claims_yet)
         watched = (source, self.state, self.folders, self._writer)
@@ -172,6 +169,8 @@ class Agent:
             "claims": self._serve_claims(),
             "web": serve_web(),
         }
+        if self.spans is not None:
+            tasks["spans"] = self.spans.run()
         try:
             await work_until(stopped, tasks)
         finally:

@@ -16,6 +16,7 @@ from gpuslice.core.contract import (
     ANN_INDEX,
     ANN_LATENCY_CLASS,
     ANN_MEANT,
+    ANN_TRACEPARENT,
     ANN_VISIBLE,
     ENV_NO_ISOLATION,
     EXCLUSIVE_GPU,
@@ -59,7 +60,7 @@ class NodePod:
     kubelet gave it by another plugin. `interactive`: small work that somebody waits for. `said` are its
     placement annotations as they stand, for others read them without our care. `meant_for`: the card that is
     kept for it once it was taken off its own. `tiers`: what is said of containers whose limits are held
-    otherwise than the node says.
+    otherwise than the node says. `traceparent`: where its trace goes on.
     """
 
     view: Pod
@@ -73,6 +74,7 @@ class NodePod:
     said: Mapping[str, str] = field(default_factory=dict)
     meant_for: Placement | None = None
     tiers: Mapping[str, Tier] = field(default_factory=dict)
+    traceparent: str = ""
 
     def tier(self, container: str, rules: Rules, *, allow_cgpu_disable: bool) -> Tier:
         """What holds the container's limits, if the library enters all of its programs."""
@@ -120,6 +122,7 @@ def node_pod(pod: AgentPod) -> NodePod:
         said={name: text for name, text in annotations.items() if name in PLACEMENT_ANNOTATIONS},
         meant_for=decode_meant(annotations, view.node, view.request) if view.request else None,
         tiers=decode_tiers(annotations),
+        traceparent=annotations.get(ANN_TRACEPARENT, ""),
     )
 
 

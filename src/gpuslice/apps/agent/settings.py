@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Host, Kubeconfig, LogLevel, NamesSetting, Settings, SettingsError, about
+from gpuslice.apps.settings import (
+    Host,
+    Kubeconfig,
+    LogLevel,
+    NamesSetting,
+    OtlpEndpoint,
+    OtlpHeaders,
+    Settings,
+    SettingsError,
+    about,
+)
 from gpuslice.core.contract import LABEL_SHARED
 
 
@@ -174,6 +184,9 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         float,
         about("How old a container's folder must be before it can be removed as unused.", unit="s", ge=1),
     ] = 120.0
+
+    otlp_endpoint: OtlpEndpoint = ""
+    otlp_headers: OtlpHeaders = ""
 
     def __post_init__(self) -> None:
         if not self.node_name:

@@ -29,6 +29,7 @@ from gpuslice.apps.extender.bind_resolver import BindResolver
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import EITHER_MEMORY
 from gpuslice.core.model import Placement, Pod, Refusal, Request
@@ -58,6 +59,7 @@ class Binder:
         journal: BindJournal,
         leadership: Leadership,
         *,
+        traces: PodTraces,
         timeout_s: float = 4.0,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -67,6 +69,7 @@ class Binder:
         self._nominator = nominator
         self._journal = journal
         self._leadership = leadership
+        self._traces = traces
         self._timeout_s = timeout_s
         self._now_ns = now_ns
         self._resolver = BindResolver(client, placer.ledger, now_ns=now_ns)
@@ -208,6 +211,7 @@ class Binder:
         if state is None:
             raise NotBoundError(f"node {placement.node} is gone")
         annotations = placement_annotations(placement, request, state.node, self._now_ns())
+        annotations |= self._traces.annotations(pod.uid)
         version = str(pod.version) if pod.version else ""
         try:
             self._expect_leading()

@@ -25,6 +25,7 @@ from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.otlp.exporter import exporter_to
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, for_operators, get, make_app
 from gpuslice.adapters.web.connection import App, Clients
 from gpuslice.adapters.web.exposition import Family, page_of
@@ -41,6 +42,7 @@ from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits, Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reservations import Reservations
 from gpuslice.apps.extender.rank_prewarmer import RankPrewarmer
@@ -102,14 +104,9 @@ class Extender:
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock), clock=clock)
         self.waker = Waker(client, self.leadership)
         self.reservations = Reservations(self.ledger, self.waker.free_again)
-        self.nominator = Nominator(
-            client,
-            self.placer,
-            self.reservations,
-            self.leadership,
-            search=settings.nominate_from if settings.nominate else 0,
-            limits=nomination_limits,
-        )
+        search, kept = settings.nominate_from if settings.nominate else 0, self.reservations
+        choosing = (client, self.placer, kept, self.leadership)
+        self.nominator = Nominator(*choosing, search=search, limits=nomination_limits)
         self.metrics = Metrics(self.ledger, api or api_times())
         seen = (self.nominator, self.waker, self.events)
         self.world = World(client, self.ledger, *seen, times=self.metrics.pods)
@@ -118,7 +115,9 @@ class Extender:
         )
         self.journal = BindJournal(client, self.leadership, lease_of(settings), self.ledger.waiting_after)
         asked = (client, self.placer, self.nominator, self.journal, self.leadership)
-        self.binder = Binder(*asked, timeout_s=settings.bind_timeout_s, now_ns=now_ns)
+        self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
+        traces = PodTraces(self.spans, now_ns)
+        self.binder = Binder(*asked, traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns)
         self.stranded = StrandedPods(self.placer, self.waker, self.leadership)
         self.groups = GroupHolds(self.placer)
         self.cycle = SchedulingCycle(
@@ -130,6 +129,7 @@ class Extender:
             groups=self.groups,
             events=self.events,
             times=self.metrics.pods,
+            traces=traces,
             explain=settings.explain_refusals,
             replica=settings.lease_identity or platform.node(),
         )
@@ -218,6 +218,8 @@ class Extender:
             tasks.create_task(self.waker.run(), name="wake")
             tasks.create_task(self.stranded.run(), name="stranded pods")
             tasks.create_task(self.groups.run(), name="holds of pod groups")
+            if self.spans is not None:
+                tasks.create_task(self.spans.run(), name="spans")
             if self.settings.label_leader:
                 tasks.create_task(self.label.run(), name="label of the leader")
 

@@ -54,6 +54,7 @@ class Routes:
             args = self.questions.decode(request.body)
             reason = self.not_ready()
             result = FilterResult(error=reason) if reason else self.cycle.filter(args)
+            self.cycle.note_filtered(args, result, time.perf_counter() - began)
         except MalformedError as error:
             result = FilterResult(error=str(error))
         answer = HttpResponse(content_type=JSON, more=result.pieces())

@@ -38,6 +38,7 @@ from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.pod_times import PodTimes
+from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reservations import LOWEST
@@ -76,6 +77,7 @@ class SchedulingCycle:
         groups: GroupHolds,
         events: PodEvents,
         times: PodTimes,
+        traces: PodTraces,
         explain: bool = False,
         replica: str = "",
     ) -> None:
@@ -90,6 +92,7 @@ class SchedulingCycle:
         self._groups = groups
         self._events = events
         self._times = times
+        self._traces = traces
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
         self._impossible = ImpossibleNodes(placer.ledger.fleet)
@@ -166,6 +169,13 @@ class SchedulingCycle:
             self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
         return _answer(args, _NO_NAMES, passing, *self._why_not(query, kept, request))
 
+    def note_filtered(self, args: ExtenderArgs, result: FilterResult, took_s: float) -> None:
+        """filter has answered, after so long."""
+        if args.pod is not None:
+            meta = args.pod.metadata
+            key = f"{meta.namespace}/{meta.name}"
+            self._traces.filtered(meta.uid, key, took_s, self._passed.count(meta.uid), result.error)
+
     def prioritize(self, args: ExtenderArgs) -> bytes:
         """Scores 0…10 as JSON: the node to take has 10, alone, since kube-scheduler draws lots among equals.
 
@@ -210,7 +220,10 @@ class SchedulingCycle:
         if not self._passed.holds(args.pod_uid, row):
             return f"pod {key}: filter has not let node {args.node} pass for it; ask filter first"
         self._groups.note_bind(args.pod_uid)
+        self._traces.bind_begins(args.pod_uid)
         why_not = await self._binder.bind(args)
+        took_s = time.monotonic() - began
+        self._traces.bound(args.pod_uid, key, args.node, took_s, why_not)
         known, held = self.ledger.pods.get(args.pod_uid), self.ledger.allocation(args.pod_uid)
         slices = held.placement.slices if held is not None and held.placement is not None else ()
         decision = {
@@ -222,7 +235,7 @@ class SchedulingCycle:
             "passed": passed,  # nodes that filter left kube-scheduler to choose from
             "nominated": known is not None and bool(known.nominated),
             "replica": self._replica,
-            "seconds": round(time.monotonic() - began, 4),
+            "seconds": round(took_s, 4),
             "error": why_not,
         }
         self.decisions.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **decision})

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Host, LogLevel, Port, Settings, SettingsError, about
+from gpuslice.apps.settings import (
+    Host,
+    LogLevel,
+    OtlpEndpoint,
+    OtlpHeaders,
+    Port,
+    Settings,
+    SettingsError,
+    about,
+)
 
 SHORTEST_ANSWER_S = 0.1
 
@@ -135,6 +144,9 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         tuple[Literal["inspect", "metrics"], ...],
         about("What may be read without a certificate despite --tls-client-ca: inspect, metrics or both."),
     ] = ()
+
+    otlp_endpoint: OtlpEndpoint = ""
+    otlp_headers: OtlpHeaders = ""
 
     def __post_init__(self) -> None:
         if self.tls_client_ca and not self.tls_certificate:

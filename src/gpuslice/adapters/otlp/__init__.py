@@ -1,0 +1,1 @@
+"""An OpenTelemetry collector, by OTLP over HTTP."""
