@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,13 @@ from gpuslice.adapters.region.reader import CardUsage as Counted
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.apps.exporter.card_snapshot import NodeFacts, SnapshotBuilder, build_card
 from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
-from gpuslice.apps.exporter.isolation import CHECK_EVERY, ContainerIsolation, Isolation, IsolationReader
+from gpuslice.apps.exporter.isolation import (
+    CHECK_EVERY,
+    LONGEST_REST,
+    ContainerIsolation,
+    Isolation,
+    IsolationReader,
+)
 from gpuslice.core.attribution import ContainerKey, ProcessReading, Stranger
 
 CARD = "GPU-a"
@@ -117,6 +124,24 @@ async def test_folders_that_cannot_be_listed_are_a_problem_and_not_the_end(tmp_p
     (tmp_path / "containers").write_text("no folder")
     found = await IsolationReader(tmp_path).read()
     assert found == Isolation({}, (f"{tmp_path}/containers: Not a directory",))
+
+
+@pytest.mark.parametrize(("took_s", "rests"), [(0.004, 0), (0.011, 2), (9.0, LONGEST_REST)])
+async def test_a_region_that_takes_more_than_its_budget_is_read_more_seldom(
+    tmp_path: Path, took_s: float, rests: int
+) -> None:
+    """And is shown as it was meanwhile; other containers are read each time."""
+    place = _folder(tmp_path)
+    prepare_region(place / "var" / "region")
+    ticks = itertools.count()
+    reader = IsolationReader(tmp_path, clock=lambda: next(ticks) * took_s)
+    seen = []
+    for number in range(1, LONGEST_REST + 3):
+        _write_peak(place / "var" / "region", number)
+        counted = (await reader.read(busy=(A,))).counted(A, CARD)
+        assert counted is not None
+        seen.append(counted.peak_bytes)
+    assert seen[: rests + 2] == [1] * (rests + 1) + [rests + 2]
 
 
 async def test_a_container_with_a_process_is_looked_at_each_time(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def all_of_the_living(cards: Iterable[CardUsage], proc: Path = PROC) -> list[Car
 
 
 def _less_the_dead(card: CardUsage, alive: Set[Identity]) -> CardUsage:
-    dead = [process for process in card.processes if (process.pid, process.start_time) not in alive]
-    if not dead:
+    left = tuple(process for process in card.processes if (process.pid, process.start_time) in alive)
+    if len(left) == len(card.processes):
         return card
-    gone_bytes = sum(process.used_bytes for process in dead)
-    left = tuple(process for process in card.processes if process not in dead)
+    gone_bytes = sum(process.used_bytes for process in card.processes)
+    gone_bytes -= sum(process.used_bytes for process in left)
     return replace(card, processes=left, used_bytes=card.used_bytes - gone_bytes)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Container, Mapping
+import time
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,6 +96,12 @@ CHECK_EVERY = 3
 region of a container without a process, which nobody is there to change."""
 
 
+BUDGET_S = 0.005
+"""CPU time that the region of one container may take of each reading, on average: one that takes more, as a
+tenant can bring about, is read so much more seldom, and shown as it was."""
+LONGEST_REST = 60  # readings
+
+
 @dataclass(slots=True)
 class _Folder:
     stamp: tuple[int, int]
@@ -104,6 +111,7 @@ class _Folder:
     earlier: dict[str, Counts]
     cards: tuple[CardUsage, ...] | None = None  # of the region, as last read
     isolated: ContainerIsolation | None = None  # made of them
+    rests_until: int = 0  # the turn in which its budget is whole again
 
     @property
     def settled(self) -> bool:
@@ -124,8 +132,9 @@ class _Folder:
 class IsolationReader:
     """Reads below ``<root>/containers``; files that did not change are not read again."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, clock: Callable[[], float] = time.thread_time) -> None:
         self._folder = root / "containers"
+        self._clock = clock
         self._known: dict[str, _Folder] = {}
         self._turn = 0
 
@@ -155,12 +164,20 @@ class IsolationReader:
                     folder = self._open(name)
                 if folder.key is not None:
                     at_rest = not fresh and busy is not None and folder.key not in busy
-                    found[folder.key] = (at_rest and folder.isolated) or folder.read(fresh=fresh)
+                    at_rest = at_rest or self._turn < folder.rests_until
+                    found[folder.key] = (at_rest and folder.isolated) or self._read(folder, fresh=fresh)
             except (OSError, ValueError) as error:
                 problems.append(f"{self._folder / name}: {error}")
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
         return Isolation(found, tuple(problems))
+
+    def _read(self, folder: _Folder, *, fresh: bool) -> ContainerIsolation:
+        began_s = self._clock()
+        isolated = folder.read(fresh=fresh)
+        rest = min(int((self._clock() - began_s) / BUDGET_S), LONGEST_REST)
+        folder.rests_until = self._turn + 1 + rest if rest else 0
+        return isolated
 
     def _open(self, name: str) -> _Folder:
         place = f"{self._folder}/{name}"  # strings, since this is done for every container each second
