@@ -33,7 +33,8 @@ def _of_card(metric: c.Metric) -> str:
 
 def _at_card_of_app(metric: c.Metric) -> str:
     """A card's figure beside each container on it."""
-    joined = f"{c.CONTAINER_INFO.name}{APP}"
+    # once, however often it was started: each start is another container_id
+    joined = f"group by (namespace, pod, container, node, gpu_uuid) ({c.CONTAINER_INFO.name}{APP})"
     return f"{joined} * on (node, gpu_uuid) group_left () {metric.name}"
 
 
@@ -365,7 +366,7 @@ def dcgm() -> Dashboard:
                 "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
                 "percentunit",
                 highest=1,
-                about="Part of the time in which tensor cores were busy.",
+                about="Part of the time in which tensor cores were busy; told of Hopper and later cards.",
             ),
             card("GPU Framebuffer Mem Used", "DCGM_FI_DEV_FB_USED", "mbytes", about="Memory in use."),
         ),

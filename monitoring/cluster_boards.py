@@ -66,6 +66,7 @@ def teams() -> Dashboard:
                 "bytes",
                 Query(held, "{{namespace}}"),
                 about="Memory that was given to each namespace.",
+                width=8,
                 link=TO_TEAM,
             ),
             series(
@@ -73,6 +74,7 @@ def teams() -> Dashboard:
                 "bytes",
                 Query(used, "{{namespace}}"),
                 about="Memory that each namespace uses of what it holds.",
+                width=8,
                 link=TO_TEAM,
             ),
             series(
@@ -80,6 +82,7 @@ def teams() -> Dashboard:
                 "short",
                 Query(f"sum by (namespace) (rate({c.SM_SECONDS.name}{TEAM}[5m]))", "{{namespace}}"),
                 about="Cards that each namespace keeps busy: 1 is one card all the time.",
+                width=8,
                 link=TO_TEAM,
             ),
             table(
@@ -93,6 +96,11 @@ def teams() -> Dashboard:
         ),
         (Entry("price", "Price of a GiB-hour", "0.05"),),
     )
+
+
+def _else_none(label: str) -> str:
+    """After a sum by `label`: a line at 0, so named, where there is nothing to sum yet."""
+    return f'or on () label_replace(vector(0), "{label}", "none", "", "")'
 
 
 def scheduling() -> Dashboard:
@@ -113,18 +121,20 @@ def scheduling() -> Dashboard:
         "The scheduler extender: room, decisions and how long they take, preemption, the API server.",
         (Variable("cluster", f"label_values({EXTENDER_READY}, cluster)"),),
         (
-            stat("Units", "short", units, about="Of all usable cards, by the extender's ledger."),
+            stat("Units", "short", units, about="Of all usable cards, by the extender's ledger.", width=5),
             stat(
                 "Free units",
                 "short",
                 free,
                 about="Units that nobody holds.",
+                width=5,
             ),
             stat(
                 "Pods",
                 "short",
                 f"max(gpuslice_extender_pods{EXTENDER})",
                 about="Living pods that ask for a part of a card, those that wait included.",
+                width=5,
             ),
             stat(
                 "Waiting pods",
@@ -132,12 +142,14 @@ def scheduling() -> Dashboard:
                 f"max(gpuslice_extender_waiting_pods{EXTENDER})",
                 about="Living pods that ask for a part of a card and hold none. `gpuslice explain` says why.",
                 warns_at=1,
+                width=5,
             ),
             stat(
                 "Ready replicas",
                 "short",
                 of("ready"),
                 about="Replicas of the extender that answer; the leader is one of them.",
+                width=4,
             ),
             series(
                 "The queue",
@@ -148,7 +160,9 @@ def scheduling() -> Dashboard:
             series(
                 "Why pods wait",
                 "short",
-                Query(f"sum by (why) (gpuslice_console_waiting_pods{EXTENDER}) or vector(0)", "{{why}}"),
+                Query(
+                    f"sum by (why) (gpuslice_console_waiting_pods{EXTENDER}) {_else_none('why')}", "{{why}}"
+                ),
                 about="As the console finds it, where one runs: never fits, no room now, or has its card and "
                 "does not start.",
             ),
@@ -161,7 +175,7 @@ def scheduling() -> Dashboard:
             ),
             series(
                 "Decisions",
-                "short",
+                "reqps",
                 Query(of("requests_total", "verb, result", of_rate=True), "{{verb}} {{result}}"),
                 about="Calls a second by verb and result; no means an error, or that no node fits.",
             ),
@@ -193,7 +207,9 @@ def scheduling() -> Dashboard:
             series(
                 "Preemption attempts",
                 "short",
-                Query(f"{of('preemptions_total', 'result', of_rate=True)} or vector(0)", "{{result}}"),
+                Query(
+                    f"{of('preemptions_total', 'result', of_rate=True)} {_else_none('result')}", "{{result}}"
+                ),
                 about="A second, by result.",
             ),
             series(

@@ -195,7 +195,7 @@ def _columns(made: Any, queries: Sequence[Query], units: Mapping[str, str]) -> N
     names = {f"Value #{letter}": query.legend for letter, query in zip("ABCDEFGH", queries, strict=False)}
     if len(queries) == 1:
         names = {"Value": queries[0].legend}
-    hidden = {"Time": True, "__name__": True, "instance": True, "job": True}
+    hidden = dict.fromkeys(("Time", "__name__", "instance", "job", "gpu_uuid"), True)
     options = {"excludeByName": hidden, "renameByName": names}
     made.with_transformation(models.DataTransformerConfig(id_val="organize", options=options))
     for heading, unit in units.items():

@@ -29,8 +29,9 @@ def test_it_is_off_until_it_is_wanted(helm: str) -> None:
 
 def test_its_arguments_are_its_settings(helm: str) -> None:
     values = "console.basePath=/gpus,console.clusterName=lab,console.prometheusUrl=http://prom:9090"
-    chosen = (values, "--set", "console.prometheusTokenSecret=prom")
-    args = container_of(render(helm, *ON, "--set", *chosen, "--set", "console.tlsSecret=tls"))["args"]
+    chosen = (values, "--set", "console.prometheusTokenSecret=prom,console.prometheusCaSecret=ca")
+    container = container_of(render(helm, *ON, "--set", *chosen, "--set", "console.tlsSecret=tls"))
+    args, mounted = container["args"], {each["mountPath"] for each in container["volumeMounts"]}
     command_line = command.get_command(None, "console")  # type: ignore[arg-type]
     assert command_line is not None
     flags = command_line.make_context("console", list(args[1:])).params
@@ -38,7 +39,10 @@ def test_its_arguments_are_its_settings(helm: str) -> None:
     assert (settings.access, settings.base_path, settings.cluster_name) == ("token", "/gpus", "lab")
     assert settings.prometheus_url == "http://prom:9090"
     assert settings.prometheus_token_file == "/etc/gpuslice/prometheus/token"
+    assert settings.prometheus_ca_file == "/etc/gpuslice/prometheus-ca/ca.crt"
     assert settings.tls_certificate.startswith("/etc/gpuslice/tls/")
+    files = (settings.prometheus_token_file, settings.prometheus_ca_file, settings.tls_certificate)
+    assert {each.rpartition("/")[0] for each in files} <= mounted
 
 
 def test_it_may_read_and_ask_who_somebody_is_and_nothing_else(helm: str) -> None:

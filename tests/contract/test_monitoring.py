@@ -134,8 +134,8 @@ def test_the_adapter_asks_for_series_that_name_their_pod() -> None:
 
 # Grafana's names of units and of panels that it still has.
 UNITS = {
-    "Bps", "MBs", "bytes", "celsius", "hertz", "mbytes", "none", "percent", "percentunit", "s", "short",
-    "watt",
+    "Bps", "MBs", "bytes", "celsius", "hertz", "mbytes", "none", "percent", "percentunit", "reqps", "s",
+    "short", "watt",
 }  # fmt: skip
 PANELS = {"gauge", "stat", "table", "timeseries"}
 

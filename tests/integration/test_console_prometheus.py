@@ -11,8 +11,12 @@ from pathlib import Path
 import aiohttp
 import bcrypt
 import pytest
+import trustme
 import yaml
 
+from gpuslice.adapters.web.app import Router, get
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+from gpuslice.adapters.web.serve import Listen, serving
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice_demo.ports import free_port
 from tests import HANG_S
@@ -113,3 +117,33 @@ async def test_a_prometheus_that_refuses_is_told_of_without_its_password(tmp_pat
         with pytest.raises(PrometheusError, match="401") as told:
             await asyncio.to_thread(wrong.alerts)
         assert "guessed" not in str(told.value)
+
+
+async def test_a_token_from_a_file_goes_to_a_prometheus_whose_authority_is_known(tmp_path: Path) -> None:
+    authority, token = trustme.CA(), tmp_path / "token"
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "tls.pem"))
+    shown: list[str] = []
+
+    def answer(request: HttpRequest) -> HttpResponse:
+        shown.append(request.headers.get("authorization", ""))
+        return json_answer({"status": "success", "data": {"alerts": []}})
+
+    pem = str(tmp_path / "tls.pem")
+    listen = Listen(0, "127.0.0.1", certificate=pem, key=pem, drain_s=0.1)
+    async with serving(Router([get("/api/v1/alerts", answer)]), listen) as port:
+        url = f"https://127.0.0.1:{port}"
+        known = Prometheus(url, str(token), str(tmp_path / "ca.crt"))
+        for words in ("first\n", "second"):  # a token is renewed while the process runs
+            token.write_text(words)
+            assert await asyncio.to_thread(known.alerts) == []
+        assert shown == ["Bearer first", "Bearer second"]
+        with pytest.raises(PrometheusError, match="certificate verify failed"):
+            await asyncio.to_thread(Prometheus(url, str(token)).alerts)
+        with pytest.raises(PrometheusError, match="authority: No such file"):
+            await asyncio.to_thread(Prometheus(url, str(token), f"{tmp_path}/authority").alerts)
+        token.unlink()
+        with pytest.raises(PrometheusError, match="token: No such file"):
+            await asyncio.to_thread(known.alerts)
+    assert len(shown) == 2

@@ -99,6 +99,14 @@ def test_pieces_on_several_cards_are_told_as_such() -> None:
     assert "5 are wanted on each of 3 cards" in hint
 
 
+def test_what_no_card_can_hold_is_told_so_although_a_node_takes_nobody_now() -> None:
+    ledger = ledger_of({"a": (8, 8), "b": (8,)})
+    told = explain(ledger, [Place("a"), Place("b", schedulable=False), Place("plain")], Wish(make_request(9)))
+    assert [each.never for each in told.classes] == [True, True, True]
+    (hint,) = told.hints
+    assert hint.startswith("It will never fit here: it asks for 9 units, and the largest card")
+
+
 def test_no_shared_node_at_all_says_what_to_do() -> None:
     (hint,) = explain(Ledger(), [Place("a")], Wish(make_request())).hints
     assert "label one cgpu=true" in hint

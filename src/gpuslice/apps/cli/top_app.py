@@ -135,7 +135,7 @@ class TopApp(App[None]):
     #status { height: 1; color: $text-muted; }
     #problems { height: auto; max-height: 4; color: $warning; }
     #filter { display: none; height: 1; border: none; }
-    #cards { height: auto; max-height: 40%; }
+    #cards { height: auto; max-height: 55%; }
     #containers { height: 1fr; }
     #title { height: 1; }
     #help { width: 90%; height: auto; max-height: 90%; padding: 1 2; }

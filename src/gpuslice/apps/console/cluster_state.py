@@ -41,13 +41,13 @@ RUNNING = "Running"
 """What a row without a phase is: nearly all are, and each word is sent for each of them."""
 WATCH_HOLDS_S = 1.0
 AT_ONCE = 200
-MOST_ALIKE = 2000
+MOST_INTERNED = 2000
 
 _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
 
 
-class Alike:
+class Interner:
     """Equal parts of objects, kept once: pods made of one template ask for the same, down to each string."""
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class Alike:
 
     def one(self, part: T) -> T:
         """The first that was equal to `part`. Nobody may change it afterwards."""
-        if len(self._known) > MOST_ALIKE:
+        if len(self._known) > MOST_INTERNED:
             self._known.clear()  # what is in use stays with its users
         return cast(T, self._known.setdefault(msgspec.json.encode(part), part))
 
-    def share(self, pod: objects.Pod) -> None:
+    def containers(self, pod: objects.Pod) -> None:
         """Have what its containers are in common with all that are alike."""
         for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
             container.image = ""
@@ -74,13 +74,13 @@ class ObservedClient(KubeClient):
 
     def __init__(self, transport: Transport, *, manager: str) -> None:
         super().__init__(transport, manager=manager)
-        self.alike = Alike()
+        self.interner = Interner()
 
     def received(self, page: Sequence[object]) -> None:
         """Equal parts are shared before the next page comes: all of them at once are a third more."""
         for each in page:
             if isinstance(each, objects.Pod):
-                self.alike.share(each)
+                self.interner.containers(each)
 
     async def list(self, resource: Resource[T], *args: Any, **kwargs: Any) -> Listing[T]:
         try:
@@ -127,7 +127,7 @@ class ClusterState:
         self._stale: set[str] = set()
         self._claiming: dict[str, objects.Pod] = {}  # pods that have claims, whatever these are of
         self._followed = FollowedClaims(client, namespace)
-        self._alike = client.alike
+        self._interner = client.interner
         self._nodes = Reflector(client, NODES, self._node_changed)
         self._pods = Reflector(client, PODS, self._pod_changed, namespace=namespace)
         self._config_maps = Reflector(
@@ -138,15 +138,18 @@ class ClusterState:
             _kept(client, SERVICES, fields=f"metadata.name={EXTENDER}"),
             _kept(client, SERVICES, labels=f"component={EXTENDER}"),
         )
-        self.slices = _kept(client, SLICES, labels="app=gpushare")
+        self._slices = (  # a slice has its service's labels, and the vendor's may have none
+            _kept(client, SLICES, labels="app=gpushare"),
+            _kept(client, SLICES, labels=f"kubernetes.io/service-name={EXTENDER}"),
+        )
         self.hooks = [_kept(client, kind) for kind in HOOKS]
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
         reflectors: dict[str, Reflector[Any]] = {
             "nodes": self._nodes, "pods": self._pods, "configmaps": self._config_maps, "quotas": self._quotas,
-            "endpoint slices": self.slices,
         }  # fmt: skip
+        reflectors |= {f"endpoint slices {number}": each for number, each in enumerate(self._slices)}
         reflectors |= {f"services {number}": each for number, each in enumerate(self._services)}
         reflectors |= {f"hooks {number}": hook for number, hook in enumerate(self.hooks)}
         async with asyncio.TaskGroup() as tasks:
@@ -167,6 +170,13 @@ class ClusterState:
 
     def services(self) -> list[dict[str, Any]]:
         return list({key: found for each in self._services for key, found in each.objects.items()}.values())
+
+    @property
+    def knows_slices(self) -> bool:
+        return all(each.synced.is_set() for each in self._slices)
+
+    def slices(self) -> list[dict[str, Any]]:
+        return list({key: found for each in self._slices for key, found in each.objects.items()}.values())
 
     def own_hooks(self) -> list[dict[str, Any]]:
         return [
@@ -195,7 +205,7 @@ class ClusterState:
         if change.object is None:
             return
         meta = change.object.metadata
-        key = f"{meta.namespace}/{meta.name}"
+        key = sys.intern(f"{meta.namespace}/{meta.name}")
         before = self.ledger.pods.get(meta.uid)
         if before is not None:
             self._touch(before.node)
@@ -217,14 +227,14 @@ class ClusterState:
             self.plugins[key] = change.object
         elif change.object.spec.resource_claims and not (view.finished or view.request or view.problem):
             self._claiming[key] = change.object
-            _prune(change.object, self._alike)
+            _prune(change.object, self._interner)
             self._followed.follow()
         elif view.finished or not (view.request or view.problem or _means_one(change.object)):
             self._forget(key)
             meta.labels = meta.annotations = meta.finalizers = None
             change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
         else:
-            _prune(change.object, self._alike)
+            _prune(change.object, self._interner)
             self._show(key, change.object, view)
 
     def _show(self, key: str, pod: objects.Pod, view: Pod) -> None:
@@ -272,8 +282,11 @@ class ClusterState:
             self.rows.drop("nodes", name)
             self.rows.drop("cardUsage", name)
         else:
-            status, alike = change.object.status, self._alike
-            status.capacity, status.allocatable = alike.one(status.capacity), alike.one(status.allocatable)
+            status, interner = change.object.status, self._interner
+            status.capacity, status.allocatable = (
+                interner.one(status.capacity),
+                interner.one(status.allocatable),
+            )
             self.nodes[name] = change.object
             self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             self._touch(name)
@@ -376,7 +389,7 @@ def _is_stuck(pod: objects.Pod) -> bool:
     return any((state.get("waiting") or {}).get("reason", "") not in STARTING for state in states)
 
 
-def _prune(pod: objects.Pod, alike: Alike) -> None:
+def _prune(pod: objects.Pod, interner: Interner) -> None:
     """Leave what explains a pod: thousands are held."""
     meta, status = pod.metadata, pod.status
     meta.namespace, pod.spec.node_name = sys.intern(meta.namespace), sys.intern(pod.spec.node_name)
@@ -390,7 +403,7 @@ def _prune(pod: objects.Pod, alike: Alike) -> None:
     meta.finalizers = None
     if pod.spec.node_name:
         pod.spec.tolerations = pod.spec.affinity = pod.spec.node_selector = None
-    alike.share(pod)
+    interner.containers(pod)
     conditions = [each for each in status.conditions or () if each.type == "PodScheduled"]
     for each in conditions:
         each.type, each.status = sys.intern(each.type), sys.intern(each.status)

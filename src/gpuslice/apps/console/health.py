@@ -65,7 +65,7 @@ class Health:
     def _facts(self) -> Facts:
         state = self._state
         unreadable = [] if state.knows_services else [SERVICES.plural]
-        unreadable += [] if state.slices.synced.is_set() else [SLICES.plural]
+        unreadable += [] if state.knows_slices else [SLICES.plural]
         unreadable += [
             kind.plural for kind, hook in zip(HOOKS, state.hooks, strict=True) if not hook.synced.is_set()
         ]
@@ -75,7 +75,7 @@ class Health:
             plugins=list(state.plugins.values()),
             config_maps=[each for each in state.config_maps() if each.data is not None],
             services=state.services(),
-            slices=list(state.slices.objects.values()),
+            slices=state.slices(),
             hooks=state.own_hooks(),
             claims=state.claims if state.follows_claims else None,
             unreadable=unreadable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from sys import intern
 from typing import Any
 
 from gpuslice.adapters.kube import objects
@@ -53,7 +54,7 @@ class UsageReader:
         self._refused: dict[str, float] = {}  # in all, as of the last step
         self._hours: tuple[float, dict[str, TeamHours]] = (0.0, {})
         self._hours_at_s = 0.0
-        self._busy_at_s: dict[str, float] = {}  # when a pod was last seen at work, or first seen at all
+        self._idle_at_s: dict[str, float] = {}  # since when a pod was seen to do nothing
         self._state = state
         self._transport = transport
         self._direct = direct
@@ -143,7 +144,7 @@ class UsageReader:
         rows, stepped = self._state.rows, self.prometheus is None and self.history.step(at_s)
         by_pod: dict[str, list[ContainerUsage]] = {}
         for each in found:
-            by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
+            by_pod.setdefault(intern(f"{each.namespace}/{each.pod}"), []).append(each)
         self.containers = {key: tuple(each) for key, each in by_pod.items()}
         self.read_at_s = at_s
         for number, (key, containers) in enumerate(self.containers.items()):
@@ -151,8 +152,10 @@ class UsageReader:
                 await asyncio.sleep(0)
             namespace, _, name = key.partition("/")
             sm = _sum(each.sm_ratio for each in containers)
-            if sm is None or sm >= IDLE_SM or key not in self._busy_at_s:
-                self._busy_at_s[key] = at_s
+            if sm is None or sm >= IDLE_SM:
+                self._idle_at_s.pop(key, None)
+            else:
+                self._idle_at_s.setdefault(key, at_s)
             used = _sum(each.used_bytes for each in containers)
             if stepped:
                 percent = None if sm is None else round(sm * 100)
@@ -165,9 +168,9 @@ class UsageReader:
                 rows.put("podUsage", key, {"namespace": namespace, "name": name, **row}, namespace)
         for key in set(rows.keys("podUsage")) - self.containers.keys():
             rows.drop("podUsage", key)
-        for key in self._busy_at_s.keys() - self.containers.keys():
-            del self._busy_at_s[key]
-            self._refused.pop(key, None)
+        for known in (self._idle_at_s, self._refused):
+            for key in known.keys() - self.containers.keys():
+                del known[key]
         if stepped:
             self.history.put_teams(at_s, _by_namespace(self.containers))
 
@@ -186,8 +189,8 @@ class UsageReader:
             row["refused"] = round(refused)
         if throttled := sum(each.throttled_seconds or 0 for each in containers):
             row["throttled"] = round(throttled)
-        if sm is not None and sm < IDLE_SM:
-            row["idleSince"] = round(self._busy_at_s[key])
+        if key in self._idle_at_s:
+            row["idleSince"] = round(self._idle_at_s[key])
         if (better := self.suggestion(key)) is not None:
             row["suggest"] = [better.units, better.limit_mib, better.more]
         return row

@@ -169,7 +169,7 @@ def _on_its_node(
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += _label_hints(pod)
         hints += _about_size(view, state.node if state else None, begun.usage)
-        hints += why_there(state, view) if state else ()
+        hints += why_there(state, view) if state and not begun.ends else ()
     node = state.node if state else None
     tiers = {}
     if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:

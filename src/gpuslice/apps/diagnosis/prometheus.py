@@ -116,13 +116,12 @@ class Prometheus:
         request = Request(
             f"{self._url}/api/v1/{verb}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
-        secure = self._url.startswith("https:")
+        if self._token_file:
+            request.add_header("Authorization", f"Bearer {self._token()}")
+        elif self._basic:
+            request.add_header("Authorization", self._basic)
+        context = self._trust() if self._url.startswith("https:") else None
         try:
-            if self._token_file:
-                request.add_header("Authorization", f"Bearer {Path(self._token_file).read_text().strip()}")
-            elif self._basic:
-                request.add_header("Authorization", self._basic)
-            context = ssl.create_default_context(cafile=self._ca_file or None) if secure else None
             with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
                 data = msgspec.json.decode(answer.read(), type=_Answer).data
             return msgspec.json.decode(data[part], type=shape)
@@ -131,6 +130,18 @@ class Prometheus:
             raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words_of(error)}") from None
         except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
             raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words_of(error)}") from error
+
+    def _token(self) -> str:
+        try:
+            return Path(self._token_file).read_text().strip()
+        except (OSError, ValueError) as error:
+            raise PrometheusError(f"token file {self._token_file}: {words_of(error)}") from error
+
+    def _trust(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=self._ca_file or None)
+        except OSError as error:
+            raise PrometheusError(f"CA file {self._ca_file}: {words_of(error)}") from error
 
 
 class _Answer(msgspec.Struct):

@@ -166,7 +166,7 @@ _CONTAINER = (
 )
 """Metrics without their prefix, in the order of the fields that they fill."""
 CARD_FIGURES = ("gpuslice_gpu_up", "gpuslice_gpu_memory_used_bytes", "gpuslice_gpu_utilization_ratio")
-CONTAINER_FIGURES = ("gpuslice_container_info", *(f"gpuslice_container_{name}" for name in _CONTAINER))
+CONTAINER_FIGURES = ("gpuslice_container_info", *(f"gpuslice_container_{name}" for name in _CONTAINER[:-1]))
 """What must be asked for where each metric costs a question: of cards, how much is used."""
 
 

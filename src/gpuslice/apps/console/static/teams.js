@@ -37,7 +37,7 @@ export function teams() {
 }
 
 function amount(hours) {
-  return count(hours < 10 ? Math.round(hours * 10) / 10 : Math.round(hours));
+  return count(hours < 0.1 ? Math.round(hours * 100) / 100 : hours < 10 ? Math.round(hours * 10) / 10 : Math.round(hours));
 }
 
 export class TeamsView {
