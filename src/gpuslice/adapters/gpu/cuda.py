@@ -163,10 +163,6 @@ class Cuda:
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
-            raise CudaError(name, code, self._error_name(code))
-
-    def _error_name(self, code: int) -> str:
-        text = ctypes.c_char_p()
-        if self._library.cuGetErrorName(code, ctypes.byref(text)) or text.value is None:
-            return ""
-        return text.value.decode()
+            text = ctypes.c_char_p()
+            unknown = self._library.cuGetErrorName(code, ctypes.byref(text))
+            raise CudaError(name, code, "" if unknown else (text.value or b"").decode())

@@ -69,25 +69,26 @@ class MigReader:
         if not self._devices:
             return ()
         counted = self._count(sorted({*counters, *BUSY_FIELDS} - gpm.RECENT_FIELDS))
-        return tuple(self._sample(device, counted.get(device.gpu_instance, {})) for device in self._devices)
+        samples = []
+        for device in self._devices:
+            memory = memory_info(device.handle)
+            sample = MigSample(
+                uuid=device.uuid,
+                profile=device.profile,
+                gpu_instance=device.gpu_instance,
+                compute_instance=device.compute_instance,
+                total_bytes=int(memory.total),
+                used_bytes=int(memory.used),
+                fields=of_memory(memory) | dict(counted.get(device.gpu_instance, {})),
+            )
+            samples.append(sample)
+        return tuple(samples)
 
     def close(self) -> None:
         """Let go of the counters."""
         for reader in self._counters.values():
             reader.close()
         self._counters = {}
-
-    def _sample(self, device: _Device, counted: Mapping[int, Reading]) -> MigSample:
-        memory = memory_info(device.handle)
-        return MigSample(
-            uuid=device.uuid,
-            profile=device.profile,
-            gpu_instance=device.gpu_instance,
-            compute_instance=device.compute_instance,
-            total_bytes=int(memory.total),
-            used_bytes=int(memory.used),
-            fields=of_memory(memory) | dict(counted),
-        )
 
     def _count(self, counters: list[int]) -> dict[int, dict[int, float]]:
         """GPU instance → field → value; nothing where this card has no such counters."""
@@ -122,14 +123,16 @@ def given_out(card: DriverCard) -> tuple[DriverCard, ...]:
     """
     try:
         devices = _devices(pynvml.nvmlDeviceGetHandleByUUID(card.uuid))
-        return (card,) if devices is None else tuple(_as_card(card, device) for device in devices)
+        if devices is None:
+            return (card,)
+        cards = []
+        for device in devices:
+            memory_mib = int(memory_info(device.handle).total) >> 20
+            model = f"{card.model} MIG {device.profile}"
+            cards.append(replace(card, uuid=device.uuid, memory_mib=memory_mib, model=model))
+        return tuple(cards)
     except pynvml.NVMLError as error:
         raise GpuUnavailableError(f"card {card.uuid}: {error}") from error
-
-
-def _as_card(card: DriverCard, device: _Device) -> DriverCard:
-    memory_mib = int(memory_info(device.handle).total) >> 20
-    return replace(card, uuid=device.uuid, memory_mib=memory_mib, model=f"{card.model} MIG {device.profile}")
 
 
 def _devices(card: Any) -> list[_Device] | None:

@@ -78,21 +78,20 @@ class ProcessReader:
         memory = self.memory()
         has_samples = self._update(now_s)
         self._held = {pid: held for pid, held in self._held.items() if pid in memory and held[0] > now_s}
-        readings = {pid: self._reading(pid, used, has_samples) for pid, used in memory.items()}
+        readings: dict[int, ProcessReading] = {}
+        for pid, used in memory.items():
+            held, last = self._held.get(pid), self._last.get(pid)
+            busy = (None, None, None, None) if not has_samples else _IDLE if held is None else held[1]
+            if (
+                last is not None
+                and last.memory_bytes == used
+                and (last.sm_ratio, last.memory_ratio, last.encoder_ratio, last.decoder_ratio) == busy
+            ):
+                readings[pid] = last
+            else:
+                readings[pid] = ProcessReading(pid, self._uuid, used, *busy)
         self._last = readings
         return list(readings.values())
-
-    def _reading(self, pid: int, used: int | None, has_samples: bool) -> ProcessReading:
-        held = self._held.get(pid)
-        busy = (None, None, None, None) if not has_samples else _IDLE if held is None else held[1]
-        last = self._last.get(pid)
-        if (
-            last is not None
-            and last.memory_bytes == used
-            and (last.sm_ratio, last.memory_ratio, last.encoder_ratio, last.decoder_ratio) == busy
-        ):
-            return last
-        return ProcessReading(pid, self._uuid, used, *busy)
 
     def memory(self) -> dict[int, int | None]:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""

@@ -87,8 +87,15 @@ class TokenFile:
     def current(self) -> Secret:
         now = self.clock()
         if self._read_at is None or now - self._read_at >= self.reread_s:
-            self._token = self._read()
-            self._read_at = now
+            try:
+                token = Path(self.path).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                if not self._token:
+                    raise ConfigError(f"token file {self.path} cannot be read: {words_of(error)}") from error
+                token = self._token  # a rotation is a moment without the file: the old one is still good
+            if not token:
+                raise ConfigError(f"token file {self.path} is empty")
+            self._token, self._read_at = token, now
         return Secret(token=self._token, certificate=self.secret.certificate, key=self.secret.key)
 
     def forget(self) -> None:
@@ -96,17 +103,6 @@ class TokenFile:
 
     def blocks(self) -> bool:
         return False
-
-    def _read(self) -> str:
-        try:
-            token = Path(self.path).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            if self._token:  # a rotation is a moment without the file: the old one is still good
-                return self._token
-            raise ConfigError(f"token file {self.path} cannot be read: {words_of(error)}") from error
-        if not token:
-            raise ConfigError(f"token file {self.path} is empty")
-        return token
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,19 +86,15 @@ def watch_event(read: msgspec.json.Decoder[WatchEvent[T]], line: bytes, what: st
     try:
         event = read.decode(line)
     except UNREADABLE as error:
-        return cast(WatchEvent[T], _bookmark(line, what, error))
+        unread = _opened(line, what)
+        if unread.type == "BOOKMARK":
+            with contextlib.suppress(*UNREADABLE):
+                hollow = cast(_Hollow, decoder(_Hollow).decode(unread.object))
+                return cast(WatchEvent[T], WatchEvent(unread.type, hollow))
+        raise _no_event(unread, what, error) from error
     if event.type in _EVENTS:
         return event
     raise _no_event(_opened(line, what), what)
-
-
-def _bookmark(line: bytes, what: str, cause: Exception) -> WatchEvent[_Hollow]:
-    """What a line is whose object could not be read: a bookmark, or the KubeError that is raised."""
-    event = _opened(line, what)
-    if event.type == "BOOKMARK":
-        with contextlib.suppress(*UNREADABLE):
-            return WatchEvent(event.type, cast(_Hollow, decoder(_Hollow).decode(event.object)))
-    raise _no_event(event, what, cause) from cause
 
 
 def _opened(line: bytes, what: str) -> WatchEvent[msgspec.Raw]:

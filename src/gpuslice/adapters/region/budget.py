@@ -202,23 +202,21 @@ def _read(folder: Path) -> Budget | None:
         return None
     if not limits:
         return None
-    noted = (_member(path) for path in sorted(_note_files(folder)))
-    members = tuple(each for each in noted if each is not None and start_time_of(each.pid) == each.start_time)
+    members = []
+    for note in sorted(_note_files(folder)):
+        try:
+            member = msgspec.convert(json.loads(read_plain(note, LARGEST_NOTE_BYTES)), Member)
+        except (OSError, ValueError, RecursionError):
+            continue  # anybody may put something there that is no note
+        if start_time_of(member.pid) == member.start_time:
+            command = tuple(map(printable, member.command))
+            members.append(replace(member, user=printable(member.user), command=command))
     try:
         reading = read_region(folder / "var/lib/gpuslice/region")
     except (RegionError, OSError):
         reading = None
     usages = {card.uuid: of_the_living(card) for card in (reading.cards if reading else ())}
-    return Budget(printable(folder.name.partition("~")[0]), folder, limits, usages, members)
-
-
-def _member(note: Path) -> Member | None:
-    """None for a note that cannot be read: anybody may put one there."""
-    try:
-        member = msgspec.convert(json.loads(read_plain(note, LARGEST_NOTE_BYTES)), Member)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return replace(member, user=printable(member.user), command=tuple(map(printable, member.command)))
+    return Budget(printable(folder.name.partition("~")[0]), folder, limits, usages, tuple(members))
 
 
 def _is_alive(budget: Budget) -> bool:

@@ -71,14 +71,26 @@ def parse_limits(text: str) -> tuple[LimitsEntry, ...]:
         raise LimitsError(f"the file has {len(text)} bytes, at most {LARGEST_FILE_BYTES} are read")
     if lines[0] != "gpuslice 1" or len(lines) < 3 or lines[-1]:
         raise LimitsError('the file must begin with a line "gpuslice 1" and end with a line "end COUNT"')
-    limits = tuple(_parse_card(line, number) for number, line in enumerate(lines[1:-2], 2))
+    limits = []
+    for number, line in enumerate(lines[1:-2], 2):
+        found = _CARD.fullmatch(line)
+        if not found:
+            raise LimitsError(f'line {number} is "{shown(line)}", must be "UUID memory=BYTES share=PERCENT"')
+        memory = None if found["memory"] == "-" else int(found["memory"])
+        share, cap = (int(found[name]) if found[name] else None for name in ("share", "cap"))
+        if memory is not None and memory > MOST_MEMORY_BYTES:
+            raise LimitsError(f"line {number}: {memory} bytes are more than any card has")
+        if cap is not None and share is not None and cap < share:
+            raise LimitsError(f"line {number}: cap={cap} is less than share={share}")
+        cap = None if cap == share else cap
+        limits.append(LimitsEntry(found["uuid"], memory, share, cap, bool(found["interactive"])))
     if lines[-2] != f"end {len(limits)}":
         raise LimitsError(f'the last line is "{shown(lines[-2])}", must be "end {len(limits)}"')
     if len(limits) > CARDS:
         raise LimitsError(f"{len(limits)} cards, at most {CARDS} fit")
     if len({limit.uuid for limit in limits}) < len(limits):
         raise LimitsError("a card is named twice")
-    return limits
+    return tuple(limits)
 
 
 def write_limits(path: Path | str, limits: Sequence[LimitsEntry]) -> None:
@@ -103,22 +115,6 @@ def read_limits(path: Path | str) -> tuple[LimitsEntry, ...] | None:
         return parse_limits(read_plain(path, LARGEST_FILE_BYTES + 1).decode("latin-1"))
     except FileNotFoundError:
         return None
-
-
-def _parse_card(line: str, number: int) -> LimitsEntry:
-    found = _CARD.fullmatch(line)
-    if not found:
-        raise LimitsError(f'line {number} is "{shown(line)}", must be "UUID memory=BYTES share=PERCENT"')
-    text = found["memory"]
-    memory = None if text == "-" else int(text)
-    share, cap = (int(found[name]) if found[name] else None for name in ("share", "cap"))
-    if memory is not None and memory > MOST_MEMORY_BYTES:
-        raise LimitsError(f"line {number}: {memory} bytes are more than any card has")
-    if cap is not None and share is not None and cap < share:
-        raise LimitsError(f"line {number}: cap={cap} is less than share={share}")
-    return LimitsEntry(
-        found["uuid"], memory, share, None if cap == share else cap, bool(found["interactive"])
-    )
 
 
 def _text(value: int | None) -> str:

@@ -103,8 +103,16 @@ class RegionFile:
 
         `fresh` false: of the file that is open, if one is, although there may be another by now.
         """
-        if (fresh or self._file < 0) and not self._open():
-            return None
+        if fresh or self._file < 0:
+            try:
+                inode = os.lstat(self._path).st_ino
+            except FileNotFoundError:
+                self.close()
+                return None
+            if self._file < 0 or inode != self._inode:
+                self.close()
+                self._file = open_plain(self._path)
+                self._inode = inode
         # the head and the slots in use
         data = self._head_and(self._high)
         high = min(_SLOTS_HIGH.unpack_from(data, layout.RegionHead.slots_high.offset)[0], layout.SLOTS)
@@ -130,18 +138,6 @@ class RegionFile:
             os.close(self._file)
             self._file = -1
         self._seen, self._cards = None, None
-
-    def _open(self) -> bool:
-        try:
-            inode = os.lstat(self._path).st_ino
-        except FileNotFoundError:
-            self.close()
-            return False
-        if self._file < 0 or inode != self._inode:
-            self.close()
-            self._file = open_plain(self._path)
-            self._inode = inode
-        return True
 
 
 def parse_region(data: bytes) -> RegionReading | None:
@@ -173,7 +169,17 @@ def _reading(data: bytes, room: int) -> RegionReading | None:
 
 
 def _card_usage(card: layout.RegionCard, index: int, slots: list[layout.RegionSlot]) -> CardUsage:
-    processes = tuple(_process_usage(slot, index) for slot in slots if slot.usage[index].used_bytes)
+    processes = tuple(
+        ProcessUsage(
+            pid=slot.pid,
+            start_time=slot.start_time,
+            pid_namespace=slot.pid_namespace,
+            used_bytes=min(usage.used_bytes, MOST_BYTES),
+            own_bytes=min(usage.own_bytes, MOST_BYTES),
+        )
+        for slot, usage in ((slot, slot.usage[index]) for slot in slots)
+        if usage.used_bytes
+    )
     orphaned = min(card.orphaned_bytes, MOST_BYTES)
     return CardUsage(
         uuid=card.uuid.decode("ascii"),
@@ -184,15 +190,4 @@ def _card_usage(card: layout.RegionCard, index: int, slots: list[layout.RegionSl
         refused=card.refused,
         throttled_ns=card.throttled_ns,
         processes=processes,
-    )
-
-
-def _process_usage(slot: layout.RegionSlot, index: int) -> ProcessUsage:
-    usage = slot.usage[index]
-    return ProcessUsage(
-        pid=slot.pid,
-        start_time=slot.start_time,
-        pid_namespace=slot.pid_namespace,
-        used_bytes=min(usage.used_bytes, MOST_BYTES),
-        own_bytes=min(usage.own_bytes, MOST_BYTES),
     )
