@@ -182,7 +182,9 @@ class _Room:
         for allocation, part in sorted(parts, key=lambda pair: -pair[1].units):
             target = self._best(part.units, part.compute_percent)
             if target is None:
-                self._restore(before)
+                for other, left in before.items():  # all of it as it was
+                    if self._left.get(other) != left:
+                        self._put(other, *left)
                 return None
             units, compute = self._left[target]
             self._put(target, units - part.units, compute - part.compute_percent)
@@ -206,8 +208,3 @@ class _Room:
         known = self._left.pop(place, None)
         if known is not None:
             self._by_left[known[0]].discard(place)
-
-    def _restore(self, before: dict[Place, tuple[int, int]]) -> None:
-        for place, (units, compute_percent) in before.items():
-            if self._left.get(place) != (units, compute_percent):
-                self._put(place, units, compute_percent)

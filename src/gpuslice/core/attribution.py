@@ -94,7 +94,11 @@ def divide(
             strangers[owner] = _sum(members)
         else:
             owners[owner] = _sum(members)
-    _add_rest(used_bytes, owners, strangers)
+    if used_bytes is not None:  # what is in use beyond all this, so that the sum is the card's figure
+        parts = [usage.memory_bytes for usage in (*owners.values(), *strangers.values())]
+        rest = used_bytes - sum(part for part in parts if part is not None)
+        # it is the driver's own only when the memory of every process is known
+        strangers[Stranger.UNKNOWN if None in parts else Stranger.DRIVER] = Usage(rest, None, 0)
     return CardUsage(uuid, owners, strangers)
 
 
@@ -115,17 +119,3 @@ def _sum(members: list[ProcessReading]) -> Usage:
         sm_ratio=min(1.0, sum(busy)) if busy else None,
         processes=len(members),
     )
-
-
-def _add_rest(
-    used_bytes: int | None, owners: Mapping[ContainerKey, Usage], strangers: dict[Stranger, Usage]
-) -> None:
-    """What the card has in use beyond what is known of its processes, so that the sum is the card's figure.
-
-    It is the driver's own only when the memory of every process is known.
-    """
-    if used_bytes is None:
-        return
-    parts = [usage.memory_bytes for usage in (*owners.values(), *strangers.values())]
-    rest = used_bytes - sum(part for part in parts if part is not None)
-    strangers[Stranger.UNKNOWN if None in parts else Stranger.DRIVER] = Usage(rest, None, 0)

@@ -104,20 +104,15 @@ def claimed_slices(
         consumed = result.consumed_capacity or {}
         units, percent = card.units, 0
         if CLAIM_MEMORY in consumed:
-            units = _units(result.request, consumed[CLAIM_MEMORY], unit)
+            amount = consumed[CLAIM_MEMORY]
+            units, rest = divmod(whole_number(amount) or 0, UNIT_MIB[unit] * MIB)
+            if rest or units < 1:
+                must_be = f"a multiple of 1{_SUFFIX[unit]}, which is one unit of this node"
+                raise ContractError(f'request "{result.request}": {CLAIM_MEMORY}', amount, must_be)
         if CLAIM_COMPUTE in consumed:
             percent = whole_number(consumed[CLAIM_COMPUTE]) or 0
         found.append(ClaimedSlice(result.request, card.index, units, percent, result.share_id or ""))
     return tuple(found)
-
-
-def _units(request: str, amount: object, unit: str) -> int:
-    amount_bytes = whole_number(amount)
-    units, rest = divmod(amount_bytes or 0, UNIT_MIB[unit] * MIB)
-    if rest or units < 1:
-        must_be = f"a multiple of 1{_SUFFIX[unit]}, which is one unit of this node"
-        raise ContractError(f'request "{request}": {CLAIM_MEMORY}', amount, must_be)
-    return units
 
 
 def memory_quantity(units: int, unit: str) -> str:
@@ -167,24 +162,24 @@ class Pool:
         order = sorted(self.cards, key=lambda card: (card.units - held.get(card.index, 0), card.index))
         if spread:
             order = sorted(self.cards, key=lambda card: (held.get(card.index, 0) - card.units, card.index))
-        return [self._device(card) for card in order]
-
-    def _device(self, card: Card) -> dict[str, Any]:
-        device: dict[str, Any] = {
-            "name": device_name(card),
-            "allowMultipleAllocations": True,
-            "attributes": self._attributes(card),
-            "capacity": {
-                CLAIM_MEMORY: _memory(card.units, _SUFFIX[self.unit]),
-                CLAIM_SLOTS: _steps(self.slots, least=1, default=1),
-            },
-        }
-        if self.divides_compute:
-            device["capacity"][CLAIM_COMPUTE] = _steps(WHOLE_CORE_PERCENT, least=0, default=0)
-        if (reason := self.unhealthy.get(card.index)) is not None:
-            taint = {"key": CLAIM_TAINT, "value": _label_value(reason), "effect": "NoSchedule"}
-            device["taints"] = [taint]
-        return device
+        devices = []
+        for card in order:
+            device: dict[str, Any] = {
+                "name": device_name(card),
+                "allowMultipleAllocations": True,
+                "attributes": self._attributes(card),
+                "capacity": {
+                    CLAIM_MEMORY: _memory(card.units, _SUFFIX[self.unit]),
+                    CLAIM_SLOTS: _steps(self.slots, least=1, default=1),
+                },
+            }
+            if self.divides_compute:
+                device["capacity"][CLAIM_COMPUTE] = _steps(WHOLE_CORE_PERCENT, least=0, default=0)
+            if (reason := self.unhealthy.get(card.index)) is not None:
+                value = re.sub(r"[^A-Za-z0-9_.-]+", "-", reason)[:63].strip("-_.")  # as a label's
+                device["taints"] = [{"key": CLAIM_TAINT, "value": value, "effect": "NoSchedule"}]
+            devices.append(device)
+        return devices
 
     def _attributes(self, card: Card) -> dict[str, dict[str, Any]]:
         where = self.locations.get(card.index, CardLocation())
@@ -253,8 +248,3 @@ def _steps(most: int, *, least: int, default: int) -> dict[str, Any]:
         return {"value": value, "requestPolicy": {"default": value, "validValues": [value]}}
     valid = {"min": str(least), "max": value, "step": "1"}
     return {"value": value, "requestPolicy": {"default": str(default), "validRange": valid}}
-
-
-def _label_value(text: str) -> str:
-    """The reason as the value of a taint, which is one of a label."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:63].strip("-_.")

@@ -107,23 +107,18 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
     if before.claims != after.claims:
         operations.append(Operation("add", "/spec/resourceClaims", [dict(each) for each in after.claims]))
     for old, new in zip(before.containers, after.containers, strict=True):
-        operations += _container_steps(old, new)
+        root = f"/spec/{old.shelf}/{old.index}"
+        if (old.limits, old.requests) != (new.limits, new.requests):
+            operations += _map_steps(f"{root}/resources/limits", old.limits, new.limits)
+            operations += _map_steps(f"{root}/resources/requests", old.requests, new.requests)
+        if old.claims != new.claims:
+            claims = [dict(each) for each in new.claims]
+            operations.append(Operation("add", f"{root}/resources/claims", claims))
+        if new.env and old.env != new.env:
+            operations.append(Operation("add", f"{root}/env", [dict(each) for each in new.env]))
+        elif old.env != new.env:
+            operations.append(Operation("remove", f"{root}/env"))
     return operations
-
-
-def _container_steps(old: ContainerForm, new: ContainerForm) -> Iterator[Operation]:
-    root = f"/spec/{old.shelf}/{old.index}"
-    if (old.limits, old.requests) != (new.limits, new.requests):
-        yield from _map_steps(f"{root}/resources/limits", old.limits, new.limits)
-        yield from _map_steps(f"{root}/resources/requests", old.requests, new.requests)
-    if old.claims != new.claims:
-        yield Operation("add", f"{root}/resources/claims", [dict(each) for each in new.claims])
-    if old.env == new.env:
-        return
-    if new.env:
-        yield Operation("add", f"{root}/env", [dict(each) for each in new.env])
-    else:
-        yield Operation("remove", f"{root}/env")
 
 
 def _map_steps(path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Operation]:

@@ -89,7 +89,20 @@ def grant_of_units(
 ) -> Grant:
     """What a container gets that has so many units of each card uuid. Arguments as for `container_grant`."""
     limits = tuple(_limits(units, node, compute_percent))
-    return Grant(_environment(limits, pod_units, isolation), limits)
+    held = sum(limit.units for limit in limits)
+    environment = {
+        ENV_VISIBLE: ",".join(limit.card.uuid for limit in limits),
+        ENV_INDEX: ",".join(str(limit.card.index) for limit in limits),
+        # amounts are plain integers in one unit, since applications divide one by the other
+        ENV_POD_UNITS: str(held if pod_units is None else pod_units),
+        # of several cards the amount on *one*, as the vendor does; should kubelet have spread the units
+        # unevenly the smallest, which holds on each of them
+        ENV_CONTAINER_UNITS: str(min(limit.units for limit in limits)),
+        ENV_CARD_UNITS: str(limits[0].card.units),
+    }
+    if not isolation:
+        environment[ENV_NO_ISOLATION] = "true"
+    return Grant(environment, limits)
 
 
 def placement_of_devices(device_ids: Iterable[str], node: Node, compute_percent: int = 0) -> Placement:
@@ -115,20 +128,3 @@ def _limits(units: Mapping[str, int], node: Node, compute_percent: int) -> list[
             raise GrantError(f"card {card.index} ({card.uuid}): {error}") from error
         limits.append(CardLimit(card, units[card.uuid], memory_mib, compute_percent))
     return limits
-
-
-def _environment(limits: tuple[CardLimit, ...], pod_units: int | None, isolation: bool) -> dict[str, str]:
-    """The vendor's variables: plain integers in one unit, since applications divide one by the other.
-
-    With several cards ``_CONTAINER`` is the amount on *one* card, as the vendor does; should kubelet have
-    spread the units unevenly it is the smallest, which holds on each of them.
-    """
-    held = sum(limit.units for limit in limits)
-    environment = {
-        ENV_VISIBLE: ",".join(limit.card.uuid for limit in limits),
-        ENV_INDEX: ",".join(str(limit.card.index) for limit in limits),
-        ENV_POD_UNITS: str(held if pod_units is None else pod_units),
-        ENV_CONTAINER_UNITS: str(min(limit.units for limit in limits)),
-        ENV_CARD_UNITS: str(limits[0].card.units),
-    }
-    return environment if isolation else {**environment, ENV_NO_ISOLATION: "true"}

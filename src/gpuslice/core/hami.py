@@ -95,13 +95,10 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
     )
 
 
-def remarks(pod: PodForm) -> tuple[str, ...]:
+def remarks(pod: PodForm) -> Iterator[str]:
     """What of a pod that asks in HAMi's names is left out without changing what it gets."""
-    asks = any(not set(PARTS).isdisjoint(each.limits) for each in pod.containers)
-    return tuple(_remarks(pod)) if asks else ()
-
-
-def _remarks(pod: PodForm) -> Iterator[str]:
+    if all(set(PARTS).isdisjoint(each.limits) for each in pod.containers):
+        return
     for name, why in WITHOUT_EFFECT.items():
         if given := pod.annotations.get(name):
             yield f'metadata.annotations["{name}"] "{given}" has no effect: {why}'

@@ -22,7 +22,7 @@ from fractions import Fraction
 from gpuslice.core.admission import DEFAULT_SCHEDULER
 from gpuslice.core.contract import AMOUNT_NAMES, EXCLUSIVE_GPU, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.form import MIRROR, ContainerForm, PodForm, limit_field, without
+from gpuslice.core.form import MIRROR, PodForm, limit_field, without
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.units import UNIT_MIB
 
@@ -52,7 +52,12 @@ def translate(pod: PodForm, rules: KaiRules) -> PodForm:
     """`pod` asking in our names. Raises `InvalidRequestError` for what has no counterpart."""
     if not asks(pod):
         return pod
-    container = _container(pod)
+    chosen = pod.annotations.get(CONTAINER, "")
+    apps = [each for each in pod.containers if each.shelf == "containers"]
+    container = next((each for each in apps if chosen in ("", each.name)), None)
+    if container is None:
+        must_be = f"the name of a container of the pod: {', '.join(each.name for each in apps)}"
+        raise InvalidRequestError(f'metadata.annotations["{CONTAINER}"]', chosen, must_be)
     for name in (*AMOUNT_NAMES, EXCLUSIVE_GPU):
         if name in container.limits:
             must_be = f"left out beside annotation {MEMORY if MEMORY in pod.annotations else FRACTION}"
@@ -81,16 +86,6 @@ def remarks(pod: PodForm) -> Iterator[str]:
         if label in pod.labels:
             field = f'metadata.labels["{label}"] "{pod.labels[label]}"'
             yield f"{field} has no effect: a ResourceQuota or Kueue bounds teams here"
-
-
-def _container(pod: PodForm) -> ContainerForm:
-    name = pod.annotations.get(CONTAINER, "")
-    apps = [each for each in pod.containers if each.shelf == "containers"]
-    found = next((each for each in apps if name in ("", each.name)), None)
-    if found is None:
-        must_be = f"the name of a container of the pod: {', '.join(each.name for each in apps)}"
-        raise InvalidRequestError(f'metadata.annotations["{CONTAINER}"]', name, must_be)
-    return found
 
 
 def _units(pod: PodForm, rules: KaiRules) -> int:

@@ -32,12 +32,11 @@ def unmet(term: Object, node_name: str, labels: Mapping[str, str]) -> str:
         return "a term without requirements"
     fields = {"metadata.name": node_name}
     pairs = [*((each, labels) for each in by_label), *((each, fields) for each in by_field)]
-    return next((_words(each) for each, values in pairs if not _holds(each, values)), "")
-
-
-def _words(requirement: Object) -> str:
-    values = ", ".join(map(str, requirement.get("values") or ()))
-    return f"{requirement['key']} {requirement.get('operator', '')}" + (f" ({values})" if values else "")
+    for each, values in pairs:
+        if not _holds(each, values):
+            wanted = ", ".join(map(str, each.get("values") or ()))
+            return f"{each['key']} {each.get('operator', '')}" + (f" ({wanted})" if wanted else "")
+    return ""
 
 
 def _holds(requirement: Object, values: Mapping[str, str]) -> bool:

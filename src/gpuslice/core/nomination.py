@@ -85,7 +85,12 @@ def open_to(allocations: NodeAllocations, taken: Taken) -> NodeState:
     state = allocations.state()
     if not taken:
         return state
-    leaving = _leaving(allocations)
+    leaving: dict[int, tuple[int, int]] = {}
+    for allocation in allocations.by_uid.values():
+        if allocation.pod.terminating and allocation.placement is not None:
+            for part in allocation.placement.slices:
+                units, core = leaving.get(part.card, (0, 0))
+                leaving[part.card] = (units + part.units, core + part.compute_percent)
     left, compute_left = list(state.left), list(state.compute_left)
     for slot, card in enumerate(state.node.cards):
         if card.index in taken:
@@ -94,13 +99,3 @@ def open_to(allocations: NodeAllocations, taken: Taken) -> NodeState:
             left[slot] -= min(left[slot], max(0, units - units_soon))
             compute_left[slot] -= min(compute_left[slot], max(0, core - core_soon))
     return replace(state, left=tuple(left), compute_left=tuple(compute_left))
-
-
-def _leaving(allocations: NodeAllocations) -> Taken:
-    leaving: dict[int, tuple[int, int]] = {}
-    for allocation in allocations.by_uid.values():
-        if allocation.pod.terminating and allocation.placement is not None:
-            for part in allocation.placement.slices:
-                units, core = leaving.get(part.card, (0, 0))
-                leaving[part.card] = (units + part.units, core + part.compute_percent)
-    return leaving

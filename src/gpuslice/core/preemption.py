@@ -48,7 +48,13 @@ class Eviction:
 
     @property
     def cost(self) -> Cost:
-        return _cost(self.victims, self.violations)
+        if not self.victims:
+            return NO_VICTIMS
+        pods = [allocation.pod for allocation in self.victims]
+        highest = max(pod.priority for pod in pods)
+        first = min(pod.assume_time_ns for pod in pods if pod.priority == highest)
+        lifted = sum(pod.priority + LIFT for pod in pods)
+        return (self.violations, highest, lifted, len(pods), -first)
 
 
 def eviction(
@@ -275,12 +281,3 @@ def _protected(important: Iterable[Allocation], budgets: Sequence[Budget]) -> fr
 def _importance(allocation: Allocation) -> tuple[object, ...]:
     """Higher priorities first, then who has run longest; the cards were given when the pod started."""
     return (-allocation.pod.priority, allocation.pod.assume_time_ns, allocation.pod.uid)
-
-
-def _cost(evicted: Sequence[Allocation], violations: int) -> Cost:
-    if not evicted:
-        return NO_VICTIMS
-    highest = max(allocation.pod.priority for allocation in evicted)
-    first = min(allocation.pod.assume_time_ns for allocation in evicted if allocation.pod.priority == highest)
-    lifted = sum(allocation.pod.priority + LIFT for allocation in evicted)
-    return (violations, highest, lifted, len(evicted), -first)

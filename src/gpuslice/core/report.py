@@ -158,7 +158,13 @@ def report(nodes: Iterable[NodeFacts], pods: Iterable[PodFacts]) -> Report:
     ordered = sorted(nodes, key=lambda node: node.name)
     shared = tuple(_node_use(node, by_node.get(node.name, [])) for node in ordered if node.units > 0)
     others = tuple(_exclusive_use(node, by_node.get(node.name, [])) for node in ordered if node.units <= 0)
-    return Report(shared, others, _unit(shared))
+    # what the first node's cards are counted in: their true size tells, else the number of units hints
+    unit = ""
+    first = next((card.gpu for node in shared for card in node.cards if card.gpu is not None), None)
+    if first is not None:
+        most_gib = card_units(first.memory_mib, "GiB") if first.memory_mib else _MOST_GIB
+        unit = "MiB" if first.units > most_gib else "GiB"
+    return Report(shared, others, unit)
 
 
 def roles(labels: Mapping[str, str]) -> list[str]:
@@ -215,15 +221,6 @@ def _exclusive_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> ExclusiveUse:
         allocated=sum(each.exclusive_gpus for each in takers),
         pods=takers,
     )
-
-
-def _unit(nodes: Sequence[NodeUse]) -> str:
-    """What the first node's cards are counted in: their true size tells, else the number of units hints."""
-    first = next((card.gpu for node in nodes for card in node.cards if card.gpu is not None), None)
-    if first is None:
-        return ""
-    most_gib = card_units(first.memory_mib, "GiB") if first.memory_mib else _MOST_GIB
-    return "MiB" if first.units > most_gib else "GiB"
 
 
 def compute_total(facts: NodeFacts, cards: int) -> int:

@@ -47,21 +47,18 @@ def typical_pods(counts: Mapping[Shape, float], fleet: Fleet) -> Typical:
     running = np.cumsum([0.0, *(count for _, count in ordered)])
     kept = ordered[: int(np.searchsorted(running, POPULARITY * running[-1] - ROUNDING))]
     total = sum(count for _, count in kept)
-    return _columns([(shape, count / total) for shape, count in kept if shape.cards], fleet)
-
-
-def _columns(kept: list[tuple[Shape, float]], fleet: Fleet) -> Typical:
-    pieces = sorted({(shape.units, shape.cards) for shape, _ in kept})
-    of_piece = np.zeros((len(kept), len(pieces)))
-    allowed = np.ones((len(fleet.models), len(kept)), dtype=np.bool_)
-    for column, (shape, _) in enumerate(kept):
+    asking = [(shape, count / total) for shape, count in kept if shape.cards]
+    pieces = sorted({(shape.units, shape.cards) for shape, _ in asking})
+    of_piece = np.zeros((len(asking), len(pieces)))
+    allowed = np.ones((len(fleet.models), len(asking)), dtype=np.bool_)
+    for column, (shape, _) in enumerate(asking):
         of_piece[column, pieces.index((shape.units, shape.cards))] = 1.0
         models = fleet.allowed(shape.models)
         if models is not None:
             allowed[:, column] = models
     return Typical(
-        chance=np.array([chance for _, chance in kept]),
-        cpu_milli=np.array([float(shape.cpu_milli) for shape, _ in kept]),
+        chance=np.array([chance for _, chance in asking]),
+        cpu_milli=np.array([float(shape.cpu_milli) for shape, _ in asking]),
         allowed=allowed,
         of_piece=of_piece,
         units=np.array([units for units, _ in pieces], dtype=np.int64),

@@ -80,7 +80,11 @@ class Fleet:
 
     def put(self, node: FleetNode) -> int:
         """Add a node or bring its row up to date; returns the row. Nothing changes when nothing differs."""
-        self._widen(len(node.size))
+        missing = len(node.size) - self.left.shape[1]
+        if missing > 0:
+            for cards in ("left", "size", "compute_left"):
+                setattr(self, cards, np.pad(getattr(self, cards), ((0, 0), (0, missing))))
+            self.cards_version += 1
         row = self.row_of.get(node.name)
         if row is None:
             name = node.name
@@ -142,8 +146,10 @@ class Fleet:
         self.touch(row)
 
     def _put_cards(self, row: int, node: FleetNode) -> None:
-        size, model = self._padded(node.size), self._model_code(node.model)
-        facts = (model, node.cpu_milli, node.memory_mib)
+        if node.model not in self.models:
+            self.models.append(node.model)
+        size = self._padded(node.size)
+        facts = (self.models.index(node.model), node.cpu_milli, node.memory_mib)
         same = facts == (self.model[row], self.cpu_milli[row], self.memory_mib[row])
         if same and size == self.size[row].tolist():
             return
@@ -171,11 +177,6 @@ class Fleet:
         """One for each slot of a row, as a list: an array costs more than a handful of numbers is worth."""
         return [*amounts, *(0,) * (self.left.shape[1] - len(amounts))]
 
-    def _model_code(self, model: str) -> int:
-        if model not in self.models:
-            self.models.append(model)
-        return self.models.index(model)
-
     def _lengthen(self, more: int) -> None:
         start = self.rows
         for cards in ("left", "size", "compute_left"):
@@ -186,14 +187,6 @@ class Fleet:
         for name in ("cards", "slots", "model", "stamp"):
             setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, dtype=np.int64)]))
         self._free_rows = list(range(start + more - 1, start - 1, -1))
-
-    def _widen(self, slots: int) -> None:
-        missing = slots - self.left.shape[1]
-        if missing <= 0:
-            return
-        for cards in ("left", "size", "compute_left"):
-            setattr(self, cards, np.pad(getattr(self, cards), ((0, 0), (0, missing))))
-        self.cards_version += 1
 
     def _set_slots(self, row: int, slots: int) -> None:
         """A fleet twice as wide as any of its nodes is cut: each slot costs every row and every look."""

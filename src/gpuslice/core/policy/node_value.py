@@ -84,7 +84,13 @@ def layout_of(fleet: Fleet) -> Layout:
     present = fleet.size > 0
     sizes, numbers = np.unique(fleet.size[present], return_counts=True)
     mean = float((sizes * numbers).sum() / numbers.sum()) if len(sizes) else 1.0
-    classes = _classes(sizes, numbers)
+    common = np.sort(sizes[np.argsort(-numbers, kind="stable")[:MOST_SIZES]]).tolist() or [1]
+    found, start = [], 0
+    for size in common:
+        fineness = size if size <= FINEST_PARTS else COARSE_PARTS
+        found.append(CardClass(size, fineness, start))
+        start += fineness + 1
+    classes = tuple(found)
     known = np.array([card.size for card in classes])
     nearest = np.searchsorted((known[1:] + known[:-1]) / 2, fleet.size, side="left").astype(np.int64)
     kinds, kind = _kinds(fleet, classes, nearest, mean)
@@ -102,16 +108,6 @@ def layout_of(fleet: Fleet) -> Layout:
         version=fleet.cards_version,
         by_unit=bool((parts == fleet.size)[present].all()),
     )
-
-
-def _classes(sizes: npt.NDArray[np.int32], numbers: Ints) -> tuple[CardClass, ...]:
-    common = np.sort(sizes[np.argsort(-numbers, kind="stable")[:MOST_SIZES]]).tolist() or [1]
-    classes, start = [], 0
-    for size in common:
-        parts = size if size <= FINEST_PARTS else COARSE_PARTS
-        classes.append(CardClass(size, parts, start))
-        start += parts + 1
-    return tuple(classes)
 
 
 def _kinds(

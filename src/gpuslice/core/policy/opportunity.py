@@ -136,7 +136,15 @@ class OpportunityCost(Policy):
         self.slot_price.departed()
 
     def refused(self, shape: Shape) -> None:
-        if shape.cards > 1 and self._demand_model is not None and self._scattered(shape):
+        if shape.cards <= 1 or self._demand_model is None:
+            return
+        fleet = self.fleet
+        free = ((fleet.left == fleet.size) & (fleet.size >= max(shape.units, 1))).sum(axis=1)
+        allowed = fleet.allowed(shape.models)
+        if allowed is not None:
+            free = free * allowed[fleet.model]
+        # plenty of the cards it wants are wholly free, so that only slots are missing
+        if int(free.sum()) >= FREE_SLOTS_ELSEWHERE * shape.cards:
             self._slot_price_rose |= self.slot_price.refused(self._demand_model.slot_demand)
 
     def cache(self) -> RankCache:
@@ -191,15 +199,6 @@ class OpportunityCost(Policy):
         self._slot_price_rose = False
         worth = model.worth(self.slot_price.factor(model.slot_demand))
         return RankCache(self.fleet, Pricing(self.fleet, worth, self._classes))
-
-    def _scattered(self, shape: Shape) -> bool:
-        """Whether plenty of the cards it wants are wholly free, so that only slots are missing."""
-        fleet = self.fleet
-        free = ((fleet.left == fleet.size) & (fleet.size >= max(shape.units, 1))).sum(axis=1)
-        allowed = fleet.allowed(shape.models)
-        if allowed is not None:
-            free = free * allowed[fleet.model]
-        return int(free.sum()) >= FREE_SLOTS_ELSEWHERE * shape.cards
 
 
 class Pricing:

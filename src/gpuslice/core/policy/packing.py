@@ -44,20 +44,15 @@ class Binpack(NodePolicy):
         left, size = self.fleet.left[rows], self.fleet.size[rows]
         fits = card_fits(self.fleet, shape, rows)
         order = np.argsort(np.where(fits, left, LARGEST), axis=1, kind="stable")[:, : shape.cards]
+        # of each card that would be used, what is free
         percent = np.take_along_axis(left * 100 // np.maximum(size, 1), order, axis=1)
-        free = (left == size) & (size > 0)
-        score = _packing_score(percent, free.sum(axis=1), self.fleet.cards[rows])
+        to_open, free = (percent == 100).sum(axis=1), ((left == size) & (size > 0)).sum(axis=1)
+        used = np.maximum(FULL_SCORE - percent.sum(axis=1) // 10, FULL_SCORE // 2)
+        opened = np.maximum(FULL_SCORE // 2 - to_open, FULL_SCORE // 3)
+        empty = np.maximum(FULL_SCORE // 3 - free, free)
+        is_empty = free == self.fleet.cards[rows]
+        score: Ints = np.where(is_empty, empty, np.where(to_open > 0, opened, used))
         return keys_of(-score, rows), order[:, 0].astype(np.int64)
-
-
-def _packing_score(percent: AnyInts, free: Ints, cards: Ints) -> Ints:
-    """`percent`: what is free of each card to be used; `free`, `cards`: of the node, wholly free and all."""
-    to_open = (percent == 100).sum(axis=1)
-    used = np.maximum(FULL_SCORE - percent.sum(axis=1) // 10, FULL_SCORE // 2)
-    opened = np.maximum(FULL_SCORE // 2 - to_open, FULL_SCORE // 3)
-    empty = np.maximum(FULL_SCORE // 3 - free, free)
-    score: Ints = np.where(free == cards, empty, np.where(to_open > 0, opened, used))
-    return score
 
 
 class Spread(NodePolicy):
