@@ -222,20 +222,16 @@ def _convert(info: SettingInfo, value: Any, source: str) -> Any:
         return msgspec.convert(value, info.type, strict=not isinstance(value, (str, list, tuple)))
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of bytes that are no text
         shown_value = "…" if info.secret else printable_value(value)
-        words = f"must be {allowed}" if (allowed := _allowed(info)) else str(error).removesuffix(" - at `$`")
+        bare, meta = _bare(info.type), _meta(info.type)
+        low, high = (meta.ge, meta.le) if meta else (None, None)
+        allowed = {int: "a whole number", float: "a number", bool: "true or false"}.get(bare, "")
+        if typing.get_origin(bare) is typing.Literal:
+            allowed = f"one of {', '.join(map(str, typing.get_args(bare)))}"
+        elif allowed and low is not None:
+            allowed += f" from {low:g} to {high:g}" if high is not None else f", at least {low:g}"
+        # where there is no plain word for what would be right, msgspec says it
+        words = f"must be {allowed}" if allowed else str(error).removesuffix(" - at `$`")
         raise SettingsError(f'{source} is "{shown_value}", {words}: {info.meaning}') from error
-
-
-def _allowed(info: SettingInfo) -> str:
-    """What would be right, for people; "" where only msgspec can say it."""
-    bare, meta = _bare(info.type), _meta(info.type)
-    if typing.get_origin(bare) is typing.Literal:
-        return f"one of {', '.join(map(str, typing.get_args(bare)))}"
-    kind = {int: "a whole number", float: "a number", bool: "true or false"}.get(bare, "")
-    low, high = (meta.ge, meta.le) if meta else (None, None)
-    if low is None or not kind:
-        return kind
-    return f"{kind} from {low:g} to {high:g}" if high is not None else f"{kind}, at least {low:g}"
 
 
 def _meta(hint: Any) -> msgspec.Meta | None:

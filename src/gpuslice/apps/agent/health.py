@@ -43,10 +43,13 @@ class Health:
         """A driver's report: one without a uuid may mean any card, so it means all."""
         if event.xid in IGNORED_XIDS:
             return self
-        hit = [event.uuid] if event.uuid else list(uuids)
-        return replace(
-            self, faults={**self.faults, **{uuid: self._fault(uuid, event.xid, now_s) for uuid in hit}}
-        )
+        faults = {**self.faults}
+        for uuid in [event.uuid] if event.uuid else uuids:
+            known = self.faults.get(uuid)
+            times = known.times + 1 if known else 1
+            until_s = now_s + self.recovery_s * 2.0 ** min(times - 1, 16) if self.recovery_s else None
+            faults[uuid] = Fault(f"Xid {event.xid}", until_s, times)
+        return replace(self, faults=faults)
 
     def seen(self, answering: Iterable[str], known: Iterable[str]) -> Health:
         """Of the `known` cards those not `answering` are lost."""
@@ -62,12 +65,6 @@ class Health:
         faults = {uuid: fault.reason for uuid, fault in self.faults.items() if fault.reason}
         excluded = dict.fromkeys(self.excluded, "excluded by the operator")
         return {**faults, **excluded, **dict.fromkeys(self.lost, LOST)}
-
-    def _fault(self, uuid: str, xid: int, now_s: float) -> Fault:
-        known = self.faults.get(uuid)
-        times = known.times + 1 if known else 1
-        until_s = now_s + self.recovery_s * 2.0 ** min(times - 1, 16) if self.recovery_s else None
-        return Fault(f"Xid {xid}", until_s, times)
 
 
 def _forgiven(fault: Fault, now_s: float) -> Fault:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -40,14 +40,12 @@ def kept_off(affinity: Json | None, label: str) -> dict[str, Any]:
     node = dict(found.get("nodeAffinity") or {})
     required = dict(node.get(REQUIRED) or {})
     terms = required.get("nodeSelectorTerms") or [{}]
-    required["nodeSelectorTerms"] = [dict(_narrowed(term, label)) for term in terms]
+    required["nodeSelectorTerms"] = []
+    for term in terms:  # they are alternatives
+        own = term.get("matchExpressions") or []
+        missing = [each for each in _not_shared(label) if each not in own]
+        required["nodeSelectorTerms"].append({**term, "matchExpressions": [*own, *missing]})
     return {**found, "nodeAffinity": {**node, REQUIRED: required}}
-
-
-def _narrowed(term: Json, label: str) -> Iterator[tuple[str, Any]]:
-    own = term.get("matchExpressions") or []
-    yield from term.items()
-    yield "matchExpressions", [*own, *(each for each in _not_shared(label) if each not in own)]
 
 
 def _not_shared(label: str) -> Sequence[Json]:

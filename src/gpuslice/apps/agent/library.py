@@ -55,7 +55,8 @@ class Library:
     def check(self) -> None:
         """See that all is in place, mending what can be. Raises `IsolationMissingError` naming the file."""
         for again in (True, False):
-            missing = [path for path in self._files() if not path.is_file()]
+            files = (self._root / self.folder / LIBRARY, self._root / PRELOAD)
+            missing = [path for path in files if not path.is_file()]
             if missing and again and self._source and self._writes:
                 self.install(self._source)
             elif missing:
@@ -80,9 +81,6 @@ class Library:
             unused = path.name != self.version and path.name not in used
             if unused and time.time() - path.stat().st_mtime > older_than_s:
                 shutil.rmtree(path, ignore_errors=True)
-
-    def _files(self) -> tuple[Path, Path]:
-        return self._root / self.folder / LIBRARY, self._root / PRELOAD
 
 
 def _put(path: Path, content: bytes, mode: int) -> None:
@@ -110,12 +108,8 @@ def replace_file(path: Path, content: bytes, mode: int, *, lasting: bool = False
         Path(name).unlink(missing_ok=True)
         raise
     if lasting:
-        _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -55,20 +55,18 @@ class Sweeper:
     async def sweep(self) -> None:
         """One round. Raises OSError for what cannot be removed, after everything else was."""
         for name, _, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
-            if age_s > self._after_s:
-                self._discard_unused(name)  # at once: kubelet may ask for the same ids any moment
+            if age_s <= self._after_s:
+                continue
+            # at once: kubelet may ask for the same ids any moment
+            owner = self._folders.owner(name)
+            last = name == self._folders.current(owner.ids)
+            if self._state.alive(owner.uid):  # used by its pod; of several for the same ids the last is
+                ids = self._state.listed_ids(owner.uid, owner.container)
+                used = ids is None or (ids == frozenset(owner.ids) and last)
+            else:  # or by the one with its ids now
+                used = last and not self._state.held_ids().isdisjoint(owner.ids)
+            if not used:
+                self._folders.discard(name)
+                _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
         await asyncio.to_thread(self._folders.sweep_libraries, self._after_s)
         await asyncio.to_thread(self._folders.empty_trash, BUDGET_S)
-
-    def _discard_unused(self, name: str) -> None:
-        """It is used by its pod, or by the one with its ids now; of several for the same ids the last is."""
-        owner = self._folders.owner(name)
-        last = name == self._folders.current(owner.ids)
-        if self._state.alive(owner.uid):
-            ids = self._state.listed_ids(owner.uid, owner.container)
-            used = ids is None or (ids == frozenset(owner.ids) and last)
-        else:
-            used = last and not self._state.held_ids().isdisjoint(owner.ids)
-        if not used:
-            self._folders.discard(name)
-            _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
@@ -53,21 +53,13 @@ def read_report(client: SyncClient, node: str = "") -> Report:
         raise NoSuchNodeError(f'nodes "{node}" not found' + (f"; {hint}" if hint else "")) from error
     fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
-    held = _held_by_claims(client, nodes)
-    return report(map(node_facts, nodes), (pod_facts(pod, held) for pod in pods))
-
-
-def _held_by_claims(client: SyncClient, nodes: Iterable[Node]) -> Mapping[str, Sequence[ClaimedSlice]]:
-    """What claims gave of these nodes' cards, by the pod's uid. Of pods that share a claim the first has it.
-
-    Claims that we may not read hold nothing here, and it is said.
-    """
-    cards = {node.metadata.name: _cards_of_claims(node) for node in nodes}
+    cards = {each.metadata.name: _cards_of_claims(each) for each in nodes}
+    held: Mapping[str, Sequence[ClaimedSlice]] = {}  # by the pod's uid; of pods that share a claim the first
     try:
-        return held_by_claims(client.list(RESOURCE_CLAIMS) if any(cards.values()) else (), cards)
+        held = held_by_claims(client.list(RESOURCE_CLAIMS) if any(cards.values()) else (), cards)
     except KubeError as error:
         complain(f"claims cannot be read, so what they hold is not shown: {error}")
-        return {}
+    return report(map(node_facts, nodes), (pod_facts(pod, held) for pod in pods))
 
 
 def _cards_of_claims(node: Node) -> tuple[Card, ...]:

@@ -10,7 +10,7 @@ from gpuslice.adapters.kube.resources import DICT, SERVICES, Resource
 from gpuslice.core import hami, kai
 from gpuslice.core.contract import AMOUNT_NAMES, EXCLUSIVE_GPU, GPU_MEM, LABEL_SCHEDULE
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.form import ContainerForm, PodForm, limit_field, without
+from gpuslice.core.form import PodForm, limit_field, without
 from gpuslice.core.mode import SCHEDULES
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.units import UNIT_MIB
@@ -97,26 +97,23 @@ def time_sliced(node: Object) -> bool:
 
 
 def _of_slices(pod: PodForm, sizes: Sizes) -> PodForm:
-    return replace(pod, containers=tuple(_slices(each, sizes) for each in pod.containers))
-
-
-def _slices(container: ContainerForm, sizes: Sizes) -> ContainerForm:
     names = [SLICE, EXCLUSIVE_GPU] if sizes.slices_alone else [SLICE]
-    name = next((each for each in names if container.limits.get(each)), "")
-    count = whole_number(container.limits.get(name)) if name else 0
-    if not count:
-        return container
-    if not sizes.slice_units:
-        must_be = (
-            f"replaced by {GPU_MEM}: how large a slice is cannot be told from the nodes, say --slice-units"
-        )
-        raise InvalidRequestError(limit_field(container, name), container.limits[name], must_be)
-    amount = {GPU_MEM: str(count * sizes.slice_units)}
-    return replace(
-        container,
-        limits={**without(container.limits, [name]), **amount},
-        requests={**without(container.requests, [name]), **amount},
-    )
+    containers = []
+    for each in pod.containers:
+        name = next((name for name in names if each.limits.get(name)), "")
+        count = whole_number(each.limits.get(name)) if name else 0
+        if not count:
+            containers.append(each)
+            continue
+        if not sizes.slice_units:
+            unknown = "how large a slice is cannot be told from the nodes, say --slice-units"
+            must_be = f"replaced by {GPU_MEM}: {unknown}"
+            raise InvalidRequestError(limit_field(each, name), each.limits[name], must_be)
+        amount = {GPU_MEM: str(count * sizes.slice_units)}
+        limits = {**without(each.limits, [name]), **amount}
+        requests = {**without(each.requests, [name]), **amount}
+        containers.append(replace(each, limits=limits, requests=requests))
+    return replace(pod, containers=tuple(containers))
 
 
 def _slices_lost(pod: PodForm) -> Iterable[str]:

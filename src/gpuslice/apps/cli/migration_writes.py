@@ -47,29 +47,26 @@ def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Ite
     Raises `KubeError` where the API server is away or lets us write nothing: the rest is for another run.
     """
     for change in changes:
+        resource, name, namespace = change.resource, change.name, change.namespace
         try:
-            _carry_out(client, system, change)
+            if change.kept is not None:
+                _remember(client, system, change)
+                client.delete(resource, name, namespace)
+            elif change.ended:
+                with contextlib.suppress(NotFoundError):
+                    client.delete(resource, name, namespace)
+            elif change.made is not None:
+                with contextlib.suppress(AlreadyExistsError):  # made by a run that broke off
+                    client.create(resource, change.made, namespace)
+            else:
+                version = change.version
+                client.json_patch(resource, name, change.operations, namespace, resource_version=version)
         except (UnavailableError, ForbiddenError):
             raise
         except KubeError as error:
             yield change, str(error)
         else:
             yield change, ""
-
-
-def _carry_out(client: SyncClient, system: str, change: Change) -> None:
-    resource, name, namespace = change.resource, change.name, change.namespace
-    if change.kept is not None:
-        _remember(client, system, change)
-        client.delete(resource, name, namespace)
-    elif change.ended:
-        with contextlib.suppress(NotFoundError):
-            client.delete(resource, name, namespace)
-    elif change.made is not None:
-        with contextlib.suppress(AlreadyExistsError):  # made by a run that broke off
-            client.create(resource, change.made, namespace)
-    else:
-        client.json_patch(resource, name, change.operations, namespace, resource_version=change.version)
 
 
 def recorded(client: SyncClient) -> Mapping[str, str]:

@@ -218,12 +218,8 @@ def run(chosen: Plan, progress: Callable[[float], None]) -> Simulation:
         progress(done)
 
     for name in chosen.policies:
-        outcome = place_all(chosen.nodes, chosen.pods, name, _after(done, progress))
+        outcome = place_all(chosen.nodes, chosen.pods, name, lambda part: progress(done + part))
         tried()
         needed = cards_needed(chosen.nodes, chosen.pods, name, tried) if chosen.needed else None
         results[name] = Result(outcome, needed)
     return Simulation(chosen, results)
-
-
-def _after(done: int, progress: Callable[[float], None]) -> Callable[[float], None]:
-    return lambda part: progress(done + part)

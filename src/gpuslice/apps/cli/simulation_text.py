@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from gpuslice.apps.cli.simulation import Result, Simulation
+from gpuslice.apps.cli.simulation import Simulation
 from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.policy import Shape
 from gpuslice.core.simulation.capacity import Outcome, Unplaced
@@ -34,15 +34,13 @@ def document(simulation: Simulation) -> dict[str, Any]:
     }
     if chosen.now is not None:
         head["now"] = _outcome(chosen.now)
-    return head | {"policies": [_policy(name, result) for name, result in simulation.policies.items()]}
-
-
-def _policy(name: str, result: Result) -> dict[str, Any]:
-    document = {"policy": name, **_outcome(result.outcome)}
-    if result.needed is not None:
-        needed = result.needed
-        document["needed"] = {"nodes": needed.nodes, "cards": needed.cards, "added": needed.added}
-    return document
+    policies = []
+    for name, result in simulation.policies.items():
+        policy = {"policy": name, **_outcome(result.outcome)}
+        if (needed := result.needed) is not None:
+            policy["needed"] = {"nodes": needed.nodes, "cards": needed.cards, "added": needed.added}
+        policies.append(policy)
+    return head | {"policies": policies}
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:

@@ -8,8 +8,6 @@ column.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 _PADDING = 2
 
 
@@ -18,24 +16,19 @@ def aligned(text: str) -> str:
     lines = [line.split("\t") for line in text.split("\n")]
     widths: list[list[int]] = [[] for _ in lines]
     for column in range(max(map(len, lines)) - 1):
-        _measure(lines, column, widths)
+        block: list[int] = []  # lines in a row that have this column: it has one width in all of them
+        for number in range(len(lines) + 1):
+            if number < len(lines) and column < len(lines[number]) - 1:
+                block.append(number)
+                continue
+            width = max((len(lines[member][column]) for member in block), default=0) + _PADDING
+            for member in block:
+                widths[member].append(width)
+            block = []
     return "\n".join(
         "".join(cell.ljust(width) for cell, width in zip(line, [*wide, 0], strict=True))
         for line, wide in zip(lines, widths, strict=True)
     )
-
-
-def _measure(lines: Sequence[list[str]], column: int, widths: list[list[int]]) -> None:
-    """Append to `widths` the width of `column` for each line that has it, block by block."""
-    block: list[int] = []
-    for number in range(len(lines) + 1):
-        if number < len(lines) and column < len(lines[number]) - 1:
-            block.append(number)
-            continue
-        width = max((len(lines[member][column]) for member in block), default=0) + _PADDING
-        for member in block:
-            widths[member].append(width)
-        block = []
 
 
 def row(*cells: object) -> str:

@@ -21,26 +21,19 @@ def ends(pem: bytes) -> datetime | None:
     if match is None:
         return None
     try:
-        return _not_after(base64.b64decode(match[1]))
+        certificate = next(_elements(base64.b64decode(match[1])))[1]
+        signed = next(_elements(certificate))[1]
+        fields = [each for each in _elements(signed) if each[0] != _VERSION]
+        validity = fields[3][1]  # serial number, signature, issuer, validity
+        tag, not_after = list(_elements(validity))[1]
+        text = not_after.decode("ascii")
+        if tag == _UTC_TIME:  # two digits of the year: 50 to 99 are of the last century
+            text = ("19" if int(text[:2]) >= 50 else "20") + text
+        elif tag != _GENERALIZED_TIME:
+            return None
+        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
     except (ValueError, IndexError, StopIteration):
         return None
-
-
-def _not_after(der: bytes) -> datetime:
-    certificate = next(_elements(der))[1]
-    signed = next(_elements(certificate))[1]
-    fields = [each for each in _elements(signed) if each[0] != _VERSION]
-    validity = fields[3][1]  # serial number, signature, issuer, validity
-    tag, text = list(_elements(validity))[1]
-    return _time(tag, text.decode("ascii"))
-
-
-def _time(tag: int, text: str) -> datetime:
-    if tag == _UTC_TIME:  # two digits of the year: 50 to 99 are of the last century
-        text = ("19" if int(text[:2]) >= 50 else "20") + text
-    elif tag != _GENERALIZED_TIME:
-        raise ValueError(f"tag {tag} is no time")
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -123,13 +123,12 @@ class Claims:
                 continue
             amounts = (exact.capacity.requests if exact.capacity is not None else None) or {}
             asked = whole_number(amounts.get(CLAIM_MEMORY))
-            units = self._largest() if asked is None else -(-asked // (UNIT_MIB[self.unit] * MIB))
+            if asked is None:  # who names no amount wants a whole card: the largest
+                states = (self.ledger.state(name) for name in self.nodes())
+                units = max((card.units for state in states if state for card in state.node.cards), default=1)
+            else:
+                units = -(-asked // (UNIT_MIB[self.unit] * MIB))
             yield units, whole_number(amounts.get(CLAIM_COMPUTE)) or 0, exact.count
-
-    def _largest(self) -> int:
-        """Of a card: who names no amount wants a whole one."""
-        states = (self.ledger.state(name) for name in self.nodes())
-        return max((card.units for state in states if state for card in state.node.cards), default=1)
 
     def nodes(self) -> list[str]:
         """Those that offer cards by claims."""

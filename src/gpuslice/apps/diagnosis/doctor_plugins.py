@@ -16,24 +16,17 @@ _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # reasons for which 
 def somewhere(facts: Facts) -> Iterator[Finding]:
     """Without any node that is to share its cards, nothing can be wrong with one, and nobody gets a card."""
     offered = any(amount(node, names_of(node).memory) for node in facts.nodes)
-    if not offered and not facts.labelled():
-        yield Finding(
-            Level.ERROR if facts.wants_cards else Level.NOTE,
-            "cluster",
-            f"no node is labelled {facts.node_label}=true, so none offers parts of its cards",
-            _label_one(facts),
-        )
-
-
-def _label_one(facts: Facts) -> str:
-    """The command, with the name of a node that gives out whole cards if there is one."""
+    if offered or facts.labelled():
+        return
+    # the command names a node that gives out whole cards if there is one
     whole = [node for node in facts.nodes if (node.status.capacity or {}).get(EXCLUSIVE_GPU, "0") != "0"]
     name = whole[0].metadata.name if whole else "NODE"
     which = "which has cards" if whole else "where NODE is one with cards"
-    command = f"kubectl label node {name} --overwrite {facts.node_label}=true, {which}"
-    if not facts.wants_cards:
-        return command
-    return f"{command}; to pass without any, leave --want-cards out (of `helm test`: test.wantCards=false)"
+    fix = f"kubectl label node {name} --overwrite {facts.node_label}=true, {which}"
+    if facts.wants_cards:
+        fix += "; to pass without any, leave --want-cards out (of `helm test`: test.wantCards=false)"
+    what = f"no node is labelled {facts.node_label}=true, so none offers parts of its cards"
+    yield Finding(Level.ERROR if facts.wants_cards else Level.NOTE, "cluster", what, fix)
 
 
 def not_offered(facts: Facts, node: Node) -> Finding:

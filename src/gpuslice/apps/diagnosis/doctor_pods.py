@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
 from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, resources_of
-from gpuslice.core import model
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
 from gpuslice.core.words import counted
@@ -84,14 +82,15 @@ def running_without_devices(facts: Facts) -> Iterator[Finding]:
 
 def waiting(facts: Facts) -> Iterator[Finding]:
     """Pods without a node: those that fit nowhere, not even on empty cards, and those that wait for room."""
-    found = [(each, _asking(facts, each)) for each in facts.pods if not each.spec.node_name]
-    queue = [
-        (each, pod)
-        for each, pod in found
-        if pod.request is not None
-        and not pod.problem
-        and facts.now - _time(each.metadata.creation_timestamp) >= PATIENCE
-    ]
+    queue = []
+    for each in facts.pods:
+        if each.spec.node_name:
+            continue
+        claimed = facts.claims.of(each) if facts.claims is not None else None
+        pod = claimed.pod if claimed is not None else pod_view(each)
+        waited = facts.now - _time(each.metadata.creation_timestamp)
+        if pod.request is not None and not pod.problem and waited >= PATIENCE:
+            queue.append((each, pod))
     if not queue:
         return
     ledger, places = facts.ledger(), [place_of(node) for node in facts.nodes]
@@ -107,12 +106,6 @@ def waiting(facts: Facts) -> Iterator[Finding]:
     if (more := len(queue) - MOST_EXPLAINED) > 0:
         where, what = "pods", f"{counted(more, 'more pod')} that ask for a part of a card wait"
         yield Finding(Level.NOTE, where, what, "gpuslice explain -n NAMESPACE tells of each")
-
-
-def _asking(facts: Facts, pod: Pod) -> model.Pod:
-    """The pod, with what it asks for by claims."""
-    claimed = facts.claims.of(pod) if facts.claims is not None else None
-    return claimed.pod if claimed is not None else pod_view(pod)
 
 
 def falling_over(facts: Facts) -> Iterator[Finding]:

@@ -69,7 +69,17 @@ def webhook(facts: Facts) -> Iterator[Finding]:
             )
         for each in hook.get("webhooks") or []:
             yield from _lockout(where, each)
-            yield from _bundle(facts, where, each)
+            if bundle := (each.get("clientConfig") or {}).get("caBundle"):
+                runs_out = ends(base64.b64decode(bundle))
+                yield from _ending(where, "certificate authority", runs_out, facts.now)
+            else:
+                yield Finding(
+                    Level.WARNING,
+                    where,
+                    "has no caBundle: the API server cannot trust the webhook",
+                    "see that cert-manager's CA injector runs, or give the chart "
+                    "webhook.certificate.caBundle",
+                )
     for secret in facts.secrets:
         meta = secret["metadata"]
         shown = ends(base64.b64decode((secret.get("data") or {}).get("tls.crt", "")))
@@ -89,19 +99,6 @@ def _lockout(where: str, hook: Object) -> Iterator[Finding]:
             "cannot mend itself",
             f"leave {SYSTEM_NAMESPACE} out by namespaceSelector, or set failurePolicy: Ignore",
         )
-
-
-def _bundle(facts: Facts, where: str, hook: Object) -> Iterator[Finding]:
-    bundle = (hook.get("clientConfig") or {}).get("caBundle")
-    if not bundle:
-        yield Finding(
-            Level.WARNING,
-            where,
-            "has no caBundle: the API server cannot trust the webhook",
-            "see that cert-manager's CA injector runs, or give the chart webhook.certificate.caBundle",
-        )
-        return
-    yield from _ending(where, "certificate authority", ends(base64.b64decode(bundle)), facts.now)
 
 
 def _ending(where: str, what: str, end: datetime | None, now: datetime) -> Iterator[Finding]:
