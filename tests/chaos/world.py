@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.extender.main import Extender

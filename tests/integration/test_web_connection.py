@@ -8,12 +8,14 @@ import json
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import uvloop
 
 from gpuslice.adapters.web.app import Probes, get, make_app, post
-from gpuslice.adapters.web.connection import Clients, Patience
+from gpuslice.adapters.web.clients import Clients, Patience
+from gpuslice.adapters.web.connection import Connection
 from gpuslice.adapters.web.exposition import Piece
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from tests import HANG_S
@@ -86,7 +88,7 @@ async def serving(patience: Patience = PATIENT) -> AsyncIterator[Server]:
     routes = [post("/echo", echo), get("/echo", echo), post("/later", later), get("/in/{}", echo)]
     app = make_app(Probes("1", lambda: "", lambda _: [Piece(b"up 1\n", 1)]), routes)
     clients = Clients(app, LIMIT_BYTES, patience)
-    server = await asyncio.get_running_loop().create_server(clients, "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(partial(Connection, clients), "127.0.0.1", 0)
     try:
         yield Server(clients, server.sockets[0].getsockname()[1])
     finally:

@@ -22,7 +22,7 @@ import trustme
 import uvloop
 
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app, post
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, pieces
 from gpuslice.adapters.web.logs import JsonFormatter
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpuslice.adapters.web.app import Router, for_operators, get
-from gpuslice.adapters.web.connection import is_local
+from gpuslice.adapters.web.clients import is_local
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.exposition import Format, Piece, end_of, gzipped, joined, pieces
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format

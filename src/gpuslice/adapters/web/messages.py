@@ -76,7 +76,7 @@ def text_answer(text: str, status: int = 200) -> HttpResponse:
 
 
 def head_of(answer: HttpResponse, last: bool) -> bytes:
-    """The bytes before the body; `last`: nothing follows on this connection."""
+    """The bytes before the body in HTTP/1.1; `last`: nothing follows on this connection."""
     own = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
     # said always: a client that speaks HTTP/1.0 keeps its connection only when told to
     connection = "close" if last else "keep-alive"
@@ -85,6 +85,17 @@ def head_of(answer: HttpResponse, last: bool) -> bytes:
         f"Content-Length: {answer.length_bytes}\r\nDate: {_date(int(time.time()))}\r\n"
         f"{own}Connection: {connection}\r\n\r\n"
     ).encode("latin-1")
+
+
+def fields_of(answer: HttpResponse) -> list[tuple[bytes, bytes]]:
+    """The same as header fields, as HTTP/2 wants them: names in lower case, and nothing of the connection."""
+    fields = {
+        "content-type": answer.content_type,
+        "content-length": str(answer.length_bytes),
+        "date": _date(int(time.time())),
+        **{name.lower(): value for name, value in answer.headers.items()},
+    }
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
 
 
 @lru_cache(maxsize=100)

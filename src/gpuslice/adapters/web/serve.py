@@ -13,10 +13,12 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuslice.adapters.web.connection import Admit, App, Clients
+from gpuslice.adapters.web.clients import Admit, App, Clients
+from gpuslice.adapters.web.connection import Connection
 from gpuslice.core.errors import GpusliceError, words_of
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class Listen:
 
     `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
     `client_names`: as `Clients.names`.
+    `http2`: clients that want HTTP/2 get it, with TLS alone; who speaks HTTP/1.1 is served as before.
     `oldest_tls`: what a client must speak at least.
     `inherited`: a listening socket that somebody else opened for us, in place of host and port.
     `body_limit_bytes`, `most_bytes`, `admit`: as of `Clients`.
@@ -59,6 +62,7 @@ class Listen:
     must_show: bool = False
     client_names: frozenset[str] = frozenset()
     oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    http2: bool = False
     drain_s: float = 5.0  # what a request that is under way gets to finish
     reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
     inherited: socket.socket | None = None
@@ -102,7 +106,8 @@ async def serving(
             listening = socket.socket(fileno=os.dup(each.fileno()))
             listening.setblocking(False)
             listening.listen(BACKLOG)
-            beside.append(asyncio.create_task(_accept(listening, clients, context), name="accept"))
+            accepting = _accept(listening, _protocols(clients, listen), context)
+            beside.append(asyncio.create_task(accepting, name="accept"))
     try:
         address = server.sockets[0].getsockname()
         port = int(address[1]) if isinstance(address, tuple) else 0  # a unix socket has none
@@ -122,18 +127,30 @@ async def serving(
 async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext | None) -> asyncio.Server:
     """Bound; without TLS it also accepts."""
     loop, plain = asyncio.get_running_loop(), context is None
+    protocols = partial(Connection, clients)
     if listen.inherited is None:
         return await loop.create_server(
-            clients, listen.host, listen.port, backlog=BACKLOG, start_serving=plain
+            protocols, listen.host, listen.port, backlog=BACKLOG, start_serving=plain
         )
     if listen.inherited.family == socket.AF_UNIX:
         return await loop.create_unix_server(
-            clients, sock=listen.inherited, backlog=BACKLOG, start_serving=plain
+            protocols, sock=listen.inherited, backlog=BACKLOG, start_serving=plain
         )
-    return await loop.create_server(clients, sock=listen.inherited, backlog=BACKLOG, start_serving=plain)
+    return await loop.create_server(protocols, sock=listen.inherited, backlog=BACKLOG, start_serving=plain)
 
 
-async def _accept(listening: socket.socket, clients: Clients, context: ssl.SSLContext) -> None:
+def _protocols(clients: Clients, listen: Listen) -> Callable[[], asyncio.BaseProtocol]:
+    """Makes the protocol of a new client that speaks TLS."""
+    if not listen.http2:
+        return partial(Connection, clients)
+    from gpuslice.adapters.web.http2 import ByAlpn  # 3 MiB that most processes need not have
+
+    return partial(ByAlpn, clients)
+
+
+async def _accept(
+    listening: socket.socket, protocols: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext
+) -> None:
     """Accept connections with TLS, for ever. A server of asyncio would begin any number of handshakes at
     once, each with buffers of its own; here the oldest ends when there are too many."""
     loop = asyncio.get_running_loop()
@@ -142,7 +159,7 @@ async def _accept(listening: socket.socket, clients: Clients, context: ssl.SSLCo
     async def shake(connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the client's affair, also when it was not what TLS is
             await loop.connect_accepted_socket(
-                clients, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+                protocols, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
             )
 
     with contextlib.closing(listening):
@@ -234,6 +251,8 @@ async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[A
 def _tls_context(listen: Listen) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = listen.oldest_tls
+    if listen.http2:
+        context.set_alpn_protocols(["h2", "http/1.1"])
     context.num_tickets = 0  # kube-scheduler and Prometheus do not resume: a write less in each handshake
     try:
         context.load_cert_chain(listen.certificate, listen.key or None)

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.core.errors import GpusliceError, words_of
 from gpuslice.core.nesting import checked_depth

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.serve import CannotServeError, Listen, serving
 from gpuslice.apps.settings import SettingsError
 

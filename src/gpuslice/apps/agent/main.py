@@ -28,7 +28,7 @@ from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
 from gpuslice.adapters.otlp.exporter import exporter_to
 from gpuslice.adapters.web.app import Probes, for_operators, get, make_app
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.exposition import Family, MetricKind, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer

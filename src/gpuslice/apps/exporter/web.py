@@ -10,7 +10,7 @@ from pathlib import Path
 import gpuslice
 from gpuslice.adapters.web.app import Probes, Router, for_operators, get, metrics_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
-from gpuslice.adapters.web.connection import App
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving

@@ -27,7 +27,7 @@ from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.otlp.exporter import exporter_to
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, for_operators, get, make_app
-from gpuslice.adapters.web.connection import App, Clients
+from gpuslice.adapters.web.clients import App, Clients
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.adapters.web.logs import configure_logs
@@ -315,6 +315,7 @@ def listen_of(settings: ExtenderSettings) -> Listen:
         key=settings.tls_key,
         client_ca=settings.tls_client_ca,
         client_names=frozenset(settings.tls_client_names),
+        http2=settings.http2,
         body_limit_bytes=LARGEST_QUESTION_BYTES,
         most_bytes=most_bytes(memory_limit_bytes()),
     )

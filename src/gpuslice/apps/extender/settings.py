@@ -140,6 +140,14 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
             "the CA signs for others too; any certificate of the CA will do when empty."
         ),
     ] = ()
+    http2: Annotated[
+        bool,
+        about(
+            "Speak HTTP/2 with clients that want it, as kube-scheduler does: one connection for all, in "
+            "place of a TLS handshake for nearly each bind. Needs --tls-certificate. Turn it off if a proxy "
+            "on the way fails with it."
+        ),
+    ] = True
     anonymous: Annotated[
         tuple[Literal["inspect", "metrics"], ...],
         about("What may be read without a certificate despite --tls-client-ca: inspect, metrics or both."),

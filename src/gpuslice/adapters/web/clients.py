@@ -1,0 +1,203 @@
+"""Who is connected to one of our servers, and what all of them together may take: memory, files, time."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABCMeta, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, cast
+
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+
+App = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
+"""Answers requests, at once where it can. It raises nothing: an error is an answer too."""
+
+Admit = Callable[[HttpRequest], int | HttpResponse]
+"""How many bytes of body a request may bring, by its head; or why it is not wanted at all."""
+
+READ_BYTES = 256 << 10  # at a time: the question of a large cluster comes in one
+STEP_BITS = 16  # so often, in bytes as a power of two, what a connection holds is added to all the others'
+_MOMENT_S = 1.0  # who has sent for longer makes room for others
+MOST_CLIENTS = 256
+"""kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client may take, in seconds."""
+
+    request_s: float = 30.0  # from the first byte of a request to its last
+    answer_s: float = 60.0  # to take an answer off our hands
+    idle_s: float = 600.0  # between two requests: longer than clients keep idle connections themselves
+    linger_s: float = 2.0  # to read a refusal while it is still sending
+
+
+@dataclass(slots=True)
+class Clients:
+    """All connections of one server, whichever HTTP they speak.
+
+    `body_limit_bytes` is of one request, where `admit` does not say less; `most_bytes` of all together, with
+    answers that are not taken. `names`: of these a client's certificate must have one for the client to be
+    known; any will do where there are none.
+    """
+
+    app: App
+    body_limit_bytes: int
+    patience: Patience = Patience()
+    most: int = MOST_CLIENTS
+    names: frozenset[str] = frozenset()
+    admit: Admit | None = None
+    most_bytes: int = 64 << 20
+    draining: bool = False
+    connections: set[Client] = field(default_factory=set)
+    answering: set[asyncio.Task[None]] = field(default_factory=set)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
+    """What has just been read, by whichever connection: it is parsed before the next one reads."""
+
+    def body_limit(self, request: HttpRequest) -> int | HttpResponse:
+        """How many bytes of body a request may bring, or why it is refused by its head alone."""
+        allowed = self.body_limit_bytes if self.admit is None else self.admit(request)
+        if isinstance(allowed, HttpResponse):
+            return allowed
+        if int(request.headers.get("content-length", 0)) > allowed:
+            return too_large(allowed)
+        if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+            sentence = f"the request's body is encoded as {encoding}, must not be encoded"
+            return json_answer({"error": sentence}, 415)
+        return allowed
+
+    def hand_over(self, answering: Coroutine[Any, Any, None]) -> None:
+        """Have an answer made that takes its time; it is made to its end, also when the client has left."""
+        task = asyncio.ensure_future(answering)
+        self.answering.add(task)
+        task.add_done_callback(self.answering.discard)
+
+    def welcome(self, connection: Client, now: float) -> None:
+        """A new client. Of too many the one that has been silent longest goes: each is an open file."""
+        self.connections.add(connection)
+        if len(self.connections) > self.most:
+            max(self.connections, key=lambda each: each.silent_s(now)).abort()
+
+    def held_bytes(self) -> int:
+        """Of bodies that are on their way or being answered, and of answers that are not taken."""
+        return sum(each.held_bytes for each in self.connections)
+
+    def makes_room(self, wanting: Client, now: float) -> bool:
+        """Whether all together hold no more than they may. For `wanting` others go: first who showed no
+        certificate, of them who has been sending or reading for longest; but nobody who has only just begun.
+        """
+        held = {each: each.held_bytes for each in self.connections}
+        while sum(held.values()) > self.most_bytes:
+            slow = [each for each, size in held.items() if size and each.silent_s(now) > _MOMENT_S]
+            if not slow:
+                return False
+            goes = max(slow, key=lambda each: (not each.known, each.silent_s(now)))
+            if goes is wanting:
+                return False
+            goes.abort()
+            del held[goes]
+        return True
+
+    def end_idle(self) -> None:
+        """Have all come back on new connections, which may lead elsewhere; what was begun is answered."""
+        for connection in list(self.connections):
+            connection.end_when_idle()
+
+    def sweep(self, now: float) -> None:
+        """Cut off those that took too long. Looked at now and then: a timer for each request costs more."""
+        for connection in list(self.connections):
+            connection.hurry(now)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let what is under way finish, then cut everything off. Nobody new may come any more."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.end_when_idle()
+        try:
+            # before Python 3.11.3 `timeout` does not raise TimeoutError in a task that has been cancelled
+            await asyncio.wait_for(self.all_gone(), timeout_s)
+        except TimeoutError:
+            for task in self.answering:
+                task.cancel()
+            for connection in list(self.connections):
+                connection.abort()
+            await asyncio.gather(*self.answering, return_exceptions=True)
+
+    async def all_gone(self) -> None:
+        """Until the last client has left and the last response is made."""
+        while self.connections or self.answering:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
+    """One connection, and who it is from. `known` and `local`: as of `HttpRequest`."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None  # None before and after
+        self.known = self.local = False
+        self._since = self._loop.time()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
+        shown = transport.get_extra_info("peercert")  # it has been verified
+        self.known = bool(shown) and (not self._clients.names or bool(self._clients.names & names_of(shown)))
+        self.local = is_local(transport.get_extra_info("peername"))
+        self._clients.welcome(self, self._loop.time())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._clients.connections.discard(self)
+        self._clients.changed.set()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._clients.buffer
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    @abstractmethod
+    def end_when_idle(self) -> None:
+        """Have the client come back on another connection, once what it has asked for is answered."""
+
+    @abstractmethod
+    def hurry(self, now: float) -> None:
+        """Cut off what takes too long."""
+
+    @property
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Of requests on their way or being answered, and of answers that are not taken."""
+
+    @abstractmethod
+    def silent_s(self, now: float) -> float:
+        """For how long nothing has come to an end here; less than nothing while an answer is being made."""
+
+
+def too_large(limit_bytes: int) -> HttpResponse:
+    return json_answer({"error": f"the request's body has more than {limit_bytes} bytes"}, 413)
+
+
+def is_local(peer: object) -> bool:
+    """Whether who connected is on this machine: on loopback, or on a unix socket, which has no address."""
+    if not isinstance(peer, tuple) or not peer:
+        return True
+    try:
+        address = ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def names_of(certificate: Mapping[str, Any]) -> set[str]:
+    """Common name and DNS names of a certificate, as `ssl.SSLSocket.getpeercert` has it."""
+    subject = [pair for pairs in certificate.get("subject", ()) for pair in pairs]
+    names = [*subject, *certificate.get("subjectAltName", ())]
+    return {value for kind, value in names if kind in {"commonName", "DNS"}}
