@@ -13,7 +13,7 @@ import pytest
 from cel_expr_python import cel
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import NODE_GPUS
+from gpuslice.core.contract import NODE_GPUS, NODE_LINKS, NODE_TIER
 from tests.contract.test_chart import helm, render
 
 __all__ = ["helm"]
@@ -94,7 +94,8 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
         denial(policy, "pods", bare, changed(POD, metadata__annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
         == ""
     )
-    noted = changed(NODE, metadata__annotations={"theirs": "x", NODE_GPUS: "[]"})
+    said = dict.fromkeys((NODE_GPUS, NODE_LINKS, NODE_TIER), "")
+    noted = changed(NODE, metadata__annotations={"theirs": "x", **said})
     assert denial(policy, "nodes", NODE, noted) == ""
     counted = changed(NODE, status__capacity={"cpu": "8", "aliyun.com/gpu-count": "2"})
     assert denial(policy, "nodes/status", NODE, counted) == ""

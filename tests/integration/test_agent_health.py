@@ -45,6 +45,36 @@ async def test_a_critical_xid_takes_its_card_out_in_one_message(tmp_path: Path) 
         await node.annotated("p", IDX="0")
 
 
+async def test_the_node_says_how_near_its_cards_are_where_they_differ(tmp_path: Path) -> None:
+    """Also while one of them is lost: what is near to what does not change by that."""
+    four = dict.fromkeys(range(4), V100)
+    pairs = {(0, 1): 3, (2, 3): 3}
+    links = [
+        {"uuid": uuid(one), "other": uuid(other), "link": pairs.get((one, other), 1)}
+        for one in four
+        for other in range(one + 1, 4)
+    ]
+    async with Bench(tmp_path, four, settings=SETTINGS).running() as node:
+
+        async def said() -> str | None:
+            found: str | None = (await node.node_object())["metadata"]["annotations"].get("gpuslice.io/links")
+            return found
+
+        async def says(text: str) -> bool:
+            return await said() == text
+
+        assert await said() is None  # a driver that tells of no links
+        node.record(four, links=links)
+        await eventually(lambda: says("311,11,3"), "the links are written")
+        node.record(
+            {0: V100, 2: V100, 3: V100}, links=[each for each in links if uuid(1) not in each.values()]
+        )
+        await eventually(lambda: node.kubelet.healthy() == 45, "card 1 is lost")
+        assert await said() == "311,11,3"
+        node.record(four, links=[{**each, "link": 3} for each in links])
+        await eventually(lambda: says(""), "all are alike again")
+
+
 async def test_a_report_without_a_card_may_mean_any(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
         node.record(TWO, events=[{"xid": 119}])

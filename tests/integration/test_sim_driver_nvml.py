@@ -162,6 +162,34 @@ def test_the_agent_reads_the_processes_of_every_card(tmp_path: Path) -> None:
     assert len({uuid for _, uuid, _ in found}) == 2
 
 
+LINKS = """
+import asyncio
+from gpuslice.adapters.gpu.nvml import NvmlSource
+
+async def links():
+    source = NvmlSource()
+    try:
+        found = await source.inventory()
+        assert (await source.inventory()).links == found.links
+        index = {card.uuid: card.index for card in found.cards}
+        pairs = [(*sorted((index[one.uuid], index[one.other])), one.link) for one in found.links]
+        print(json.dumps(sorted(pairs)))
+    finally:
+        await source.close()
+
+asyncio.run(links())
+"""
+
+
+def test_the_agent_reads_how_each_pair_of_cards_is_joined(tmp_path: Path) -> None:
+    """Of the simulated cards those with links reach each other by NVLink; the others sit on buses apart."""
+    models = ["V100-SXM2-16GB", "V100-SXM2-16GB", "RTX-2080-Ti", "RTX-2080-Ti"]
+    state = gpu.create(tmp_path / "state", models)
+    nvlink, numa = 3, 1
+    apart = [[one, other, numa] for one, other in ((0, 2), (0, 3), (1, 2), (1, 3), (2, 3))]
+    assert nvml(LINKS, state) == [[0, 1, nvlink], *apart]
+
+
 def test_a_process_without_a_figure_has_none(tmp_path: Path) -> None:
     """Drivers of 535 to 560 list processes in a PID namespace with 0 bytes, which is not what they hold."""
     state = gpu.create(tmp_path / "state", ["H200"])

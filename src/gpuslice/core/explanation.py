@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpuslice.core.card_links import weakest_link
 from gpuslice.core.contract import (
     LABEL_CLAIMS,
     LABEL_COMPUTE_POLICY,
@@ -334,6 +335,9 @@ def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
     if pod.request is None or pod.placement is None or len(state.node.cards) < 2:
         return
     back = {part.card: part for part in pod.placement.slices}
+    slots = [slot for slot, card in enumerate(state.node.cards) if card.index in back]
+    if (link := weakest_link(state.node.links, slots)) is not None:
+        yield f"Its cards reach each other through {link.word}; they differ in that on this node."
     left, compute_left = list(state.left), list(state.compute_left)
     for slot, card in enumerate(state.node.cards):
         if card.index in back:
@@ -345,6 +349,7 @@ def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
     ):
         which = "emptiest" if state.node.packing == SPREAD else "fullest"
         what = "card that has" if len(back) == 1 else "cards that have"
+        which = f"best joined and {which}" if link is not None else which
         yield f"As things stand it is on the {which} {what} room for it, and would be put there again."
 
 

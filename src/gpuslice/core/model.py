@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from gpuslice.core.card_links import CardLinks
 from gpuslice.core.contract import VENDOR_NAMES, ResourceNames
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources
 
@@ -74,6 +75,7 @@ class Node:
     problem: str = ""
     names: ResourceNames = VENDOR_NAMES  # in which it offers its cards
     tier: Tier = Tier.NONE  # what holds the limits of containers that start there
+    links: CardLinks = ()  # between its cards, where they are not alike
 
     @property
     def divides_cards(self) -> bool:

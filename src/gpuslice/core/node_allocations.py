@@ -125,6 +125,7 @@ class NodeAllocations:
             memory,
             max(0.0, cpu - host_used.cpu_milli),
             max(0.0, memory - host_used.memory_mib),
+            node.links,
         )
 
     def _sum(self, amount: Callable[[CardSlice], int]) -> dict[int, int]:

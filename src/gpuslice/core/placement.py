@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuslice.core.card_links import closest
 from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
 
@@ -42,6 +43,7 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
 
     Without `slots`, and where the node's label asks for one way of packing, the node's rule decides: the
     cards with least free among those that fit, or with most free for ``spread``; the lowest index on ties.
+    Several cards are those that are joined best, before that.
     """
     if slots is None or state.node.packing:
         slots = choose_slots(state, request)
@@ -63,7 +65,8 @@ def choose_slots(state: NodeState, request: Request) -> tuple[int, ...]:
     fitting = [slot for slot in range(len(state.left)) if _fits(state, request, slot)]
     if len(fitting) < request.card_count:
         return ()
-    return tuple(sorted(fitting, key=lambda slot: (sign * state.left[slot], slot))[: request.card_count])
+    fitting.sort(key=lambda slot: (sign * state.left[slot], slot))
+    return tuple(closest(state.node.links, fitting, request.card_count))
 
 
 def refuse(state: NodeState, request: Request) -> Refusal:

@@ -8,6 +8,8 @@ from math import inf
 
 import msgspec
 
+from gpuslice.core.card_links import CardLinks
+
 UNLIMITED = inf
 
 
@@ -47,3 +49,4 @@ class FleetNode:
     memory_mib: float = UNLIMITED
     cpu_left: float = UNLIMITED
     memory_left: float = UNLIMITED
+    links: CardLinks = ()  # between all its cards, usable or not

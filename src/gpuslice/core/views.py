@@ -15,6 +15,7 @@ from gpuslice.core.annotations import (
     decode_cards,
     decode_placement,
 )
+from gpuslice.core.card_links import CardLinks, decode_links
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
     ANN_ASSIGNED,
@@ -25,6 +26,7 @@ from gpuslice.core.contract import (
     LABEL_ZONE,
     NAME_SETS,
     NODE_GPUS,
+    NODE_LINKS,
     NODE_TIER,
     VENDOR_NAMES,
     ResourceNames,
@@ -191,6 +193,11 @@ def node_of(
     labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
     names = names_offered(capacity)
     cards, problem = _cards(annotations, capacity, names)
+    links: CardLinks = ()
+    try:
+        links = decode_links(annotations.get(NODE_LINKS, ""), len(cards)) if cards else ()
+    except ContractError as error:
+        problem = problem or str(error)
     shared = rules_of(labels).shared
     return Node(
         name=name,
@@ -206,6 +213,7 @@ def node_of(
         problem=problem,
         names=names,
         tier=TIERS.get(annotations.get(NODE_TIER, ""), Tier.NONE),
+        links=links,
     )
 
 

@@ -9,15 +9,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import AsyncGenerator, Callable
+from itertools import combinations
 from typing import Any, TypeVar
 
 import pynvml
 
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import optional, text
-from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.source import (
+    DriverCard,
+    GpuUnavailableError,
+    Inventory,
+    LostCard,
+    PairLink,
+    XidEvent,
+)
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
+from gpuslice.core.card_links import Link
 from gpuslice.core.units import MIB
 
 T = TypeVar("T")
@@ -89,6 +98,7 @@ class _Driver:
         self._library = library
         self._initialised = False
         self._processes: dict[str, ProcessReader] = {}  # by uuid
+        self._links: dict[tuple[str, str], Link] = {}  # by two uuids
         self._uuids: dict[int, str] = {}  # by handle: an event of a dead card can still be attributed
 
     def inventory(self) -> Inventory:
@@ -104,7 +114,7 @@ class _Driver:
         found = [self._read(position) for position in range(count)]
         cards = sorted((one for one in found if isinstance(one, DriverCard)), key=lambda card: card.index)
         lost = tuple(one for one in found if isinstance(one, LostCard))
-        return Inventory(tuple(cards), lost, version)
+        return Inventory(tuple(cards), lost, version, self._links_between(found))
 
     def processes(self) -> tuple[ProcessReading, ...]:
         if not self._initialised:
@@ -145,6 +155,7 @@ class _Driver:
         if self._initialised:
             self._initialised = False
             self._processes.clear()
+            self._links.clear()
             pynvml.nvmlShutdown()
 
     def _read(self, position: int) -> DriverCard | LostCard:
@@ -162,6 +173,18 @@ class _Driver:
         self._uuids[_address(handle)] = card.uuid
         return card
 
+    def _links_between(self, found: list[DriverCard | LostCard]) -> tuple[PairLink, ...]:
+        """Asked once for each pair: nobody moves cards about while the driver is loaded."""
+        for (first, one), (second, other) in combinations(enumerate(found), 2):
+            if isinstance(one, LostCard) or isinstance(other, LostCard):
+                continue
+            pair = min(one.uuid, other.uuid), max(one.uuid, other.uuid)
+            if pair not in self._links:
+                with contextlib.suppress(pynvml.NVMLError):
+                    self._links[pair] = _link_between(first, second)
+        here = {one.uuid for one in found if isinstance(one, DriverCard)}
+        return tuple(PairLink(*pair, link) for pair, link in self._links.items() if here.issuperset(pair))
+
     def _uuid_of(self, handle: Any) -> str:
         known = self._uuids.get(_address(handle), "")
         if known or not _address(handle):
@@ -170,6 +193,19 @@ class _Driver:
             return text(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError:
             return ""
+
+
+def _link_between(first: int, second: int) -> Link:
+    """By the places of two cards in the driver's enumeration. Raises `pynvml.NVMLError`."""
+    one, other = pynvml.nvmlDeviceGetHandleByIndex(first), pynvml.nvmlDeviceGetHandleByIndex(second)
+    over_nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
+    with contextlib.suppress(pynvml.NVMLError):  # who knows no NVLink tells of the PCI bus all the same
+        if pynvml.nvmlDeviceGetP2PStatus(one, other, over_nvlink) == pynvml.NVML_P2P_STATUS_OK:
+            return Link.NVLINK
+    level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)
+    if level <= pynvml.NVML_TOPOLOGY_MULTIPLE:
+        return Link.SWITCH
+    return Link.NUMA if level <= pynvml.NVML_TOPOLOGY_NODE else Link.SYSTEM
 
 
 def _address(handle: Any) -> int:

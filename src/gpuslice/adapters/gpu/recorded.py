@@ -2,8 +2,9 @@
 
 The file is JSON: ``{"driver_version": "…", "cards": [{"index": 0, "uuid": "GPU-…", "memory_mib": 16130,
 "model": "…"}], "lost": [{"position": 1, "reason": "…"}], "events": [{"xid": 79, "uuid": "GPU-…"}],
-"processes": [{"pid": 1, "uuid": "GPU-…", "memory_bytes": 1048576}]}``. It is read again for every question,
-so an edit of it is a card that comes or goes; events that are added at the end happen.
+"processes": [{"pid": 1, "uuid": "GPU-…", "memory_bytes": 1048576}], "links": [{"uuid": "GPU-…",
+"other": "GPU-…", "link": 3}]}``, each link by its number in `Link`. It is read again for every question, so
+an edit of it is a card that comes or goes; events that are added at the end happen.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, LostCard, XidEvent
+from gpuslice.adapters.gpu.source import (
+    DriverCard,
+    GpuUnavailableError,
+    Inventory,
+    LostCard,
+    PairLink,
+    XidEvent,
+)
 from gpuslice.core.attribution import ProcessReading
 
 
@@ -26,6 +34,7 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     events: list[XidEvent] = []
     driver_version: str = ""
     processes: list[ProcessReading] = []
+    links: list[PairLink] = []
 
 
 class RecordedSource:
@@ -38,7 +47,7 @@ class RecordedSource:
     async def inventory(self) -> Inventory:
         recording = self._read()
         cards = tuple(sorted(recording.cards, key=lambda card: card.index))
-        return Inventory(cards, tuple(recording.lost), recording.driver_version)
+        return Inventory(cards, tuple(recording.lost), recording.driver_version, tuple(recording.links))
 
     async def processes(self) -> tuple[ProcessReading, ...]:
         return tuple(self._read().processes)
@@ -64,5 +73,6 @@ class RecordedSource:
 
 def record(inventory: Inventory, path: Path) -> None:
     """Write what was read as a recording."""
-    recording = Recording(list(inventory.cards), list(inventory.lost), [], inventory.driver_version)
+    cards, lost, links = list(inventory.cards), list(inventory.lost), list(inventory.links)
+    recording = Recording(cards, lost, [], inventory.driver_version, links=links)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(recording)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpuslice.core.attribution import ProcessReading
+from gpuslice.core.card_links import Link
 from gpuslice.core.errors import GpusliceError
 
 
@@ -37,12 +38,22 @@ class LostCard:
 
 
 @dataclass(frozen=True, slots=True)
+class PairLink:
+    """How two cards, by uuid, reach each other."""
+
+    uuid: str
+    other: str
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """All cards of the node at one moment, in index order, and those that could not be read."""
 
     cards: tuple[DriverCard, ...]
     lost: tuple[LostCard, ...] = ()
     driver_version: str = ""
+    links: tuple[PairLink, ...] = ()  # of each pair of which the driver tells
 
 
 @dataclass(frozen=True, slots=True)

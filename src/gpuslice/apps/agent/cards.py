@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from gpuslice.adapters.gpu.location import SYSFS, location
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.agent.active_lock import ActiveLock
@@ -18,6 +19,7 @@ from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_b
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.card_links import CardLinks, Link, card_links
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import Card
 
@@ -45,6 +47,7 @@ class CardMonitor:
         lock: ActiveLock,
         unit: str,
         settings: AgentSettings,
+        sysfs: Path = SYSFS,
     ) -> None:
         self.cards: tuple[Card, ...] = ()
         self.health = Health(settings.recovery_s)
@@ -62,6 +65,8 @@ class CardMonitor:
         self._every_s = settings.inventory_s
         self._follow_events = settings.health_check
         self._failures = 0
+        self._links: dict[frozenset[str], Link] = {}  # by two uuids
+        self._sysfs = sysfs
         self._recorded: dict[int, str] | None = None
         self._file_problem = ""
 
@@ -116,6 +121,7 @@ class CardMonitor:
             self._failures = 0
             self.driver_version = inventory.driver_version
             self.bus_ids |= {card.index: card.pci_bus_id for card in inventory.cards}
+            self._links |= {frozenset((each.uuid, each.other)): each.link for each in inventory.links}
             known = {card.uuid: card for card in self.cards}
             answering = {card.uuid: card for card in cut(inventory.cards, self._unit)}
             cards = sorted({**answering, **known}.values(), key=lambda card: card.index)
@@ -157,8 +163,24 @@ class CardMonitor:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
-        await self._devices.update(self.cards, unhealthy)
+        await self._devices.update(self.cards, unhealthy, self._numa_nodes())
+        self._node.links = self._card_links()
         self._node.wake()
+
+    def _card_links(self) -> CardLinks:
+        """Between all cards, lost ones too; nothing where the driver does not tell of each pair."""
+        uuids = [card.uuid for card in self.cards]
+        pairs = [
+            [self._links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
+            for at, uuid in enumerate(uuids[:-1])
+        ]
+        known = [[link for link in row if link is not None] for row in pairs]
+        return card_links(known) if known == pairs and known else ()
+
+    def _numa_nodes(self) -> dict[str, int]:
+        """By uuid, of the cards of which the kernel tells."""
+        places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
+        return {uuid: where.numa_node for uuid, where in places.items() if where.numa_node is not None}
 
     # -- the ConfigMap --------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 
 from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
@@ -30,7 +30,8 @@ REFRESH_S = 0.2
 
 MOST_LIST_BYTES = 4 * 1024 * 1024
 """gRPC's limit for one message in kubelet; ListAndWatch has to name every device in one."""
-ENTRY_BYTES = 20  # tags, lengths, "Unhealthy" and some room, beside the id itself
+ENTRY_BYTES = 26  # tags, lengths, "Unhealthy", a NUMA node and some room, beside the id itself
+NOT_KNOWN: Mapping[str, int] = {}
 
 
 class TooManyUnitsError(GpusliceError):
@@ -67,14 +68,18 @@ class DeviceList:
         self._state = state
         self._cards: tuple[Card, ...] = ()
         self._unhealthy: frozenset[str] = frozenset()  # uuids
+        self._numa_nodes: Mapping[str, int] = {}  # by uuid
         self._only: frozenset[str] | None = None  # ids that alone may be had; None: all of healthy cards
         self._version = 0
         self._changed = asyncio.Condition()
 
     # -- what is given out ----------------------------------------------------------------------------
 
-    async def update(self, cards: tuple[Card, ...], unhealthy: Collection[str]) -> None:
-        """The cards now and the uuids of those not to be given out."""
+    async def update(
+        self, cards: tuple[Card, ...], unhealthy: Collection[str], numa_nodes: Mapping[str, int] = NOT_KNOWN
+    ) -> None:
+        """The cards now, the uuids of those not to be given out, and by uuid the NUMA node, where known."""
+        self._numa_nodes = numa_nodes
         await self._set(cards, frozenset(unhealthy), self._only)
 
     async def refresh(self) -> None:
@@ -111,7 +116,9 @@ class DeviceList:
             yield dp.ListAndWatchResponse(
                 devices=[
                     dp.Device(
-                        ID=identifier, health=HEALTHY if self._may_be_had(card, identifier) else UNHEALTHY
+                        ID=identifier,
+                        health=HEALTHY if self._may_be_had(card, identifier) else UNHEALTHY,
+                        topology=self._topology(card),
                     )
                     for card in self._cards
                     for identifier in (device_id(card.uuid, unit) for unit in range(card.units))
@@ -120,6 +127,11 @@ class DeviceList:
             async with self._changed:
                 await self._changed.wait_for(lambda seen=version: self._version != seen)  # type: ignore[misc]
             await asyncio.sleep(SETTLE_S)
+
+    def _topology(self, card: Card) -> dp.TopologyInfo | None:
+        """kubelet's topology manager, where a policy is set, gives a container CPUs and cards of one side."""
+        numa_node = self._numa_nodes.get(card.uuid)
+        return None if numa_node is None else dp.TopologyInfo(nodes=[dp.NUMANode(ID=numa_node)])
 
     def _may_be_had(self, card: Card, identifier: str) -> bool:
         return (self._only is None or identifier in self._only) and card.uuid not in self._unhealthy

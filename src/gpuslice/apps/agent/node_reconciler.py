@@ -16,12 +16,14 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_cards
+from gpuslice.core.card_links import CardLinks, encode_links
 from gpuslice.core.contract import (
     EXCLUSIVE_GPU,
     LABEL_PLACEMENT,
     LABEL_SCHEDULE,
     NAME_SETS,
     NODE_GPUS,
+    NODE_LINKS,
     NODE_TIER,
     VENDOR_NAMES,
     ResourceNames,
@@ -54,6 +56,7 @@ class NodeReconciler:
     ) -> None:
         self.read = asyncio.Event()
         self.seen: Node | None = None
+        self.links: CardLinks = ()  # between the cards
         self._client = client
         self._writer = writer
         self._state = state
@@ -128,8 +131,12 @@ class NodeReconciler:
         if not (rules.shared or (rules.claims and cards)):
             return
         tier = Tier.LIBRARY if rules.isolation and not self._isolation_missing() else Tier.NONE
-        for name, text in ((NODE_GPUS, encode_cards(cards)), (NODE_TIER, tier.word)):
-            if (self.seen.metadata.annotations or {}).get(name) != text:
+        said = self.seen.metadata.annotations or {}
+        wanted = {NODE_GPUS: encode_cards(cards), NODE_TIER: tier.word}
+        if self.links or NODE_LINKS in said:
+            wanted[NODE_LINKS] = encode_links(self.links)
+        for name, text in wanted.items():
+            if said.get(name) != text:
                 await self._writer.node_annotation(name, text)
 
     async def leave(self, label: str, holders: list[str]) -> None:

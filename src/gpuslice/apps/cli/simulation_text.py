@@ -5,6 +5,8 @@
     nodes, cards, pods, askedPercent        what was simulated; of the cluster
     now {…}                                 with --from-cluster: the cluster as it is, without changes
     policies[]  policy, allocatedPercent, placed, pods, freeCards, freeNodes
+                joined {NVLINK, SWITCH, NUMA, SYSTEM}   pods of several cards by the weakest link between
+                                                        them; on nodes whose cards are not alike
                 needed {nodes, cards, added}        absent when not asked for or not found
                 unplaced[]  pods, cards, unitsPerCard, corePercent, cpuMilli, memoryMiB, models, reason, never
 """
@@ -50,6 +52,7 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "placed": outcome.placed,
         "freeCards": outcome.free_cards,
         "freeNodes": outcome.free_nodes,
+        **({"joined": joined} if (joined := {link.name: n for link, n in outcome.joined.items()}) else {}),
         "unplaced": [_unplaced(each) for each in outcome.unplaced],
     }
 
@@ -88,7 +91,8 @@ def table(simulation: Simulation) -> str:
             more = f", {result.needed.added} more" if result.needed.added else ""
             needed.append(f"{result.needed.cards} ({counted(result.needed.nodes, 'node')}{more})")
         text += _line(name, result.outcome, of.format(result.outcome), *needed)
-    return f"{question(simulation)}.\n\n" + aligned(text) + _freed(simulation) + _not_fitting(simulation)
+    findings = _freed(simulation) + _joined(simulation) + _not_fitting(simulation)
+    return f"{question(simulation)}.\n\n" + aligned(text) + findings
 
 
 def question(simulation: Simulation) -> str:
@@ -129,6 +133,17 @@ def _freed(simulation: Simulation) -> str:
         if cards or nodes:
             text += f"{name} in place of how it is now: {cards:+d} wholly free cards, {nodes:+d} free nodes\n"
     return "\n" + (text or "Placed anew, no more and no fewer cards would be wholly free than now.\n")
+
+
+def _joined(simulation: Simulation) -> str:
+    """How the cards of pods of several are joined, on nodes where that differs."""
+    text = ""
+    for name, result in simulation.policies.items():
+        by = sorted(result.outcome.joined.items(), reverse=True)
+        if by:
+            pods = ", ".join(f"{pods} by {link.word}" for link, pods in by)
+            text += f"{name} joins the cards of pods of several: {pods}\n"
+    return "\n" + text if text else ""
 
 
 def _not_fitting(simulation: Simulation) -> str:

@@ -21,7 +21,7 @@ def fleet_of(ledger: Ledger) -> tuple[list[FleetNode], list[Shape], list[Shape],
         guests = ledger.host_used_without_cards(node.name)  # they stay where they are
         cpu = max(0, node.host.cpu_milli - guests.cpu_milli) if node.host.cpu_milli else UNLIMITED
         memory = max(0, node.host.memory_mib - guests.memory_mib) if node.host.memory_mib else UNLIMITED
-        nodes.append(FleetNode(node.name, size, size, core, model, cpu, memory, cpu, memory))
+        nodes.append(FleetNode(node.name, size, size, core, model, cpu, memory, cpu, memory, node.links))
     shapes = {pod.uid: shape_of(pod.request) for pod in ledger.pods.values() if pod.request is not None}
     waiting = [shape for uid, shape in shapes.items() if ledger.allocation(uid) is None]
     now = outcome_of(ledger.flush(), waiting, len(shapes) - len(waiting), {})

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.core.card_links import CardLinks
 from gpuslice.core.shape import UNLIMITED, FleetNode, Shape
 
 __all__ = ["UNLIMITED", "AnyInts", "Flags", "Fleet", "FleetNode", "Floats", "Ints", "Rows", "Shape"]
@@ -65,6 +66,7 @@ class Fleet:
     cards_version: int = 0
     models: list[str] = field(default_factory=list)
     row_of: dict[str, int] = field(default_factory=dict)
+    links: dict[int, CardLinks] = field(default_factory=dict)  # of rows whose cards are not all alike
     _free_rows: list[int] = field(default_factory=list)
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # rows as they changed
 
@@ -94,6 +96,7 @@ class Fleet:
             self.row_of[name] = row
         self._put_cards(row, node)
         self._put_free(row, node)
+        self._put_links(row, node.links)
         self._set_slots(row, len(node.size))
         return row
 
@@ -107,6 +110,7 @@ class Fleet:
         self.cards[row] = 0
         self.cards_version += 1
         self._free_rows.append(row)
+        self.links.pop(row, None)
         self.touch(row)
         self._set_slots(row, 0)
 
@@ -171,6 +175,14 @@ class Fleet:
             return
         self.left[row], self.compute_left[row] = left, core
         self.cpu_left[row], self.memory_left[row] = node.cpu_left, node.memory_left
+        self.touch(row)
+
+    def _put_links(self, row: int, links: CardLinks) -> None:
+        if links == self.links.get(row, ()):
+            return
+        self.links.pop(row, None)
+        if links:
+            self.links[row] = links
         self.touch(row)
 
     def _padded(self, amounts: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ class NodePolicy(Policy):
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
-        self._cache = RankCache(fleet, self)
+        self._cache = RankCache(fleet, self, joins=self.joins)
 
     @abstractmethod
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
@@ -70,7 +70,7 @@ class Spread(NodePolicy):
     def several(self, shape: Shape, row: int) -> tuple[int, ...]:
         fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
         order = np.argsort(-self.fleet.left[row, fits], kind="stable")
-        return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
+        return self.best_joined(shape, row, fits[order])
 
 
 class BestFit(NodePolicy):

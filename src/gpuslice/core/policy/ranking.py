@@ -10,12 +10,14 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from gpuslice.core.card_links import closest, links_lost
 from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Rows, Shape
 
 NEVER = np.iinfo(np.int64).max
 NO_SLOT = -1
 TIE_BITS = 32  # of a key, below the score: the fixed order among equals
 CARDS_SHIFT = 24
+LOST_SHIFT = 60  # of a key: above every score, which has 27 bits and a sign
 CACHE_BYTES = 24 << 20  # of all ranks that one policy keeps
 BYTES_PER_ROW = 16
 LEAST_SHAPES = 8
@@ -44,8 +46,11 @@ class Ranks:
 class RankCache:
     """Ranks of the shapes asked for last, each renewed where the fleet changed since."""
 
-    def __init__(self, fleet: Fleet, ranker: Ranker, most_bytes: int = CACHE_BYTES) -> None:
+    def __init__(
+        self, fleet: Fleet, ranker: Ranker, most_bytes: int = CACHE_BYTES, *, joins: bool = True
+    ) -> None:
         self.fleet = fleet
+        self.joins = joins
         self.ranker = ranker
         self._most_bytes = most_bytes
         self._ranks: OrderedDict[Shape, Ranks] = OrderedDict()
@@ -86,6 +91,8 @@ class RankCache:
         fitting = fitting_rows(self.fleet, shape, rows)
         if len(fitting):
             ranks.keys[fitting], ranks.slot[fitting] = self.ranker.rank(shape, fitting)
+            if shape.cards > 1 and self.fleet.links and self.joins:
+                ranks.keys[fitting] += far_apart(self.fleet, shape, fitting)
 
 
 class Policy(ABC):
@@ -97,6 +104,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    joins: ClassVar[bool] = True  # pods of several cards get those that belong together
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -158,10 +166,28 @@ class Policy(ABC):
         return self.several(shape, row)
 
     def several(self, shape: Shape, row: int) -> tuple[int, ...]:
-        """The cards for a pod of several: the fullest that have enough, the lowest numbers first."""
+        """The cards for a pod of several: of those that have enough the best joined, then the fullest, then
+        the lowest numbers."""
         fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
         order = np.argsort(self.fleet.left[row, fits], kind="stable")
-        return tuple(sorted(int(slot) for slot in fits[order[: shape.cards]]))
+        return self.best_joined(shape, row, fits[order])
+
+    def best_joined(self, shape: Shape, row: int, slots: Rows) -> tuple[int, ...]:
+        """Of these cards, the best first, those that belong together."""
+        links = self.fleet.links.get(row, ()) if self.joins else ()
+        return tuple(sorted(closest(links, slots.tolist(), shape.cards)))
+
+
+def far_apart(fleet: Fleet, shape: Shape, rows: Rows) -> Ints:
+    """What to add to the keys of nodes on which a pod of several cards gets cards less well joined than on
+    the same node when it is empty: more than any policy's score can differ by."""
+    added = np.zeros(len(rows), dtype=np.int64)
+    fits = card_fits(fleet, shape, rows)
+    for at, row in enumerate(rows.tolist()):
+        if (links := fleet.links.get(row)) is not None:
+            fitting = int.from_bytes(np.packbits(fits[at], bitorder="little").tobytes(), "little")
+            added[at] = links_lost(links, fitting, shape.cards) << LOST_SHIFT
+    return added
 
 
 def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:

@@ -6,12 +6,13 @@ Every answer comes from placing the pods one after another with the very policy 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 
 import numpy as np
 
+from gpuslice.core.card_links import Link
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
 from gpuslice.core.policy.ranking import card_fits, fitting_rows
 from gpuslice.core.simulation.claims import simulated_policy
@@ -44,6 +45,7 @@ class Outcome:
     placed: int
     unplaced: tuple[Unplaced, ...]
     allocation_pct_at: dict[int, float]
+    joined: Mapping[Link, int] = field(default_factory=dict)  # as of `Filling`, where a node's cards differ
 
     @property
     def allocation_pct(self) -> float:
@@ -68,7 +70,8 @@ def place_all(
     """Place the pods in this order on these nodes, which are taken to be empty."""
     cluster, filling = _fill(nodes, pods, policy, progress)
     placed = len(pods) - len(filling.refused)
-    return outcome_of(cluster.fleet, filling.refused, placed, filling.allocation_pct_at)
+    outcome = outcome_of(cluster.fleet, filling.refused, placed, filling.allocation_pct_at)
+    return replace(outcome, joined=filling.joined)
 
 
 def outcome_of(

@@ -22,6 +22,7 @@ class Claims(NodePolicy):
     """kube-scheduler as it is shipped: the node with most CPU and memory left, both used alike."""
 
     name: ClassVar[str] = "claims"
+    joins: ClassVar[bool] = False  # it takes the first cards that fit
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         cpu = _used(self.fleet.cpu_milli[rows], self.fleet.cpu_left[rows] - shape.cpu_milli)

@@ -8,12 +8,14 @@ the cluster.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
+from gpuslice.core.card_links import Link, weakest_link
 from gpuslice.core.policy.fleet import Fleet, FleetNode, Floats, Shape
 from gpuslice.core.policy.ranking import Policy
 
@@ -87,6 +89,7 @@ class Filling:
 
     allocation_pct_at: dict[int, float] = field(default_factory=dict)
     refused: list[Shape] = field(default_factory=list)
+    joined: Counter[Link] = field(default_factory=Counter)  # pods of several cards, by their weakest link
 
 
 def fill(
@@ -100,8 +103,10 @@ def fill(
     arrived = 0
     for number, shape in enumerate(arrivals):
         before = cluster.allocated_units
-        if cluster.offer(shape) is None:
+        if (where := cluster.offer(shape)) is None:
             result.refused.append(shape)
+        elif (link := weakest_link(cluster.fleet.links.get(where[0], ()), where[1])) is not None:
+            result.joined[link] += 1
         percent = (arrived + shape.total_units) * 100 // capacity_units
         for reached in range(arrived * 100 // capacity_units + 1, min(percent, NOTED_PCT) + 1):
             result.allocation_pct_at[reached] = 100 * before / capacity_units
