@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, TypeVar, cast
-
-import msgspec
+from typing import Any, TypeVar
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.kube.requests import Listing, WatchEvent
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SERVICES, Resource
-from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.console.followed_claims import FollowedClaims
+from gpuslice.apps.console.observed_client import Interner, ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
@@ -39,72 +35,10 @@ NEEDED = ("nodes", "pods")
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 RUNNING = "Running"
 """What a row without a phase is: nearly all are, and each word is sent for each of them."""
-WATCH_HOLDS_S = 1.0
 AT_ONCE = 200
-MOST_INTERNED = 2000
 
 _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
-
-
-class Interner:
-    """Equal parts of objects, kept once: pods made of one template ask for the same, down to each string."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Any] = {}
-
-    def one(self, part: T) -> T:
-        """The first that was equal to `part`. Nobody may change it afterwards."""
-        if len(self._known) > MOST_INTERNED:
-            self._known.clear()  # what is in use stays with its users
-        return cast(T, self._known.setdefault(msgspec.json.encode(part), part))
-
-    def containers(self, pod: objects.Pod) -> None:
-        """Have what its containers are in common with all that are alike."""
-        for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
-            container.image = ""
-        pod.spec.containers = self.one(pod.spec.containers)
-        pod.spec.init_containers = self.one(pod.spec.init_containers)
-
-
-class ObservedClient(KubeClient):
-    """Remembers of each collection why it cannot be read just now; `changed` is called when that changes."""
-
-    problems: Mapping[str, str] = {}
-
-    def __init__(self, transport: Transport, *, manager: str) -> None:
-        super().__init__(transport, manager=manager)
-        self.interner = Interner()
-
-    def received(self, page: Sequence[object]) -> None:
-        """Equal parts are shared before the next page comes: all of them at once are a third more."""
-        for each in page:
-            if isinstance(each, objects.Pod):
-                self.interner.containers(each)
-
-    async def list(self, resource: Resource[T], *args: Any, **kwargs: Any) -> Listing[T]:
-        try:
-            return await super().list(resource, *args, **kwargs)
-        except KubeError as error:
-            self._note(resource.plural, str(error))
-            raise
-
-    async def watch(self, resource: Resource[T], *args: Any, **kwargs: Any) -> AsyncGenerator[WatchEvent[T]]:
-        """The server says nothing while nothing changes: a watch that was not refused at once works."""
-        works = asyncio.get_running_loop().call_later(WATCH_HOLDS_S, self._note, resource.plural, "")
-        try:
-            async for event in super().watch(resource, *args, **kwargs):
-                self._note(resource.plural, "")
-                yield event
-        except KubeError as error:
-            self._note(resource.plural, str(error))
-            raise
-        finally:
-            works.cancel()
-
-    def _note(self, plural: str, problem: str) -> None:
-        if self.problems.get(plural, "") != problem:
-            self.problems = {**self.problems, plural: problem}
 
 
 class ClusterState:

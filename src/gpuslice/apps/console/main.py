@@ -21,9 +21,10 @@ from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.console.access import Access, OnePerson, TokenAccess, Viewer
-from gpuslice.apps.console.cluster_state import NEEDED, ClusterState, ObservedClient, now_s
+from gpuslice.apps.console.cluster_state import NEEDED, ClusterState, now_s
 from gpuslice.apps.console.documents import ClusterDocuments, without_strangers
 from gpuslice.apps.console.health import Health
+from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.pages import Pages, not_found, only, packed
 from gpuslice.apps.console.pod_page import PodPages
 from gpuslice.apps.console.rows import Rows
