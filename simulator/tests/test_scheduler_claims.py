@@ -87,6 +87,9 @@ def test_a_device_that_is_not_shared_has_one_holder() -> None:
     assert given(claim(request()), devices=whole) == [["a"]]
     assert given(claim(request()), claim(request()), devices=whole) is None
     assert given(claim(request()), devices=whole, allocated=(held("a", "0"),)) is None
+    large = [{**whole[0], "capacity": {"memory": {"value": "15Gi"}}}]
+    assert given(claim(request(memory="15Gi")), devices=large) == [["a"]]
+    assert given(claim(request(memory="16Gi")), devices=large) is None
 
 
 def test_a_tainted_device_needs_a_toleration() -> None:
@@ -116,6 +119,18 @@ def test_of_a_prioritized_list_the_best_that_fits_is_given() -> None:
     for taken, got in (("0", "r/8Gi"), ("9Gi", "r/4Gi")):
         ((result,),) = allocate([wish], devices, CLASSES, [held("a", taken)]) or [[]]
         assert result["request"] == got
+
+
+def test_another_alternative_is_tried_before_another_device_of_the_request_before() -> None:
+    choices = [
+        {"name": size, "deviceClassName": "gpu", "capacity": {"requests": {"memory": size}}}
+        for size in ("9Gi", "2Gi")
+    ]
+    listed = {"name": "y", "firstAvailable": choices}
+    wish = claim(request("x", "1Gi"), listed, matchAttribute=f"{DRIVER}/uuid")
+    devices = devices_of([pool(device("a"), device("b"))], NODE)
+    (results,) = allocate([wish], devices, CLASSES, [held("a", "8Gi")]) or [[]]
+    assert [(each["request"], each["device"]) for each in results] == [("x", "a"), ("y/2Gi", "a")]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,8 @@ def devices_of(slices: Iterable[Object], node: str) -> list[Device]:
     return found
 
 
-def wanted_of(claims: Sequence[Object], classes: Mapping[str, Object]) -> Iterator[list[Wanted]]:
-    """What is to be placed, one list for each choice among prioritized alternatives, the best choice first.
+def wanted_of(claims: Sequence[Object], classes: Mapping[str, Object]) -> list[list[list[Wanted]]]:
+    """For each request the devices that it wants, one list for each alternative, the best first.
 
     Raises AllocatorError.
     """
@@ -97,8 +97,7 @@ def wanted_of(claims: Sequence[Object], classes: Mapping[str, Object]) -> Iterat
                 (f"{request['name']}/{each['name']}", each) for each in request.get("firstAvailable") or ()
             ]
             parts.append([_devices_wanted(position, name, spec, classes) for name, spec in alternatives])
-    for choice in itertools.product(*parts):
-        yield list(itertools.chain.from_iterable(choice))
+    return parts
 
 
 def _devices_wanted(claim: int, name: str, spec: Object, classes: Mapping[str, Object]) -> list[Wanted]:
@@ -129,46 +128,42 @@ def allocate(
     Raises AllocatorError.
     """
     others = [each for each in allocated if not each.get("adminAccess")]
-    for wanted in wanted_of(claims, classes):
-        search = _Search(claims, devices, wanted, others)
-        if search.place():
-            found: list[list[dict[str, Any]]] = [[] for _ in claims]
-            for each in search.taken:
-                found[each.wanted.claim].append(each.as_result())
-            return found
-    return None
+    search = _Search(claims, devices, others)
+    if not search.place([], wanted_of(claims, classes)):
+        return None
+    found: list[list[dict[str, Any]]] = [[] for _ in claims]
+    for each in search.taken:
+        found[each.wanted.claim].append(each.as_result())
+    return found
 
 
 class _Search:
-    """Depth first: one device for each of `wanted`, in turn."""
+    """Depth first: a device for each that is wanted, request after request."""
 
     def __init__(
-        self,
-        claims: Sequence[Object],
-        devices: Sequence[Device],
-        wanted: Sequence[Wanted],
-        allocated: Iterable[Object],
+        self, claims: Sequence[Object], devices: Sequence[Device], allocated: Iterable[Object]
     ) -> None:
         self.taken: list[Taken] = []
         self._claims = claims
         self._devices = devices
-        self._wanted = wanted
         self._used: dict[DeviceKey, list[Mapping[str, Any]]] = {}
         for each in allocated:
             key = (each["driver"], each["pool"], each["device"])
             self._used.setdefault(key, []).append(each.get("consumedCapacity") or {})
 
-    def place(self) -> bool:
-        if len(self.taken) == len(self._wanted):
-            return True
-        wanted = self._wanted[len(self.taken)]
+    def place(self, pending: Sequence[Wanted], following: Sequence[list[list[Wanted]]]) -> bool:
+        """`pending` of one request, then the requests `following`, each in one of its alternatives."""
+        if not pending:
+            choices = following[0] if following else []
+            return not following or any(self.place(choice, following[1:]) for choice in choices)
+        wanted, *others = pending
         for device in self._devices:
             mine = [each for each in self.taken if each.device.key == device.key]
             consumed = self._consumed(wanted, device, mine) if _may_have(wanted, device, mine) else None
             if consumed is None:
                 continue
             self.taken.append(Taken(wanted, device, consumed))
-            if self._constraints_hold(wanted.claim) and self.place():
+            if self._constraints_hold(wanted.claim) and self.place(others, following):
                 return True
             self.taken.pop()
         return False
@@ -179,12 +174,13 @@ class _Search:
             return {}
         held = [*self._used.get(device.key, ())]
         held += [each.consumed for each in mine if not each.wanted.spec.get("adminAccess")]
-        if not device.shared:
-            return None if held else {}
         requested = (wanted.spec.get("capacity") or {}).get("requests") or {}
         capacity = device.document.get("capacity") or {}
         if not requested.keys() <= capacity.keys():
             return None
+        if not device.shared:
+            fits = all(_whole(each) <= _whole(capacity[name]["value"]) for name, each in requested.items())
+            return {} if fits and not held else None
         consumed = {}
         for name, offered in capacity.items():
             amount = consumed_amount(requested.get(name), offered)
