@@ -30,6 +30,7 @@ from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import JSON, MERGE_PATCH, expect_success
 from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice_demo.ports import free_port
+from tests import HANG_S
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 
@@ -39,7 +40,7 @@ PROGRAMS = ("containerd", "runc", "ctr", "unshare", "nsenter", "setpriv", "ldd")
 KUBELET_PLUGINS = "/var/lib/kubelet/device-plugins"  # compiled into kubelet; --root-dir does not move it
 SANDBOX_IMAGE = "localhost/sandbox:1"
 POLL_S = 0.1
-PATIENCE_S = 60.0
+PATIENCE_S = float(HANG_S)
 
 
 def missing() -> str:

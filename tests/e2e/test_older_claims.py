@@ -33,7 +33,7 @@ from gpuslice.apps.claims.settings import ClaimsSettings
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS
-from tests import tools
+from tests import HANG_S, tools
 from tests.builders import api_node, make_card
 from tests.contract.test_chart import CHART, NAMED
 from tests.e2e import control_plane
@@ -48,7 +48,7 @@ pytestmark = [
     *ON_A_CONTROL_PLANE,
     pytest.mark.skipif(not CLAIMS_KNOWN, reason="there are no claims before Kubernetes 1.34"),
 ]
-PATIENCE_S = 60.0
+PATIENCE_S = float(HANG_S)
 NODE = "n1"
 
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import trustme
 
+from tests import HANG_S
 from tests.builders import api_node
 from tests.e2e import control_plane
 from tests.e2e.cluster import (
@@ -62,7 +63,7 @@ async def test_kube_scheduler_binds_over_mutual_tls_and_nobody_else_does(tmp_pat
             arguments = scheduler_arguments(configuration)
             await asyncio.to_thread(stack.enter_context, control_plane.scheduler(plane, **arguments))
             await made.add_pods([pod("known", 4)])
-            await made.until(lambda: made.log.bindings, timeout_s=60)
+            await made.until(lambda: made.log.bindings, timeout_s=HANG_S)
 
             assert await asyncio.to_thread(ask_to_bind, running, without_certificate()) == 403
             stranger = without_certificate()
