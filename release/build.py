@@ -6,7 +6,6 @@ Nothing is pushed anywhere. What needs a program or a package that is not here i
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ import yaml
 from gpuslice import __version__
 from release import oci, wheels
 from release.image_base import START, base_image, image_config, python_of
+from release.provenance import provenance, sha256_of
 from release.sbom import bill_of_materials
 
 ROOT = wheels.ROOT
@@ -42,6 +42,7 @@ class Release:
     bases: dict[str, Path]  # architecture → folder, tar or OCI archive with Python
     url: str  # where the files will be downloaded from
     key: str
+    builder: str
     epoch: int
     work: Path = field(default_factory=Path)
     wheels: dict[str, Path] = field(default_factory=dict)
@@ -167,7 +168,7 @@ def make_krew(release: Release) -> Made:
         program = f"kubectl-{plugin}"
         packed = release.out / f"{program}-{__version__}.tar.gz"
         packed.write_bytes(oci.packed([(program, zipapp), ("LICENSE", ROOT / "LICENSE")], release.epoch))
-        digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+        digest = sha256_of(packed)
         manifest = release.out / f"krew-{plugin}.yaml"
         manifest.write_text(
             yaml.safe_dump(krew(plugin, program, f"{release.url}/{packed.name}", digest), sort_keys=False)
@@ -213,15 +214,31 @@ def notes(changelog: str, version: str) -> str:
     return f"# gpuslice {version}\n\n{section.strip()}\n"
 
 
+def make_provenance(release: Release) -> Made:
+    """From what all of it was made. It is among the files that are summed and signed."""
+    made = release.out / f"gpuslice-{__version__}.intoto.json"
+    statement = provenance(
+        [path for path in _files(release) if path != made],
+        ROOT,
+        bases=release.bases,
+        parameters={"version": __version__, "architectures": list(release.architectures), "url": release.url},
+        builder=release.builder,
+        created=release.created,
+    )
+    made.write_text(json.dumps(statement, indent=1) + "\n")
+    yield made
+
+
 def make_checksums(release: Release) -> Made:
     made = release.out / "SHA256SUMS"
-    files = sorted(
-        path for path in release.out.iterdir() if path.is_file() and not path.name.startswith("SHA256SUMS")
-    )
-    made.write_text(
-        "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
-    )
+    made.write_text("".join(f"{sha256_of(path)}  {path.name}\n" for path in _files(release)))
     yield made
+
+
+def _files(release: Release) -> list[Path]:
+    """All but the checksums and their signature."""
+    files = (path for path in release.out.iterdir() if not path.name.startswith("SHA256SUMS"))
+    return sorted(path for path in files if path.is_file())
 
 
 def make_signature(release: Release) -> Made:
@@ -280,6 +297,7 @@ STEPS = (
         ),
     ),
     Step("notes", "the changelog's section", make_notes),
+    Step("provenance", "from what it was made: in-toto, SLSA v1", make_provenance),
     Step("checksums", "SHA256SUMS of all files", make_checksums),
     Step(
         "signature",
@@ -338,6 +356,13 @@ def _base(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
 @click.option("--url", default="", help="Where the files will be downloaded from, for krew.")
 @click.option(
     "--key", default="", help="Key that signs the checksums: cosign's file or KMS, or GnuPG's name."
+)
+@click.option(
+    "--builder",
+    default="urn:gpuslice:make-release",
+    show_default=True,
+    metavar="URI",
+    help="Who builds, for the provenance: the address of your build service.",
 )
 def main(build: bool, out: Path, only: tuple[str, ...], architectures: tuple[str, ...], **rest: Any) -> None:
     """Make a release of gpuslice, or say what would be made. Nothing is pushed anywhere."""

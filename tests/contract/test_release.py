@@ -309,6 +309,40 @@ def test_the_notes_are_the_changelogs_section_of_the_version() -> None:
     assert build.notes(changelog, "2.0.0") == "# gpuslice 2.0.0\n\nnew\n"
 
 
+def test_the_provenance_names_what_was_made_from_what_and_is_summed(tmp_path: Path) -> None:
+    base, out = tmp_path / "base.tar", tmp_path / "dist"
+    base.write_bytes(b"a root file system")
+    only = [word for name in ("notes", "provenance", "checksums") for word in ("--only", name)]
+    arguments = [
+        "--build",
+        "--out",
+        str(out),
+        "--base",
+        f"x86_64={base}",
+        "--builder",
+        "https://ci.example/1",
+    ]
+    told = CliRunner().invoke(build.main, [*arguments, *only], env={"SOURCE_DATE_EPOCH": str(EPOCH)})
+    assert told.exit_code == 0, told.output
+    (made,) = out.glob("*.intoto.json")
+    statement = json.loads(made.read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    (notes,) = statement["subject"]
+    told_of = out / notes["name"]
+    assert notes["digest"] == {"sha256": hashlib.sha256(told_of.read_bytes()).hexdigest()}
+    source, lock, below = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    head = subprocess.run(
+        ["git", "-C", str(build.ROOT), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    )
+    assert source["digest"] == {"gitCommit": head.stdout.strip()}
+    assert lock["name"] == "requirements.lock"
+    assert below["digest"] == {"sha256": hashlib.sha256(base.read_bytes()).hexdigest()}
+    run = statement["predicate"]["runDetails"]
+    assert run["builder"] == {"id": "https://ci.example/1"}
+    assert f"  {made.name}\n" in (out / "SHA256SUMS").read_text()
+
+
 def test_the_sums_are_those_of_the_files_and_a_key_signs_them(tmp_path: Path) -> None:
     gpg = shutil.which("gpg")
     if gpg is None:
