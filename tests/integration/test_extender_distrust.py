@@ -6,14 +6,19 @@ import copy
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.errors import UnavailableError
+from gpuslice.adapters.kube.http import ApiResponse
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.settings import SettingsError
 from gpuslice.core.contract import ANN_CORE, ANN_INDEX, ANN_MEANT, GPU_COUNT, GPU_MEM
 from tests.integration.extender_rig import PREFIX, Rig, cluster, rig
 from tests.integration.preemption_rig import Story
@@ -171,3 +176,63 @@ async def test_without_a_certificate_nothing_is_decided_and_little_read(
     answer = app(HttpRequest(method, whole, body=b"{}", known=client == "known", local=client == "local"))
     found = answer if isinstance(answer, HttpResponse) else await answer
     assert found.status == status
+
+
+class Reviews:
+    """An API server that knows one token, whose owner may get what is below /debug but its decisions."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.away = False
+
+    async def request(self, method: str, path: str, *, body: bytes = b"", **_: Any) -> ApiResponse:
+        if self.away:
+            raise UnavailableError("no API server")
+        self.asked.append(path.rpartition("/")[2])
+        spec = msgspec.json.decode(body)["spec"]
+        if "token" in spec:
+            known = spec["token"] == "sre"
+            status = {"authenticated": known, "user": {"username": "sre", "groups": ["ops"]}}
+        else:
+            assert (spec["user"], spec["groups"]) == ("sre", ["ops"])
+            assert spec["nonResourceAttributes"]["verb"] == "get"
+            status = {"allowed": spec["nonResourceAttributes"]["path"] != "/debug/decisions"}
+        return ApiResponse(201, {}, msgspec.json.encode({"spec": spec, "status": status}))
+
+    def stream(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("nothing is watched")
+
+
+async def ask_as_stranger(app: App, path: str, token: str = "", method: str = "GET") -> int:
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    answer = app(HttpRequest(method, path, headers, b"{}", local=False))
+    return (answer if isinstance(answer, HttpResponse) else await answer).status
+
+
+async def test_a_token_opens_what_kubernetes_lets_its_owner_get_below_debug_and_nothing_else() -> None:
+    tls: dict[str, Any] = {"tls_certificate": "a", "tls_key": "b", "tls_client_ca": "c"}
+    reviews, now = Reviews(), [0.0]
+    settings = ExtenderSettings(**tls, debug_tokens=True)
+    app = Extender(settings, KubeClient(reviews), clock=lambda: now[0]).app()
+    assert await ask_as_stranger(app, "/debug/state") == 403
+    assert reviews.asked == []
+    assert await ask_as_stranger(app, "/debug/state", "sre") == 200
+    assert await ask_as_stranger(app, "/debug/stacks", "sre") == 200
+    assert await ask_as_stranger(app, "/debug/decisions", "sre") == 403
+    assert await ask_as_stranger(app, "/debug/state", "stolen") == 403
+    for path, method in (("/metrics", "GET"), (f"{PREFIX}/inspect", "GET"), (f"{PREFIX}/bind", "POST")):
+        assert await ask_as_stranger(app, path, "sre", method) == 403
+
+    asked = len(reviews.asked)
+    assert await ask_as_stranger(app, "/debug/state", "sre") == 200
+    assert len(reviews.asked) == asked  # remembered for a minute
+    now[0] += 61
+    reviews.away = True
+    assert await ask_as_stranger(app, "/debug/state", "sre") == 403
+    reviews.away = False
+    assert await ask_as_stranger(app, "/debug/state", "sre") == 200
+
+    app = Extender(ExtenderSettings(**tls), KubeClient(Reviews())).app()
+    assert await ask_as_stranger(app, "/debug/state", "sre") == 403
+    with pytest.raises(SettingsError, match="not for plain HTTP"):
+        ExtenderSettings(debug_tokens=True)

@@ -21,6 +21,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import ForbiddenError
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from gpuslice.adapters.kube.reviews import PathReviews
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import Claimed
@@ -104,6 +105,7 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
         await until(lambda: Grant("", "nodes", "patch") in cluster.used[EXTENDER])
     async with client_of(EXTENDER, cluster) as client:  # it says the same again after a minute only
         recorder = EventRecorder(client, EXTENDER)
+        assert await PathReviews(client).allows("an operator's token", "/debug/state")
         for _ in range(2):
             await recorder.create_event(pod_reference("default", "huge", ""), "InsufficientGPU", "as before")
     judge(cluster, EXTENDER, grants[EXTENDER])

@@ -78,6 +78,24 @@ def for_operators(route: Route) -> Route:
     return Route(route.method, route.path, handler)
 
 
+def for_bearers(app: App, allows: Callable[[str, str], Awaitable[bool]]) -> App:
+    """`app`, with paths below ``/debug`` open to who shows a bearer token that `allows` them."""
+
+    async def reviewed(request: HttpRequest, token: str) -> HttpResponse:
+        request.known = await allows(token, request.path)
+        answer = app(request)
+        return answer if isinstance(answer, HttpResponse) else await answer
+
+    def handle(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        asks = request.method in {"GET", "HEAD"} and request.path.startswith("/debug/")
+        if asks and scheme.lower() == "bearer" and token.strip() and not (request.local or request.known):
+            return reviewed(request, token.strip())
+        return app(request)
+
+    return handle
+
+
 def make_app(
     probes: Probes, routes: Iterable[Route] = (), guard: Callable[[Route], Route] = lambda route: route
 ) -> App:

@@ -11,15 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.resources import DICT, Resource
+from gpuslice.adapters.kube.reviews import ACCESS_REVIEWS, LASTS_S, user_of
 from gpuslice.adapters.web.messages import HttpRequest
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "tokenreviews", "TokenReview", DICT, namespaced=False)
-ACCESS_REVIEWS = Resource(
-    "authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview", DICT, namespaced=False
-)
-LASTS_S = 60.0
-"""So long an answer of the API server holds: a right that was taken away is gone after it."""
 MOST_TOKENS = 1000
 AT_ONCE = 20
 
@@ -98,17 +92,9 @@ class TokenAccess:
         return known.viewer
 
     async def _review(self, token: str) -> _Known | None:
-        found = await self._client.create(TOKEN_REVIEWS, {"spec": {"token": token}})
-        status = found.get("status") or {}
-        if not status.get("authenticated"):
+        user = await user_of(self._client, token)
+        if user is None:
             return None
-        given = status.get("user") or {}
-        user = {
-            "user": given.get("username", ""),
-            "uid": given.get("uid", ""),
-            "groups": given.get("groups") or [],
-            "extra": given.get("extra") or {},
-        }
         everything, nodes = await asyncio.gather(self._may_list(user, "pods"), self._may_list(user, "nodes"))
         return _Known(Viewer(user["user"], everything, nodes), user, self._clock())
 

@@ -23,10 +23,19 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
+from gpuslice.adapters.kube.reviews import PathReviews
 from gpuslice.adapters.kube.timed import TimedTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.otlp.exporter import exporter_to
-from gpuslice.adapters.web.app import Probes, Route, for_known_clients, for_operators, get, make_app
+from gpuslice.adapters.web.app import (
+    Probes,
+    Route,
+    for_bearers,
+    for_known_clients,
+    for_operators,
+    get,
+    make_app,
+)
 from gpuslice.adapters.web.clients import App, Clients
 from gpuslice.adapters.web.exposition import Family, page_of
 from gpuslice.adapters.web.histogram import Histogram
@@ -134,6 +143,7 @@ class Extender:
             replica=settings.lease_identity or platform.node(),
         )
         self.process = ProcessMetrics()
+        self._reviews = PathReviews(client, clock)
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self._clients: Clients | None = None  # of the server, once there is one
         self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
@@ -174,7 +184,8 @@ class Extender:
             return text_answer(reason or "ok", 503 if reason else 200)
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(self._families), self.process)
-        return make_app(probes, [*routes, get("/prepared", prepared)], self._guarded)
+        app = make_app(probes, [*routes, get("/prepared", prepared)], self._guarded)
+        return for_bearers(app, self._reviews.allows) if self.settings.debug_tokens else app
 
     def _guarded(self, route: Route) -> Route:
         """What decides is for kube-scheduler alone; what is read, for it and for who is on this machine."""

@@ -153,12 +153,21 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         about("What may be read without a certificate despite --tls-client-ca: inspect, metrics or both."),
     ] = ()
 
+    debug_tokens: Annotated[
+        bool,
+        about(
+            "Let who shows a bearer token read /debug, if a TokenReview knows it and a SubjectAccessReview "
+            "lets its owner get that path. Only with --tls-certificate: a token is not for plain HTTP."
+        ),
+    ] = False
     otlp_endpoint: OtlpEndpoint = ""
     otlp_headers: OtlpHeaders = ""
 
     def __post_init__(self) -> None:
         if self.tls_client_ca and not self.tls_certificate:
             raise SettingsError("--tls-client-ca needs --tls-certificate: plain HTTP knows no certificates")
+        if self.debug_tokens and not self.tls_certificate:
+            raise SettingsError("--debug-tokens needs --tls-certificate: a token is not for plain HTTP")
         if self.tls_client_names and not self.tls_client_ca:
             raise SettingsError("--tls-client-names needs --tls-client-ca: without it nobody shows one")
         if bool(self.tls_certificate) != bool(self.tls_key):
