@@ -53,6 +53,22 @@ print(json.dumps(found))
 """
 
 
+PCIE_TOTAL = """
+import asyncio, json, sys, pynvml as N
+from gpuslice.adapters.gpu.telemetry import NvmlTelemetry
+from simcluster import gpu
+async def play():
+    telemetry, found, moved = NvmlTelemetry(), [], 0
+    with gpu.Machine({state!r}) as machine:
+        for gib in (0, 0, 6, 5):
+            moved += gib << 30
+            machine.set_gauge(0, pcie_tx_bytes=moved)
+            (card,) = (await telemetry.sample({{-1009: "", -1010: ""}})).cards
+            found.append(card.fields.get(-1009))
+            await asyncio.sleep(0.2)
+    return found, N.nvmlDeviceGetFieldValues(N.nvmlDeviceGetHandleByIndex(0), [197])[0].value.ullVal
+print(json.dumps(asyncio.run(play())))
+"""
 NO_VALUES = """
 import asyncio, json, pynvml as N
 from gpuslice.adapters.gpu.telemetry import NvmlTelemetry
@@ -124,6 +140,16 @@ def test_counters_are_read_between_two_samples(tmp_path: Path) -> None:
     assert {*ratios, "1009", "1010"} <= all_of_them.keys()  # at once when they are asked for
     assert all(0 <= all_of_them[field] <= 1 for field in ratios)
     assert another.keys() == {"1009"}
+
+
+def test_bytes_over_pcie_add_up_beyond_the_4_gib_at_which_nvmls_counter_begins_anew(tmp_path: Path) -> None:
+    """A total is summed from rates, so a busy machine's clock shows in it."""
+    state = gpu.create(tmp_path / "state", ["H100-80GB-HBM3"])
+    (first, none, six, eleven), nvmls = on_card(PCIE_TOTAL.format(state=str(state)), state)
+    assert (first, none) == (None, 0)
+    assert nvmls < 4 << 30
+    assert 0.7 < six / (6 << 30) < 1.4
+    assert 0.7 < (eleven - six) / (5 << 30) < 1.4
 
 
 def test_a_driver_without_field_values_loses_these_alone(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ static struct field traffic(const struct sim_card *card, unsigned id)
     case 94: return wide(card->pcie_replays);
     case 138: return links(card, card->nvlink_tx_kib);
     case 139: return links(card, card->nvlink_rx_kib);
-    case 197: return wide(card->pcie_tx_bytes);
-    case 198: return wide(card->pcie_rx_bytes);
+    case 197: return wide((uint32_t)card->pcie_tx_bytes); /* an H100 begins anew after 4 GiB */
+    case 198: return wide((uint32_t)card->pcie_rx_bytes);
     default: return (struct field){.known = false};
     }
 }

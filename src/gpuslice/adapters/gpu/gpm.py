@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Mapping
 from struct import Struct
 from typing import Any
@@ -48,6 +49,9 @@ _GPM: dict[int, tuple[int, float]] = {
 }
 
 PROFILING_FIELDS = frozenset(_GPM)
+TOTALS: Mapping[int, int] = {-1009: 1009, -1010: 1010}
+"""Bytes over PCIe since the reader was made, summed from the field's rates. NVML's own counters
+(``NVML_FI_DEV_PCIE_COUNT_TX_BYTES``) begin anew after 4 GiB, which a card moves in a tenth of a second."""
 _FIRST_METRICS = 98
 RECENT_FIELDS = frozenset(field for field, (metric, _) in _GPM.items() if metric >= _FIRST_METRICS)
 """Metrics that the first drivers with GPM do not know: asked apart, in case those refuse the question whole.
@@ -74,7 +78,8 @@ class GpmReader:
         self._card = card
         self._gpu_instance = gpu_instance
         self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
-        self._first = True
+        self._at_s = math.nan  # of the newer sample, monotonic
+        self._sums = dict.fromkeys(TOTALS, 0.0)
         self._fields: list[int] = []
         self._request: Any = None  # for these fields
         self.without: Mapping[
@@ -82,21 +87,23 @@ class GpmReader:
         ] = {}  # of those of the last reading, which this card cannot give, and why
 
     def read(self, fields: list[int]) -> dict[int, float]:
-        """DCGM field id → value since the last call; empty at the first."""
+        """DCGM field id → value since the last call, of `TOTALS` since the first; empty at the first."""
         self._older, self._newer = self._newer, self._older
+        began_s = time.monotonic()
         if self._gpu_instance is None:
             pynvml.nvmlGpmSampleGet(self._card, self._newer)
         else:
             pynvml.nvmlGpmMigSampleGet(self._card, self._gpu_instance, self._newer)
-        if self._first:
-            self._first = False
+        at_s = (began_s + time.monotonic()) / 2
+        since_s, self._at_s = at_s - self._at_s, at_s
+        if math.isnan(since_s):
             return {}
         if fields != self._fields:
             self._fields, self._request = list(fields), pynvml.c_nvmlGpmMetricsGet_t()
             self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
             self._request.numMetrics = len(fields)
             for place, field in enumerate(fields):
-                self._request.metrics[place].metricId = _GPM[field][0]
+                self._request.metrics[place].metricId = _GPM[TOTALS.get(field, field)][0]
         request = self._request
         request.sample1, request.sample2 = self._older, self._newer
         pynvml.nvmlGpmMetricsGet(request)
@@ -109,11 +116,15 @@ class GpmReader:
             for field, (_, verdict, _) in answers.items()
             if verdict in _CANNOT
         }
-        return {
-            field: value * _GPM[field][1]
+        found = {
+            field: value * _GPM[TOTALS.get(field, field)][1]
             for field, (_, verdict, value) in answers.items()
             if verdict == pynvml.NVML_SUCCESS and not math.isnan(value)
         }
+        for field in TOTALS.keys() & found.keys():
+            self._sums[field] += found[field] * since_s
+            found[field] = self._sums[field]
+        return found
 
     def close(self) -> None:
         """Give the samples back. Never raises: the card may be gone."""

@@ -62,7 +62,8 @@ _TRIES = 3
 _OVER_ALL_LINKS = frozenset(
     {"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"}
 )
-_KNOWN_WAYS = {*RATES, *MEMORY_FIELDS, *UTILIZATION_FIELDS, *_CALLS, *gpm.PROFILING_FIELDS, *_FIELD_VALUES}
+_COUNTERS = {*gpm.PROFILING_FIELDS, *gpm.TOTALS}
+_KNOWN_WAYS = {*RATES, *MEMORY_FIELDS, *UTILIZATION_FIELDS, *_CALLS, *_COUNTERS, *_FIELD_VALUES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ class _Card:
         mig = self._mig.read([n for n in wanted if n in gpm.PROFILING_FIELDS], now_s)
         self._refuse_on_mig(asked, now_s)
         if not self._mig.enabled:  # counters are an instance's then
-            counters = [n for n in asked if n in gpm.PROFILING_FIELDS]
+            counters = [n for n in asked if n in _COUNTERS]
             first = [number for number in counters if number not in gpm.RECENT_FIELDS]
             recent = [number for number in counters if number in gpm.RECENT_FIELDS]
             fields |= self._counters_of("first", first, now_s) | self._counters_of("recent", recent, now_s)
@@ -266,6 +267,8 @@ class _Card:
             of_cards = "asked of undivided cards only" if number in gpm.RECENT_FIELDS else ""
             if reason := self._mig.refused or self._mig.without.get(number) or of_cards:
                 self._refuse(number, reason, now_s)
+        for number in gpm.TOTALS.keys() & asked if self._mig.enabled else ():
+            self._refuse(number, "asked of undivided cards only", now_s)
 
     def _slow_ones(self, wanted: Mapping[int, str], asked: list[int], now_s: float) -> dict[int, Reading]:
         """Fields that hardly ever change, or cost the driver much: from a reading of their own pace."""

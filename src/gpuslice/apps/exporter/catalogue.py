@@ -111,8 +111,8 @@ GPU_PCIE = Metric(
     "gpuslice_gpu_pcie_bytes_total",
     _COUNTER,
     (*CARD, "direction"),
-    "Bytes moved over PCIe, seen from the card: tx or rx.",
-    "NVML field values",
+    "Bytes moved over PCIe since the exporter began, seen from the card: tx or rx.",
+    "NVML's hardware counters (Hopper and later), summed: its own totals begin anew after 4 GiB",
 )
 GPU_NVLINK = Metric(
     "gpuslice_gpu_nvlink_bytes_total",

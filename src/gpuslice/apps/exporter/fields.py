@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 
+from gpuslice.adapters.gpu.gpm import TOTALS
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -72,12 +74,11 @@ _NS = 1e-9
 _KIB = 1024
 
 EXTRA_FIELDS: Mapping[int, str] = {
+    **dict.fromkeys(TOTALS, ""),
     -74: "NVML_FI_DEV_PERF_POLICY_POWER",
     -76: "NVML_FI_DEV_PERF_POLICY_SYNC_BOOST",
     -138: "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX",
     -139: "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX",
-    -197: "NVML_FI_DEV_PCIE_COUNT_TX_BYTES",
-    -198: "NVML_FI_DEV_PCIE_COUNT_RX_BYTES",
     -230: "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
     -269: "NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
     -270: "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
@@ -92,7 +93,7 @@ THROTTLE: Mapping[str, tuple[int, float]] = {
     "hw_thermal": (-270, _NS),
     "hw_power_brake": (-271, _NS),
 }
-PCIE: Mapping[str, tuple[int, float]] = {"tx": (-197, 1), "rx": (-198, 1)}
+PCIE: Mapping[str, tuple[int, float]] = {"tx": (-1009, 1), "rx": (-1010, 1)}
 NVLINK: Mapping[str, tuple[int, float]] = {"tx": (-138, _KIB), "rx": (-139, _KIB)}
 RECOVERY = -230
 
