@@ -3,8 +3,10 @@
     python bench/held_paths.py [--cuda 12.8] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
 By allocation path and by the way the program found the function, in a process and on a machine of its own
-each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? `{folder}`
-in a value of --peer-env stands for that process's folder. Prints a table in Markdown. Needs `make native`.
+each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? The last rows
+are of 600 MiB whose maker has released them while the driver keeps them: are 600 MiB more refused until it has
+let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a table in Markdown.
+Needs `make native`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ ABSENT = ("absent", "error 500", "error 801")
 HELD, ODDLY, PASSED, BROKEN, NOWHERE = "held", "held¹", "**let through**", "**fails**", "–"
 MARKS = """¹ refused by another error than CUDA_ERROR_OUT_OF_MEMORY.
 **let through**: the driver's accounts stand above the limit afterwards.
-**fails**: 64 MiB are refused or not taken back, or the program ends.
+**fails**: what fits is refused or not taken back, or the program ends.
 –: the driver has no such function, or the way does not lead there."""
 
 
@@ -61,12 +63,63 @@ def verdict(box: Container, worker: Worker, kind: str) -> str:
     return HELD if answer == OUT_OF_MEMORY else ODDLY if answer != "ok" else BROKEN
 
 
-def tried(kind: str, way: str, cuda: str, peer: Mapping[str, str]) -> str:
-    with tempfile.TemporaryDirectory() as name, container(Path(name), cuda=cuda) as box:
+def imported(maker: Worker, other: Worker) -> tuple[Worker, str]:
+    """Opened by another process whose current card is not the memory's. Who lets go of it, and how."""
+    maker.ok(f"alloc 0 physical {600 * MIB}")
+    other.ok("start 1")
+    pid, descriptor = maker.ok("share 0")
+    other.ok(f"receive 0 {pid} {descriptor}")
+    maker.ok(f"shut {descriptor}")
+    maker.ok("free 0")
+    return other, "free 0"
+
+
+def exported(maker: Worker, _other: Worker) -> tuple[Worker, str]:
+    maker.ok(f"alloc 0 physical {600 * MIB}")
+    _, descriptor = maker.ok("share 0")
+    maker.ok("free 0")
+    return maker, f"shut {descriptor}"
+
+
+def left_by_green(maker: Worker, _other: Worker) -> tuple[Worker, str]:
+    for command in ("alloc 0 green 0", "enter 0", f"alloc 1 plain {600 * MIB}", "current 0", "free 0"):
+        maker.ok(command)
+    return maker, "free 1"
+
+
+KEPT = {
+    "cuMemImportFromShareableHandle beside another card, cuMemRelease": imported,
+    "cuMemExportToShareableHandle, cuMemRelease": exported,
+    "cuGreenCtxCreate, cuMemAlloc, cuGreenCtxDestroy": left_by_green,
+}
+
+
+def verdict_on_kept(box: Container, maker: Worker, other: Worker, functions: str) -> str:
+    """On 600 MiB that the driver keeps: what comes beside them, and when they are gone."""
+    if maker.ask("start 0") != "ok":
+        return NOWHERE
+    try:
+        keeper, release = KEPT[functions](maker, other)
+    except AssertionError as error:
+        return NOWHERE if any(absent in str(error) for absent in ABSENT) else BROKEN
+    answer = maker.ask(f"alloc 2 plain {600 * MIB}")
+    if box.machine.used() > 1024 * MIB:
+        return PASSED
+    keeper.ask(release)
+    if answer == "ok" or maker.ask(f"alloc 2 plain {600 * MIB}") != "ok":
+        return BROKEN
+    return HELD if answer == OUT_OF_MEMORY else ODDLY
+
+
+def tried(row: str, way: str, cuda: str, peer: Mapping[str, str]) -> str:
+    with tempfile.TemporaryDirectory() as name, container(Path(name), cuda=cuda, cards=2) as box:
         environment = {key: value.replace("{folder}", name) for key, value in peer.items()}
         try:
             with box.worker(way, number(cuda), **environment) as worker:
-                return verdict(box, worker, kind)
+                if row not in KEPT:
+                    return verdict(box, worker, row)
+                with box.worker(way, number(cuda), **environment) as other:
+                    return verdict_on_kept(box, worker, other, row)
         except AssertionError:  # it has ended
             return BROKEN
 
@@ -75,7 +128,7 @@ def table(cuda: str, peer: Mapping[str, str]) -> tuple[list[str], Counter[str]]:
     ways = [way for way in WAYS if exists(way, cuda)]
     lines = [f"| allocation | {' | '.join(WAYS[way] for way in ways)} |", "| --- " * (len(ways) + 1) + "|"]
     counts = Counter[str]()
-    for kind, functions in KINDS.items():
+    for kind, functions in {**KINDS, **{functions: functions for functions in KEPT}}.items():
         found = [tried(kind, way, cuda, peer) for way in ways]
         counts.update(found)
         lines.append(f"| `{functions}` | {' | '.join(found)} |")
