@@ -3,9 +3,9 @@
     python bench/held_paths.py [--cuda 12.8] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
 By allocation path and by the way the program found the function, in a process and on a machine of its own
-each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? The last rows
-are of 600 MiB whose maker has released them while the driver keeps them: are 600 MiB more refused until it has
-let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a table in Markdown.
+each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? The last
+rows are of 600 MiB whose maker released them and which the driver keeps: are 600 MiB more refused until it
+has let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a table in Markdown.
 Needs `make native`.
 """
 

@@ -146,6 +146,12 @@ def hostile_pod(number: int, command: str) -> dict[str, Any]:
     return pod
 
 
+of_an_interpreter = pytest.mark.skipif(
+    bool(SANITIZER), reason="the exporter's own interpreter would need the sanitizer's runtime first"
+)
+
+
+@of_an_interpreter
 async def test_who_holds_more_than_the_limit_without_the_library_stands_on_the_exporters_page(
     tmp_path: Path,
 ) -> None:
@@ -170,6 +176,7 @@ async def test_who_holds_more_than_the_limit_without_the_library_stands_on_the_e
         assert past == set(names) - {"honest"}
 
 
+@of_an_interpreter
 async def test_who_computes_past_a_share_stands_on_the_exporters_page(tmp_path: Path) -> None:
     async with gpu_node(tmp_path) as host, host.exporter() as exporter:
         pod = make_pod(

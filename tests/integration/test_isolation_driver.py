@@ -171,9 +171,43 @@ def test_arrays_count_as_the_card_lays_them_out(tmp_path: Path) -> None:
         assert box.card().used_bytes - before == 2 * MIB
         worker.ok("array 1 8192 0 1024")
         assert box.card().used_bytes - before == 2 * MIB + 64 * MIB
-        worker.ok("array 2 65 17 512")
-        assert box.card().used_bytes - before == 2 * MIB + 64 * MIB + 2 * MIB
+        worker.ok("array 2 65 17 2048")
+        assert box.card().used_bytes - before == 2 * MIB + 64 * MIB + 8 * MIB
         assert worker.ask("array 3 1 2 131072") in (OUT_OF_MEMORY, "error 1")
+
+
+@pytest.mark.parametrize(
+    ("shape", "mib"),
+    [("1 1 2048", 16), ("64 8 2048", 16), ("65 8 512", 8), ("17 17 512", 16), ("65 8 640", 12)],
+)
+def test_small_arrays_share_pages_as_an_h100_showed(tmp_path: Path, shape: str, mib: int) -> None:
+    """Sixteen of each; then all but one of a page are let go, and the page stays."""
+    with container(tmp_path, memory_mib=512) as box, box.worker() as worker:
+        worker.ok("start 0")
+        before = box.card().used_bytes
+        for number in range(16):
+            worker.ok(f"array {number} {shape}")
+        assert box.card().used_bytes - before == mib * MIB
+        assert box.card().used_bytes == box.machine.used()
+        for number in range(1, 16):
+            worker.ok(f"free-array {number}")
+        assert box.card().used_bytes - before == 2 * MIB
+        assert box.card().used_bytes == box.machine.used()
+        worker.ok("free-array 0")
+        assert box.card().used_bytes == before == box.machine.used()
+
+
+def test_an_array_that_is_refused_leaves_its_page_as_it_was(tmp_path: Path) -> None:
+    with container(tmp_path, memory_mib=512) as box, box.worker() as worker:
+        worker.ok("start 0")
+        room = (512 * MIB - box.card().used_bytes) // MIB // 2 * 2
+        worker.ok(f"alloc 0 plain {(room - 2) * MIB}")
+        worker.ok("array 1 1 1 2048")
+        worker.ok("array 2 1 1 2048")
+        assert worker.ask("array 3 1 1 2048") == OUT_OF_MEMORY
+        worker.ok("free-array 2")
+        worker.ok("array 3 1 1 2048")
+        assert box.card().used_bytes == box.machine.used() <= 512 * MIB
 
 
 # ---- nobody is refused what there is room for

@@ -1,4 +1,6 @@
 /* Arrays and mipmapped arrays: memory of a shape, without contents. */
+#include <stdlib.h>
+
 #include "driver.h"
 
 struct array {
@@ -8,7 +10,65 @@ struct array {
     unsigned levels; /* 0 for a plain array */
     uint64_t bytes;
     struct array *parent; /* a level of a mipmapped array */
+    struct page *page;    /* that a small one shares with others */
 };
+
+/* Arrays of less than 2 MiB share pages of that size: 16 of 640 KiB took 12 MiB of an H100, 16 of 512 KiB 8. */
+struct page {
+    struct page *next;
+    struct context *owner;
+    uint32_t record;
+    uint64_t used;
+};
+#define PAGE_BYTES (UINT64_C(2) << 20)
+static pthread_mutex_t pages_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct page *pages;
+
+static struct page *page_join(const struct context *context, uint64_t bytes)
+{
+    pthread_mutex_lock(&pages_lock);
+    struct page *page = pages;
+    while (page && (page->owner != context->memory || page->used + bytes > PAGE_BYTES))
+        page = page->next;
+    uint32_t record = page ? 0 : sim_charge(context->device->card, SIM_ARRAY, PAGE_BYTES, 0);
+    if (!page && record && (page = malloc(sizeof *page))) {
+        *page = (struct page){pages, context->memory, record, 0};
+        pages = page;
+    }
+    if (page)
+        page->used += bytes;
+    pthread_mutex_unlock(&pages_lock);
+    return page;
+}
+
+static void page_leave(struct page *page, uint64_t bytes)
+{
+    pthread_mutex_lock(&pages_lock);
+    page->used -= bytes;
+    for (struct page **at = &pages; *at && !page->used; at = &(*at)->next)
+        if (*at == page) {
+            *at = page->next;
+            sim_release(page->record);
+            free(page);
+            break;
+        }
+    pthread_mutex_unlock(&pages_lock);
+}
+
+void array_pages_drop(const struct context *owner)
+{
+    pthread_mutex_lock(&pages_lock);
+    for (struct page **at = &pages, *page; (page = *at);) {
+        if (page->owner != owner) {
+            at = &page->next;
+            continue;
+        }
+        *at = page->next;
+        sim_release(page->record);
+        free(page);
+    }
+    pthread_mutex_unlock(&pages_lock);
+}
 
 #define LAYERED 1u
 #define CUBEMAP 4u
@@ -83,17 +143,23 @@ static CUresult array_new(struct array **made, const CUDA_ARRAY3D_DESCRIPTOR *sh
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t bytes = array_bytes(shape, levels);
     bool later = shape->flags & (SPARSE | DEFERRED); /* its memory is mapped into it afterwards */
-    uint32_t record = later ? 0 : sim_charge(context->device->card, SIM_ARRAY, sim_round(bytes), 0);
-    struct array *array = record || later ? object_new(OBJECT_ARRAY, sizeof *array, context->memory) : NULL;
+    bool small = !later && bytes < PAGE_BYTES;
+    struct page *page = small ? page_join(context, bytes) : NULL;
+    uint32_t record = later || small ? 0 : sim_charge(context->device->card, SIM_ARRAY, sim_round(bytes), 0);
+    bool has_room = later || page || record;
+    struct array *array = has_room ? object_new(OBJECT_ARRAY, sizeof *array, context->memory) : NULL;
     if (!array) {
         sim_release(record);
+        if (page)
+            page_leave(page, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     array->object.record = record;
     array->device = context->device;
     array->shape = *shape;
     array->levels = levels;
-    array->bytes = sim_round(bytes);
+    array->bytes = small ? bytes : sim_round(bytes);
+    array->page = page;
     *made = array;
     return CUDA_SUCCESS;
 }
@@ -124,6 +190,8 @@ EXPORT CUresult cuArrayDestroy(CUarray array)
     if (array->parent)
         return CUDA_ERROR_INVALID_HANDLE;
     tiles_drop(array);
+    if (array->page)
+        page_leave(array->page, array->bytes);
     object_free(array);
     return CUDA_SUCCESS;
 }
@@ -163,6 +231,8 @@ EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray array)
     TRY(array_of(array, true));
     free_levels(array);
     tiles_drop(array);
+    if (array->page)
+        page_leave(array->page, array->bytes);
     object_free(array);
     return CUDA_SUCCESS;
 }

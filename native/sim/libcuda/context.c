@@ -100,6 +100,7 @@ void context_deactivate(struct context *context)
     modules_unload(context);
     for (enum object_kind kind = OBJECT_STREAM; kind < OBJECT_KINDS; kind++)
         objects_free_owned(kind, context);
+    array_pages_drop(context);
     sim_release(context->limit_record);
     sim_release(context->object.record);
     context->limit_record = context->object.record = 0;

@@ -201,6 +201,7 @@ void bytes_fill(uint64_t to, const void *pattern, size_t pattern_bytes, size_t c
 
 void kept_drop_all(struct context *context); /* what the runtime keeps by context (export_table.c) */
 
+void array_pages_drop(const struct context *owner);
 void tiles_drop(const void *array); /* what was mapped into a sparse array (tiles.c) */
 
 /* Page-locked host memory (host.c). */

@@ -1,6 +1,7 @@
-/* Arrays and mipmapped arrays: opaque, so their size is computed, with the driver's pages as the least. */
+/* Arrays and mipmapped arrays: opaque, so their size is computed. Small ones share the driver's pages. */
 #include "hooks/holders.h"
 #include "hooks/place.h"
+#include "policy/array_pages.h"
 #include "policy/held.h"
 #include "policy/reserve.h"
 #include "policy/start.h"
@@ -50,7 +51,6 @@ static uint64_t smallest_power(uint64_t least, uint64_t most)
 #define CELL_BYTES 64u
 #define CELL_ROWS 8u
 #define MOST_CELLS 16u
-#define ARRAY_STEP (UINT64_C(64) << 10)
 
 static uint64_t level_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int level)
 {
@@ -71,13 +71,30 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
     for (unsigned int level = 0; level < levels && level < 32; level++)
         if (__builtin_add_overflow(bytes, level_bytes(shape, level), &bytes))
             return UINT64_MAX;
-    return gs_round_up(gs_round_up(bytes, ARRAY_STEP), GS_PAGE_BYTES);
+    bytes = gs_round_up(bytes, GS_ARRAY_STEP);
+    return bytes < GS_PAGE_BYTES ? bytes : gs_round_up(bytes, GS_PAGE_BYTES);
 }
 
 struct request {
     struct gs_place place;
-    uint64_t bytes;
+    uint64_t bytes; /* 0: nothing is counted */
+    struct gs_array_part part; /* of a page, of a small one */
 };
+
+static bool begin_small(struct request *request)
+{
+    bool needless;
+    uint64_t context = (uint64_t)(uintptr_t)request->place.context;
+    request->part = gs_array_page_join(context, request->bytes);
+    if (request->part.page)
+        return true;
+    if (!gs_reserve(request->place.card, GS_PAGE_BYTES))
+        return false;
+    request->part = gs_array_page_open(context, request->bytes, &needless);
+    if (needless)
+        gs_settle(request->place.card, GS_PAGE_BYTES, 0);
+    return true;
+}
 
 /* False: refused. Sparse arrays and those mapped later have no memory of their own. */
 static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
@@ -85,21 +102,36 @@ static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape,
     bool bare = shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
     request->place = gs_current_place();
     request->bytes = bare || !request->place.card ? 0 : array_bytes(shape, levels);
-    return !request->bytes || gs_reserve(request->place.card, request->bytes);
+    request->part = (struct gs_array_part){0};
+    if (!request->bytes)
+        return true;
+    return request->bytes < GS_PAGE_BYTES ? begin_small(request) : gs_reserve(request->place.card, request->bytes);
+}
+
+/* What was not made gives back its part, and the page if nobody joined it meanwhile. */
+static void give_back(const struct request *request)
+{
+    if (gs_array_page_leave(request->part))
+        gs_settle(request->place.card, gs_round_up(request->bytes, GS_PAGE_BYTES), 0);
 }
 
 static int finish(const struct request *request, int result, const void *made)
 {
     if (!request->bytes)
         return result;
-    if (result != CUDA_SUCCESS)
-        gs_settle(request->place.card, request->bytes, 0);
+    struct gs_entry entry = {.key = (uint64_t)(uintptr_t)made,
+                             .bytes = gs_round_up(request->bytes, GS_PAGE_BYTES),
+                             .owner = (uint64_t)(uintptr_t)request->place.context,
+                             .kind = GS_ARRAY,
+                             .card = request->place.card->index};
+    if (request->part.page) {
+        entry.bytes = (uint64_t)request->part.page << 8 | request->part.steps;
+        entry.kind = GS_SMALL_ARRAY;
+    }
+    if (result == CUDA_SUCCESS)
+        gs_table_put(&gs_held, &entry);
     else
-        gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made,
-                                                  .bytes = request->bytes,
-                                                  .owner = (uint64_t)(uintptr_t)request->place.context,
-                                                  .kind = GS_ARRAY,
-                                                  .card = request->place.card->index});
+        give_back(request);
     return result;
 }
 

@@ -1,5 +1,6 @@
 #include "policy/held.h"
 
+#include "policy/array_pages.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
 #include "system/at_fork.h"
@@ -58,6 +59,9 @@ uint64_t gs_release_entry(struct gs_entry *entry)
     case GS_ARRAY:
     case GS_EXTERNAL:
         bytes = entry->bytes;
+        break;
+    case GS_SMALL_ARRAY:
+        bytes = gs_array_page_leave((struct gs_array_part){(uint32_t)(entry->bytes >> 8), entry->bytes & 0xff}) ? GS_PAGE_BYTES : 0;
         break;
     case GS_SMALL:
         bytes = count_pages(entry->key, entry->bytes, -1);

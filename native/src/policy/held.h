@@ -10,6 +10,7 @@ enum gs_kind {
     GS_SMALL,      /* shares pages with others: bytes are its length */
     GS_STREAM_ORDERED,
     GS_ARRAY,
+    GS_SMALL_ARRAY, /* shares pages with others: bytes are its page << 8 | its steps in it */
     GS_IMPORT,
     GS_EXTERNAL,
     GS_GROUP, /* of other objects, which it keeps alive */
