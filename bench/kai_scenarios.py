@@ -43,7 +43,7 @@ from tests.e2e.cluster import (  # noqa: E402
     scheduler_arguments,
     shipped_configuration,
 )
-from tests.e2e.test_gangs import API, FIRST, GATES, GROUPS, group  # noqa: E402
+from tests.e2e.pod_groups import API, FIRST, GATES, GROUPS, group  # noqa: E402
 
 from gpuslice.adapters.kube.errors import ConflictError, NotFoundError  # noqa: E402
 from gpuslice.adapters.kube.resources import PODS  # noqa: E402

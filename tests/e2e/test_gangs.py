@@ -26,13 +26,10 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
+from tests.e2e.pod_groups import API, FIRST, GATES, GROUPS, group
 
 pytestmark = ON_A_CONTROL_PLANE
 
-FIRST = 36
-API = "--runtime-config=scheduling.k8s.io/v1alpha2=true"
-GATES = "--feature-gates=GenericWorkload=true,GangScheduling=true"
-GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
 UNITS, CARDS, NODES = 16, 8, 4
 MEMBERS, GANGS = 5, 6  # 30 of 32 cards
 MORE_THAN_HALF = 9  # units: one to a card
@@ -44,15 +41,6 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
         pytest.skip(f"pod groups came with Kubernetes 1.{FIRST}")
     with control_plane.api_server(tmp_path, without=("TaintNodesByCondition",), flags=(GATES, API)) as made:
         yield made
-
-
-def group(name: str, members: int) -> Object:
-    return {
-        "apiVersion": "scheduling.k8s.io/v1alpha2",
-        "kind": "PodGroup",
-        "metadata": {"name": name},
-        "spec": {"schedulingPolicy": {"gang": {"minCount": members}}},
-    }
 
 
 async def add_gang(made: Cluster, name: str) -> None:
