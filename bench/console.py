@@ -84,7 +84,7 @@ async def measure(url: str, api: str, updates: int, pid: int) -> dict[str, Any]:
                     break
         result["ready_s"] = round(time.perf_counter() - began, 2)
         before_ms = cpu_ms(pid)
-        while "cardUsage" not in found:
+        while "podUsage" not in found:
             async with http.get(f"{url}api/v1/cluster?since={found['version']}") as answer:
                 found |= msgspec.json.decode(await answer.read())
         await asyncio.sleep(SETTLES_S)

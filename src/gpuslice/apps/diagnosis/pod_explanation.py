@@ -79,7 +79,7 @@ def explained(
         found.status.phase,
         found.spec.scheduler_name,
         tuple(each for each in events if each.involved_object.uid in ("", view.uid))[-SHOWN_EVENTS:],
-        found.status.reason,
+        found.status.reason or next(filter(None, map(_waits_for, found.status.container_statuses or ())), ""),
         ends=tuple(_ends(found)),
         usage=tuple(usage),
         claims=claimed.names if claimed else (),
@@ -232,6 +232,12 @@ def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -
         )
 
 
+def _waits_for(container: objects.ContainerStatus) -> str:
+    """Why a container does not run, as kubectl's STATUS says it; "" where it does, or is about to."""
+    reason = str(((container.state or {}).get("waiting") or {}).get("reason") or "")
+    return "" if reason in ("ContainerCreating", "PodInitializing") else reason
+
+
 def _ends(pod: objects.Pod) -> Iterator[str]:
     """How containers ended that were started again, or that wait to be."""
     for each in pod.status.container_statuses or ():
@@ -246,7 +252,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
             at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
             parts.append(f"last ended with exit code {ended.get('exitCode', '?')}{why}{at}")
-        if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+        if _waits_for(each):
             shown = waiting.get("message", "").partition(" restarting failed ")[0]  # who it is stands above
             message = f": {printable(shown)}" if shown else ""
             parts.append(f"waits now: {printable(waiting['reason'])}{message}")
