@@ -224,7 +224,7 @@ def test_a_node_that_waits_for_pods_of_the_other_kind_names_them() -> None:
     found = facts([claim_node("n1", 15)], [api_pod("old", "4", node="n1")], plugins=[agent("n1", False)])
     (finding,) = doctor_claims.nodes_of_claims(found)
     assert finding.level is Level.WARNING
-    assert "waits for default/old to end, which holds aliyun.com/gpu-mem there" in finding.what
+    assert "waits for default/old to end, which holds parts of its cards there" in finding.what
 
 
 @pytest.mark.parametrize(
