@@ -128,8 +128,9 @@ def test_programs_share_a_card_and_one_that_takes_too_much_harms_nobody(here: In
     apply(here, app("app-6g-v1", 4, 6000))
 
     def restarts(name: str) -> int:
-        status = here.api.get(f"namespaces/default/pods/{name}")["status"]
-        return sum(each["restartCount"] for each in status.get("containerStatuses", []))
+        pods = here.api.get("namespaces/default/pods")["items"]  # of which it may not be one yet
+        found = (each["status"] for each in pods if each["metadata"]["name"] == name)
+        return sum(each["restartCount"] for each in next(found, {}).get("containerStatuses", []))
 
     until(lambda: restarts("app-6g-v1-0") > 0, "it fails and is started again", 120)
     refused = "code=2(cudaErrorMemoryAllocation)"  # of the life before: kubelet may be removing an older one
