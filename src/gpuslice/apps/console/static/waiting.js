@@ -5,6 +5,12 @@ import { ago, clock, count, t } from "./words.js";
 
 const FEW = 6;
 
+/** Pods made in the same second, as all of one Deployment are, keep the order of their names. */
+function oldestFirst(a, b) {
+  const [first, second] = [a, b].map((pod) => `${pod.created} ${pod.namespace}/${pod.name}`);
+  return first < second ? -1 : Number(first > second);
+}
+
 export function asked(pod) {
   if (!pod?.units) return "–";
   return pod.cards > 1 ? t("wantsMany", units(pod.units / pod.cards), pod.cards) : t("wants", units(pod.units));
@@ -47,8 +53,8 @@ export class WaitingView {
     if (state === this.drawn) return;
     this.drawn = state;
     const found = [...groups.values()];
-    for (const group of found) group.pods.sort((a, b) => (a.created < b.created ? -1 : 1));
-    found.sort((a, b) => b.pods.length - a.pods.length || (a.pods[0].created < b.pods[0].created ? -1 : 1));
+    for (const group of found) group.pods.sort(oldestFirst);
+    found.sort((a, b) => b.pods.length - a.pods.length || oldestFirst(a.pods[0], b.pods[0]));
     const parts = [[t("notPlaced"), found.filter((each) => !each.placed)], [t("notStarted"), found.filter((each) => each.placed)]];
     if (!found.length) {
       replace(this.root, h("h1", {}, t("waiting")), query ? h("p.muted", {}, t("nothingFound", query)) : h("div.panel", {}, empty(t("noWaiting"), t("noWaitingText"), copyable("gpuslice explain"))));
