@@ -184,11 +184,14 @@ class Rig:
         self.api.call("POST", "/api/v1/nodes", node)
         await until(lambda: self.extender.ledger.state(marker) is not None)
         self.api.call("DELETE", f"/api/v1/nodes/{marker}")
-        pods = {pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pod in self.api.pods()}
-        seen = self.extender.world.pods.objects
-        await until(
-            lambda: {each.metadata.uid: each.metadata.resource_version for each in seen.values()} == pods
-        )
+
+        def pods_seen() -> bool:
+            """As they are by then: it changes some itself."""
+            there = {pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pod in self.api.pods()}
+            seen = self.extender.world.pods.objects.values()
+            return {each.metadata.uid: each.metadata.resource_version for each in seen} == there
+
+        await until(pods_seen)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = HANG_S) -> None:
