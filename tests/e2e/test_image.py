@@ -129,8 +129,8 @@ def test_programs_share_a_card_and_one_that_takes_too_much_harms_nobody(here: In
 
     def restarts(name: str) -> int:
         pods = here.api.get("namespaces/default/pods")["items"]  # of which it may not be one yet
-        found = (each["status"] for each in pods if each["metadata"]["name"] == name)
-        return sum(each["restartCount"] for each in next(found, {}).get("containerStatuses", []))
+        mine = [each["status"] for each in pods if each["metadata"]["name"] == name]
+        return sum(each["restartCount"] for status in mine for each in status.get("containerStatuses", ()))
 
     until(lambda: restarts("app-6g-v1-0") > 0, "it fails and is started again", 120)
     refused = "code=2(cudaErrorMemoryAllocation)"  # of the life before: kubelet may be removing an older one
