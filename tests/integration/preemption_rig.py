@@ -122,9 +122,13 @@ class Story(Played):
 
         async def answered() -> Any:
             args = decode_preemption(body)
-            return self.extender.cycle.preempt(args.pod, args.victims())
+            return await self.extender.cycle.preempt(args.pod, args.victims())
 
-        found = self.loop.run_until_complete(answered())
+        asked = self.loop.create_task(answered())
+        self.loop.settle()
+        for message in list(self.network.messages):  # what it asks; the watch may be late
+            self.network.deliver(message)
+        found = asked.result()
         names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.api.pods()}
         return {names[pod.uid] for each in found.values() for pod in each.pods}
 

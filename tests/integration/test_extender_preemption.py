@@ -132,6 +132,15 @@ def test_pods_that_ask_one_after_another_are_given_a_card_each(story: Story) -> 
     assert first != second
 
 
+def test_whom_to_evict_is_answered_for_a_pod_that_no_watch_has_shown_yet(story: Story) -> None:
+    """kube-scheduler asks once. Were it told that nobody helps, the pod would wait for some event."""
+    full(story)
+    story.add("high", 15, 100)  # and news of it does not arrive
+    uid = story.api.pod("high")["metadata"]["uid"]
+    assert uid not in story.extender.ledger.pods
+    assert story.propose("high", *story.names() - {"high"})
+
+
 def test_who_asks_whom_to_evict_is_given_time_to_do_it(story: Story) -> None:
     full(story)
     story.add("high", 10, 100)

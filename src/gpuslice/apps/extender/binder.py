@@ -42,6 +42,7 @@ RESOLVING = ""  # in place of the node, where a pod is not being bound but asked
 # as came to their end in the last second, so that none takes much longer than that
 LEAST_AT_ONCE, MOST_AT_ONCE = 16, 64
 LONGEST_PAUSE_S = 2.0  # of filter, well below kube-scheduler's httpTimeout
+READ_EARLY_S = 1.0
 
 
 class NotBoundError(Exception):
@@ -96,6 +97,13 @@ class Binder:
         except NotBoundError as error:
             return str(error)
         return ""
+
+    async def read_early(self, namespace: str, name: str, uid: str) -> bool:
+        """Have the ledger know a pod that no watch has shown yet; False where that cannot be done soon."""
+        with contextlib.suppress(NotBoundError, TimeoutError):
+            async with asyncio.timeout(READ_EARLY_S):
+                await self._read(BindingArgs(name, namespace, uid))
+        return uid in self._ledger.pods
 
     def announce(self, uid: str) -> None:
         """The pod will be bound soon."""

@@ -82,11 +82,11 @@ class Routes:
         self._observe("prioritize", scores == b"[]", began, answer)
         return answer
 
-    def preempt(self, request: HttpRequest) -> HttpResponse:
+    async def preempt(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         try:
             args = decode_preemption(request.body)
-            result = PreemptionResult(dict(self.cycle.preempt(args.pod, args.victims())))
+            result = PreemptionResult(dict(await self.cycle.preempt(args.pod, args.victims())))
         except MalformedError as error:
             _log.warning("preempt not understood", extra={"error": str(error)})
             result = PreemptionResult({})

@@ -195,13 +195,20 @@ class SchedulingCycle:
         keys, _ = self._placer.rank(query, pod, pod.request)
         return query.scores_json(scores(keys))
 
-    def preempt(
+    async def preempt(
         self, asking: WirePod | None, proposed: Mapping[str, MetaVictims]
     ) -> Mapping[str, MetaVictims]:
-        """Keep the nodes on which evicting lower pods makes room on the cards, with those to evict."""
+        """Keep the nodes on which evicting lower pods makes room on the cards, with those to evict.
+
+        kube-scheduler asks once, so that a pod of which it heard before us is read from the API server.
+        """
         if asking is None:
             return proposed
         pod, is_known = self._asking(asking)
+        if pod.request is not None and not is_known:
+            meta = asking.metadata
+            is_known = await self._binder.read_early(meta.namespace, meta.name, meta.uid)
+            pod = self._asking(asking)[0]
         if pod.request is None or not is_known:
             return {} if pod.problem or pod.request is not None else proposed
         found = self._pending_evictions.victims(pod, pod.request, proposed)
