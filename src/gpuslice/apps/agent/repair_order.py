@@ -66,11 +66,13 @@ class RepairOrder:
 
     def _too_many(self, pod: NodePod) -> bool:
         """Whether its card is promised beyond its units: it was bound while kubelet gave others that card."""
-        return any(
-            sum(units_by_card(each.view.placement).get(card, 0) for each in self._pods)
-            > self._units.get(card, 0)
-            for card in units_by_card(pod.view.placement)
-        )
+        cards = units_by_card(pod.view.placement)
+        return any(self._promised(card) > self._units.get(card, 0) for card in cards)
+
+    def _promised(self, card: int, *, but: str = "") -> int:
+        """Units of a card that annotations name as they stand now, of all pods but the one of this uid."""
+        others = (pod.view for pod in self._pods if pod.view.uid != but)
+        return sum(units_by_card(pod.placement).get(card, 0) for pod in others)
 
     def _next_write(self, repair: Repair) -> Repair | None:
         """`repair` itself, or what must come before it; None when it has to wait."""
@@ -126,13 +128,9 @@ class RepairOrder:
 
     def _has_room(self, repair: Repair) -> bool:
         """Whether no card is promised beyond its units once it is written, as annotations stand now."""
-        others = [
-            units_by_card(pod.view.placement) for pod in self._pods if pod.view.uid != repair.pod.view.uid
-        ]
-        cards = units_by_card(repair.target)
+        cards, uid = units_by_card(repair.target), repair.pod.view.uid
         return all(
-            cards[card] + sum(units.get(card, 0) for units in others) <= self._units.get(card, 0)
-            for card in _grows(repair)
+            cards[card] + self._promised(card, but=uid) <= self._units.get(card, 0) for card in _grows(repair)
         )
 
 
