@@ -94,7 +94,8 @@ class RepairOrder:
         for pod in reversed(self._waiting):
             if not overfull.isdisjoint(units_by_card(pod.view.placement)):
                 return _withdrawal(pod, pod.meant)
-        if not self._has_room(repair):
+        cards, uid = units_by_card(repair.target), repair.pod.view.uid
+        if any(cards[card] + self._promised(card, but=uid) > self._units.get(card, 0) for card in grows):
             return _withdrawal(repair.pod, repair.target) if repair.pod.view.placement else None
         return repair
 
@@ -125,13 +126,6 @@ class RepairOrder:
             for card in _grows(repair)
             if cards[card] + sum(most(pod, card) for pod in others) > self._units.get(card, 0)
         }
-
-    def _has_room(self, repair: Repair) -> bool:
-        """Whether no card is promised beyond its units once it is written, as annotations stand now."""
-        cards, uid = units_by_card(repair.target), repair.pod.view.uid
-        return all(
-            cards[card] + self._promised(card, but=uid) <= self._units.get(card, 0) for card in _grows(repair)
-        )
 
 
 def _withdrawal(pod: NodePod, target: Placement | None) -> Repair:
