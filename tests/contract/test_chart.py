@@ -16,25 +16,7 @@ from gpuslice.apps.agent.command import keep_off as keep_off_command
 from gpuslice.apps.agent.command import switch as switch_command
 from gpuslice.apps.webhook.command import command as webhook_command
 from gpuslice.core.mode import wants_agent
-from tests import tools
-
-KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
-CHART = Path(__file__).resolve().parents[2] / "charts" / "gpuslice"
-
-
-@pytest.fixture(scope="module")
-def helm() -> str:
-    return str(tools.find("helm"))
-
-
-NAMED = ("--set", "image.repository=registry.example.com/gpuslice")
-"""The one value that has no default: where the image is."""
-
-
-def render(helm: str, *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
-    command = [helm, "template", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED, *arguments]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(text) if o}
+from tests.chart import CHART, KUBE_SCHEDULER, NAMED, WEBHOOKS, render
 
 
 def test_lint_finds_nothing(helm: str) -> None:
@@ -320,10 +302,6 @@ def test_config_maps_are_read_and_written_in_one_namespace_only(helm: str) -> No
             assert all(rule["verbs"] == ["list"] for rule in each["rules"])
         elif "configmaps" in resources:
             assert each["metadata"]["namespace"] == "kube-system", name
-
-
-EVERYTHING = "webhook.enabled=true,exporter.enabled=true,nodeLabel=gpushare"
-WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
 
 
 @pytest.mark.parametrize(

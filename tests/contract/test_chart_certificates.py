@@ -13,7 +13,7 @@ from cryptography import x509
 
 from gpuslice.apps.extender.command import command as extender_command
 from tests import tools
-from tests.contract.test_chart import CHART, KUBE_SCHEDULER, NAMED, render
+from tests.chart import CHART, KUBE_SCHEDULER, NAMED, printed, render
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,9 @@ def test_kube_scheduler_and_extender_show_each_other_certificates_of_one_authori
 
 def test_a_new_authority_starts_both_sides_anew(helm: str) -> None:
     """kube-scheduler reads the authority at its start alone; each rendering without a cluster makes one."""
-    first, second = render(helm), render(helm)
+    first = render(helm)
+    printed.cache_clear()
+    second = render(helm)
     for name in ("gpushare-schd-extender", KUBE_SCHEDULER):
         annotations = [
             each["Deployment", name]["spec"]["template"]["metadata"]["annotations"]

@@ -15,7 +15,7 @@ from cel_expr_python import cel
 from gpuslice.core.claim_shape import claim_shape, template_spec
 from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIM_COMPUTE, LABEL_CLAIM_MEMORY
 from gpuslice.core.quantity import whole_number
-from tests.contract.test_chart import helm, render
+from tests.chart import helm, render
 
 __all__ = ["helm"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS, NAME_SETS
 from tests import tools
-from tests.contract.test_chart import render
+from tests.chart import render
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 POLICIES = ("gpuslice-claims-aliyun", "gpuslice-claims-neutral")

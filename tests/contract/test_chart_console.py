@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from gpuslice.apps.cli.main import command
 from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.settings import load
-from tests.contract.test_chart import helm, render
+from tests.chart import helm, render
 
 __all__ = ["helm"]
 ON = ("--set", "console.enabled=true")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from gpuslice.apps.cli.doctor import command as doctor_command
-from tests.contract.test_chart import EVERYTHING, helm, render
+from tests.chart import EVERYTHING, helm, render
 
 __all__ = ["helm"]
 

@@ -9,7 +9,7 @@ import yaml
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.agent.command import install_extender as install_extender_command
 from gpuslice.apps.agent.command import install_library as install_library_command
-from tests.contract.test_chart import CHART, KUBE_SCHEDULER, NAMED, helm, render
+from tests.chart import CHART, KUBE_SCHEDULER, NAMED, helm, render
 
 __all__ = ["helm"]
 

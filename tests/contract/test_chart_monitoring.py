@@ -15,7 +15,7 @@ from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.flags import translated
 from gpuslice.apps.extender.command import command as extender_command
 from tests import tools
-from tests.contract.test_chart import render
+from tests.chart import render
 
 LOGIN = "scheme=https,basicAuth.username.name=scraper,basicAuth.username.key=name"
 AT_ENDPOINT = ",".join(f"monitoring.serviceMonitor.endpoint.{each}" for each in LOGIN.split(","))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import yaml
 from release.chart_readme import CHART, readme
 
-from tests.contract.test_chart import helm
+from tests.chart import documents, helm, printed
 
 __all__ = ["helm"]
 
@@ -29,10 +28,7 @@ def test_there_is_a_file_for_each_platform() -> None:
 def test_each_platforms_values_render(helm: str, file: Path, version: str) -> None:
     """What the API server says of them is asked end to end (tests/e2e/test_chart.py)."""
     command = [helm, "template", "cgpu", str(CHART), "-n", "gpuslice", "-f", str(file)]
-    text = subprocess.run(
-        [*command, "--kube-version", version], capture_output=True, text=True, check=True
-    ).stdout
-    objects = [each for each in yaml.safe_load_all(text) if each]
+    objects = documents(printed(*command, "--kube-version", version))
     repository = yaml.safe_load(file.read_text())["image"]["repository"]
     images = {
         container["image"]

@@ -9,7 +9,7 @@ import pytest
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.extender.command import command as extender_command
 from gpuslice.core.contract import LABEL_LEADER
-from tests.contract.test_chart import KUBE_SCHEDULER, helm, render
+from tests.chart import KUBE_SCHEDULER, helm, render
 
 __all__ = ["helm"]
 

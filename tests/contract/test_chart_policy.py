@@ -14,7 +14,7 @@ from cel_expr_python import cel
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import NODE_GPUS, NODE_LINKS, NODE_TIER
-from tests.contract.test_chart import helm, render
+from tests.chart import helm, render
 
 __all__ = ["helm"]
 

@@ -13,7 +13,7 @@ import yaml
 
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.webhook.command import command as webhook_command
-from tests.contract.test_chart import CHART, EVERYTHING, KUBE_SCHEDULER, NAMED, WEBHOOKS, helm, render
+from tests.chart import CHART, EVERYTHING, KUBE_SCHEDULER, NAMED, WEBHOOKS, helm, render
 
 __all__ = ["helm"]
 

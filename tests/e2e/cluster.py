@@ -34,7 +34,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU_MEM
 from gpuslice_demo.ports import free_port
 from tests import tools
-from tests.contract.test_chart import NAMED
+from tests.chart import NAMED
 from tests.e2e.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[2]

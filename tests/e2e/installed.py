@@ -18,7 +18,7 @@ from pathlib import Path
 from gpuslice import __version__
 from gpuslice_demo.ports import free_port
 from tests import tools
-from tests.contract.test_chart import CHART
+from tests.chart import CHART
 from tests.e2e import control_plane, node
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.kubelet_rig import CUDA, DRIVER, NODE, cuda_files, make_cards

@@ -17,7 +17,7 @@ import yaml
 
 from gpuslice_demo.ports import free_port
 from tests import tools
-from tests.contract.test_chart import CHART, NAMED
+from tests.chart import CHART, NAMED
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.node import until

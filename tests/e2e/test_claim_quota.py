@@ -14,7 +14,7 @@ import yaml
 from gpuslice.adapters.kube.errors import ForbiddenError, InvalidError, KubeError
 from gpuslice.core.contract import CLAIM_CLASS
 from tests import tools
-from tests.contract.test_chart import CHART, NAMED
+from tests.chart import CHART, NAMED
 from tests.e2e import control_plane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api, until

@@ -20,7 +20,7 @@ from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.model import Card
 from tests import tools
-from tests.contract.test_chart import CHART, NAMED
+from tests.chart import CHART, NAMED
 from tests.e2e.control_plane import ControlPlane, api_server
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api, until

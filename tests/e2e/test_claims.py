@@ -24,7 +24,7 @@ import yaml
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
 from gpuslice.core.units import limit_bytes
 from tests import tools
-from tests.contract.test_chart import CHART, NAMED
+from tests.chart import CHART, NAMED
 from tests.e2e import control_plane, node
 from tests.e2e.kubelet_rig import (
     CARD_MIB,

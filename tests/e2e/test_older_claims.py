@@ -35,7 +35,7 @@ from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS
 from tests import HANG_S, tools
 from tests.builders import api_node, make_card
-from tests.contract.test_chart import CHART, NAMED
+from tests.chart import CHART, NAMED
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.marks import ON_A_CONTROL_PLANE

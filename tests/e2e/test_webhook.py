@@ -21,7 +21,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import GPU_COUNT
 from tests import tools
 from tests.builders import api_container
-from tests.contract.test_chart import CHART, NAMED, WEBHOOKS
+from tests.chart import CHART, NAMED, WEBHOOKS
 from tests.e2e.control_plane import ControlPlane, api_server
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.integration.test_webhook import HOOKS, Certificates, submitted, webhook

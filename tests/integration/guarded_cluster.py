@@ -5,18 +5,16 @@ Who asks is told by ``Impersonate-User``, as an administrator may; whoever shows
 
 from __future__ import annotations
 
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request, Response, json_response
 from simcluster.cluster.writes import Steps
-from tests.contract.test_chart import CHART, NAMED
+from tests.chart import CHART, NAMED, documents, printed
 from tests.tools import find
 
 IMPERSONATE = "Impersonate-User"
@@ -59,8 +57,7 @@ def rendered(*values: str) -> list[dict[str, Any]]:
     """The chart's objects as they are in a cluster of today."""
     command = [str(find("helm")), "template", "x", str(CHART), "--kube-version=1.36.0", *NAMED]
     command += [f"--namespace={RELEASE_NAMESPACE}", *(f"--set={each}" for each in values)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [each for each in yaml.safe_load_all(text) if each]
+    return documents(printed(*command))
 
 
 def grants_of(objects: Iterable[dict[str, Any]]) -> dict[str, set[Grant]]:

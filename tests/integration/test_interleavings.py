@@ -360,7 +360,7 @@ class Interleavings(RuleBasedStateMachine):
 
 
 Interleavings.TestCase.settings = settings(
-    max_examples=int(os.environ.get("GPUSLICE_INTERLEAVINGS", "40")),  # set it for a long run
+    max_examples=int(os.environ.get("GPUSLICE_INTERLEAVINGS", "30")),  # set it for a long run
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

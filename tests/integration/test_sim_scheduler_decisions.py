@@ -16,7 +16,7 @@ from simcluster.scheduler.filters import Failure
 from simcluster.scheduler.nodes import NodeCache, NodeInfo
 from simcluster.scheduler.queue import SchedulingQueue
 from tests import tools
-from tests.contract.test_chart import render
+from tests.chart import render
 
 MEM = "aliyun.com/gpu-mem"
 
