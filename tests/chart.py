@@ -7,22 +7,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-
-from tests import tools
 
 KUBE_SCHEDULER = "gpuslice-scheduler"  # no program of ours: it has no /readyz in old versions
 CHART = Path(__file__).resolve().parents[1] / "charts" / "gpuslice"
 EVERYTHING = "webhook.enabled=true,exporter.enabled=true,nodeLabel=gpushare"
 WEBHOOKS = [("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")]
-
-
-@pytest.fixture(scope="module")
-def helm() -> str:
-    return str(tools.find("helm"))
-
-
 NAMED = ("--set", "image.repository=registry.example.com/gpuslice")
 """The one value that has no default: where the image is."""
 

@@ -7,18 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from cryptography import x509
 
 from gpuslice.apps.extender.command import command as extender_command
-from tests import tools
 from tests.chart import CHART, KUBE_SCHEDULER, NAMED, printed, render
-
-
-@pytest.fixture(scope="module")
-def helm() -> str:
-    return str(tools.find("helm"))
 
 
 def extender_of(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from cel_expr_python import cel
 from gpuslice.core.claim_shape import claim_shape, template_spec
 from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIM_COMPUTE, LABEL_CLAIM_MEMORY
 from gpuslice.core.quantity import whole_number
-from tests.chart import helm, render
-
-__all__ = ["helm"]
+from tests.chart import render
 
 NAME = "gpuslice-claim-limits"
 LIMITS = {LABEL_CLAIM_MEMORY: "8Gi", LABEL_CLAIM_COMPUTE: "50"}

@@ -10,9 +10,8 @@ from click.testing import CliRunner
 from gpuslice.apps.cli.main import command
 from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.settings import load
-from tests.chart import helm, render
+from tests.chart import render
 
-__all__ = ["helm"]
 ON = ("--set", "console.enabled=true")
 NAME = "gpuslice-console"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from gpuslice.apps.cli.doctor import command as doctor_command
-from tests.chart import EVERYTHING, helm, render
-
-__all__ = ["helm"]
+from tests.chart import EVERYTHING, render
 
 
 def test_helm_test_is_a_pod_of_our_image_whose_flags_exist(helm: str) -> None:

@@ -9,9 +9,7 @@ import yaml
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.agent.command import install_extender as install_extender_command
 from gpuslice.apps.agent.command import install_library as install_library_command
-from tests.chart import CHART, KUBE_SCHEDULER, NAMED, helm, render
-
-__all__ = ["helm"]
+from tests.chart import CHART, KUBE_SCHEDULER, NAMED, render
 
 
 def test_with_the_installers_every_object_of_the_vendor_is_there(helm: str) -> None:

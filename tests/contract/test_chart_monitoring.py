@@ -14,7 +14,6 @@ from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.flags import translated
 from gpuslice.apps.extender.command import command as extender_command
-from tests import tools
 from tests.chart import render
 
 LOGIN = "scheme=https,basicAuth.username.name=scraper,basicAuth.username.key=name"
@@ -24,11 +23,6 @@ ALL = (
     "exporter.webConfigSecret=web,monitoring.serviceMonitor.enabled=true,monitoring.alerts.enabled=true,"
     f"monitoring.dashboards.enabled=true,monitoring.labels.release=stack,{AT_ENDPOINT}"
 )
-
-
-@pytest.fixture(scope="module")
-def helm() -> str:
-    return str(tools.find("helm"))
 
 
 def test_nothing_of_it_is_there_unless_asked_for(helm: str) -> None:

@@ -10,9 +10,7 @@ import pytest
 import yaml
 from release.chart_readme import CHART, readme
 
-from tests.chart import documents, helm, printed
-
-__all__ = ["helm"]
+from tests.chart import documents, printed
 
 ROOT = CHART.parents[1]
 FILES = sorted((CHART / "ci").glob("*-values.yaml"))

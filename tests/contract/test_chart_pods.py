@@ -9,9 +9,7 @@ import pytest
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.extender.command import command as extender_command
 from gpuslice.core.contract import LABEL_LEADER
-from tests.chart import KUBE_SCHEDULER, helm, render
-
-__all__ = ["helm"]
+from tests.chart import KUBE_SCHEDULER, render
 
 
 def pods(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, dict[str, Any]]:

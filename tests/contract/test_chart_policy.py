@@ -14,9 +14,7 @@ from cel_expr_python import cel
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import NODE_GPUS, NODE_LINKS, NODE_TIER
-from tests.chart import helm, render
-
-__all__ = ["helm"]
+from tests.chart import render
 
 AGENT = "system:serviceaccount:kube-system:gpushare-device-plugin"
 NODE_CLAIM = "authentication.kubernetes.io/node-name"

@@ -13,9 +13,7 @@ import yaml
 
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.webhook.command import command as webhook_command
-from tests.chart import CHART, EVERYTHING, KUBE_SCHEDULER, NAMED, WEBHOOKS, helm, render
-
-__all__ = ["helm"]
+from tests.chart import CHART, EVERYTHING, KUBE_SCHEDULER, NAMED, WEBHOOKS, render
 
 
 @pytest.mark.parametrize(
