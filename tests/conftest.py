@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first: at the end no worker is alone with one, and the others idle."""
     last = len(LONGEST)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else last)
+
+
+@pytest.fixture(autouse=True)
+def luck() -> None:
+    """What a test draws by `random`, such as the time until a lease is tried again, is the same in each run."""
+    random.seed(0)
 
 
 @pytest.fixture

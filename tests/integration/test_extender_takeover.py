@@ -113,9 +113,12 @@ def test_what_the_first_leader_sent_does_nothing_once_the_second_answers(
         network.messages = [each for each in network.messages if each not in held_back]
         if not world.second.extender.not_ready() and not network.messages:
             break
-        # and one of them may slip through at any moment of the second's take-over
-        if held_back and dice.random() < 0.1:
-            network.messages.append(late := held_back.pop(dice.randrange(len(held_back))))
+        # and one of them may slip through at any moment of the second's take-over; not of those that renew
+        # the lease, with which the first would rightly lead on
+        writes = [each for each in held_back if not each.request.path.endswith(f"/{LEASE}")]
+        if writes and dice.random() < 0.1:
+            held_back.remove(late := dice.choice(writes))
+            network.messages.append(late)
             network.deliver(late)
         elif network.messages:
             network.deliver(dice.choice(network.messages))
