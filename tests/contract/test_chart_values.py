@@ -281,6 +281,7 @@ REACHED = {  # value → what of it stands in some object
     "scheduler.apiQps=77": "qps: 77",
     "webhook.exemptNamespaces={quiet}": '"quiet"',
     "webhook.hideCards=false": "--no-hide-cards",
+    "webhook.gateGroups=false": "--no-gate-groups",
     "webhook.hami.enabled=true,webhook.hami.modelLabel=a.b/model": "--hami-model-label=a.b/model",
     "dra.enabled=true,dra.cdiDir=/run/cdi": "path: /run/cdi",
     "exporter.intervalMs=250": "--collect-interval=250",

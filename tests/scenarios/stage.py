@@ -108,6 +108,7 @@ class Stage:
             Nobody(),
             extender.binder,
             groups=extender.groups,
+            gated=extender.gated,
             events=self.events,
             times=extender.metrics.pods,
             traces=PodTraces(None),

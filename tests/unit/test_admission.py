@@ -13,8 +13,15 @@ from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.apps.webhook.settings import WebhookSettings
-from gpuslice.core.admission import AdmissionRules, EnvSource
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM
+from gpuslice.core.admission import GATE, AdmissionRules, EnvSource
+from gpuslice.core.contract import (
+    ANN_ASSIGNED,
+    ANN_INDEX,
+    GPU_COUNT,
+    GPU_MEM,
+    LABEL_GROUP_MIN,
+    LABEL_GROUP_NAME,
+)
 from gpuslice.core.hami import HamiRules
 from simcluster.cluster.patch import json_patch
 from tests.builders import api_container, api_pod
@@ -301,12 +308,52 @@ def test_any_pod_gets_an_answer_whose_patch_applies_once_and_for_all(
     }
 
 
+# -- pod groups --------------------------------------------------------------------------------------------
+
+GROUP = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "4"}
+GATING = AdmissionRules(scheduler="ours", gate_groups=True)
+OTHER = {"name": "kueue.x-k8s.io/admission"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "spec", "gates"),
+    [
+        (GROUP, {}, [GATE]),
+        (GROUP, {"schedulerName": "ours"}, [GATE]),
+        (GROUP, {"schedulingGates": [OTHER]}, [OTHER, GATE]),
+        (GROUP, {"schedulingGates": [GATE]}, [GATE]),
+        (GROUP, {"schedulerName": "volcano"}, None),
+        (GROUP, {"schedulingGroup": {"podGroupName": "train"}}, None),
+        (GROUP, {"nodeName": "n1"}, None),
+        ({LABEL_GROUP_NAME: "train"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+def test_members_of_a_pod_group_get_a_gate_where_the_extender_takes_it_off(
+    labels: dict[str, str], spec: Object, gates: list[Object] | None
+) -> None:
+    made = mutated(api_pod(labels=labels, **spec), GATING)
+    assert made["spec"].get("schedulingGates") == gates
+    assert mutated(made, GATING) == made
+
+
+def test_without_a_gate_to_give_members_stay_as_they_are() -> None:
+    assert "schedulingGates" not in mutated(api_pod(labels=GROUP), AdmissionRules())["spec"]
+
+
+@pytest.mark.parametrize("least", ["0", "-1", "many", "2.5", "5001"])
+def test_a_group_of_no_number_of_pods_is_denied(least: str) -> None:
+    sentence = denial(api_pod(labels=GROUP | {LABEL_GROUP_MIN: least}))
+    assert f'{LABEL_GROUP_MIN}"] is "{least}", must be a whole number of pods' in sentence
+    assert sentence == invalid(api_pod(labels=GROUP | {LABEL_GROUP_MIN: least}))
+
+
 def test_settings_become_rules() -> None:
     chosen = WebhookSettings(
         scheduler_name="ours", runtime_class_name="nvidia", annotation_writers=("extender",)
     )
     assert chosen.rules == AdmissionRules(
-        scheduler="ours", runtime_class="nvidia", writers=frozenset({"extender"})
+        scheduler="ours", runtime_class="nvidia", writers=frozenset({"extender"}), gate_groups=True
     )
     assert chosen.hami is None
     assert WebhookSettings(accept_hami=True, hami_card_units=80).hami == HamiRules(card_units=80)

@@ -34,17 +34,20 @@ from gpuslice.core.contract import (
     ENV_POD_UNITS,
     ENV_VISIBLE,
     EXCLUSIVE_GPU,
+    GATE_POD_GROUP,
     VENDOR_NAMES,
     ResourceNames,
 )
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import ContainerForm, PodForm, limit_field, without
 from gpuslice.core.model import Request
+from gpuslice.core.pod_group import pod_group
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import names_in
 
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
+GATE = {"name": GATE_POD_GROUP}
 NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
 
 
@@ -63,7 +66,8 @@ class AdmissionRules:
     "" gives them none.
 
     `writers`: users who may change a pod's placement annotations; empty means everybody. `names`: those that
-    nodes offer, which pods that ask in others get.
+    nodes offer, which pods that ask in others get. `gate_groups`: members of pod groups get a scheduling
+    gate, which the extender takes off.
     """
 
     scheduler: str = ""
@@ -73,6 +77,7 @@ class AdmissionRules:
     hide_cards: bool = True
     writers: frozenset[str] = frozenset()
     names: ResourceNames = VENDOR_NAMES
+    gate_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         return Verdict(pod=pod)
     try:
         _check_resources(pod)
-        request = pod.request
+        request, group = pod.request, pod_group(pod.labels)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     assert request is not None
@@ -118,6 +123,10 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         scheduler=scheduler,
         runtime_class=pod.runtime_class or rules.runtime_class,
     )
+    ours = scheduler in ("", rules.scheduler or DEFAULT_SCHEDULER)  # another may see to its groups itself
+    gated = GATE in pod.gates or pod.in_group or pod.node
+    if group is not None and rules.gate_groups and ours and not gated:
+        changed = replace(changed, gates=(*pod.gates, GATE))
     return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
 
 
@@ -127,6 +136,7 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         return Verdict(pod=pod)
     try:
         _check_resources(pod)
+        pod_group(pod.labels)
         if pod.request is not None:
             _check_environment(pod, rules)
     except InvalidRequestError as error:

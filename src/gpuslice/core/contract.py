@@ -63,6 +63,9 @@ LABEL_SHARED = "cgpu"  # "true": the node's cards are shared
 LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enforced
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
 LABEL_MIN_TIER = "gpuslice.io/min-tier"  # of a pod: the weakest tier that it runs under
+LABEL_GROUP_NAME = "pod-group.scheduling.sigs.k8s.io/name"  # of pods that start together or not at all
+LABEL_GROUP_MIN = "pod-group.scheduling.sigs.k8s.io/min-available"  # so many of them
+GATE_POD_GROUP = "gpuslice.io/pod-group"  # scheduling gate: until cards are held for the pod's whole group
 LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
 LABEL_MODE = (
     "gpuslice.io/mode"  # exclusive, shared, shared-without-isolation or claims; wins over the vendor's

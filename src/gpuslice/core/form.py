@@ -54,6 +54,8 @@ class PodForm:
     affinity: Mapping[str, Any] = field(default_factory=dict)
     terminating: bool = False
     claims: tuple[Mapping[str, Any], ...] = ()
+    gates: tuple[Mapping[str, Any], ...] = ()  # scheduling gates
+    in_group: bool = False  # one of kube-scheduler's own
 
     @property
     def request(self) -> Request | None:
@@ -104,6 +106,8 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
         operations.append(Operation("add", "/spec/runtimeClassName", after.runtime_class))
     if before.affinity != after.affinity:
         operations.append(Operation("add", "/spec/affinity", dict(after.affinity)))
+    if before.gates != after.gates:
+        operations.append(Operation("add", "/spec/schedulingGates", [dict(each) for each in after.gates]))
     if before.claims != after.claims:
         operations.append(Operation("add", "/spec/resourceClaims", [dict(each) for each in after.claims]))
     for old, new in zip(before.containers, after.containers, strict=True):

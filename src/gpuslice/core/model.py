@@ -11,6 +11,7 @@ from enum import IntEnum, StrEnum
 from gpuslice.core.card_links import CardLinks
 from gpuslice.core.contract import VENDOR_NAMES, ResourceNames
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources
+from gpuslice.core.pod_group import PodGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,8 @@ class Pod:
     terminating: bool = False
     problem: str = ""
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
+    group: PodGroup | None = None  # by its labels; kube-scheduler's own pod groups are not meant
+    gates: tuple[str, ...] = ()  # scheduling gates that are still on it
     host: HostResources = (
         NO_HOST_RESOURCES  # CPU and memory that it asks for, also of a pod that wants no card
     )

@@ -35,6 +35,7 @@ from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.host_resources import HostResources, node_host_resources, pod_host_resources
 from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Pod, Request, Tier
+from gpuslice.core.pod_group import PodGroup
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
 from gpuslice.core.units import MOST_UNITS
@@ -144,6 +145,8 @@ def pod_of(
     priority: int | None = None,
     nominated: str = "",
     replica_of: str = "",
+    gates: Iterable[str] = (),
+    group: PodGroup | None = None,
     requests: PodRequests,
     annotations: Mapping[str, str] | None,
 ) -> Pod:
@@ -174,6 +177,8 @@ def pod_of(
         stale=() if node else tuple([name for name in NOT_ALWAYS_WRITTEN if name in annotations]),
         nominated=nominated,
         replica_of=replica_of,
+        gates=tuple(gates),
+        group=group,
         host=requests.host,
         version=version_number(version),
     )

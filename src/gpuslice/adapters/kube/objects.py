@@ -68,7 +68,8 @@ class PodSpec(_Object):
     affinity: dict[str, Any] | None = None
     priority: int | None = None
     preemption_policy: str = ""
-    scheduling_gates: list[Any] | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
+    scheduling_group: dict[str, Any] | None = None
     restart_policy: str = ""
     resource_claims: list[PodClaim] | None = None
 

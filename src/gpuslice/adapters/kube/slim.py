@@ -79,7 +79,7 @@ class SlimPodSpec(_Slim):
     affinity: SlimAffinity | None = None
     tolerations: list[SlimToleration] | None = None
     topology_spread_constraints: list[Any] | None = None
-    scheduling_gates: list[Any] | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
     scheduling_group: dict[str, Any] | None = None
 
 

@@ -41,6 +41,11 @@ def terms_of(pod: SlimPod) -> Terms | None:
     )
 
 
+def controller_of(pod: SlimPod) -> str:
+    """The uid of what made the pod and makes another in its place, "" where nothing does."""
+    return next((owner.uid for owner in pod.metadata.owner_references or () if owner.controller), "")
+
+
 def replica_of(pod: SlimPod) -> str:
     """The uid of the owner whose pods kube-scheduler spreads over nodes and zones, "" where it does not."""
     for owner in pod.metadata.owner_references or ():

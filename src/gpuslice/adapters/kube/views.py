@@ -13,8 +13,9 @@ from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.claim_views import unit_of
 from gpuslice.core.claims import ClaimedSlice, claimed_slices
 from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.core.errors import ContractError
+from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.model import Card, Node, Pod
+from gpuslice.core.pod_group import PodGroup, pod_group
 from gpuslice.core.views import node_of, pod_of, pod_requests
 
 PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -34,9 +35,23 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         priority=spec.priority,
         nominated=pod.status.nominated_node_name,
         replica_of=replica_of(pod) if isinstance(pod, SlimPod) else "",
+        gates=[str(gate.get("name", "")) for gate in spec.scheduling_gates or ()],
+        group=group_by_labels(pod),
         requests=pod_requests(spec, meta.labels, bound=bool(spec.node_name)),
         annotations=meta.annotations,
     )
+
+
+def group_by_labels(pod: objects.Pod | SlimPod) -> PodGroup | None:
+    """The pod group that a pod's labels name, where kube-scheduler itself knows of none.
+
+    None as well where they cannot be read: the webhook denies such a pod.
+    """
+    if pod.spec.scheduling_group:
+        return None
+    with contextlib.suppress(InvalidRequestError):
+        return pod_group(pod.metadata.labels)
+    return None
 
 
 def held_by_claims(

@@ -45,6 +45,8 @@ class _Spec(_Wire):
     node_name: str = ""
     affinity: dict[str, Any] | None = None
     resource_claims: list[dict[str, Any]] | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
+    scheduling_group: dict[str, Any] | None = None
 
 
 class _Metadata(_Wire):
@@ -131,6 +133,8 @@ def pod_form(raw: msgspec.Raw) -> PodForm:
         affinity=spec.affinity or {},
         terminating=meta.deletion_timestamp is not None,
         claims=tuple(spec.resource_claims or ()),
+        gates=tuple(spec.scheduling_gates or ()),
+        in_group=bool(spec.scheduling_group),
     )
 
 

@@ -11,7 +11,7 @@ from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.annotations import decode_tiers
-from gpuslice.core.contract import EXCLUSIVE_GPU, NODE_TIER
+from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import (
     Explanation,
@@ -105,7 +105,8 @@ def _waiting(
     if _wants_whole_cards(pod):
         return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
     hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
-    if pod.spec.scheduling_gates:
+    hints += _about_group(view, ledger)
+    if set(view.gates) - {GATE_POD_GROUP}:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
     conditions = pod.status.conditions or ()
     seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
@@ -115,6 +116,30 @@ def _waiting(
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
     return replace(begun, explanation=explanation, hints=tuple(hints))
+
+
+def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
+    """What a member of a pod group waits for, beside room for itself."""
+    if view.group is None:
+        return
+    name, least = view.group.name, view.group.least
+    members = [
+        pod
+        for pod in ledger.pods.values()
+        if pod.namespace == view.namespace and pod.group is not None and pod.group.name == name
+    ]
+    if len(members) < least:
+        missing = least - len(members)
+        yield (
+            f"It waits for {missing} of {least} members of pod group {name}: they start together or not at "
+            "all."
+        )
+        return
+    placed = sum(bool(pod.node) for pod in members)
+    yield (
+        f"Pod group {name} has {counted(len(members), 'member')}, {placed} of them on a node: those that "
+        f"wait start once {least} in all have room at once."
+    )
 
 
 def _of_claims(

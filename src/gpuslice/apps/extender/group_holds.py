@@ -23,10 +23,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from gpuslice.apps.extender.node_query import NodeQuery, Positions
-from gpuslice.apps.extender.placer import TRIES, Placer
+from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.preemption.reservations import loop_time
-from gpuslice.core.model import Placement, Pod, Request
-from gpuslice.core.policy import NEVER
+from gpuslice.core.model import Pod, Request
 from gpuslice.core.policy.fleet import Ints
 
 LASTS_S = 10.0  # between two questions about one group: the longest that a kube-scheduler gets stuck
@@ -88,21 +87,10 @@ class GroupHolds:
 
     def hold(self, pod: Pod, request: Request, query: NodeQuery, keys: Ints) -> Positions:
         """The node that passes for a member, with its cards held from now on; none where it fits nowhere."""
-        keys = keys.copy()
-        for _ in range(min(TRIES, len(keys))):
-            best = int(keys.argmin())
-            if keys[best] == NEVER:
-                break
-            (node,) = query.names(query.everyone[best : best + 1])
-            placement = self._placer.choose_cards(node, request, pod)
-            if (
-                isinstance(placement, Placement)
-                and self._ledger.plan(pod, placement, makes_way=False) is None
-            ):
-                return query.everyone[best : best + 1]
-            keys[best] = NEVER
-        self._groups[self._group_of[pod.uid]].refused = True
-        return query.everyone[:0]
+        passing = self._placer.hold_best(pod, request, query, keys)
+        if not len(passing):
+            self._groups[self._group_of[pod.uid]].refused = True
+        return passing
 
     def note_bind(self, uid: str) -> None:
         """A member is being bound: enough of the group have a node, and the others come next."""

@@ -45,6 +45,7 @@ from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
 from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
+from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.group_holds import GroupHolds
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
@@ -105,11 +106,9 @@ class Extender:
         self.ledger.listener = self.prewarmer
         self.placer = Placer(self.ledger, self.policy, settings.filter_best)
         self.leadership = Leadership()
+        lease, date, heard = lease_of(settings), partial(_date, now_ns), self._lease_changed
         if settings.leader_elect:
-            date = partial(_date, now_ns)
-            self.leadership.elector = LeaseElector(
-                client, lease_of(settings), changed=self._lease_changed, clock=clock, now=date
-            )
+            self.leadership.elector = LeaseElector(client, lease, changed=heard, clock=clock, now=date)
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock), clock=clock)
         self.waker = Waker(client, self.leadership)
         self.reservations = Reservations(self.ledger, self.waker.free_again)
@@ -117,12 +116,13 @@ class Extender:
         choosing = (client, self.placer, kept, self.leadership)
         self.nominator = Nominator(*choosing, search=search, limits=nomination_limits)
         self.metrics = Metrics(self.ledger, api or api_times())
+        leading = (self.leadership, self.events)
+        self.gated = GatedGroups(client, self.placer, self.waker, *leading, clock=clock)
         seen = (self.nominator, self.waker, self.events)
-        self.world = World(client, self.ledger, *seen, times=self.metrics.pods)
-        self.preemptor = Preemptor(
-            client, self.ledger, self.reservations, self.leadership, self.events, enabled=settings.preemption
-        )
-        self.journal = BindJournal(client, self.leadership, lease_of(settings), self.ledger.waiting_after)
+        self.world = World(client, self.ledger, *seen, groups=self.gated, times=self.metrics.pods)
+        enabled, room = settings.preemption, (self.ledger, self.reservations)
+        self.preemptor = Preemptor(client, *room, *leading, enabled=enabled)
+        self.journal = BindJournal(client, self.leadership, lease, self.ledger.waiting_after)
         asked = (client, self.placer, self.nominator, self.journal, self.leadership)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         traces = PodTraces(self.spans, now_ns)
@@ -136,6 +136,7 @@ class Extender:
             self.stranded,
             self.binder,
             groups=self.groups,
+            gated=self.gated,
             events=self.events,
             times=self.metrics.pods,
             traces=traces,
@@ -229,6 +230,7 @@ class Extender:
             tasks.create_task(self.waker.run(), name="wake")
             tasks.create_task(self.stranded.run(), name="stranded pods")
             tasks.create_task(self.groups.run(), name="holds of pod groups")
+            tasks.create_task(self.gated.run(), name="gated pod groups")
             if self.spans is not None:
                 tasks.create_task(self.spans.run(), name="spans")
             if self.settings.label_leader:
@@ -248,6 +250,7 @@ class Extender:
                     if not fresh:
                         await self.world.reread_pods()
                     await self.binder.fence(left)
+                    self.gated.resume()
                 except KubeError as error:
                     _log.warning("take-over delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
@@ -284,6 +287,7 @@ class Extender:
             self.leadership.cleared = False
             self.nominator.retire()
             self.groups.retire()
+            self.gated.retire()
             self.journal.leadership_changed()
             if self._clients is not None:  # by the Service they find who leads now
                 self._clients.end_idle()

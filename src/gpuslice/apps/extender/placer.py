@@ -110,6 +110,20 @@ class Placer:
         row_of = self.ledger.fleet.row_of
         return [row_of[name] for name in names if name in row_of]
 
+    def hold_best(self, pod: Pod, request: Request, query: NodeQuery, keys: Ints) -> Positions:
+        """The best node of a question, its cards held from now on; none where it fits nowhere."""
+        keys = keys.copy()
+        for _ in range(min(TRIES, len(keys))):
+            best = int(keys.argmin())
+            if keys[best] == NEVER:
+                break
+            (node,) = query.names(query.everyone[best : best + 1])
+            placement = self.choose_cards(node, request, pod)
+            if isinstance(placement, Placement) and self.ledger.plan(pod, placement, makes_way=False) is None:
+                return query.everyone[best : best + 1]
+            keys[best] = NEVER
+        return query.everyone[:0]
+
     # -- one node ------------------------------------------------------------------------------------------
 
     def choose_cards(self, node_name: str, request: Request, pod: Pod | None = None) -> Placement | Refusal:

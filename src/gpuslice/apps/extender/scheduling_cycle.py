@@ -11,6 +11,7 @@ copy.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from gpuslice.adapters.wire.extender import BindingArgs, ExtenderArgs, FilterRes
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
 from gpuslice.apps.extender.binder import Binder
+from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.group_holds import RESTS, GroupHolds
 from gpuslice.apps.extender.node_query import (
     NodeNames,
@@ -45,8 +47,10 @@ from gpuslice.apps.extender.preemption.reservations import LOWEST
 from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.apps.extender.stranded_pods import StrandedPods
+from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.placement import TIER_TOO_LOW, not_shared, refuse
+from gpuslice.core.pod_group import pod_group
 from gpuslice.core.policy import NEVER
 from gpuslice.core.policy.fleet import Ints, Shape
 from gpuslice.core.views import pod_requests
@@ -55,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 KEPT_DECISIONS = 1000
 NO_POD = "arg or pod is nil"
+NO_ROW = -2  # no node's, nor that of a node that is not known
 NO_NAMES = "cannot get node names"
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
 KEPT = "The free cards are kept for a pod that others were evicted for"
@@ -75,6 +80,7 @@ class SchedulingCycle:
         binder: Binder,
         *,
         groups: GroupHolds,
+        gated: GatedGroups,
         events: PodEvents,
         times: PodTimes,
         traces: PodTraces,
@@ -90,6 +96,7 @@ class SchedulingCycle:
         self._stranded = stranded
         self._binder = binder
         self._groups = groups
+        self._gated = gated
         self._events = events
         self._times = times
         self._traces = traces
@@ -112,11 +119,9 @@ class SchedulingCycle:
         query, (pod, is_known) = self._names.query(raw), self._asking(args.pod)
         if pod.request is not None:
             self._times.asked(pod.uid)
-        if (group := args.pod.spec.pod_group) and pod.request is not None:
-            if not is_known:
-                return FilterResult(error=NOT_SHOWN)
-            if not self._groups.ask(pod, group, query):
-                return _answer(args, _NO_NAMES, query.everyone[:0], _of_all(query, RESTS))
+            answer = self._group_decides(args, args.pod, query, pod, pod.request)
+            if answer is not None:
+                return answer
 
         # nominated before: that one node was chosen for the pod, and its cards are held for it
         self._nominator.note_query(pod.uid, query)
@@ -169,6 +174,42 @@ class SchedulingCycle:
             self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
         return _answer(args, _NO_NAMES, passing, *self._why_not(query, kept, request))
 
+    def _group_decides(
+        self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
+    ) -> FilterResult | None:
+        """The answer to filter for a member of a pod group; None where its group says nothing about it."""
+        if not asking.spec.pod_group and pod.group is None:
+            return None
+        if pod.uid not in self.ledger.pods:
+            return FilterResult(error=NOT_SHOWN)
+        if asking.spec.pod_group:
+            if self._groups.ask(pod, asking.spec.pod_group, query):
+                return None
+            return _answer(args, _NO_NAMES, query.everyone[:0], _of_all(query, RESTS))
+        return self._of_gated_group(args, query, pod, request)
+
+    def _of_gated_group(
+        self, args: ExtenderArgs, query: NodeQuery, pod: Pod, request: Request
+    ) -> FilterResult:
+        """The answer to filter for a member of a group by labels: the node that is held for it, or none."""
+        why_not, held = self._gated.ask(pod), self.ledger.allocation(pod.uid)
+        if held is None:
+            self._passed.note(pod.uid, query.rows[:0])
+            return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (_of_all(query, why_not),))
+        passing = np.flatnonzero(query.rows == self.ledger.fleet.row_of.get(held.node, NO_ROW))
+        if not len(passing) and held.planned:  # kube-scheduler's own filters want it elsewhere
+            self.ledger.forget(pod.uid)
+            keys, _ = self._placer.rank(query, pod, request)
+            passing = self._placer.hold_best(pod, request, query, keys)
+        self._passed.note(pod.uid, query.rows.take(passing))
+        if not len(passing):
+            self._gated.note_refused(pod.uid)
+            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
+            return _answer(args, _NO_NAMES, passing, *self._why_not(query, passing, request))
+        self._gated.note_passed(pod.uid)
+        self._binder.announce(pod.uid)
+        return _answer(args, query.part(passing).raw, passing)
+
     def note_filtered(self, args: ExtenderArgs, result: FilterResult, took_s: float) -> None:
         """filter has answered, after so long."""
         if args.pod is not None:
@@ -209,7 +250,7 @@ class SchedulingCycle:
             meta = asking.metadata
             is_known = await self._binder.read_early(meta.namespace, meta.name, meta.uid)
             pod = self._asking(asking)[0]
-        if pod.request is None or not is_known:
+        if pod.request is None or not is_known or pod.group is not None:  # room for one helps no group
             return {} if pod.problem or pod.request is not None else proposed
         found = self._pending_evictions.victims(pod, pod.request, proposed)
         if found:
@@ -228,7 +269,8 @@ class SchedulingCycle:
             return f"pod {key}: filter has not let node {args.node} pass for it; ask filter first"
         self._groups.note_bind(args.pod_uid)
         self._traces.bind_begins(args.pod_uid)
-        why_not = await self._binder.bind(args)
+        others = await self._gated.gathered(args.pod_uid)
+        why_not = f"pod {key}: {others}" if others else await self._binder.bind(args)
         took_s = time.monotonic() - began
         self._traces.bound(args.pod_uid, key, args.node, took_s, why_not)
         known, held = self.ledger.pods.get(args.pod_uid), self.ledger.allocation(args.pod_uid)
@@ -271,7 +313,10 @@ class SchedulingCycle:
         if known is not None:
             return known, True
         asked = pod_requests(asking.spec, meta.labels)
-        pod = Pod(meta.uid, meta.namespace, meta.name, priority=LOWEST)
+        group = None
+        with contextlib.suppress(InvalidRequestError):
+            group = pod_group(meta.labels)
+        pod = Pod(meta.uid, meta.namespace, meta.name, priority=LOWEST, group=group)
         return replace(pod, request=asked.request, problem=asked.problem), False
 
     def _best(self, uid: str, query: NodeQuery, keys: Ints, *, all_that_fit: bool) -> Positions:

@@ -10,9 +10,10 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod, strip
-from gpuslice.adapters.kube.terms import terms_of
+from gpuslice.adapters.kube.terms import controller_of, terms_of
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.pod_times import PodTimes
@@ -24,11 +25,12 @@ from gpuslice.core.views import version_number, with_unhealthy
 
 _log = logging.getLogger(__name__)
 
+SUCCEEDED = "Succeeded"
 CALM_GC = (20_000, 50, 100)  # young garbage only, and seldom: requests make little of it
 
 
 class World:
-    """Three reflectors, and who hears what they bring: the ledger, the nominator, the waker, pods' owners."""
+    """Three reflectors, and who hears what they bring: ledger, nominator, pod groups, waker, pods' owners."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class World:
         waker: Waker,
         events: PodEvents,
         *,
+        groups: GatedGroups,
         times: PodTimes,
     ) -> None:
         self.ledger = ledger
@@ -45,6 +48,7 @@ class World:
         self._nominator = nominator
         self._waker = waker
         self._events = events
+        self._groups = groups
         self._times = times
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners know
@@ -84,7 +88,9 @@ class World:
         """Bring in what the API server knows now, not when the watch will tell: after a take-over."""
         listing = await self._client.list(SLIM_PODS)
         for pod in listing.items or ():
-            self.ledger.apply_pod(pod_view(pod))
+            view = pod_view(pod)
+            self.ledger.apply_pod(view)
+            self._groups.pod_changed(view, controller_of(pod), succeeded=pod.status.phase == SUCCEEDED)
 
     # -- changes -------------------------------------------------------------------------------------------
 
@@ -96,14 +102,17 @@ class World:
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_pod(meta.uid)
             self._nominator.pod_left(meta.uid)
+            self._groups.pod_gone(meta.uid)
             self._times.gone(meta.uid)
             self._unreadable.discard(meta.uid)
             return
         pod = pod_view(change.object)
         waits = not pod.node and pod.request is not None
-        terms = terms_of(change.object) if waits else None
+        terms = terms_of(change.object) if waits and pod.group is None else None
+        owner, succeeded = controller_of(change.object), change.object.status.phase == SUCCEEDED
         strip(change.object)  # the ledger has it now; the reflector needs no more than its version
         self.ledger.apply_pod(pod)
+        self._groups.pod_changed(pod, owner, succeeded=succeeded)
         if pod.node:
             self._times.shown(pod.uid)
         if waits:
@@ -124,6 +133,7 @@ class World:
             if uid not in listed:
                 self.ledger.remove_pod(uid)
                 self._nominator.pod_left(uid)
+                self._groups.pod_gone(uid)
 
     def _node_changed(self, change: Change[SlimNode]) -> None:
         if change.object is None:

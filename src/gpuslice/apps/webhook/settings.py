@@ -62,6 +62,14 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
             "watch the cards."
         ),
     ] = True
+    gate_groups: Annotated[
+        bool,
+        about(
+            "Give members of a pod group (labels pod-group.scheduling.sigs.k8s.io/name, /min-available) the "
+            "scheduling gate gpuslice.io/pod-group, which the extender takes off once it holds cards for the "
+            "whole group. Switch it off where no extender of this version runs."
+        ),
+    ] = True
     annotation_writers: Annotated[
         tuple[str, ...],
         about(
@@ -118,6 +126,7 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
             hide_cards=self.hide_cards,
             writers=frozenset(self.annotation_writers),
             names=NAME_SETS[self.resource_names],
+            gate_groups=self.gate_groups,
         )
 
     @property

@@ -1,0 +1,408 @@
+"""Pod groups by their labels, for a kube-scheduler that knows of none: members start together or not at all.
+
+    a member is created ──► the webhook gives it a gate: kube-scheduler does not look at it
+        ──► enough members are there, and cards for all: these are held, and the gates are taken off
+        ──► filter lets a member pass for the node that is held for it, else for another that has room
+        ──► bind waits until kube-scheduler has let as many pass as the group needs, and then binds each
+        ──► one fits nowhere, or no further one passes for `LASTS_S`: all is released, and the group rests
+
+A hold makes way for nobody, since whoever took its cards would break a group in two. So it is short: others
+wait some seconds at most, and ever more rarely, behind a group that kube-scheduler does not want after all.
+
+None of this is stored. Who takes over sees by labels, gates and nodes how far a group has come, and holds
+cards for the rest of one that runs in part before it answers anything. And a member that never had a gate,
+because nobody gave it one, is kept back by filter alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.slim import SLIM_PODS
+from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.preemption.reservations import loop_time
+from gpuslice.apps.extender.waker import Waker
+from gpuslice.core.contract import GATE_POD_GROUP
+from gpuslice.core.model import Pod
+from gpuslice.core.words import counted
+
+_log = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 0.25
+LASTS_S = 10.0  # without progress: the longest that a kube-scheduler gets stuck
+STARTED_LASTS_S = 300.0  # of a group that runs in part: as long as kube-scheduler leaves a pod alone
+FIRST_REST_S, LONGEST_REST_S = 3.0, 60.0
+GATHER_S = 1.0  # that a bind waits for other members, well below kube-scheduler's httpTimeout
+MOST_GATHERING = 48  # binds of one group that wait: kube-scheduler has some 100 requests at once
+SHUT_FOR_S = 30.0  # gates stay so long for want of room; then kube-scheduler and an autoscaler shall see it
+TELL_AFTER_S = 5.0  # of the same reason: members come one after the other
+AT_ONCE = 8  # requests
+
+RESTS = "The pod group has not fitted a moment ago; others come first for some seconds"
+ALONE = "the other members of its pod group have not found their nodes yet; ask again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    pod: Pod
+    owner: str  # uid of its controller
+    succeeded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How far a group has come. `waiting`: members that may be given a node, kept back by nobody but us.
+
+    `started`: how many need no cards any more: on a node, ended well beside others of theirs, or without.
+    """
+
+    waiting: Mapping[str, Pod]  # by uid
+    started: int
+    least: int
+    rank: tuple[bool, int, int]  # those that run in part first, then the most important, then as they came
+
+    @property
+    def in_part(self) -> bool:
+        return 0 < self.started < self.least
+
+
+def _progress_of(members: Collection[_Member]) -> _Progress:
+    living = [each.pod for each in members if not each.succeeded]
+    waiting = {
+        pod.uid: pod
+        for pod in living
+        if pod.request is not None
+        and not (pod.node or pod.terminating)
+        and set(pod.gates) <= {GATE_POD_GROUP}
+    }
+    owners = {each.owner for each in members if not each.succeeded and each.owner}
+    started = sum(each.succeeded and each.owner in owners for each in members)
+    started += sum(not pod.terminating and bool(pod.node or pod.request is None) for pod in living)
+    least = max((pod.group.least for pod in living if pod.group is not None), default=0)
+    first = min((pod.version for pod in living), default=0)
+    rank = (not 0 < started < least, -max((pod.priority for pod in living), default=0), first)
+    return _Progress(waiting, started, least, rank)
+
+
+@dataclass(slots=True)
+class _Group:
+    """One group: its pods, those that cards are held for, and of these the ones that filter has let pass."""
+
+    name: str
+    members: dict[str, _Member] = field(default_factory=dict)  # by uid
+    held: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)  # kube-scheduler has been told no
+    progress_s: float = 0.0  # when cards were held, or one more passed
+    rests_until_s: float = 0.0
+    rest_s: float = FIRST_REST_S
+    shut_until_s: float = inf
+    tried: int = -1  # the fleet's clock at the last attempt that failed
+    why_not: str = ""
+    why_since_s: float = 0.0
+    said: str = ""  # of that, to the owners
+    gathering: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    _progress: _Progress | None = None
+
+    @property
+    def progress(self) -> _Progress:
+        if self._progress is None:
+            self._progress = _progress_of(self.members.values())
+        return self._progress
+
+    def is_whole(self) -> bool:
+        """Whether so many members are on a node or about to be that these may start."""
+        return self.progress.started + len(self.passed & self.held) >= self.progress.least
+
+    def changed(self) -> None:
+        self._progress = None
+        self.tried = -1
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake the binds that wait for the others."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+class GatedGroups:
+    """The pod groups of one cluster, by namespace and name, while this replica leads."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        placer: Placer,
+        waker: Waker,
+        leadership: Leadership,
+        events: PodEvents,
+        *,
+        clock: Callable[[], float] = loop_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._placer = placer
+        self._ledger = placer.ledger
+        self._leadership = leadership
+        self._waker = waker
+        self._events = events
+        self._clock = clock
+        self._sleep = sleep
+        self._groups: dict[str, _Group] = {}
+        self._key_of: dict[str, str] = {}  # by uid, of the members
+        self._opening: set[str] = set()  # uids of pods whose gate is being taken off
+        self._free = asyncio.Semaphore(AT_ONCE)
+
+    # -- what is heard -------------------------------------------------------------------------------------
+
+    def pod_changed(self, pod: Pod, owner: str, *, succeeded: bool) -> None:
+        """A pod as the API server showed it; `owner`: the uid of its controller."""
+        key = f"{pod.namespace}/{pod.group.name}" if pod.group is not None else ""
+        failed = pod.finished and not succeeded
+        if failed or self._key_of.get(pod.uid, key) != key:
+            self.pod_gone(pod.uid)
+        if failed or pod.group is None:
+            return
+        self._key_of[pod.uid] = key
+        group = self._groups.setdefault(key, _Group(pod.group.name))
+        known = group.members.get(pod.uid)
+        if known is None or known.pod.version <= pod.version:
+            group.members[pod.uid] = _Member(pod, owner, succeeded)
+            group.changed()
+
+    def pod_gone(self, uid: str) -> None:
+        key = self._key_of.pop(uid, "")
+        group = self._groups.get(key)
+        if group is None:
+            return
+        del group.members[uid]
+        group.changed()
+        self._settle(group)
+        if not group.members:
+            del self._groups[key]
+
+    # -- what is asked -------------------------------------------------------------------------------------
+
+    def ask(self, pod: Pod) -> str:
+        """kube-scheduler asks about a member: why no cards can be held for it now, "" where they are."""
+        group = self._groups.get(self._key_of.get(pod.uid, ""))
+        if group is None:
+            return RESTS
+        self._settle(group)
+        if pod.uid not in group.held and self._clock() < group.rests_until_s:
+            group.refused.add(pod.uid)
+            return RESTS
+        if pod.uid not in group.held:
+            self._hold(group)
+        if pod.uid in group.held:
+            group.refused.discard(pod.uid)
+            return ""
+        group.refused.add(pod.uid)
+        return group.why_not or RESTS
+
+    def note_passed(self, uid: str) -> None:
+        """filter lets the member pass, for the one node that is held for it."""
+        group = self._groups[self._key_of[uid]]
+        if uid not in group.passed:
+            group.passed.add(uid)
+            group.progress_s = self._clock()
+            group.tell()
+
+    def note_refused(self, uid: str) -> None:
+        """No node that kube-scheduler would take has room for the member, so that none of them starts."""
+        group = self._groups[self._key_of[uid]]
+        group.refused.add(uid)
+        self._give_up(
+            group, f"Pod group {group.name} waits for room on nodes that all of its members may use"
+        )
+
+    async def gathered(self, uid: str) -> str:
+        """Until enough members have passed for the group to start; why the pod cannot be bound, else ""."""
+        group = self._groups.get(self._key_of.get(uid, ""))
+        if group is None or group.is_whole():
+            return ""
+        if group.gathering >= MOST_GATHERING:
+            return ALONE
+        group.gathering += 1
+        try:
+            async with asyncio.timeout(GATHER_S):
+                while uid in group.held and not group.is_whole():
+                    await group.news.wait()
+        except TimeoutError:
+            return ALONE
+        finally:
+            group.gathering -= 1
+        return "" if group.is_whole() else RESTS
+
+    # -- what is done --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hold cards for groups that can start, take their gates off, release what nobody comes for."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._sleep(CHECK_EVERY_S)
+                for pod in self.check():
+                    self._opening.add(pod.uid)
+                    tasks.create_task(self._take_gate_off(pod), name=f"take gate off {pod.key}")
+
+    def check(self) -> list[Pod]:
+        """The pods whose gate is to be taken off now."""
+        if not self._leadership.may_bind:
+            return []
+        found = []
+        for group in sorted(self._groups.values(), key=lambda each: each.progress.rank):
+            waiting = group.progress.waiting
+            if not waiting and not group.held:
+                continue
+            self._settle(group)
+            now, lasts_s = self._clock(), STARTED_LASTS_S if group.progress.in_part else LASTS_S
+            if group.held and now >= group.progress_s + lasts_s:
+                self._give_up(group, RESTS)
+            gated = any(pod.gates for pod in waiting.values())
+            awake = gated or group.held or group.refused or group.progress.in_part
+            if awake and now >= group.rests_until_s and self._hold(group):
+                self._wake(group)
+            self._tell_owners(group)
+            may_open = group.held if now < group.shut_until_s else waiting.keys()
+            found += [pod for uid, pod in waiting.items() if pod.gates and uid in may_open - self._opening]
+        return found
+
+    def resume(self) -> None:
+        """We lead now: before anything is decided, hold cards for the rest of groups that run in part."""
+        for group in sorted(self._groups.values(), key=lambda each: each.progress.rank):
+            if group.progress.in_part:
+                self._hold(group)
+
+    def retire(self) -> None:
+        """We are not the leader any more: who is decides."""
+        for group in self._groups.values():
+            self._release(group)
+
+    # -- one group -----------------------------------------------------------------------------------------
+
+    def _hold(self, group: _Group) -> bool:
+        """Hold cards for the members that wait, all of them or as many as fit and are needed; else none."""
+        progress, now = group.progress, self._clock()
+        missing = [pod for uid, pod in progress.waiting.items() if uid not in group.held]
+        needed = progress.least - progress.started - len(group.held)
+        if not missing:
+            return bool(group.held)
+        if len(missing) < needed:
+            there = progress.started + len(progress.waiting)
+            self._explain(
+                group, f"Pod group {group.name} waits: {there} of {progress.least} members are there"
+            )
+            return False
+        group.shut_until_s = min(group.shut_until_s, now + SHUT_FOR_S)
+        fleet = self._ledger.flush()
+        if group.tried == fleet.clock:
+            return False
+        chosen: list[str] = []
+        everywhere = np.ones(fleet.rows, dtype=np.bool_)
+        for number, pod in enumerate(sorted(missing, key=_largest_first), 1):
+            placement = self._placer.choose_node(pod, everywhere, least=1)
+            if placement is not None and self._ledger.plan(pod, placement, makes_way=False) is None:
+                chosen.append(pod.uid)
+            elif len(chosen) + len(missing) - number < needed:
+                break
+        if not chosen or len(chosen) < needed:
+            for uid in chosen:
+                self._ledger.forget(uid)
+            group.tried = self._ledger.flush().clock
+            self._explain(
+                group, f"Pod group {group.name} waits for room for {counted(max(1, needed), 'pod')} at once"
+            )
+            return False
+        group.held.update(chosen)
+        group.progress_s, group.why_not = now, ""
+        return True
+
+    def _settle(self, group: _Group) -> None:
+        """Leave out of what is held who is on a node by now, is gone, or has lost its cards."""
+        progress = group.progress
+        group.held = {
+            uid for uid in group.held if uid in progress.waiting and self._ledger.allocation(uid) is not None
+        }
+        group.passed &= group.held
+        group.refused &= progress.waiting.keys()
+        if progress.started >= progress.least:
+            group.rest_s = FIRST_REST_S
+        elif group.held and progress.started + len(progress.waiting) < progress.least:
+            self._release(group)  # members went, and the others cannot start without them
+
+    def _give_up(self, group: _Group, why_not: str) -> None:
+        """Release what is held; if kube-scheduler had begun with the group, others come first for a while."""
+        begun = bool(group.passed or group.refused)
+        self._release(group)
+        self._explain(group, why_not)
+        if begun:
+            group.rests_until_s = self._clock() + group.rest_s
+            group.rest_s = min(LONGEST_REST_S, 2 * group.rest_s)
+
+    def _release(self, group: _Group) -> None:
+        for uid in group.held:
+            if self._ledger.planned(uid) is not None:  # not being bound
+                self._ledger.forget(uid)
+        group.held.clear()
+        group.passed.clear()
+        group.tell()
+
+    def _wake(self, group: _Group) -> None:
+        """Have kube-scheduler ask again about members that were refused."""
+        held = [self._ledger.planned(uid) for uid in group.refused & group.held]
+        if where := next(filter(None, held), None):
+            self._waker.free_again(where)
+            group.refused.clear()
+
+    def _explain(self, group: _Group, why_not: str) -> None:
+        if group.why_not != why_not:
+            group.why_not, group.why_since_s = why_not, self._clock()
+
+    def _tell_owners(self, group: _Group) -> None:
+        """Once for each reason, and only of one that stays: members come one after the other."""
+        if group.why_not in ("", group.said) or self._clock() < group.why_since_s + TELL_AFTER_S:
+            return
+        group.said = group.why_not
+        for uid, pod in group.progress.waiting.items():
+            if uid not in group.held:
+                self._events.note(pod, "PodGroupWaits", group.why_not)
+
+    async def _take_gate_off(self, pod: Pod) -> None:
+        """A pod with other gates is not here, so all are taken off; one that changed is looked at again."""
+        try:
+            async with self._free:
+                if not self._leadership.may_bind:
+                    return
+                seen = await self._client.merge_patch(
+                    SLIM_PODS,
+                    pod.name,
+                    {"spec": {"schedulingGates": None}},
+                    pod.namespace,
+                    uid=pod.uid,
+                    resource_version=str(pod.version) if pod.version else "",
+                )
+        except KubeError as error:
+            _log.info("scheduling gate not taken off", extra={"pod": pod.key, "error": str(error)})
+        else:
+            known = self._groups.get(self._key_of.get(pod.uid, ""))
+            if known is not None and (member := known.members.get(pod.uid)) is not None:
+                self._ledger.apply_pod(pod_view(seen))
+                self.pod_changed(pod_view(seen), member.owner, succeeded=False)
+        finally:
+            self._opening.discard(pod.uid)
+
+
+def _largest_first(pod: Pod) -> tuple[int, int, int]:
+    assert pod.request is not None
+    return -pod.priority, -pod.request.units, pod.version
