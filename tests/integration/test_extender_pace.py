@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
 from gpuslice.apps.extender.binder import MOST_AT_ONCE
+from gpuslice.apps.extender.gated_groups import GATHER_S
+from gpuslice.apps.extender.settings import ExtenderSettings
 from simcluster.cluster.faults import Fault
 from tests.integration.extender_rig import Rig, cluster, rig
 
+ROOT = Path(__file__).parents[2]
 PODS = 2 * MOST_AT_ONCE
 TOO_BUSY_FOR = 16  # requests
 
@@ -50,3 +55,16 @@ async def test_with_an_api_server_that_is_too_busy_each_bind_is_repeated_when_it
         assert answers == [""] * PODS
         assert most <= MOST_AT_ONCE + 2
         assert counted.times == 1000 - PODS  # and none more often than the API server had refused it
+
+
+async def test_a_bind_that_is_told_ten_times_in_a_row_to_wait_is_not_refused() -> None:
+    async with rig(cluster(n1=(PODS, 4))) as extender:
+        strike(extender, code=429, retry_after_s=0, times=10)
+        assert await extender.bind(extender.api.add_pod(memory="1")) == ""
+
+
+def test_a_bind_has_time_to_wait_so_often_before_kube_scheduler_gives_it_up() -> None:
+    assert ExtenderSettings().bind_timeout_s > 10 * 1.0
+    configuration = (ROOT / "charts/gpuslice/templates/extender-certificate.yaml").read_text()
+    (given,) = re.findall(r"^httpTimeout: (\d+)s$", configuration, re.MULTILINE)
+    assert GATHER_S + ExtenderSettings().bind_timeout_s < float(given)

@@ -202,7 +202,7 @@ extenders:
     bindVerb: bind
     weight: 10
     enableHTTPS: false
-    httpTimeout: 5s
+    httpTimeout: 15s
     nodeCacheCapable: true
     ignorable: false
     managedResources:

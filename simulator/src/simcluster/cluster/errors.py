@@ -47,7 +47,11 @@ class ApiError(Exception):
     def response(self) -> Response:
         answer = json_response(self.status(), self.code)
         after_s = self.details.get("retryAfterSeconds")
-        return replace(answer, headers={**answer.headers, "retry-after": str(after_s)}) if after_s else answer
+        return (
+            replace(answer, headers={**answer.headers, "retry-after": str(after_s)})
+            if after_s is not None
+            else answer
+        )
 
 
 def _details(kind: str, group: str, name: str = "", **more: Any) -> Object:

@@ -35,7 +35,7 @@ class Fault:
     delay_s: float = 0.0
     times: int | None = None
     after: bool = False
-    retry_after_s: int = 0
+    retry_after_s: int | None = None
 
     def matches(self, request: Request) -> bool:
         wanted = self.times is None or self.times > 0
@@ -65,6 +65,6 @@ class Faults:
 
 
 def error_of(fault: Fault) -> ApiError:
-    details = {"retryAfterSeconds": fault.retry_after_s} if fault.retry_after_s else None
+    details = {"retryAfterSeconds": fault.retry_after_s} if fault.retry_after_s is not None else None
     reason = _REASONS.get(fault.code, "InternalError")
     return ApiError(fault.code, reason, f"injected fault: {fault.code}", details)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 NO_STRINGS: Mapping[str, str] = {}
-BUSY_TRIES = 5  # of a request that the server is too busy for
+BUSY_TRIES = 11  # of a request that the server is too busy for: once, and ten times more as client-go does
 LONGEST_WAIT_S = 5.0
 
 

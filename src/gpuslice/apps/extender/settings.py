@@ -88,11 +88,12 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         float,
         about(
             "How long a bind call waits for the API server before it answers that the outcome is not known "
-            "yet. Keep it below kube-scheduler's httpTimeout.",
+            "yet. Long enough for one that is too busy and says ten times in a row to wait a second. Keep it "
+            "below kube-scheduler's httpTimeout.",
             unit="s",
             ge=SHORTEST_ANSWER_S,
         ),
-    ] = 4.0
+    ] = 12.0
     api_timeout_s: Annotated[
         float, about("How long one request to the API server may take.", unit="s", ge=SHORTEST_ANSWER_S)
     ] = 10.0
