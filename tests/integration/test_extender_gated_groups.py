@@ -11,7 +11,7 @@ from msgspec import convert
 from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.pod_explanation import explained
-from gpuslice.apps.extender.gated_groups import GatedGroups
+from gpuslice.apps.extender.gated_groups import MOST_TRIES, GatedGroups
 from gpuslice.core.contract import GATE_POD_GROUP, LABEL_GROUP_MIN, LABEL_GROUP_NAME
 from gpuslice.core.ledger import Ledger
 from simcluster.cluster.faults import Fault
@@ -196,6 +196,17 @@ async def test_a_pod_with_another_gate_is_not_there_yet() -> None:
         await until(lambda: not gated(extender))
 
 
+async def test_a_member_without_cards_counts_and_needs_none() -> None:
+    async with rig(cluster(**FOUR_CARDS)) as extender:
+        for number in range(3):
+            member(extender, number)
+        await extender.caught_up()
+        assert groups(extender).check() == []
+        labels = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "4"}
+        extender.api.add_pod("launcher", "0", labels=labels, containers=[{"name": "main", "image": "image"}])
+        await until(lambda: not gated(extender))
+
+
 async def test_an_answer_lost_while_gates_are_taken_off_is_asked_again() -> None:
     async with rig(cluster(**FOUR_CARDS)) as extender:
         extender.api.cluster.add_fault(Fault(method="PATCH", path=".*/pods/worker-.*", times=6, code=500))
@@ -217,6 +228,33 @@ async def test_who_takes_over_in_the_middle_holds_cards_for_the_rest() -> None:
         await second.caught_up()
         assert await asked(second, other) == []
         assert await all_bound(second, pods[2:]) == [""] * 2
+
+
+async def test_a_node_that_is_kept_for_those_who_have_no_other_will_do() -> None:
+    api = cluster(n1=(64, 4))
+    api.patch("/api/v1/nodes/n1", {"spec": {"taints": [{"key": "gpu", "effect": "PreferNoSchedule"}]}})
+    async with rig(api) as extender:
+        for number in range(4):
+            member(extender, number)
+        await until(lambda: not gated(extender))
+
+
+async def test_many_groups_that_do_not_fit_leave_a_turn_to_those_behind_them() -> None:
+    async with rig(cluster(n1=(32, 2), n2=(15, 1))) as extender:
+        await extender.add_and_bind("other", CARD)
+        for number in range(MOST_TRIES):
+            for half in range(2):
+                labels = {LABEL_GROUP_NAME: f"large-{number}", LABEL_GROUP_MIN: "2"}
+                gates = {"schedulingGates": [{"name": GATE_POD_GROUP}]}
+                extender.api.add_pod(f"large-{number}-{half}", CARD, labels=labels, **gates)
+        await extender.caught_up()
+        member(extender, 0, least=1)
+        await extender.caught_up()
+        opened: list[str] = []
+        for number in range(8):
+            await extender.add_and_bind(f"small-{number}", "1", node="n2")  # room has changed
+            opened += [pod.name for pod in groups(extender).check()]
+        assert "worker-0" in opened or "worker-0" not in gated(extender)
 
 
 def test_explain_says_how_many_members_are_missing() -> None:

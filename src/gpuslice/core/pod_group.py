@@ -13,7 +13,7 @@ from gpuslice.core.contract import LABEL_GROUP_MIN, LABEL_GROUP_NAME
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.quantity import whole_number
 
-MOST_MEMBERS = 5000
+MOST_MEMBERS = 1000
 
 
 @dataclass(frozen=True, slots=True)

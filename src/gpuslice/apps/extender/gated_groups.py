@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -28,12 +26,12 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.extender.gated_group import FIRST_REST_S, GatedGroup, Member
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.reservations import loop_time
 from gpuslice.apps.extender.waker import Waker
-from gpuslice.core.contract import GATE_POD_GROUP
 from gpuslice.core.model import Pod
 from gpuslice.core.words import counted
 
@@ -42,99 +40,16 @@ _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 0.25
 LASTS_S = 10.0  # without progress: the longest that a kube-scheduler gets stuck
 STARTED_LASTS_S = 300.0  # of a group that runs in part: as long as kube-scheduler leaves a pod alone
-FIRST_REST_S, LONGEST_REST_S = 3.0, 60.0
+LONGEST_REST_S = 60.0
 GATHER_S = 1.0  # that a bind waits for other members, well below kube-scheduler's httpTimeout
 MOST_GATHERING = 48  # binds of one group that wait: kube-scheduler has some 100 requests at once
 SHUT_FOR_S = 30.0  # gates stay so long for want of room; then kube-scheduler and an autoscaler shall see it
 TELL_AFTER_S = 5.0  # of the same reason: members come one after the other
 AT_ONCE = 8  # requests
+MOST_TRIES = 64  # nodes chosen in one check, each of some tenths of a millisecond: the others come next
 
 RESTS = "The pod group has not fitted a moment ago; others come first for some seconds"
 ALONE = "the other members of its pod group have not found their nodes yet; ask again"
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    pod: Pod
-    owner: str  # uid of its controller
-    succeeded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """How far a group has come. `waiting`: members that may be given a node, kept back by nobody but us.
-
-    `started`: how many need no cards any more: on a node, ended well beside others of theirs, or without.
-    """
-
-    waiting: Mapping[str, Pod]  # by uid
-    started: int
-    least: int
-    rank: tuple[bool, int, int]  # those that run in part first, then the most important, then as they came
-
-    @property
-    def in_part(self) -> bool:
-        return 0 < self.started < self.least
-
-
-def _progress_of(members: Collection[_Member]) -> _Progress:
-    living = [each.pod for each in members if not each.succeeded]
-    waiting = {
-        pod.uid: pod
-        for pod in living
-        if pod.request is not None
-        and not (pod.node or pod.terminating)
-        and set(pod.gates) <= {GATE_POD_GROUP}
-    }
-    owners = {each.owner for each in members if not each.succeeded and each.owner}
-    started = sum(each.succeeded and each.owner in owners for each in members)
-    started += sum(not pod.terminating and bool(pod.node or pod.request is None) for pod in living)
-    least = max((pod.group.least for pod in living if pod.group is not None), default=0)
-    first = min((pod.version for pod in living), default=0)
-    rank = (not 0 < started < least, -max((pod.priority for pod in living), default=0), first)
-    return _Progress(waiting, started, least, rank)
-
-
-@dataclass(slots=True)
-class _Group:
-    """One group: its pods, those that cards are held for, and of these the ones that filter has let pass."""
-
-    name: str
-    members: dict[str, _Member] = field(default_factory=dict)  # by uid
-    held: set[str] = field(default_factory=set)
-    passed: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # kube-scheduler has been told no
-    progress_s: float = 0.0  # when cards were held, or one more passed
-    rests_until_s: float = 0.0
-    rest_s: float = FIRST_REST_S
-    shut_until_s: float = inf
-    tried: int = -1  # the fleet's clock at the last attempt that failed
-    why_not: str = ""
-    why_since_s: float = 0.0
-    said: str = ""  # of that, to the owners
-    gathering: int = 0
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    _progress: _Progress | None = None
-
-    @property
-    def progress(self) -> _Progress:
-        if self._progress is None:
-            self._progress = _progress_of(self.members.values())
-        return self._progress
-
-    def is_whole(self) -> bool:
-        """Whether so many members are on a node or about to be that these may start."""
-        return self.progress.started + len(self.passed & self.held) >= self.progress.least
-
-    def changed(self) -> None:
-        self._progress = None
-        self.tried = -1
-        self.tell()
-
-    def tell(self) -> None:
-        """Wake the binds that wait for the others."""
-        self.news.set()
-        self.news = asyncio.Event()
 
 
 class GatedGroups:
@@ -159,8 +74,11 @@ class GatedGroups:
         self._events = events
         self._clock = clock
         self._sleep = sleep
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, GatedGroup] = {}
         self._key_of: dict[str, str] = {}  # by uid, of the members
+        self._fleet_clock, self._fleet_state = -1, 0  # counted on when others than we changed it
+        self._tries = 0  # in this check
+        self._from: tuple[bool, int, int] | None = None  # rank of the first group that it did not come to
         self._opening: set[str] = set()  # uids of pods whose gate is being taken off
         self._free = asyncio.Semaphore(AT_ONCE)
 
@@ -175,10 +93,10 @@ class GatedGroups:
         if failed or pod.group is None:
             return
         self._key_of[pod.uid] = key
-        group = self._groups.setdefault(key, _Group(pod.group.name))
+        group = self._groups.setdefault(key, GatedGroup(pod.group.name))
         known = group.members.get(pod.uid)
         if known is None or known.pod.version <= pod.version:
-            group.members[pod.uid] = _Member(pod, owner, succeeded)
+            group.members[pod.uid] = Member(pod, owner, succeeded)
             group.changed()
 
     def pod_gone(self, uid: str) -> None:
@@ -261,7 +179,14 @@ class GatedGroups:
         if not self._leadership.may_bind:
             return []
         found = []
-        for group in sorted(self._groups.values(), key=lambda each: each.progress.rank):
+        order, first = sorted(self._groups.values(), key=lambda each: each.progress.rank), self._from
+        if first is not None:  # in part before all others, then where the last check stopped
+            order.sort(key=lambda each: not each.progress.in_part and each.progress.rank < first)
+        self._tries, self._from = 0, None
+        for group in order:
+            if self._tries >= MOST_TRIES:
+                self._from = group.progress.rank
+                break
             waiting = group.progress.waiting
             if not waiting and not group.held:
                 continue
@@ -291,7 +216,7 @@ class GatedGroups:
 
     # -- one group -----------------------------------------------------------------------------------------
 
-    def _hold(self, group: _Group) -> bool:
+    def _hold(self, group: GatedGroup) -> bool:
         """Hold cards for the members that wait, all of them or as many as fit and are needed; else none."""
         progress, now = group.progress, self._clock()
         missing = [pod for uid, pod in progress.waiting.items() if uid not in group.held]
@@ -306,12 +231,16 @@ class GatedGroups:
             return False
         group.shut_until_s = min(group.shut_until_s, now + SHUT_FOR_S)
         fleet = self._ledger.flush()
-        if group.tried == fleet.clock:
+        if fleet.clock != self._fleet_clock:
+            self._fleet_clock, self._fleet_state = fleet.clock, self._fleet_state + 1
+        if group.tried == self._fleet_state:
             return False
         chosen: list[str] = []
         everywhere = np.ones(fleet.rows, dtype=np.bool_)
         for number, pod in enumerate(sorted(missing, key=_largest_first), 1):
-            placement = self._placer.choose_node(pod, everywhere, least=1)
+            placement = self._placer.choose_node(pod, everywhere, 1)
+            placement = placement or self._placer.choose_node(pod, everywhere, 1, last_resort=True)
+            self._tries += 1
             if placement is not None and self._ledger.plan(pod, placement, makes_way=False) is None:
                 chosen.append(pod.uid)
             elif len(chosen) + len(missing) - number < needed:
@@ -319,7 +248,7 @@ class GatedGroups:
         if not chosen or len(chosen) < needed:
             for uid in chosen:
                 self._ledger.forget(uid)
-            group.tried = self._ledger.flush().clock
+            group.tried, self._fleet_clock = self._fleet_state, self._ledger.flush().clock  # as it was before
             self._explain(
                 group, f"Pod group {group.name} waits for room for {counted(max(1, needed), 'pod')} at once"
             )
@@ -328,7 +257,7 @@ class GatedGroups:
         group.progress_s, group.why_not = now, ""
         return True
 
-    def _settle(self, group: _Group) -> None:
+    def _settle(self, group: GatedGroup) -> None:
         """Leave out of what is held who is on a node by now, is gone, or has lost its cards."""
         progress = group.progress
         group.held = {
@@ -341,7 +270,7 @@ class GatedGroups:
         elif group.held and progress.started + len(progress.waiting) < progress.least:
             self._release(group)  # members went, and the others cannot start without them
 
-    def _give_up(self, group: _Group, why_not: str) -> None:
+    def _give_up(self, group: GatedGroup, why_not: str) -> None:
         """Release what is held; if kube-scheduler had begun with the group, others come first for a while."""
         begun = bool(group.passed or group.refused)
         self._release(group)
@@ -350,7 +279,7 @@ class GatedGroups:
             group.rests_until_s = self._clock() + group.rest_s
             group.rest_s = min(LONGEST_REST_S, 2 * group.rest_s)
 
-    def _release(self, group: _Group) -> None:
+    def _release(self, group: GatedGroup) -> None:
         for uid in group.held:
             if self._ledger.planned(uid) is not None:  # not being bound
                 self._ledger.forget(uid)
@@ -358,18 +287,18 @@ class GatedGroups:
         group.passed.clear()
         group.tell()
 
-    def _wake(self, group: _Group) -> None:
+    def _wake(self, group: GatedGroup) -> None:
         """Have kube-scheduler ask again about members that were refused."""
         held = [self._ledger.planned(uid) for uid in group.refused & group.held]
         if where := next(filter(None, held), None):
             self._waker.free_again(where)
             group.refused.clear()
 
-    def _explain(self, group: _Group, why_not: str) -> None:
+    def _explain(self, group: GatedGroup, why_not: str) -> None:
         if group.why_not != why_not:
             group.why_not, group.why_since_s = why_not, self._clock()
 
-    def _tell_owners(self, group: _Group) -> None:
+    def _tell_owners(self, group: GatedGroup) -> None:
         """Once for each reason, and only of one that stays: members come one after the other."""
         if group.why_not in ("", group.said) or self._clock() < group.why_since_s + TELL_AFTER_S:
             return

@@ -60,10 +60,13 @@ class Placer:
         keys[kept] = NEVER
         return keys, kept
 
-    def choose_node(self, pod: Pod, open_rows: Flags, least: int) -> Placement | None:
+    def choose_node(
+        self, pod: Pod, open_rows: Flags, least: int, *, last_resort: bool = False
+    ) -> Placement | None:
         """Node and cards that kube-scheduler would come to if it asked for `pod` now, among `open_rows`.
 
-        None where fewer than `least` of them fit.
+        None where fewer than `least` of them fit. `last_resort`: also on nodes that a taint keeps for those
+        who have no other.
         """
         request, fleet = pod.request, self.ledger.flush()
         assert request is not None
@@ -71,7 +74,8 @@ class Placer:
         keys[~open_rows] = NEVER
         keys[fleet.cpu_left < request.host.cpu_milli] = NEVER
         keys[fleet.memory_left < request.host.memory_mib] = NEVER
-        keys[self._rows(self.ledger.avoided)] = NEVER
+        if not last_resort:
+            keys[self._rows(self.ledger.avoided)] = NEVER
         if not request.compute_percent:
             keys[self._rows(self.ledger.compute_required)] = NEVER
         if request.min_tier:
