@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def luck() -> None:
-    """What a test draws by `random`, such as the time until a lease is tried again, is the same in each run."""
+    """What a test draws by `random`, such as when a lease is tried again, is the same in each run."""
     random.seed(0)
 
 
