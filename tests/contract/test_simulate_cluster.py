@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
+from tests.builders import api_pod
 from tests.golden.clusters import node, pod
 from tests.integration.test_console_claims import claim, claiming, node_of_claims, offer
 
@@ -93,6 +96,27 @@ async def test_nodes_of_claims_and_pods_that_claim_a_part_are_placed_as_others(t
     assert (found["nodes"], found["cards"], found["pods"]) == (1, 2, 2)
     assert (found["now"]["placed"], found["now"]["freeCards"]) == (1, 1)
     assert found["policies"][0]["placed"] == 2
+
+
+@pytest.mark.parametrize(("guests", "placed"), [("59", 2), ("61", 1)])
+async def test_cpu_beside_claims_is_counted_once(tmp_path: Path, guests: str, placed: int) -> None:
+    """64 cores: what pods without cards eat stays, and what pods that claim ask for moves with them."""
+
+    def with_cpu(pod: dict[str, Any], cpu: str) -> dict[str, Any]:
+        pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+        return pod
+
+    async def more(client: KubeClient) -> None:
+        await offer(client)
+        await claim(client, "holds", 12, card=0)
+        await claim(client, "waits", 15, card=None)
+
+    pods = [with_cpu(claiming("holds", node="c1", phase="Running"), "2"), with_cpu(claiming("waits"), "2")]
+    pods.append(with_cpu(api_pod("guest", None, node="c1", phase="Running"), guests))
+    words = ("-o", "json", "--policy", "bestfit")
+    code, out, err = await simulated(tmp_path, [node_of_claims()], pods, *words, more=more)
+    assert code == 0, err
+    assert json.loads(out)["policies"][0]["placed"] == placed
 
 
 async def test_the_table_compares_with_the_cluster_as_it_is(tmp_path: Path) -> None:

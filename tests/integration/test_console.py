@@ -80,6 +80,7 @@ async def test_each_view_tells_what_the_commands_tell(http: aiohttp.ClientSessio
         assert by(found["quotas"], "gpus") == {
             "namespace": "research",
             "name": "gpus",
+            "of": "units",
             "hard": "60",
             "used": "57",
         }

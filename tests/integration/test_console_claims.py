@@ -9,6 +9,7 @@ import aiohttp
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from gpuslice.apps.console.cluster_state import QUOTAS
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE, NODE_GPUS
@@ -94,6 +95,39 @@ async def test_a_node_of_claims_looks_as_any_other(http: aiohttp.ClientSession) 
         free: Ask = lambda found: by(found["nodes"], "c1")["cards"][0][3] == 0  # noqa: E731
         found = await until(lambda: read(http, rig, "cluster"), free)
         assert "holds" not in {each["name"] for each in found["pods"]}
+
+
+async def test_what_placing_anew_would_change_is_told_of_claims_too(http: aiohttp.ClientSession) -> None:
+    """Two parts on two cards of one node, and a third pod that wants a card of its own."""
+    pods = [claiming(name, node="c1", phase="Running") for name in ("one", "two")]
+    async with console([node_of_claims(), node("n1", 0, V100)], [*pods, claiming("waits")]) as rig:
+        await offer(rig.client)
+        for card, name in enumerate(("one", "two")):
+            await claim(rig.client, name, 4, card=card)
+        await claim(rig.client, "waits", 15, card=None)
+        tells: Ask = lambda found: found.get("pods") == 3  # noqa: E731
+        found = await until(lambda: read(http, rig, "simulation"), tells)
+        assert (found["waiting"], found["placed"], found["never"]) == (1, 3, 0)
+
+
+async def test_quotas_of_claims_say_what_they_count(http: aiohttp.ClientSession) -> None:
+    async with console([node_of_claims()]) as rig:
+        counted = {
+            "count/resourceclaims.resource.k8s.io": "5",
+            f"{CLAIM_CLASS}.deviceclass.resource.k8s.io/devices": "8",
+        }
+        metadata = {"name": "claims", "namespace": "default"}
+        await rig.client.create(QUOTAS, {"metadata": metadata, "spec": {"hard": counted}})
+        used = {"count/resourceclaims.resource.k8s.io": "2"}
+        await rig.client.patch_status(QUOTAS, "claims", {"hard": counted, "used": used}, "default")
+        both: Ask = lambda found: len(found.get("quotas", ())) == 2  # noqa: E731
+        found = await until(lambda: read(http, rig, "cluster"), both)
+        assert {each["of"]: (each["used"], each["hard"]) for each in found["quotas"]} == {
+            "claims": ("2", "5"),
+            "devices": ("0", "8"),
+        }
+        await rig.client.delete(QUOTAS, "claims", "default")
+        await until(lambda: read(http, rig, "cluster"), lambda found: not found.get("quotas"))
 
 
 async def test_what_has_nothing_to_do_with_claims_is_not_asked_for_them(http: aiohttp.ClientSession) -> None:

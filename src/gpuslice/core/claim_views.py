@@ -64,5 +64,5 @@ def holding(pod: Pod, slices: Iterable[ClaimedSlice]) -> Pod:
     held = tuple(CardSlice(card, units[card], percent[card]) for card in sorted(units) if units[card])
     if not held:
         return pod
-    request = Request(sum(units.values()), len(held), max(percent.values()))
+    request = Request(sum(units.values()), len(held), max(percent.values()), host=pod.host)
     return replace(pod, request=request, placement=Placement(pod.node, held), assigned=True)

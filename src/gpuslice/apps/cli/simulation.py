@@ -17,8 +17,8 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
-from gpuslice.apps.diagnosis.claims import Claims, read_claims
-from gpuslice.apps.diagnosis.simulation import fleet_of
+from gpuslice.apps.diagnosis.claims import read_claims
+from gpuslice.apps.diagnosis.simulation import fleet_of, with_claims
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, FleetNode, Shape
@@ -138,14 +138,12 @@ def from_cluster(flags: Flags) -> Start:
     views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
     unhealthy = {view[0]: view[1] for view in views if view is not None}
     listed, pods = client.list(NODES), client.list(PODS)
-    claims = read_claims(client, listed, pods) or Claims()
     for each in listed:
-        of_claims = claims.ledger.state(each.metadata.name)
-        view = node_view(each, unhealthy.get(each.metadata.name, frozenset()))
-        ledger.apply_node(of_claims.node if of_claims is not None else view)
+        ledger.apply_node(node_view(each, unhealthy.get(each.metadata.name, frozenset())))
     for pod in pods:
-        claimed = claims.of(pod)
-        ledger.apply_pod(claimed.pod if claimed is not None else pod_view(pod))
+        ledger.apply_pod(pod_view(pod))
+    if claims := read_claims(client, listed, pods):
+        ledger = with_claims(ledger, claims, pods)
     nodes, placed, waiting, now = fleet_of(ledger)
     return Start("the cluster's pods", nodes, [*placed, *waiting], now)
 

@@ -21,7 +21,7 @@ from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
 from gpuslice.apps.diagnosis.pod_explanation import place_of, resources_of
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
+from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
 from gpuslice.core.mode import rules_of
@@ -30,6 +30,12 @@ from gpuslice.core.model import Pod
 T = TypeVar("T")
 EXPORTER, PLUGIN = "gpuslice-exporter", "gpushare-device-plugin-ds"
 QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota", DICT)
+COUNTED = {
+    "units": tuple(f"requests.{names.memory}" for names in NAME_SETS.values()),
+    "claims": ("count/resourceclaims.resource.k8s.io",),
+    "devices": (f"{CLAIM_CLASS}.deviceclass.resource.k8s.io/devices",),
+}
+"""What a ResourceQuota may bound of shared cards, and by which names."""
 NEEDED = ("nodes", "pods")
 """Without these there is nothing to show; the others add to it where they may be read."""
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -247,16 +253,16 @@ class ClusterState:
         if change.object is None:
             return
         meta, status = change.object["metadata"], change.object.get("status") or {}
-        key, limits = f"{meta['namespace']}/{meta['name']}", status.get("hard") or {}
-        wanted = (f"requests.{names.memory}" for names in NAME_SETS.values())
-        name = next((each for each in wanted if each in limits), "")
-        hard = limits.get(name)
-        if change.kind is ChangeKind.DELETED or hard is None:
-            self.rows.drop("quotas", key)
-            return
-        row = {"namespace": meta["namespace"], "name": meta["name"], "hard": hard}
-        row["used"] = (status.get("used") or {}).get(name, "0")
-        self.rows.put("quotas", key, row, meta["namespace"])
+        limits = {} if change.kind is ChangeKind.DELETED else status.get("hard") or {}
+        for counted, names in COUNTED.items():
+            key = f"{meta['namespace']}/{meta['name']}/{counted}"
+            name = next((each for each in names if each in limits), "")
+            if not name:
+                self.rows.drop("quotas", key)
+                continue
+            row = {"namespace": meta["namespace"], "name": meta["name"], "of": counted, "hard": limits[name]}
+            row["used"] = (status.get("used") or {}).get(name, "0")
+            self.rows.put("quotas", key, row, meta["namespace"])
 
     # -- rows of nodes -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuslice.apps.console.cluster_state import ClusterState
-from gpuslice.apps.diagnosis.simulation import fleet_of
+from gpuslice.apps.diagnosis.simulation import fleet_of, with_claims
 from gpuslice.core.policy import DEFAULT_POLICY, FleetNode, Shape
 from gpuslice.core.simulation.capacity import cards_needed, place_all
 
@@ -32,7 +32,10 @@ class WhatIf:
         async with self._working:
             number = self._state.rows.number
             if self._number != number and time.monotonic() - self._at_s >= HOLDS_S:
-                nodes, placed, waiting, _ = fleet_of(self._state.ledger)
+                state, ledger = self._state, self._state.ledger
+                if state.waiting and (state.claims.nodes() or state.claims.claims):
+                    ledger = with_claims(ledger, state.claims, state.pods.values())
+                nodes, placed, waiting, _ = fleet_of(ledger)
                 if not waiting or not nodes:
                     self._document = {}
                 elif len(placed) + len(waiting) > MOST_PODS:

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from gpuslice.adapters.kube import objects
+from gpuslice.apps.diagnosis.claims import Claims
+from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger, shape_of
+from gpuslice.core.model import Pod
 from gpuslice.core.policy import UNLIMITED, FleetNode, Shape
 from gpuslice.core.simulation.capacity import Outcome, outcome_of
+
+
+def with_claims(ledger: Ledger, claims: Claims, pods: Iterable[objects.Pod]) -> Ledger:
+    """A copy of `ledger` in which nodes of claims, and those of `pods` that claim parts of cards, are as the
+    others: as if all were given out in one way."""
+    claiming = {each.pod.uid: each.pod for each in map(claims.of, pods) if each is not None}
+    guests = {name: ledger.host_used_without_cards(name) for name in ledger.node_names()}
+    for pod in claiming.values():  # so far they count as guests of their nodes
+        if pod.node in guests:
+            cpu, memory = guests[pod.node].cpu_milli, guests[pod.node].memory_mib
+            guests[pod.node] = HostResources(cpu - pod.host.cpu_milli, memory - pod.host.memory_mib)
+    both = Ledger()
+    for name, host in guests.items():
+        if state := claims.ledger.state(name) or ledger.state(name):
+            both.apply_node(state.node)
+        both.apply_pod(Pod(f"guests of {name}", "", f"guests of {name}", name, host=host))
+    for pod in {**ledger.pods, **claiming}.values():
+        both.apply_pod(pod)
+    return both
 
 
 def fleet_of(ledger: Ledger) -> tuple[list[FleetNode], list[Shape], list[Shape], Outcome]:

@@ -97,7 +97,7 @@ export class TeamsView {
   team(team, most, unused, hours) {
     const hue = `var(--hue${hueOf(team.namespace)})`;
     const label = `${t("used")} ${mib(team.usedMiB)}, ${t("held")} ${mib(team.heldMiB)}`;
-    const quota = team.quotas.map((each) => `${each.used} / ${each.hard}`).join(", ");
+    const quota = team.quotas.map((each) => `${each.used} / ${each.hard}${each.of === "units" ? "" : ` ${t(`of_${each.of}`)}`}`).join(", ");
     return h("tr", {},
       h("td", {}, h("span.row.nowrap", {}, h("i.dot", { vars: { "--hue": hue } }), h("b", {}, team.namespace))),
       h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small", {}, team.measuredMiB ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
