@@ -1,6 +1,7 @@
 """kubelet's manager of claims: finds drivers by their sockets, has claims prepared, reads their CDI devices.
 
-A kubelet that is started again asks the drivers anew; the real one has a checkpoint for that.
+As in Kubernetes 1.36 a kubelet that is started again knows from its checkpoint what was prepared: it asks
+drivers anew for pods whose containers it must start, and lets go of the claims of pods that are gone.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from gpuslice.adapters.kubelet.proto import draplugin_pb2 as dra
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import unix_channel
 from simcluster.controllers.claims import names
+from simcluster.kubelet import claim_checkpoint
+from simcluster.kubelet.claim_checkpoint import PreparedClaim
 from simcluster.kubelet.environment import ConfigError
 from simcluster.kubelet.node_services import DeviceOptions
 from simcluster.kubelet.plugins import error_text
@@ -37,6 +40,12 @@ CALL_TIMEOUT_S = 45.0
 LOOK_S = 0.1
 WIPE_AFTER_S = 30.0
 """How long after a driver's socket went its ResourceSlices are deleted."""
+RECONCILE_S = 60.0
+HEALTH_VERSION = "v1alpha1"
+"""The one that Kubernetes 1.36 reads."""
+HEALTHS = {dra.HEALTHY: "Healthy", dra.UNHEALTHY: "Unhealthy"}
+FRESH_S = 30.0
+"""How long news of a device's health is believed where the driver names no other time."""
 
 
 class ClaimError(Exception):
@@ -48,37 +57,57 @@ class Driver:
     socket: Path
     version: str
     identity: object  # of the registration socket
+    following: asyncio.Task[None] | None  # its devices' health, where it tells of that
 
 
-@dataclass(slots=True)
-class PreparedClaim:
-    """What drivers answered; `pods` are the uids of those that use it here."""
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a driver said of a device, and until when that is believed (monotonic)."""
 
-    message: dra.Claim
-    devices: dict[str, list[dra.Device]] = field(default_factory=dict)  # by driver
-    pods: set[str] = field(default_factory=set)
+    word: str
+    message: str
+    until_s: float
 
 
 class ClaimManager:
-    """The claims of one node."""
+    """The claims of one node. `health_changed` is called with the uids of the pods concerned."""
 
-    def __init__(self, settings: KubeletSettings, client: KubeClient) -> None:
+    def __init__(
+        self, settings: KubeletSettings, client: KubeClient, health_changed: Callable[[set[str]], None]
+    ) -> None:
         self._settings = settings
         self._client = client
+        self._health_changed = health_changed
         self._drivers: dict[str, Driver] = {}
         self._lost: dict[str, float] = {}  # drivers whose socket went, and when
         self._prepared: dict[tuple[str, str], PreparedClaim] = {}  # by namespace and name
+        self._health: dict[str, dict[tuple[str, str], Health]] = {}  # by driver; by pool and device
+
+    def recover(self) -> None:
+        """What the kubelet before had prepared. Raises CorruptClaimsError."""
+        for each in claim_checkpoint.read(self._settings.root):
+            self._prepared[each.message.namespace, each.message.name] = each
+
+    def _save(self) -> None:
+        claim_checkpoint.write(self._settings.root, self._prepared.values())
 
     # -- drivers ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Follow the folder of registration sockets; slices from before this kubelet are out of date."""
         await self._wipe(f"spec.nodeName={self._settings.name}")
+        try:
+            await self._follow_sockets()
+        finally:
+            for driver in self._drivers.values():
+                _end(driver.following)
+
+    async def _follow_sockets(self) -> None:
         while True:
             present = {path: socket_identity(path) for path in self._settings.plugin_registry.glob("*.sock")}
             for name, driver in list(self._drivers.items()):
                 if driver.identity not in present.values():
-                    del self._drivers[name]
+                    _end(self._drivers.pop(name).following)
                     self._lost[name] = time.monotonic()
             known = {driver.identity for driver in self._drivers.values()}
             for path, identity in present.items():
@@ -100,11 +129,45 @@ class ClaimManager:
                     error = f"plugin of type {info.type} offers {', '.join(info.supported_versions)}"
                     await reader.notify(dra.RegistrationStatus(error=error), CALL_TIMEOUT_S)
                     return
-                self._drivers[info.name] = Driver(Path(info.endpoint), offered[0], identity)
+                following = None
+                if f"{HEALTH_VERSION}.DRAResourceHealth" in info.supported_versions:
+                    watching = self._follow_health(info.name, Path(info.endpoint))
+                    following = asyncio.create_task(watching, name=f"health of {info.name}")
+                self._drivers[info.name] = Driver(Path(info.endpoint), offered[0], identity, following)
                 self._lost.pop(info.name, None)
                 await reader.notify(dra.RegistrationStatus(plugin_registered=True), CALL_TIMEOUT_S)
         except CALL_FAILED as error:  # the socket is older than who serves it, or newer
             _log.info("driver not registered yet", extra={"socket": path.name, "error": error_text(error)})
+
+    async def _follow_health(self, name: str, socket: Path) -> None:
+        """Until the driver ends the stream: nothing is known of its devices from then on."""
+        try:
+            async with unix_channel(socket) as channel:
+                async for news in DraClient(channel, health=HEALTH_VERSION).health():
+                    now_s = time.monotonic()
+                    self._tell_health(
+                        name,
+                        {
+                            (each.device.pool_name, each.device.device_name): Health(
+                                HEALTHS.get(each.health, "Unknown"),
+                                each.message,
+                                now_s + (each.health_check_timeout_seconds or FRESH_S),
+                            )
+                            for each in news.devices
+                        },
+                    )
+        except CALL_FAILED as error:
+            _log.info("health of devices is told no more", extra={"driver": name, "error": error_text(error)})
+        finally:
+            self._tell_health(name, {})
+
+    def _tell_health(self, driver: str, found: dict[tuple[str, str], Health]) -> None:
+        before, self._health[driver] = self._health.get(driver, {}), found
+        words = {key: (each.word, each.message) for key, each in found.items()}
+        if words != {key: (each.word, each.message) for key, each in before.items()}:
+            self._health_changed(
+                {uid for claim in self._prepared.values() if driver in claim.devices for uid in claim.pods}
+            )
 
     async def _wipe(self, fields: str) -> None:
         with contextlib.suppress(KubeError):
@@ -120,13 +183,19 @@ class ClaimManager:
             claim = await self._reserved(pod, name)
             meta = claim["metadata"]
             message = dra.Claim(namespace=meta["namespace"], name=name, uid=meta["uid"])
-            held = self._prepared.get((meta["namespace"], name))
-            if held is None or held.message.uid != meta["uid"]:
-                held = self._prepared[meta["namespace"], name] = PreparedClaim(message)
+            held = self._prepared.get((meta["namespace"], name), PreparedClaim(message))
+            if held.message.uid != meta["uid"]:
+                words = f"different UID {held.message.uid} still exists (previous pod force-deleted?!)"
+                raise ClaimError(f"old ResourceClaim with same name {name} and {words}")
+            drivers = {each["driver"] for each in claim["status"]["allocation"]["devices"]["results"]}
+            for driver in drivers:
+                if driver not in self._drivers:
+                    raise ClaimError(f"DRA driver {driver} is not registered")
+            self._prepared[meta["namespace"], name] = held
             held.pods.add(pod["metadata"]["uid"])
-            for driver in {each["driver"] for each in claim["status"]["allocation"]["devices"]["results"]}:
-                if driver not in held.devices:
-                    asked[driver].append(held)
+            for driver in drivers - held.asked:
+                asked[driver].append(held)
+        self._save()
         for driver, claims in asked.items():
             async with self._dial(driver) as client:
                 answer = await client.prepare([each.message for each in claims], CALL_TIMEOUT_S)
@@ -138,23 +207,42 @@ class ClaimManager:
                         f"NodePrepareResources failed for ResourceClaim {each.message.name}: {why}"
                     )
                 each.devices[driver] = list(found.devices)
+                each.asked.add(driver)
+            self._save()
 
     async def unprepare(self, pod: Object) -> None:
         """When its last container has ended: claims that no other pod here uses. Raises ClaimError."""
-        for name in names(pod).values():
-            key = (pod["metadata"]["namespace"], name)
-            held = self._prepared.get(key)
-            if held is None:
-                continue
-            if held.pods <= {pod["metadata"]["uid"]}:
-                for driver in list(held.devices):
-                    async with self._dial(driver) as client:
-                        answer = await client.unprepare([held.message], CALL_TIMEOUT_S)
-                    if error := answer.claims[held.message.uid].error:
-                        raise ClaimError(f"NodeUnprepareResources failed for ResourceClaim {name}: {error}")
-                    del held.devices[driver]
-                del self._prepared[key]
-            held.pods.discard(pod["metadata"]["uid"])
+        uid = pod["metadata"]["uid"]
+        for held in [each for each in self._prepared.values() if uid in each.pods]:
+            await self._let_go(held, uid)
+
+    async def reconcile(self, active: Callable[[], Iterable[Object]]) -> None:
+        """Let go of the claims of pods that went while nobody looked, for ever."""
+        while True:
+            alive = {pod["metadata"]["uid"] for pod in active()}
+            for held in list(self._prepared.values()):
+                for uid in held.pods - alive:
+                    try:
+                        await self._let_go(held, uid)
+                    except ClaimError as error:
+                        _log.warning("claims not let go, will try again", extra={"error": str(error)})
+            await asyncio.sleep(RECONCILE_S / self._settings.speed_up)
+
+    async def _let_go(self, held: PreparedClaim, uid: str) -> None:
+        """One pod less; with the last one the drivers take away what they prepared. Raises ClaimError."""
+        message = held.message
+        if held.pods <= {uid}:
+            for driver in list(held.devices):
+                async with self._dial(driver) as client:
+                    answer = await client.unprepare([message], CALL_TIMEOUT_S)
+                if error := answer.claims[message.uid].error:
+                    raise ClaimError(
+                        f"NodeUnprepareResources failed for ResourceClaim {message.name}: {error}"
+                    )
+                del held.devices[driver]
+            self._prepared.pop((message.namespace, message.name), None)
+        held.pods.discard(uid)
+        self._save()
 
     async def _reserved(self, pod: Object, name: str) -> dict[str, Any]:
         meta = pod["metadata"]
@@ -218,6 +306,33 @@ class ClaimManager:
             for driver, device in _devices_of(claim, pod, container)
         ]
 
+    def resource_status(self, pod: Object, container: Object) -> list[dict[str, Any]]:
+        """The health of what its claims gave a container, as its status tells it."""
+        made, found = names(pod), []
+        for use in (container.get("resources") or {}).get("claims") or ():
+            held = self._prepared.get((pod["metadata"]["namespace"], made.get(use["name"], "")))
+            if held is None:
+                continue
+            resources: dict[str, dict[str, Any]] = {}
+            for driver, devices in held.devices.items():
+                for device in devices:
+                    if use.get("request", "") in ("", *device.request_names):
+                        unnamed = f"{driver}/{device.pool_name}/{device.device_name}"
+                        identity = next(iter(device.cdi_device_ids), unnamed)
+                        word, message = self._healthy(driver, device)
+                        resources.setdefault(identity, {"resourceID": identity, "health": word})
+                        if message:
+                            resources[identity].setdefault("message", message)
+            name = "/".join(filter(None, (f"claim:{use['name']}", use.get("request"))))
+            found += [{"name": name, "resources": list(resources.values())}] if resources else []
+        return found
+
+    def _healthy(self, driver: str, device: dra.Device) -> tuple[str, str]:
+        known = self._health.get(driver, {}).get((device.pool_name, device.device_name))
+        if known is None or known.until_s < time.monotonic():
+            return "Unknown", ""
+        return known.word, known.message
+
     def _claims(self, pod: Object, container: Object) -> list[PreparedClaim]:
         made = names(pod)
         used = (made.get(each["name"], "") for each in (container.get("resources") or {}).get("claims") or ())
@@ -236,6 +351,11 @@ class ClaimManager:
             for each in document["devices"]:
                 found[f"{document['kind']}={each['name']}"] = each["containerEdits"]
         return found
+
+
+def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
 
 
 def _devices_of(claim: PreparedClaim, pod: Object, container: Object) -> Iterable[tuple[str, dra.Device]]:

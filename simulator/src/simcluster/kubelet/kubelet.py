@@ -60,7 +60,7 @@ class Kubelet:
         self._removals: asyncio.Queue[_Pod] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
         self._endpoints = PluginEndpoints(settings.plugin_folder, self.device_manager, self._devices_changed)
-        self._claims = ClaimManager(settings, client)
+        self._claims = ClaimManager(settings, client, self._health_changed)
         self._pod_resources = PodResources(
             settings.pod_resources_socket, self.device_manager, self._admitted_pods, self._claims
         )
@@ -108,6 +108,8 @@ class Kubelet:
                     )
                     self._tasks.create_task(whole, name="plugin of whole cards")
                 await self._pods.synced.wait()
+                reconciling = self._claims.reconcile(self._active_pods)
+                self._tasks.create_task(reconciling, name="claims of pods that are gone")
                 self.ready.set()
         finally:
             await self._pod_resources.stop()
@@ -119,7 +121,7 @@ class Kubelet:
         return not any(self.settings.plugin_folder.iterdir())
 
     def _recover(self) -> None:
-        """Clean the plugin folder and take over the checkpoint, where there is one that can be read."""
+        """Clean the plugin folder and take over the checkpoints. Raises CorruptClaimsError."""
         self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
         self.settings.plugin_registry.mkdir(exist_ok=True)
         own = self.settings.host_root / "var" / "lib" / "kubelet"
@@ -127,6 +129,7 @@ class Kubelet:
         if not own.is_symlink():
             own.symlink_to(self.settings.root)
         checkpoint.remove_sockets(self.settings.plugin_folder)
+        self._claims.recover()
         try:
             saved = checkpoint.read(self.settings.plugin_folder)
         except checkpoint.CorruptCheckpointError as error:
@@ -151,6 +154,10 @@ class Kubelet:
 
     def _devices_changed(self) -> None:
         self._admission.save()
+
+    def _health_changed(self, uids: set[str]) -> None:
+        for uid in uids & self._workers.keys():
+            self._workers[uid].touch()
 
     async def _own_node(self) -> Object | None:
         try:

@@ -69,6 +69,10 @@ class PodWorker:
         if pod["metadata"].get("deletionTimestamp"):
             self._deleted.set()
 
+    def touch(self) -> None:
+        """Something that its status tells may have changed."""
+        self._changed.set()
+
     def vanished(self) -> None:
         """The API server has no such pod any more: stop without grace."""
         self.pod = {**self.pod, "metadata": {**self.pod["metadata"], "deletionGracePeriodSeconds": 0}}
@@ -88,6 +92,7 @@ class PodWorker:
                 running.result()
                 self.finished = True
                 self._changed.set()
+                await self._let_claims_go()
                 await deleted
             await _cancel(running)
             # app containers first, sidecars after them, each with the pod's grace
@@ -144,9 +149,13 @@ class PodWorker:
         await self._stop([life.record.name for life in self._lives])
 
     async def _prepare_claims(self) -> None:
+        """Before its first container: a kubelet that finds containers running asks nobody."""
+        if any(one.running for one in self._node.runtime.of_pod(self.uid)):
+            return
         while True:
             try:
-                return await self._node.claims.prepare(self.pod)
+                await self._node.claims.prepare(self.pod)
+                return
             except ClaimError as error:
                 words = f"Failed to prepare dynamic resources: {error}"
                 await self._node.event(self.pod, "FailedPrepareDynamicResources", words, warning=True)
@@ -224,7 +233,7 @@ class PodWorker:
         now = timestamp(datetime.now(UTC))
         listed = status.conditions(phase, self._records, self._conditions, now)
         self._conditions = status.by_type(listed)
-        apps = [one.as_json() for one in self._records if one.kind is ContainerKind.APP]
+        apps = [self._shown(one) for one in self._records if one.kind is ContainerKind.APP]
         init = [one.as_json() for one in self._records if one.kind is not ContainerKind.APP]
         host_ip = self._node.settings.internal_ip
         return {
@@ -238,6 +247,12 @@ class PodWorker:
             "containerStatuses": apps,
             **({"initContainerStatuses": init} if init else {}),
         }
+
+    def _shown(self, record: ContainerRecord) -> dict[str, Any]:
+        """With the health of what its claims gave it."""
+        spec = next(one for one in self.pod["spec"]["containers"] if one["name"] == record.name)
+        health = self._node.claims.resource_status(self.pod, spec)
+        return {**record.as_json(), **({"allocatedResourcesStatus": health} if health else {})}
 
 
 async def remove(client: KubeClient, pod: Object) -> None:
