@@ -217,16 +217,17 @@ async def turn(
     with contextlib.ExitStack() as stack:
         ours = await asyncio.to_thread(_extender, stack, plane, way) if way.extended else None
         await made.add_pods(await claims.claiming(made, pods, SCHEDULER) if way.claims else pods)
+        makers = {}
         if way.claims:
             maker = control_plane.controller_manager(
                 plane, "resourceclaim-controller", flags=control_plane.claim_flags()
             )
-            await asyncio.to_thread(stack.enter_context, maker)
+            makers["kube-controller-manager"] = await asyncio.to_thread(stack.enter_context, maker)
         configuration = {**shipped_configuration(ours.url if ours else ""), **way.changes}
         flags = control_plane.claim_flags() if way.claims else ()
         context = control_plane.scheduler(plane, flags=flags, **scheduler_arguments(configuration))
         scheduler = await asyncio.to_thread(stack.enter_context, context)
-        pids = {**plane.pids, "kube-scheduler": scheduler.pid, "benchmark": os.getpid()}
+        pids = {**plane.pids, **makers, "kube-scheduler": scheduler.pid, "benchmark": os.getpid()}
         pids |= {"extender": ours.process.pid} if ours else {}
         await made.until(lambda: bool(made.log.bound_at))
         before, asked = cpu_s(pids), requests(plane)
@@ -298,11 +299,11 @@ def where(scheduler: str, ours: str) -> Figures:
     points_family = "scheduler_framework_extension_point_duration_seconds"
     points = {
         "scheduling": ("scheduler_scheduling_algorithm_duration_seconds", ""),
-        "in-tree filter": (
-            "scheduler_framework_extension_point_duration_seconds",
-            'extension_point="Filter"',
-        ),
+        "in-tree prefilter": (points_family, 'extension_point="PreFilter"'),
+        "in-tree filter": (points_family, 'extension_point="Filter"'),
         "in-tree score": (points_family, 'extension_point="Score"'),
+        "in-tree reserve": (points_family, 'extension_point="Reserve"'),
+        "in-tree prebind": (points_family, 'extension_point="PreBind"'),
         "attempt, with bind": ("scheduler_scheduling_attempt_duration_seconds", 'result="scheduled"'),
     }
     found = {name: _mean_ms(scheduler, family, label) for name, (family, label) in points.items()}

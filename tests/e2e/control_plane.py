@@ -149,8 +149,8 @@ def scheduler(
 
 
 @contextmanager
-def controller_manager(plane: ControlPlane, *controllers: str, flags: tuple[str, ...] = ()) -> Iterator[None]:
-    """kube-controller-manager with these controllers alone, asking as often as it likes."""
+def controller_manager(plane: ControlPlane, *controllers: str, flags: tuple[str, ...] = ()) -> Iterator[int]:
+    """kube-controller-manager with these controllers alone, asking as often as it likes; yields its pid."""
     port = free_port()
     command = [asset("kube-controller-manager"), f"--kubeconfig={plane.kubeconfig}"]
     command += [f"--controllers={','.join(controllers)}", "--leader-elect=false"]
@@ -161,7 +161,7 @@ def controller_manager(plane: ControlPlane, *controllers: str, flags: tuple[str,
     with process("kube-controller-manager", plane.folder, command) as started:
         url = f"https://127.0.0.1:{port}"
         wait_for(lambda: _ready(f"{url}/healthz"), "kube-controller-manager", started, plane.folder)
-        yield
+        yield started.pid
 
 
 def wait_for(done: Callable[[], bool], what: str, started: subprocess.Popen[bytes], folder: Path) -> None:

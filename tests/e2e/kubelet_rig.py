@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -133,8 +133,15 @@ class Cluster:
 
 
 def start(
-    folder: Path, stack: ExitStack, labels: str = "cgpu=true", *, flags: tuple[str, ...] = ()
+    folder: Path,
+    stack: ExitStack,
+    labels: str = "cgpu=true",
+    *,
+    flags: tuple[str, ...] = (),
+    agent_flags: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
 ) -> Cluster:
+    """One node. `flags` are of Kubernetes' programs, `agent_flags` ours, `settings` kubelet's."""
     places = Places(folder)
     places.make()
     make_cards(folder)
@@ -151,8 +158,8 @@ def start(
     stack.enter_context(control_plane.scheduler(plane, extenders, flags=flags, percentageOfNodesToScore=100))
     api = Api(plane)
     stack.callback(api.close)
-    agents = (_agent(plane, places, name) for name in ("agent", "next-agent"))
-    kubelet = node.kubelet(plane, places, pid, NODE, labels, flags=flags)
+    agents = (_agent(plane, places, name, agent_flags) for name in ("agent", "next-agent"))
+    kubelet = node.kubelet(plane, places, pid, NODE, labels, settings=settings, flags=flags)
     found = Cluster(plane, api, places, kubelet, *agents)
     found.containerd = pid
 
@@ -195,14 +202,14 @@ def cuda_files() -> dict[str, Path]:
     return {**programs, **driver, **{str(path): path for path in host}}
 
 
-def _agent(plane: control_plane.ControlPlane, places: Places, name: str) -> Service:
+def _agent(plane: control_plane.ControlPlane, places: Places, name: str, flags: tuple[str, ...]) -> Service:
     command = ["env", f"GPUSLICE_SIM_STATE={places.folder}/gpus/machine", *GPUSLICE, "agent"]
     command += [f"--node-name={NODE}", f"--kubeconfig={plane.kubeconfig}", "--host=127.0.0.1", "--port=0"]
     command += [f"--device-plugin-folder={places.plugins}", f"--pod-resources-socket={places.pod_resources}"]
     command += [f"--root={places.folder}/gpuslice", f"--library={LIBRARY}"]
     command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1", f"--cdi-folder={places.cdi}"]
     command += [f"--dra-plugins={places.kubelet}/plugins"]
-    command += [f"--dra-registry={places.kubelet}/plugins_registry"]
+    command += [f"--dra-registry={places.kubelet}/plugins_registry", *flags]
     return Service(name, places.folder, command)
 
 

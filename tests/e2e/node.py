@@ -190,6 +190,9 @@ class Places:
         for path in (self.plugins, self.kubelet, self.folder / "logs", self.folder / "cni", self.cdi):
             path.mkdir(parents=True)
         (self.folder / "cni" / "none.conflist").write_text(json.dumps(_NETWORK))
+        for name in ("none", "loopback"):  # containerd before 2 calls both
+            (self.folder / "cni" / name).write_text(_NO_WIRE)
+            (self.folder / "cni" / name).chmod(0o755)
 
 
 @contextmanager
@@ -232,11 +235,16 @@ def load_image(places: Places, name: str, command: list[str], files: Mapping[str
     archive.unlink()
 
 
-def runs_cdi() -> bool:
-    """Whether this machine's containerd takes CDI devices: 1.7 and newer do."""
+def why_no_cdi() -> str:
+    """Why the containerd on PATH takes no CDI devices, as 1.7 and newer do; empty when it takes them."""
     said = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r" v?(\d+)\.(\d+)", said)
-    return version is not None and (int(version[1]), int(version[2])) >= (1, 7)
+    if version is None:
+        return f'claims need containerd 1.7 or newer; the one on PATH says "{said.strip()}"'
+    if (int(version[1]), int(version[2])) < (1, 7):
+        found = f"{version[1]}.{version[2]}"
+        return f"claims need containerd 1.7 or newer, and the one on PATH is {found}: put another before it"
+    return ""
 
 
 def kubelet(
@@ -285,14 +293,26 @@ def _kubelet_settings(places: Places) -> dict[str, Any]:
     }
 
 
-# The node is ready only with a network; pods on the host's network never ask for this one.
-_NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
+# The node is ready only with a network. Pods that are not on the host's get an address and no wire.
+_NETWORK = {"cniVersion": "0.4.0", "name": "no-wires", "plugins": [{"type": "none"}]}
+_NO_WIRE = """\
+#!/bin/sh
+case "$CNI_COMMAND" in
+ADD) echo '{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.203.0.1/32"}]}' ;;
+VERSION) echo '{"cniVersion": "0.4.0", "supportedVersions": ["0.3.1", "0.4.0"]}' ;;
+esac
+"""
 _CONTAINERD = """\
 version = 2
 root = "{folder}/containerd-root"
 state = "{folder}/containerd-state"
 [grpc]
   address = "{folder}/containerd.sock"
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux"
+  snapshotter = "native"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{sandbox}"
   restrict_oom_score_adj = true

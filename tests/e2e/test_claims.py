@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,105 +19,56 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
+from gpuslice.core.contract import LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
 from gpuslice.core.units import limit_bytes
 from tests import tools
 from tests.chart import CHART, NAMED
 from tests.e2e import control_plane, node
+from tests.e2e.claims_rig import (
+    CLAIMS,
+    LABELS,
+    SETTINGS,
+    claim,
+    claiming,
+    claims_cluster,
+    devices,
+    leave_no_claims,
+    missing,
+    prepared,
+    request,
+    using,
+)
 from tests.e2e.kubelet_rig import (
     CARD_MIB,
     GPUSLICE,
     NODE,
-    SHOW,
     STAY,
     UNITS,
     Cluster,
     container,
     cuda_container,
+    cuda_files,
     limits_of,
     pod,
-    start,
     variables,
 )
 from tests.e2e.node import until
 
-CLAIMS_SINCE = 36  # consumable capacity and MutatingAdmissionPolicy are on by default
-
-
-def missing() -> str:
-    if reason := node.missing():
-        return reason
-    if not os.access(control_plane.asset("kube-controller-manager"), os.X_OK):
-        return f"KUBEBUILDER_ASSETS={os.environ['KUBEBUILDER_ASSETS']} has no kube-controller-manager"
-    if control_plane.minor_version() < CLAIMS_SINCE:
-        return f"claims of parts of cards need Kubernetes 1.{CLAIMS_SINCE}"
-    return "" if node.runs_cdi() else "claims need containerd 1.7 or newer"
-
-
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(missing()), reason=missing())]
 
 GPU_MEM, GPU_CORE, GPU_COUNT = VENDOR_NAMES.memory, VENDOR_NAMES.compute, VENDOR_NAMES.cards
-LABELS = "cgpu=true,gpuslice.io/mode=claims"
-API = "/apis/resource.k8s.io/v1"
-CLAIMS = f"{API}/namespaces/default/resourceclaims"
-CLASS = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": CLAIM_CLASS},
-    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{CLAIM_DRIVER}"'}}]},
-}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="gs-dra-"))  # sockets need a short path
-    folder.chmod(0o755)
-    try:
-        with ExitStack() as stack:
-            flags = control_plane.claim_flags()
-            found = start(folder, stack, LABELS, flags=flags)
-            controllers = ("resourceclaim-controller",)
-            stack.enter_context(control_plane.controller_manager(found.plane, *controllers, flags=flags))
-            found.api.create(f"{API}/deviceclasses", CLASS)
-            yield found
-    finally:
-        if "GPUSLICE_E2E_KEEP" not in os.environ:
-            shutil.rmtree(folder)
+    with claims_cluster() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
 def leave_nothing(cluster: Cluster) -> Iterator[None]:
     yield
-    cluster.clear()
-    for each in cluster.api.get(CLAIMS)["items"]:
-        cluster.api.delete(f"{CLAIMS}/{each['metadata']['name']}")
-    until(lambda: not cluster.api.get(CLAIMS)["items"], "all claims are gone")
-    until(lambda: not list(cluster.places.cdi.glob("*")), "all CDI files are gone")
-
-
-def request(name: str, memory: str, **capacity: str) -> dict[str, Any]:
-    exactly = {"deviceClassName": CLAIM_CLASS, "capacity": {"requests": {"memory": memory, **capacity}}}
-    return {"name": name, "exactly": exactly}
-
-
-def claim(cluster: Cluster, name: str, *requests: dict[str, Any]) -> None:
-    spec = {"devices": {"requests": list(requests)}}
-    cluster.api.create(CLAIMS, {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec})
-
-
-def claiming(name: str, claim_name: str, *containers: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    claims = [{"name": "gpu", "resourceClaimName": claim_name}]
-    return pod(name, *containers, resourceClaims=claims, **fields)
-
-
-def using(request_name: str = "", script: str = SHOW, name: str = "main", **fields: Any) -> dict[str, Any]:
-    use = {"name": "gpu", **({"request": request_name} if request_name else {})}
-    return container(0, script, name, resources={"claims": [use]}, **fields)
-
-
-def devices(cluster: Cluster) -> list[dict[str, Any]]:
-    found = cluster.api.get(f"{API}/resourceslices")["items"]
-    return [device for each in found for device in each["spec"]["devices"]]
+    leave_no_claims(cluster)
 
 
 # -- tests -----------------------------------------------------------------------------------------------
@@ -178,7 +127,7 @@ def test_restarts_of_driver_and_kubelet_leave_pods_as_they_are(cluster: Cluster)
     claim(cluster, "c", request("gpu", "4Gi"))
     cluster.create(claiming("p", "c", using()))
     cluster.running("p")
-    (spec,) = cluster.places.cdi.glob("*")
+    (spec,) = prepared(cluster)
     before = json.loads(spec.read_text())
     cluster.agent.stop()
     cluster.kubelet.stop()
@@ -266,6 +215,46 @@ def test_unchanged_manifests_become_claims(translating: Cluster) -> None:
     assert "cannot allocate all claims" in refusal(cluster, "large")
 
 
+STATEFUL_SETS = "/apis/apps/v1/namespaces/default/statefulsets"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sharing"
+IMAGES = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples/cuda-malloc"
+
+
+def test_the_vendors_manifests_run_as_they_are(translating: Cluster) -> None:
+    """Two programs on one card, and a third that takes 6 GiB of its 4: the files, not a word changed."""
+    cluster = translating
+    for tag, mib in (("3G", 3000), ("6G", 6000)):
+        script = f"nvidia-smi; cuda_malloc -size={mib} 2>&1; code=$?; echo complete; "
+        script += f"[ $code = 0 ] || exit $code; {STAY}"
+        node.load_image(cluster.places, f"{IMAGES}:{tag}", ["sh", "-c", script], cuda_files())
+    documents = [yaml.safe_load((EXAMPLES / f"app-{name}-v1.yaml").read_text()) for name in ("3g", "6g")]
+    for each in documents:
+        cluster.api.create(STATEFUL_SETS, each)
+    try:
+        names = ("app-3g-v1-0", "app-3g-v1-1")
+        until(lambda: all(map(partial(there, cluster), (*names, "app-6g-v1-0"))), "the pods are made")
+        said = {name: cluster.said(name, "app-3g-v1") for name in names if cluster.running(name)}
+        assert all(any("4301MiB" in line for line in lines) for lines in said.values()), said
+        until(lambda: restarts(cluster, "app-6g-v1-0") > 0, "the third program is started again")
+        refused = cluster.said("app-6g-v1-0", "app-6g-v1")
+        assert any("code=2(cudaErrorMemoryAllocation)" in line for line in refused), refused
+        assert [restarts(cluster, name) for name in names] == [0, 0], "its neighbours go on"
+        given = [each["status"]["allocation"]["devices"] for each in cluster.api.get(CLAIMS)["items"]]
+        assert len(given) == 3
+        assert len({result["device"] for each in given for result in each["results"]}) == 1
+    finally:
+        for each in documents:
+            cluster.api.delete(f"{STATEFUL_SETS}/{each['metadata']['name']}")
+
+
+def there(cluster: Cluster, name: str) -> bool:
+    return name in {each["metadata"]["name"] for each in cluster.api.get("namespaces/default/pods")["items"]}
+
+
+def restarts(cluster: Cluster, name: str) -> int:
+    return sum(each["restartCount"] for each in cluster.pod(name)["status"].get("containerStatuses", ()))
+
+
 def refusal(cluster: Cluster, name: str) -> str:
     conditions = cluster.pod(name)["status"].get("conditions", [])
     return next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
@@ -306,13 +295,15 @@ def test_a_reboot_loses_no_pod(cluster: Cluster) -> None:
     cluster.agent.stop()
     cluster.kubelet.stop()
     os.kill(cluster.containerd, signal.SIGKILL)
-    for file in cluster.places.cdi.iterdir():
+    for file in prepared(cluster):
         file.unlink()
     with ExitStack() as stack:
         pid = stack.enter_context(node.containerd(cluster.places))
         cluster.containerd = pid
         flags = control_plane.claim_flags()
-        cluster.kubelet = node.kubelet(cluster.plane, cluster.places, pid, NODE, LABELS, flags=flags)
+        cluster.kubelet = node.kubelet(
+            cluster.plane, cluster.places, pid, NODE, LABELS, settings=SETTINGS, flags=flags
+        )
         stack.callback(cluster.kubelet.stop)
         cluster.kubelet.start()
         time.sleep(2)  # kubelet is up first, as it is after a reboot, and has no driver to ask
@@ -325,10 +316,7 @@ def test_a_reboot_loses_no_pod(cluster: Cluster) -> None:
             log = cluster.places.folder / "logs" / f"default_{name}_{uids[name]}" / "main" / "1.log"
             lines = until(partial(finished, log), f"{name} says what it has")
             assert limits_of(lines) == before[name]
-        cluster.clear()
-        for each in cluster.api.get(CLAIMS)["items"]:
-            cluster.api.delete(f"{CLAIMS}/{each['metadata']['name']}")
-        until(lambda: not list(cluster.places.cdi.glob("*")), "all CDI files are gone")
+        leave_no_claims(cluster)
 
 
 def restarted(cluster: Cluster, name: str) -> bool:
