@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gpuslice.core.contract import CLAIM_CDI_KIND, CLAIM_CLASS, CLAIM_DRIVER
 from simcluster import gpu
+from tests import tools
+from tests.chart import CHART, NAMED
 from tests.e2e import control_plane, node
 from tests.e2e.kubelet_rig import SHOW, Cluster, container, pod, start
-from tests.e2e.node import until
+from tests.e2e.node import Api, until
 
-CLAIMS_SINCE = 36  # consumable capacity and MutatingAdmissionPolicy are on by default
+CLAIMS_SINCE = 34  # with a feature gate, see control_plane.claim_flags
+HEALTH_SINCE = 36  # the pod's status tells of health: feature gate ResourceHealthStatus is on
 
 
 def missing() -> str:
@@ -117,3 +123,18 @@ def using(request_name: str = "", script: str = SHOW, name: str = "main", **fiel
 def devices(cluster: Cluster) -> list[dict[str, Any]]:
     found = cluster.api.get(f"{API}/resourceslices")["items"]
     return [device for each in found for device in each["spec"]["devices"]]
+
+
+def translate(api: Api) -> None:
+    """The chart's policy that turns unchanged manifests into claims, in labelled namespaces."""
+    command = [str(tools.find("helm")), "template", "x", str(CHART), "--kube-version=1.36.0", *NAMED]
+    command += ["--namespace=kube-system", "--set=dra.enabled=true"]
+    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    group = "/apis/admissionregistration.k8s.io/v1"
+    plurals = {
+        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+    }
+    for each in yaml.safe_load_all(rendered):
+        if each and each["kind"] in plurals:
+            api.create(f"{group}/{plurals[each['kind']]}", each)

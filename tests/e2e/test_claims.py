@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,11 +20,10 @@ import yaml
 
 from gpuslice.core.contract import LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
 from gpuslice.core.units import limit_bytes
-from tests import tools
-from tests.chart import CHART, NAMED
 from tests.e2e import control_plane, node
 from tests.e2e.claims_rig import (
     CLAIMS,
+    HEALTH_SINCE,
     LABELS,
     SETTINGS,
     claim,
@@ -36,6 +34,7 @@ from tests.e2e.claims_rig import (
     missing,
     prepared,
     request,
+    translate,
     using,
 )
 from tests.e2e.kubelet_rig import (
@@ -146,10 +145,8 @@ def test_a_sick_card_is_not_allocated_and_its_pod_is_told(cluster: Cluster) -> N
     claim(cluster, "c", request("gpu", "4Gi"))
     cluster.create(claiming("p", "c", using()))
     cluster.running("p")
-    if control_plane.minor_version() < 36:
-        pytest.skip(
-            "the pod's status tells of health from 1.36 on, where feature gate ResourceHealthStatus is"
-        )
+    if control_plane.minor_version() < HEALTH_SINCE:
+        pytest.skip(f"before Kubernetes 1.{HEALTH_SINCE} the pod's status does not tell of health")
 
     def told() -> list[dict[str, Any]]:
         statuses = cluster.pod("p")["status"]["containerStatuses"]
@@ -167,15 +164,7 @@ def translating(cluster: Cluster) -> Iterator[Cluster]:
     """With the chart's policy and the controller of templates; namespace default is labelled."""
     if control_plane.minor_version() < 36:
         pytest.skip("before Kubernetes 1.36 the webhook does it: test_older_claims.py")
-    command = [str(tools.find("helm")), "template", "x", str(CHART), "--kube-version=1.36.0", *NAMED]
-    command += ["--namespace=kube-system", "--set=dra.enabled=true"]
-    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    group = "/apis/admissionregistration.k8s.io/v1"
-    for each in yaml.safe_load_all(rendered):
-        if each and each["kind"].startswith("MutatingAdmissionPolicy"):
-            plural = each["kind"].lower() + "s"
-            plural = plural.replace("policys", "policies")
-            cluster.api.create(f"{group}/{plural}", each)
+    translate(cluster.api)
     cluster.api.patch("namespaces/default", {"metadata": {"labels": {LABEL_CLAIMS: "true"}}})
     claims = [*GPUSLICE, "claims", f"--kubeconfig={cluster.plane.kubeconfig}", "--port=0", "--host=127.0.0.1"]
     with control_plane.process("claims", cluster.plane.folder, claims):
