@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster_wire import make_set
 
-from simcluster.controllers import daemonset, deployment, garbage, job, nodes, replicaset, statefulset
+from simcluster.controllers import daemonset, deployment, garbage, job, nodes, quota, replicaset, statefulset
 from simcluster.controllers.actions import Action, Again, Create, Delete, Patch
 from simcluster.controllers.ownership import template_hash
 from simcluster.controllers.revisions import LABEL, revision_name
@@ -333,3 +333,15 @@ class TestGarbage:
         (cut,) = garbage.collect(self._graph(parent, self._owned("child", "uid-parent")), "uid-parent", [])
         assert isinstance(cut, Patch)
         assert (cut.name, cut.change["metadata"]["ownerReferences"]) == ("child", [])
+
+
+def test_a_quota_says_what_of_it_is_used() -> None:
+    hard = {"requests.aliyun.com/gpu-mem": "8", "cpu": "2", "count/secrets": "1"}
+    cards = _stored({"metadata": {"name": "cards"}, "spec": {"hard": hard}})
+    pods = [_pod("a"), _pod("b")]
+    for pod in pods:
+        limits = {"aliyun.com/gpu-mem": "3", "cpu": "500m"}
+        pod["spec"]["containers"] = [{"name": "c", "resources": {"requests": limits}}]
+    used = {"requests.aliyun.com/gpu-mem": "6", "cpu": "1"}
+    assert _status(quota.reconcile(cards, pods)) == {"hard": hard, "used": used}
+    assert quota.reconcile({**cards, "status": {"hard": hard, "used": used}}, pods) == []

@@ -57,6 +57,32 @@ def test_a_name_that_is_taken_is_a_conflict_that_says_so(wire: Wire) -> None:
     assert answer["details"] == {"name": "a", "kind": "pods"}
 
 
+def units(name: str, amount: int, **spec: Any) -> dict[str, Any]:
+    limits = {"aliyun.com/gpu-mem": str(amount), "cpu": "500m"}
+    return make_pod(name, containers=[{"name": "c", "image": "x", "resources": {"limits": limits}}], **spec)
+
+
+def test_what_a_quota_leaves_is_all_that_new_pods_get(wire: Wire) -> None:
+    hard = {"requests.aliyun.com/gpu-mem": "8", "cpu": "2", "pods": "10", "count/secrets": "1"}
+    for name, more in (("cards", {}), ("scoped", {"scopes": ["BestEffort"]})):
+        spec = {"hard": hard if not more else {"pods": "0"}, **more}
+        wire.make("/api/v1/namespaces/default/resourcequotas", {"metadata": {"name": name}, "spec": spec})
+    wire.make(PODS, units("a", 4))
+    wire.make(PODS, units("b", 3))
+    status, answer = wire.call("POST", PODS, units("c", 4))
+    assert (status, answer["reason"]) == (403, "Forbidden")
+    assert answer["message"] == (
+        'pods "c" is forbidden: exceeded quota: cards, requested: requests.aliyun.com/gpu-mem=4, '
+        "used: requests.aliyun.com/gpu-mem=7, limited: requests.aliyun.com/gpu-mem=8"
+    )
+    wire.make(PODS, make_pod("asks-for-nothing"))
+    wire.patch(f"{PODS}/a/status", {"status": {"phase": "Succeeded"}})
+    wire.make(PODS, units("c", 4))  # who has ended has nothing any more
+    status, answer = wire.call("POST", PODS, units("d", 1, overhead={"cpu": "1"}))
+    assert status == 403
+    assert answer["message"].endswith("requested: cpu=1500m, used: cpu=1, limited: cpu=2")
+
+
 def test_nothing_is_created_in_a_namespace_that_is_not_there(wire: Wire) -> None:
     status, answer = wire.call("POST", "/api/v1/namespaces/nope/pods", make_pod("a"))
     assert (status, answer["message"]) == (404, 'namespaces "nope" not found')

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.migration import WORKLOADS
-from gpuslice.apps.cli.migration_systems import ACCOUNTS, DAEMON_SETS, DEPLOYMENTS, JOBS, ROLES
+from gpuslice.apps.cli.migration_systems import ACCOUNTS, DAEMON_SETS, DEPLOYMENTS, JOBS, ROLES, SYSTEMS
+from gpuslice.core.contract import of_our_chart
+from gpuslice_demo.install import manifests
+from gpuslice_demo.places import Places
 from tests.builders import api_container, api_node, api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 
@@ -276,6 +281,25 @@ async def test_what_helm_installed_is_left_to_helm(cluster: Cluster) -> None:
     assert list(kept) == ["ack.job.gpushare-installer"]
     await cluster.migrate("ack", "--undo", "--apply")
     assert await cluster.client.get(JOBS, "gpushare-installer", "kube-system")
+
+
+@pytest.mark.parametrize("named", ["gpuslice", "slicer"])  # nameOverride
+async def test_what_our_chart_made_is_not_taken_for_another_systems(cluster: Cluster, named: str) -> None:
+    ours = system("gpushare-device-plugin-ds")
+    ours["metadata"]["labels"] = {"app.kubernetes.io/name": named, "helm.sh/chart": "gpuslice-0.1.0"}
+    await cluster.shell.has([node("one", {"gpushare": "true"})])
+    await cluster.has((DAEMON_SETS, ours))
+    told = await cluster.migrate("gpushare")
+    assert (wheres(told["changes"]), told["waits"]) == (["node one"], [])
+
+
+def test_what_the_demo_installs_is_not_taken_for_another_systems(tmp_path: Path) -> None:
+    places = Places(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, temporary=True)
+    items = list(yaml.safe_load_all(manifests(places, 1)))
+    made = {(each["kind"], each["metadata"]["name"]): each["metadata"].get("labels") for each in items}
+    owned = {(resource.kind, name) for resource, name in SYSTEMS["gpushare"].owned}
+    assert len(made.keys() & owned) == 3
+    assert [key for key in made.keys() & owned if not of_our_chart(made[key])] == []
 
 
 # -- time-slicing and KAI ----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 README = (EXAMPLES / "README.md").read_text()
 FILES = sorted(EXAMPLES.rglob("*.yaml"))
 BUILT_IN = {"Deployment", "StatefulSet", "Job", "Pod", "Service", "ConfigMap", "Namespace", "ResourceQuota"}
-BUILT_IN |= {"LimitRange", "HorizontalPodAutoscaler"}
+BUILT_IN.add("HorizontalPodAutoscaler")
 Object = dict[str, Any]
 
 

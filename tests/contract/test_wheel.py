@@ -140,13 +140,14 @@ async def test_the_command_line_alone_reads_a_cluster(light: list[str], tmp_path
 
 
 def test_the_command_line_alone_is_small(light: list[str]) -> None:
+    """Less than 40 MB with the bytecode that pip makes, which is about as much again."""
     packages = required("gpuslice", set()) - {"gpuslice"}
     files = [
         distribution(name).locate_file(file) for name in packages for file in distribution(name).files or ()
     ]
     kept = [Path(str(file)) for file in files if Path(str(file)).is_file() and "__pycache__" not in str(file)]
     own = sum(path.stat().st_size for path in (ROOT / "src").rglob("*.py"))
-    assert sum(path.stat().st_size for path in kept) + own < 40e6
+    assert sum(path.stat().st_size for path in kept) + own < 20e6
 
 
 @pytest.mark.parametrize("name", ["extender", "simulate", "agent", "webhook", "exporter"])

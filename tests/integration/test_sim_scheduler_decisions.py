@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gpuslice_demo.install import scheduler_configuration
+from simcluster.cluster.amounts import pod_requests
 from simcluster.scheduler import configuration, filters, words
-from simcluster.scheduler.amounts import pod_requests
 from simcluster.scheduler.configuration import ConfigurationError
 from simcluster.scheduler.decision import nodes_to_find
 from simcluster.scheduler.filters import Failure

@@ -13,6 +13,7 @@ from gpuslice_demo.places import Places
 from simcluster.workload.images import Image
 
 IMAGE = f"gpuslice/gpuslice:{__version__}"
+OF_THE_CHART = {"app.kubernetes.io/name": "gpuslice"}  # or `gpuslice migrate` takes ours for another's
 PROFTESTER = "nvidia/samples:dcgmproftester-2.0.10-cuda11.0-ubuntu18.04"
 _RUN = "from gpuslice.apps.cli.main import main; main()"
 _KUBELET = "/var/lib/kubelet"
@@ -38,7 +39,11 @@ def manifests(places: Places, extender_port: int) -> str:
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": {"name": "gpushare-schd-extender", "namespace": SYSTEM_NAMESPACE},
+            "metadata": {
+                "name": "gpushare-schd-extender",
+                "namespace": SYSTEM_NAMESPACE,
+                "labels": OF_THE_CHART,
+            },
             "spec": {
                 "type": "NodePort",
                 "selector": {"app": "gpushare", "component": "gpushare-schd-extender"},
@@ -183,7 +188,7 @@ def _workload(kind: str, name: str, labels: dict[str, str], spec: dict[str, Any]
     return {
         "apiVersion": "apps/v1",
         "kind": kind,
-        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE},
+        "metadata": {"name": name, "namespace": SYSTEM_NAMESPACE, "labels": {**labels, **OF_THE_CHART}},
         "spec": {"selector": {"matchLabels": labels}, "template": template},
     }
 

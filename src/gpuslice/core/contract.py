@@ -103,6 +103,13 @@ PLUGIN_ENDPOINT = "aliyungpushare.sock"
 DEVICE_ID_SEPARATOR = "-_-"  # <card uuid>-_-<unit>
 
 
+def of_our_chart(labels: Mapping[str, str] | None) -> bool:
+    """Whether an object is one of the chart's. Its value `nameOverride` changes the first label alone."""
+    found = labels or {}
+    named = found.get("app.kubernetes.io/name") == "gpuslice"
+    return named or found.get("helm.sh/chart", "").startswith("gpuslice-")
+
+
 def device_id(uuid: str, unit: int) -> str:
     """The kubelet device id of one unit of a card."""
     return f"{uuid}{DEVICE_ID_SEPARATOR}{unit}"

@@ -32,6 +32,7 @@ from simcluster.cluster.errors import (
 from simcluster.cluster.events_view import to_events_group
 from simcluster.cluster.managed import APPLY, WriteOptions, options_of
 from simcluster.cluster.patch import json_patch, merge_patch
+from simcluster.cluster.quota import check_quotas
 from simcluster.cluster.reads import find
 from simcluster.cluster.render import renderer_for
 from simcluster.cluster.request import Object, Request, Response
@@ -85,6 +86,7 @@ def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteO
     key = (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
     if cluster.store.get(resource.store, key) is not None:
         raise already_exists(resource.plural, resource.group, key[1])
+    check_quotas(cluster, resource, obj)
     managed.record(cluster, resource, None, obj, options)
     if options.dry_run:
         return with_version(obj, cluster.store.version)

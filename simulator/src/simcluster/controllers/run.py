@@ -19,6 +19,7 @@ from simcluster.controllers import (
     job,
     namespaces,
     nodes,
+    quota,
     replicaset,
     services,
     statefulset,
@@ -70,6 +71,7 @@ class Controllers:
             "Node": self._node,
             "Service": self._service,
             "Pod": self._claiming_pod,
+            "ResourceQuota": self._quota,
         }
         self._executor = Executor(client, self._cache, self._queue, self._expected)
 
@@ -117,6 +119,7 @@ class Controllers:
                 if services.selects_pod(service, obj):
                     self._queue.add(("Service", uid))
             self._touch_tainted_node(obj["spec"].get("nodeName", ""))
+            self._touch_quotas(obj["metadata"]["namespace"])
 
     def _touch_graph(self, kind: str, obj: Object, gone: bool) -> None:
         if kind == "Lease":
@@ -154,6 +157,11 @@ class Controllers:
         node = self._cache.get("Node", "", name)
         if node is not None and (node.get("spec") or {}).get("taints"):
             self._queue.add(("Node", node["metadata"]["uid"]))
+
+    def _touch_quotas(self, namespace: str) -> None:
+        for uid, held in self._cache.of("ResourceQuota").items():
+            if held["metadata"]["namespace"] == namespace:
+                self._queue.add(("ResourceQuota", uid))
 
     def _touch_claiming_pods(self, namespace: str, template: str) -> None:
         for uid, pod in self._cache.of("Pod").items():
@@ -265,6 +273,11 @@ class Controllers:
             if (found := self._cache.get("ResourceClaimTemplate", namespace, name)) is not None
         }
         return claims.make(obj, templates, self._cache.owned("ResourceClaim", obj["metadata"]["uid"]))
+
+    def _quota(self, obj: Object) -> list[Action]:
+        namespace = obj["metadata"]["namespace"]
+        pods = self._cache.of("Pod").values()
+        return quota.reconcile(obj, [pod for pod in pods if pod["metadata"]["namespace"] == namespace])
 
     async def _left(self, claim: Object) -> set[str]:
         """The uids of those that a claim is reserved for and that use it no more."""

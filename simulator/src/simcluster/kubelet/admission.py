@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from simcluster.cluster.amounts import Object, add, amounts_of, pod_requests, total
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.devices import AdmissionError, ContainerDemand, DeviceAssignments
 from simcluster.kubelet.node import device_limits, is_extended
@@ -13,7 +14,6 @@ from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.kubelet.worker import containers_of
 from simcluster.scheduler import filters
-from simcluster.scheduler.amounts import Object, add, amounts_of, pod_requests, total
 from simcluster.scheduler.nodes import NodeInfo
 
 

@@ -25,6 +25,7 @@ from gpuslice.adapters.kubelet.draplugin import DRA_VERSIONS, DraClient, Registr
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as dra
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import unix_channel
+from simcluster.cluster.amounts import Object
 from simcluster.controllers.claims import names
 from simcluster.kubelet import claim_checkpoint
 from simcluster.kubelet.claim_checkpoint import PreparedClaim
@@ -33,7 +34,6 @@ from simcluster.kubelet.node_services import DeviceOptions
 from simcluster.kubelet.plugins import error_text
 from simcluster.kubelet.rootfs import Mount
 from simcluster.kubelet.settings import KubeletSettings
-from simcluster.scheduler.amounts import Object
 
 _log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 45.0

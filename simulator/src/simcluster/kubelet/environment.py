@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from simcluster.scheduler.amounts import Object, amounts_of
+from simcluster.cluster.amounts import Object, amounts_of
 
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
 

@@ -17,6 +17,7 @@ from gpuslice.adapters.kube.errors import KubeError, UnavailableError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet import checkpoint, exclusive
 from simcluster.kubelet.admission import Admission, Rejection
 from simcluster.kubelet.claims import ClaimManager
@@ -30,7 +31,6 @@ from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.server import KubeletServer
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.kubelet.worker import PodWorker, remove
-from simcluster.scheduler.amounts import Object
 from simcluster.scheduler.nodes import FINISHED
 from simcluster.workload.images import ImageRegistry
 

@@ -10,10 +10,10 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, NotFoundError
 from gpuslice.adapters.kube.resources import LEASES, NODES
+from simcluster.cluster.amounts import Object, amounts_of
 from simcluster.kubelet.devices import Capacity, DeviceAssignments
 from simcluster.kubelet.records import timestamp
 from simcluster.kubelet.settings import KubeletSettings
-from simcluster.scheduler.amounts import Object, amounts_of
 
 LEASE_NAMESPACE = "kube-node-lease"
 URL_ANNOTATION = "sim.gpuslice.io/kubelet-url"

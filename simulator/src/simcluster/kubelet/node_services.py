@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.devices import DeviceAssignment, DeviceAssignments
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.rootfs import Mount
 from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
-from simcluster.scheduler.amounts import Object
 from simcluster.workload.images import ImageRegistry
 
 if TYPE_CHECKING:

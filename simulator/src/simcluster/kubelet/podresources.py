@@ -16,9 +16,9 @@ from gpuslice.adapters.kubelet.rpc import (
     PodResourcesService,
     Server,
 )
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.claims import ClaimManager
 from simcluster.kubelet.devices import DeviceAssignments
-from simcluster.scheduler.amounts import Object
 
 
 class PodResources(PodResourcesService):

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.probes import Probe, probe_of, verdicts
 from simcluster.kubelet.records import ContainerRecord
 from simcluster.kubelet.runtime import Container
-from simcluster.scheduler.amounts import Object
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.runtime import Container, StartError, spawn
-from simcluster.scheduler.amounts import Object
 
 LOOPBACK = "127.0.0.1"
 SHORTEST_PERIOD_S = 0.1

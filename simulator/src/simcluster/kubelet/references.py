@@ -8,8 +8,8 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.environment import ReadData, decode_secret
-from simcluster.scheduler.amounts import Object
 
 Named = tuple[str, str]  # kind ("configmap" or "secret"), name
 

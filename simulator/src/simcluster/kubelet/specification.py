@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet import rootfs
 from simcluster.kubelet.environment import ReadData, environment, expand
 from simcluster.kubelet.node_services import DeviceOptions
 from simcluster.kubelet.runtime import ContainerSpec
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.kubelet.volumes import mounts_of
-from simcluster.scheduler.amounts import Object
 from simcluster.workload.images import Image
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuslice.core.model import ContainerKind
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.records import ContainerRecord, RunningState, TerminatedState, WaitingState
-from simcluster.scheduler.amounts import Object
 
 Conditions = Mapping[str, Mapping[str, Any]]
 _REPORTED = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet.environment import ConfigError, ReadData, downward_fields, field
 from simcluster.kubelet.rootfs import Mount
-from simcluster.scheduler.amounts import Object
 
 
 def prepare(pod: Object, folder: Path, host_root: Path, read: ReadData) -> dict[str, Path]:

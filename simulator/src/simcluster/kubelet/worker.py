@@ -16,6 +16,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.core.model import ContainerKind
+from simcluster.cluster.amounts import Object
 from simcluster.kubelet import references, status, volumes
 from simcluster.kubelet.claims import ClaimError
 from simcluster.kubelet.container import DEFAULT_GRACE_S, RETRY_S, ContainerLife
@@ -23,7 +24,6 @@ from simcluster.kubelet.environment import ConfigError
 from simcluster.kubelet.node_services import NodeServices
 from simcluster.kubelet.records import ContainerRecord, WaitingState, timestamp
 from simcluster.kubelet.specification import PodFacts
-from simcluster.scheduler.amounts import Object
 
 _log = logging.getLogger(__name__)
 

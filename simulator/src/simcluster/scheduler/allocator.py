@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simcluster.cluster.amounts import Object
 from simcluster.cluster.quantity import parse_quantity
-from simcluster.scheduler.amounts import Object
 
 _DRIVER = re.compile(r'\s*device\.driver\s*==\s*"([^"]+)"\s*')
 DeviceKey = tuple[str, str, str]  # driver, pool, name

@@ -13,8 +13,8 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, Resource
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from simcluster.cluster.amounts import Object
 from simcluster.scheduler.allocator import AllocatorError, allocate, devices_of
-from simcluster.scheduler.amounts import Object
 from simcluster.scheduler.filters import Failure
 
 FINALIZER = "resource.kubernetes.io/delete-protection"

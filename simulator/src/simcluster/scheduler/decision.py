@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from simcluster.cluster.amounts import Object
 from simcluster.scheduler import filters, scores
-from simcluster.scheduler.amounts import Object
 from simcluster.scheduler.claims import ClaimPlugin
 from simcluster.scheduler.extender import ExtenderError, HttpExtender
 from simcluster.scheduler.filters import Failure

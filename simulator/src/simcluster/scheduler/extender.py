@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from simcluster.scheduler.amounts import Object
+from simcluster.cluster.amounts import Object
 from simcluster.scheduler.configuration import ExtenderConfig
 from simcluster.scheduler.nodes import NodeInfo
 

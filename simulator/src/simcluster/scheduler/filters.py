@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.core.node_affinity import meets
-from simcluster.scheduler.amounts import Object, pod_requests
+from simcluster.cluster.amounts import Object, pod_requests
 from simcluster.scheduler.nodes import NodeInfo, host_ports
 
 UNSCHEDULABLE_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}

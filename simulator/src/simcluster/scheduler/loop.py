@@ -22,8 +22,8 @@ from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from simcluster.cluster.amounts import Object
 from simcluster.scheduler.allocator import AllocatorError
-from simcluster.scheduler.amounts import Object
 from simcluster.scheduler.claims import ClaimPlugin, Reserved
 from simcluster.scheduler.configuration import DEFAULT, Configuration
 from simcluster.scheduler.decision import Decider, FitError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simcluster.scheduler.amounts import Amounts, Object, add, amounts_of, pod_requests
+from simcluster.cluster.amounts import Amounts, Object, add, amounts_of, pod_requests
 
 FINISHED = ("Succeeded", "Failed")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcluster.scheduler.amounts import Object
+from simcluster.cluster.amounts import Object
 
 UNSCHEDULABLE_LIMIT_S = 300.0  # after this long a pod is tried again whatever happened
 

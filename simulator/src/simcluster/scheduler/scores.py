@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from simcluster.scheduler.amounts import Object, add, pod_requests
+from simcluster.cluster.amounts import Object, add, pod_requests
 from simcluster.scheduler.filters import tolerates
 from simcluster.scheduler.nodes import NodeInfo
 

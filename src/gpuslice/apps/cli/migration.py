@@ -30,7 +30,13 @@ from gpuslice.apps.cli.migration_systems import (
 )
 from gpuslice.apps.cli.migration_writes import Change, key_of, place_of, recorded
 from gpuslice.core.admission import in_names
-from gpuslice.core.contract import AMOUNT_NAMES, ANN_MIGRATION, SYSTEM_NAMESPACE, ResourceNames
+from gpuslice.core.contract import (
+    AMOUNT_NAMES,
+    ANN_MIGRATION,
+    SYSTEM_NAMESPACE,
+    ResourceNames,
+    of_our_chart,
+)
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import Operation, PodForm, difference, escaped
 from gpuslice.core.views import names_offered
@@ -105,9 +111,7 @@ class Reader:
     @property
     def installed(self) -> bool:
         """Whether our device plugin is there: else nobody would serve a node that is labelled."""
-        found = self.find(DAEMON_SETS, "gpushare-device-plugin-ds")
-        others = self.client.list(DAEMON_SETS, labels="app.kubernetes.io/name=gpuslice")
-        return bool(others) or (found is not None and ours(found))
+        return any(map(ours, self.client.list(DAEMON_SETS)))
 
     @property
     def names(self) -> ResourceNames:
@@ -117,7 +121,7 @@ class Reader:
 
 
 def ours(thing: Object) -> bool:
-    return (thing["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == "gpuslice"
+    return of_our_chart(thing["metadata"].get("labels"))
 
 
 # -- there -----------------------------------------------------------------------------------------------

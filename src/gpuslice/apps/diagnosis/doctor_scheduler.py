@@ -9,7 +9,7 @@ import msgspec
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, Object, is_ready
-from gpuslice.core.contract import EITHER_MEMORY, MEMORY_NAMES, SYSTEM_NAMESPACE
+from gpuslice.core.contract import EITHER_MEMORY, MEMORY_NAMES, SYSTEM_NAMESPACE, of_our_chart
 from gpuslice.core.errors import words_of
 from gpuslice.core.nesting import checked_depth
 
@@ -133,8 +133,7 @@ def second_scheduler(facts: Facts) -> Iterator[Finding]:
     """Ours must run: while it is away nobody looks at the pods that name it, and no event tells them."""
     for each in facts.config_maps:
         meta = each.metadata
-        ours = (meta.labels or {}).get("app.kubernetes.io/name") == "gpuslice"
-        if not ours or not any(_KIND in text for text in (each.data or {}).values()):
+        if not of_our_chart(meta.labels) or not any(_KIND in text for text in (each.data or {}).values()):
             continue
         runs = any(
             pod.metadata.namespace == meta.namespace
