@@ -123,23 +123,6 @@ def test_what_your_own_scheduler_is_told_is_what_the_second_one_has(helm: str) -
     assert told == ours
 
 
-def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
-    names = {name for _, name in render(helm, "--set", "scheduler.enabled=false")}
-    switches = {"device-plugin-evict-ds", "device-plugin-recover-ds"}
-    by_acks_label = {
-        f"{name.removesuffix('-ds')}-ack-ds" for name in (*switches, "gpushare-device-plugin-ds")
-    }
-    extender, lease = "gpushare-schd-extender", "gpushare-schd-extender-lease"
-    ours = {extender, lease, "gpushare-device-plugin", "gpushare-device-plugin-ds", *switches}
-    assert names == ours | by_acks_label | {
-        "gpuslice-test",  # of `helm test`, which nobody need call
-        "gpuslice-agent-own-node",  # what an agent's account may write
-        "gpuslice-viewer",  # what the command line reads
-        "gpushare-schd-extender-tls",
-        "gpushare-schd-extender-client",
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "label", "mode"),
     [("device-plugin-evict-ds", "true", "shared"), ("device-plugin-recover-ds", "false", "exclusive")],

@@ -12,6 +12,25 @@ from gpuslice.apps.agent.command import install_library as install_library_comma
 from tests.chart import CHART, KUBE_SCHEDULER, NAMED, render
 
 
+def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
+    objects = set(render(helm, "--set", "scheduler.enabled=false", "--no-hooks"))
+    plugins = {"gpushare-device-plugin-ds", "device-plugin-evict-ds", "device-plugin-recover-ds"}
+    extender = "gpushare-schd-extender"
+    accounts = ("gpushare-device-plugin", extender)
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+    vendors = {("Deployment", extender), ("Service", extender), *(("DaemonSet", name) for name in plugins)}
+    vendors |= {(kind, name) for kind in kinds for name in accounts}
+    assert objects - vendors == {
+        *(("DaemonSet", f"{name.removesuffix('-ds')}-ack-ds") for name in plugins),  # by ACK's label
+        *((kind, name) for kind in ("Role", "RoleBinding") for name in (*accounts, f"{extender}-lease")),
+        ("ValidatingAdmissionPolicy", "gpuslice-agent-own-node"),  # what an agent's account may write
+        ("ValidatingAdmissionPolicyBinding", "gpuslice-agent-own-node"),
+        ("ClusterRole", "gpuslice-viewer"),  # what the command line reads
+        *(("Secret", f"{extender}-{side}") for side in ("tls", "client")),
+    }
+    assert vendors <= objects
+
+
 def test_with_the_installers_every_object_of_the_vendor_is_there(helm: str) -> None:
     """What `helm get manifest` lists: hooks are not in it."""
     objects = render(helm, "--set", "installers.enabled=true,scheduler.enabled=false", "--no-hooks")
@@ -36,6 +55,15 @@ def test_with_the_installers_every_object_of_the_vendor_is_there(helm: str) -> N
     )
     (mount,) = [each for each in agent["volumeMounts"] if each["name"] == "library"]
     assert mount["readOnly"] is True
+
+
+def test_the_notes_leave_the_schedulers_of_masters_to_the_job(helm: str) -> None:
+    command = [helm, "install", "cgpu", str(CHART), "--dry-run=client", "-n", "kube-system", *NAMED]
+    command += ["--set", "installers.enabled=true,scheduler.enabled=false,installers.masters=5"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    notes = printed[printed.index("\nNOTES:") :]
+    assert "kubectl -n kube-system get job gpushare-installer      # 5/1 of 5" in notes
+    assert "extenders:" not in notes
 
 
 def test_the_section_for_masters_is_the_second_schedulers(helm: str) -> None:
