@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ def test_each_platforms_values_render(helm: str, file: Path, version: str) -> No
 
 def _version() -> str:
     return str(yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"])
+
+
+def test_a_cluster_whose_scheduler_could_not_read_our_configuration_is_refused(helm: str) -> None:
+    command = [helm, "template", "cgpu", str(CHART), "--set=image.repository=r", "--kube-version=1.24.17"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "chart requires kubeVersion: >=1.25.0-0" in refused.stderr
+    assert "kubescheduler.config.k8s.io/v1\n" in printed(*command[:-1], "--kube-version=1.25.0")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
