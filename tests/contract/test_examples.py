@@ -45,6 +45,14 @@ def test_every_example_asks_for_what_can_be_given_and_is_explained(file: Path) -
         assert asked == limits
 
 
+def test_no_service_sets_a_variable_that_vllm_takes_for_its_own() -> None:
+    """Kubernetes gives every pod VLLM_PORT=tcp://… where there is a Service vllm, as in an example."""
+    specs = [template["spec"] for file in FILES for template in templates(objects(file))]
+    vllm = [spec for spec in specs if any("/vllm" in each["image"] for each in spec["containers"])]
+    assert len(vllm) == 2
+    assert [spec for spec in vllm if spec.get("enableServiceLinks") is not False] == []
+
+
 async def test_an_api_server_takes_every_built_in_kind(tmp_path: Path) -> None:
     async with kubectl_rig(tmp_path) as rig:
         for file in FILES:
