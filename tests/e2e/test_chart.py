@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,11 @@ class Cluster:
     def helm(self, *arguments: str) -> str:
         return _run([self._helm, "--kubeconfig", self._kubeconfig, *arguments])
 
-    def render(self, *values: str, namespace: str = "kube-system") -> str:
+    def render(self, *values: str, namespace: str = "kube-system", words: Sequence[str] = NAMED) -> str:
+        """For the version that the cluster has: `helm template` asks none."""
         sets = [word for value in values for word in ("--set", value)]
-        return self.helm("template", "cgpu", str(CHART), "--namespace", namespace, *NAMED, *sets)
+        version = f"--kube-version=1.{control_plane.minor_version()}.0"
+        return self.helm("template", "cgpu", str(CHART), "--namespace", namespace, version, *words, *sets)
 
     def gpuslice_as(self, token: str, *arguments: str) -> Any:
         """What our own program prints for the holder of `token`; findings are no failure."""
@@ -193,8 +195,7 @@ def test_the_api_server_takes_every_object(cluster: Cluster, values: list[str]) 
 
 @pytest.mark.parametrize("file", PLATFORMS.values(), ids=PLATFORMS.keys())
 def test_the_api_server_takes_what_each_platform_is_given(cluster: Cluster, file: Path) -> None:
-    command = ("template", "cgpu", str(CHART), "--namespace", "kube-system", "-f", str(file))
-    text = cluster.helm(*command)
+    text = cluster.render(words=("-f", str(file)))
     answer = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", given=text)
     wanted = [each for each in yaml.safe_load_all(text) if each]
     assert answer.count("(server dry run)") == len(wanted)

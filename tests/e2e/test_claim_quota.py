@@ -16,11 +16,11 @@ from gpuslice.core.contract import CLAIM_CLASS
 from tests import tools
 from tests.chart import CHART, NAMED
 from tests.e2e import control_plane
-from tests.e2e.marks import ON_A_CONTROL_PLANE
+from tests.e2e.marks import WHERE_CLAIMS_ARE_KNOWN
 from tests.e2e.node import Api, until
 from tests.e2e.test_claim_rights import PLACES
 
-pytestmark = ON_A_CONTROL_PLANE
+pytestmark = WHERE_CLAIMS_ARE_KNOWN
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "teams" / "claims.yaml"
 POLICY = "gpuslice-claim-limits"
 PATHS = {

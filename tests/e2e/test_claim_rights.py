@@ -22,10 +22,10 @@ from gpuslice.core.model import Card
 from tests import tools
 from tests.chart import CHART, NAMED
 from tests.e2e.control_plane import ControlPlane, api_server
-from tests.e2e.marks import ON_A_CONTROL_PLANE
+from tests.e2e.marks import WHERE_CLAIMS_ARE_KNOWN
 from tests.e2e.node import Api, until
 
-pytestmark = ON_A_CONTROL_PLANE
+pytestmark = WHERE_CLAIMS_ARE_KNOWN
 
 DRA = "/apis/resource.k8s.io/v1"
 SLICES = f"{DRA}/resourceslices"

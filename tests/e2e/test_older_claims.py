@@ -38,16 +38,12 @@ from tests.builders import api_node, make_card
 from tests.chart import CHART, NAMED
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.marks import ON_A_CONTROL_PLANE
+from tests.e2e.marks import WHERE_CLAIMS_ARE_KNOWN
 from tests.integration.test_webhook import HOOKS, Certificates, submitted, webhook
 
 T = TypeVar("T")
 OLDER = control_plane.missing() == "" and control_plane.minor_version() < 36
-CLAIMS_KNOWN = control_plane.missing() == "" and control_plane.minor_version() >= 34
-pytestmark = [
-    *ON_A_CONTROL_PLANE,
-    pytest.mark.skipif(not CLAIMS_KNOWN, reason="there are no claims before Kubernetes 1.34"),
-]
+pytestmark = WHERE_CLAIMS_ARE_KNOWN
 PATIENCE_S = float(HANG_S)
 NODE = "n1"
 
