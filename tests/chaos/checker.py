@@ -1,4 +1,4 @@
-"""Judges a cluster from outside: pods' annotations, kubelet's checkpoints and limits files, and nothing else.
+"""Judges a cluster from outside: annotations, kubelet's checkpoints, limits files, what ``/inspect`` says.
 
 It knows none of the code that it judges: the formula, the names and the files' forms are written down here
 a second time. What must never be is a `Breach`; what may be for a while is a `Wrong`, whose time is taken.
@@ -45,7 +45,7 @@ class NodeFiles:
 
 @dataclass(frozen=True)
 class Wrong:
-    """What is not as it should be, and should be soon. `pod` is its uid."""
+    """What is not as it should be, and should be soon. `pod` is its uid; of a ledger, the replica's name."""
 
     what: str
     pod: str
@@ -81,6 +81,31 @@ class Checker:
             _no_id_twice(node, held)
             self._limits_are_right(node, files, held)
             wrong |= set(self._annotated_otherwise(node, files, held, by_uid))
+        return wrong
+
+    def check_ledgers(self, pods: Iterable[Object], inspected: Mapping[str, Object]) -> set[Wrong]:
+        """Each replica that does not know the bound pods and their cards. `inspected`: its answer, by name.
+
+        What it holds for pods that are not bound yet is its own business.
+        """
+        living = [pod for pod in pods if pod["status"].get("phase") not in ("Failed", "Succeeded")]
+        waiting = {pod["metadata"]["name"] for pod in living if not pod["spec"].get("nodeName")}
+        true = Counter(
+            (card, pod["metadata"]["name"], units)
+            for pod in living
+            for card, units in _annotated(pod).items()
+        )
+        wrong = set()
+        for replica, answer in inspected.items():
+            said = Counter(
+                ((node["name"], card["id"]), pod["name"], pod["usedGPU"])
+                for node in answer["nodes"] or ()
+                for card in node["devs"]
+                for pod in card["pods"]
+                if pod["name"] not in waiting
+            )
+            if said != true:
+                wrong.add(Wrong("a ledger that says otherwise", replica))
         return wrong
 
     def _free_by_annotations(self, pods: Iterable[Object]) -> dict[Card, int]:

@@ -7,6 +7,7 @@ harm: that is `faults`.
 from __future__ import annotations
 
 import functools
+import os
 import resource
 from collections.abc import Awaitable, Coroutine, Iterator
 from pathlib import Path
@@ -29,11 +30,20 @@ from tests.integration.virtual import HeldTransport, Process, Stream
 REPLICAS = ("extender-a", "extender-b")
 NAMES = [f"app-{number}" for number in range(8)]
 UNITS = (1, 1, 2, 2, 3, 4)
+LONG_AGO_NS = 30 * 86_400 * 10**9
+"""More than any clock here jumps, and less than this world is behind the real one."""
 PODS = "/api/v1/namespaces/default/pods"
 
 
 class ChaosNode(NodeInMemory):
-    """A node whose agent also sweeps, and reads what tenants write."""
+    """A node whose agent also sweeps, and reads what tenants write. Its files have its own clock's dates."""
+
+    def date_files(self) -> None:
+        """Give what was written since the last time this world's date in place of the real one."""
+        now_ns = self.world.now_ns(self.name)
+        for folder in (self.folder / "host" / "containers").glob("*/"):
+            if folder.stat().st_mtime_ns - now_ns > LONG_AGO_NS:
+                os.utime(folder, ns=(now_ns, now_ns))
 
     def work_of(self, agent: Agent) -> dict[str, Coroutine[Any, Any, None]]:
         return {
@@ -47,6 +57,7 @@ class ChaosWorld(World):
     """`step` is a little of everybody's work; `wrong` is what the checker finds."""
 
     node_class = ChaosNode
+    nodes: dict[str, ChaosNode]  # type: ignore[assignment]
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.replicas: dict[str, tuple[Extender, Process, App]] = {}
@@ -198,13 +209,8 @@ class ChaosWorld(World):
         if asked is None:
             return None
         body = msgspec.json.encode(question)
-        answer: HttpResponse | Awaitable[HttpResponse] = asked[2](
-            HttpRequest("POST", f"/gpushare-scheduler/{verb}", body=body, known=True)
-        )
-        if not isinstance(answer, HttpResponse):
-            answer = await answer
-        found: Object = msgspec.json.decode(b"".join([answer.body, *answer.more]))
-        return found
+        request = HttpRequest("POST", f"/gpushare-scheduler/{verb}", body=body, known=True)
+        return await _answered(asked[2], request)
 
     def kubelet_acts(self, node: NodeInMemory) -> None:
         """It ends what is deleted, admits what is new, or starts a container, also one that ran before."""
@@ -247,6 +253,8 @@ class ChaosWorld(World):
                 network.deliver_line(stream)
 
     def pass_time(self, seconds: float) -> None:
+        for node in self.nodes.values():
+            node.date_files()
         self.loop.advance(seconds)
         now_s = self.loop.time()
         for process, until_s in list(self.frozen.items()):
@@ -280,6 +288,18 @@ class ChaosWorld(World):
 
     # -- judging ---------------------------------------------------------------------------------------------
 
+    def wrong_ledgers(self) -> set[Wrong]:
+        """Of every replica, the standby as well: it leads as soon as the other is gone."""
+        inspected = {}
+        for name, (_, process, app) in self.replicas.items():
+            asked = process.start(
+                _answered(app, HttpRequest("GET", "/gpushare-scheduler/inspect")), "inspect"
+            )
+            self.loop.settle()
+            process.tasks.remove(asked)
+            inspected[name] = asked.result()
+        return self._checker.check_ledgers(self.pods(), inspected)
+
     def wrong(self) -> set[Wrong]:
         """Raises `Breach` for what must never be, and what a living process died of."""
         seen = (self.cluster.store.version, *(node.saved for node in self.nodes.values()))
@@ -298,6 +318,14 @@ class ChaosWorld(World):
         moved = {pod["metadata"]["uid"] for pod in self.pods() if self.network.moved(pod)}
         self._seen, self._wrong = seen, self._checker.check(self.pods(), files, moved)
         return self._wrong
+
+
+async def _answered(app: App, request: HttpRequest) -> Object:
+    answer: HttpResponse | Awaitable[HttpResponse] = app(request)
+    if not isinstance(answer, HttpResponse):
+        answer = await answer
+    found: Object = msgspec.json.decode(b"".join([answer.body, *answer.more]))
+    return found
 
 
 def _stays(pod: Object) -> bool:

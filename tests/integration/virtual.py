@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import hashlib
 import heapq
-from collections import deque
+import itertools
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,22 +27,41 @@ from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request, Response
 from simcluster.cluster.watch import Watch
 
+MOST_TURNS = 10_000
+"""Of the loop at one moment of virtual time; whoever needs more waits for nothing."""
+
 _running = contextvars.ContextVar["Process"]("the process that a task belongs to")
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """asyncio keeps sets of tasks, which are walked alike each time by number, not by address."""
+
+    def __init__(self, coroutine: Any, *, number: int, **options: Any) -> None:
+        self._number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock moves only when the test says so.
+    """An event loop whose clock moves only when the test says so; what happens in it happens alike each time.
 
     What would go to a thread is done at once, in the loop.
     """
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
+    _clock_resolution: float
 
     def __init__(self) -> None:
         self._now_s = 0.0
         self._frozen: dict[Process, tuple[list[asyncio.Handle], list[asyncio.TimerHandle]]] = {}
         super().__init__()
+        numbers = itertools.count()
+        self.set_task_factory(
+            lambda loop, work, **options: NumberedTask(work, loop=loop, number=next(numbers), **options)
+        )
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -78,6 +99,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def turn(self) -> bool:
         """One turn of the loop, which may be in the middle of anything; whether there is more to do."""
         self._hold_back()
+        # asyncio runs timers a nanosecond early; who then looks at the clock must not find it before its time
+        if (due := self._next_timer()) is not None and due < self._now_s + self._clock_resolution:
+            self._now_s = max(self._now_s, due)
         self.call_soon(self.stop)
         self.run_forever()
         self._hold_back()
@@ -88,10 +112,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def settle(self) -> None:
         """Run until nothing can go on without a message or without time."""
-        for _ in range(10_000):
+        for _ in range(MOST_TURNS):
             if not self.turn():
                 return
-        raise AssertionError("the processes never come to rest")
+        turning: Counter[str] = Counter()
+        for _ in range(100):
+            turning.update(map(_what, self._ready))
+            self.turn()
+        raise AssertionError(f"the processes never come to rest, in 100 turns: {turning.most_common(5)}")
 
     def advance(self, seconds: float) -> None:
         """Let time pass, stopping at each timer on the way."""
@@ -99,7 +127,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         while (due := self._next_timer()) is not None and due <= end:
             self._now_s = max(self._now_s, due)
             self.settle()
-        self._now_s = end
+        self._now_s = max(self._now_s, end)
         self.settle()
 
     def _next_timer(self) -> float | None:
@@ -109,6 +137,20 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             heapq.heapify(timers)
             self._timer_cancelled_count = 0  # what asyncio counts, to do the same when there are many
         return timers[0].when() if timers else None
+
+
+def _what(handle: asyncio.Handle) -> str:
+    """Which task of which process, and the line outside asyncio at which it waits."""
+    callback: Any = handle._callback  # type: ignore[attr-defined]
+    task, where = getattr(callback, "__self__", None), ""
+    if not isinstance(task, asyncio.Task):
+        return f"{_owner(handle)}: {getattr(callback, '__qualname__', callback)}"
+    waits: Any = task.get_coro()
+    while (frame := getattr(waits, "cr_frame", None)) is not None:
+        if not frame.f_globals["__name__"].startswith("asyncio."):
+            where = f" at {frame.f_globals['__name__']}:{frame.f_lineno}"
+        waits = waits.cr_await
+    return task.get_name() + where
 
 
 def _owner(handle: asyncio.Handle) -> Process | None:
@@ -184,6 +226,7 @@ class Network:
         self.loop = loop
         self.messages: list[Message] = []
         self.streams: list[Stream] = []
+        self.trail = hashlib.blake2b(digest_size=8)  # of all that was asked and answered, and when
         self.bound: dict[str, str] = {}  # by uid, the cards that a pod's Binding named
 
     # -- what the test decides ---------------------------------------------------------------------------
@@ -259,6 +302,10 @@ class Network:
 
     def _carry_out(self, request: Request) -> Response:
         answer = self.cluster.handle(request)
+        what = f"{self.loop.time()} {request.method} {request.path} {answer.status}\n"
+        self.trail.update(what.encode())
+        if "/leases" not in request.path:  # where each process has a name of its own
+            self.trail.update(request.body)
         if request.path.endswith("/binding") and answer.status == 201:
             meta = msgspec.json.decode(request.body)["metadata"]
             self.bound[meta["uid"]] = meta["annotations"][ANN_ALLOCATION]

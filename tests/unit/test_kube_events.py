@@ -12,7 +12,7 @@ from gpuslice.adapters.kube.events import EventRecorder, Quota, node_reference, 
 from tests.unit.kube_wire import ScriptedTransport, VirtualTime, answer, failure
 
 POD = pod_reference("ns", "a", "u")
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+NOW_NS = int(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 10**9
 
 
 def recorder(
@@ -21,7 +21,12 @@ def recorder(
     transport = ScriptedTransport(*script)
     clock = (time or VirtualTime()).clock
     made = EventRecorder(
-        KubeClient(transport), "gpuslice-agent", host="n", quota=Quota(**quota), clock=clock, now=lambda: NOW
+        KubeClient(transport),
+        "gpuslice-agent",
+        host="n",
+        quota=Quota(**quota),
+        clock=clock,
+        now_ns=lambda: NOW_NS,
     )
     return made, transport
 

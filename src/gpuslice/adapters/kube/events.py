@@ -57,13 +57,13 @@ class EventRecorder:
         host: str = "",
         quota: Quota = Quota(),
         clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._client = client
         self._source = EventSource(component=component, host=host)
         self._quota = quota
         self._clock = clock
-        self._now = now
+        self._now_ns = now_ns
         self._sent: OrderedDict[tuple[str, ...], _Sent] = OrderedDict()
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
@@ -85,7 +85,7 @@ class EventRecorder:
     async def _repeat_or_create(
         self, key: tuple[str, ...], about: ObjectReference, reason: str, message: str, kind: str
     ) -> None:
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = datetime.fromtimestamp(self._now_ns() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         sent = self._sent.get(key)
         if sent is not None:
             sent.count += 1
@@ -94,7 +94,7 @@ class EventRecorder:
                 await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
                 self._sent.move_to_end(key)
                 return
-        suffix = f"{int(self._now().timestamp() * 1e9):x}"
+        suffix = f"{self._now_ns():x}"
         event = Event(
             metadata=Metadata(
                 name=f"{about.name}.{suffix}",

@@ -29,7 +29,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,10 +95,12 @@ class Folders:
         boot: str | None = None,
         *,
         bound_regions: bool = False,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._root = root
         self._host_root = host_root or root
         self.boot = boot_id() if boot is None else boot
+        self._now_ns = now_ns
         # the second where an operator made `containers` a file system of its own
         self._trash = (root / "trash", root / "containers" / ".trash")
         self.library = Library(root)
@@ -278,7 +280,8 @@ class Folders:
             for folder in sorted(containers.iterdir()):
                 if folder not in self._trash and not folder.name.startswith(CLAIM_PREFIX):
                     with contextlib.suppress(FileNotFoundError):  # swept meanwhile
-                        yield folder.name, _read_owner(folder), time.time() - folder.stat().st_mtime
+                        age_s = (self._now_ns() - folder.stat().st_mtime_ns) / 1e9
+                        yield folder.name, _read_owner(folder), age_s
 
     def counts(self) -> Iterator[tuple[str, Owner, dict[str, Counts]]]:
         """Of every folder what its container counted in all its lives, by card; for display alone."""

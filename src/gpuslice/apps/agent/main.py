@@ -89,8 +89,9 @@ class Agent:
         self.state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
         self.devices = DeviceList(self.state)
         host_root = Path(settings.host_root) if settings.host_root else None
-        self.folders = Folders(root, host_root, boot, bound_regions=settings.region_file_system)
-        self._writer = Writer(client, name)
+        bound = settings.region_file_system
+        self.folders = Folders(root, host_root, boot, bound_regions=bound, now_ns=now_ns)
+        self._writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, self._writer, self.state, settings, self._isolation_missing)
         seen = (source, self.state, self.devices, self.node, self._writer)
         self.cards = CardMonitor(*seen, lock=self.lock, unit=unit, settings=settings)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, NotFoundError
@@ -22,10 +23,17 @@ _log = logging.getLogger(__name__)
 class Writer:
     """Each method either writes or raises a KubeError; nobody who answers kubelet waits for it unbounded."""
 
-    def __init__(self, client: KubeClient, node: str) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        node: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._client = client
         self._node = node
-        self._events = EventRecorder(client, "gpushare-device-plugin", host=node)
+        self._events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
 
     async def repair(self, repair: Repair) -> NodePod | None:
         """Write a pod's annotations and answer what it is then; None when it, or the pod of its name, is not.

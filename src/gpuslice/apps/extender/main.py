@@ -109,7 +109,7 @@ class Extender:
         lease, date, heard = lease_of(settings), partial(_date, now_ns), self._lease_changed
         if settings.leader_elect:
             self.leadership.elector = LeaseElector(client, lease, changed=heard, clock=clock, now=date)
-        self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock), clock=clock)
+        self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
         self.waker = Waker(client, self.leadership)
         self.reservations = Reservations(self.ledger, self.waker.free_again)
         search, kept = settings.nominate_from if settings.nominate else 0, self.reservations
