@@ -27,6 +27,8 @@ from tests.chaos.story import Told, play
 
 A_STORY = 1500
 A_MEAL = 5000
+A_LIFE = 20
+"""Stories of one process."""
 
 
 def one_story(seed: int, faults: int) -> Told | str:
@@ -50,14 +52,19 @@ def one_meal(seed: int, inputs: int) -> Counter[str] | str:
 
 
 def stories(seed: int, faults: int, workers: int) -> Iterator[Told | str]:
-    """As they end. Each process plays one story, so that nothing of it is left to the next."""
+    """As they end. Processes are made anew now and then, so that nothing they leave behind adds up.
+
+    By new executors: `max_tasks_per_child` leaves an executor waiting for ever (python/cpython#115634).
+    """
     parts = [
         (seed + number, min(A_STORY, faults - done)) for number, done in enumerate(range(0, faults, A_STORY))
     ]
     spawn = multiprocessing.get_context("forkserver")
-    with concurrent.futures.ProcessPoolExecutor(workers, spawn, max_tasks_per_child=20) as pool:
-        for future in concurrent.futures.as_completed(pool.submit(one_story, *part) for part in parts):
-            yield future.result()
+    for chunk in range(0, len(parts), workers * A_LIFE):
+        with concurrent.futures.ProcessPoolExecutor(workers, spawn) as pool:
+            told = [pool.submit(one_story, *part) for part in parts[chunk : chunk + workers * A_LIFE]]
+            for future in concurrent.futures.as_completed(told):
+                yield future.result()
 
 
 def report(told: Told, failures: Sequence[str], fed: Counter[str], seconds: float) -> dict[str, Any]:
@@ -82,12 +89,32 @@ def report(told: Told, failures: Sequence[str], fed: Counter[str], seconds: floa
     }
 
 
+def real(faults: int, seed: int) -> int:
+    from tests.chaos.real import play_real
+    from tests.e2e import node
+
+    if reason := node.missing():
+        print(f"no real cluster: {reason}", file=sys.stderr)
+        return 2
+    began_s = time.monotonic()
+    told, failures, moments = play_real(faults, seed)
+    found = report(told, failures, Counter(), time.monotonic() - began_s)
+    print(json.dumps({**found, "seen by one look alone": dict(moments)}, indent=2))
+    return 1 if failures else 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--faults", type=int, default=20_000)
     parser.add_argument("--inputs", type=int, default=50_000, help="for the parsers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--real",
+        type=int,
+        metavar="FAULTS",
+        help="so many faults on a real control plane and kubelet alone (root, KUBEBUILDER_ASSETS)",
+    )
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     chosen = parser.parse_args(arguments)
     began_s, total, failures, fed, told_s = time.monotonic(), Told(), list[str](), Counter[str](), 0.0
@@ -100,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
 
+    if chosen.real:
+        return real(chosen.real, chosen.seed)
     for one in stories(chosen.seed, chosen.faults, chosen.workers):
         if isinstance(one, str):
             failures.append(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -45,6 +45,8 @@ class Cluster:
     kubelet: Service
     agent: Service
     next_agent: Service  # as an update brings it; not started
+    extender: Service
+    extender_port: int
     containerd: int = field(init=False, default=0)  # its pid, whose end is the end of every container
 
     # -- pods -----------------------------------------------------------------------------------------
@@ -140,8 +142,12 @@ def start(
     flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
+    way: Callable[[control_plane.ControlPlane], Path] = lambda plane: plane.kubeconfig,
 ) -> Cluster:
-    """One node. `flags` are of Kubernetes' programs, `agent_flags` ours, `settings` kubelet's."""
+    """One node. `flags` are of Kubernetes' programs, `agent_flags` ours, `settings` kubelet's.
+
+    `way`: the kubeconfig by which our own processes reach the API server.
+    """
     places = Places(folder)
     places.make()
     make_cards(folder)
@@ -151,16 +157,18 @@ def start(
     node.load_image(places, PLAIN, ["sh"], {})
     node.load_image(places, CUDA, ["sh"], cuda_files())
     port = free_port()
-    extender = [*GPUSLICE, "extender", f"--port={port}", "--host=127.0.0.1"]
-    extender += [f"--kubeconfig={plane.kubeconfig}"]
-    stack.enter_context(control_plane.process("extender", folder, extender))
+    kubeconfig = way(plane)
+    command = [*GPUSLICE, "extender", f"--port={port}", "--host=127.0.0.1", f"--kubeconfig={kubeconfig}"]
+    extender = Service("extender", folder, command)
+    stack.callback(extender.stop)
+    extender.start()
     extenders = yaml.safe_load(scheduler_configuration(port))["extenders"]
     stack.enter_context(control_plane.scheduler(plane, extenders, flags=flags, percentageOfNodesToScore=100))
     api = Api(plane)
     stack.callback(api.close)
-    agents = (_agent(plane, places, name, agent_flags) for name in ("agent", "next-agent"))
+    agent, next_agent = (_agent(kubeconfig, places, name, agent_flags) for name in ("agent", "next-agent"))
     kubelet = node.kubelet(plane, places, pid, NODE, labels, settings=settings, flags=flags)
-    found = Cluster(plane, api, places, kubelet, *agents)
+    found = Cluster(plane, api, places, kubelet, agent, next_agent, extender, port)
     found.containerd = pid
 
     def stop_kubelet() -> None:  # whichever it is then
@@ -202,9 +210,9 @@ def cuda_files() -> dict[str, Path]:
     return {**programs, **driver, **{str(path): path for path in host}}
 
 
-def _agent(plane: control_plane.ControlPlane, places: Places, name: str, flags: tuple[str, ...]) -> Service:
+def _agent(kubeconfig: Path, places: Places, name: str, flags: tuple[str, ...]) -> Service:
     command = ["env", f"GPUSLICE_SIM_STATE={places.folder}/gpus/machine", *GPUSLICE, "agent"]
-    command += [f"--node-name={NODE}", f"--kubeconfig={plane.kubeconfig}", "--host=127.0.0.1", "--port=0"]
+    command += [f"--node-name={NODE}", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--port=0"]
     command += [f"--device-plugin-folder={places.plugins}", f"--pod-resources-socket={places.pod_resources}"]
     command += [f"--root={places.folder}/gpuslice", f"--library={LIBRARY}"]
     command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1", f"--cdi-folder={places.cdi}"]

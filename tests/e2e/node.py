@@ -145,6 +145,19 @@ class Service:
         self._pid = 0
         self._stack.close()
 
+    def signal(self, number: signal.Signals) -> None:
+        """To the program itself; SIGCONT to nsenter as well, which stops when its child does."""
+        pids = children(self._pid) if self._entered else [self._pid]
+        for pid in [*pids, self._pid] if number is signal.SIGCONT else pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self) -> None:
+        """Without a word of warning."""
+        self.signal(signal.SIGKILL)
+        self._pid = 0
+        self._stack.close()
+
     def log(self) -> str:
         """What the program wrote since its last start."""
         return (self._folder / f"{self._name}-{self._runs}.log").read_text(errors="replace")
