@@ -217,7 +217,12 @@ class Folders:
         self._start(
             name,
             owner,
-            [_of_library(limit, policy, interactive) if limited else _unlimited(limit) for limit in limits],
+            [
+                _of_library(limit, policy, interactive)
+                if limited
+                else limits_file.LimitsEntry(limit.card.uuid, None)
+                for limit in limits
+            ],
         )
 
     def _start(self, name: str, owner: Owner, limits: Sequence[limits_file.LimitsEntry]) -> None:
@@ -375,10 +380,6 @@ def _number(name: str) -> int:
 
 def _numbered(first: str, number: int) -> str:
     return first if number == 1 else f"{first}-{number}"
-
-
-def _unlimited(limit: CardLimit) -> limits_file.LimitsEntry:
-    return limits_file.LimitsEntry(limit.card.uuid, None)
 
 
 def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.LimitsEntry:

@@ -53,7 +53,8 @@ def text(found: Explanations) -> str:
             units = each.pod.request.units if each.pod.request is not None else "-"
             sentences = (each.pod.problem, *each.ends, *each.hints)
             why = next((sentence for sentence in sentences if sentence), "-")
-            rows.append(row(each.pod.name, _status(each), each.pod.node or "-", cards, units, why))
+            status = printable(each.reason) or each.phase or "Pending"
+            rows.append(row(each.pod.name, status, each.pod.node or "-", cards, units, why))
         parts.append("\n" + aligned("".join(rows)))
     with_something = [each for each in found.pods if each.explanation or each.ends or each.pod.problem]
     parts += ["\n" + pod_text(each) for each in with_something[:MOST_TOLD]]
@@ -110,10 +111,6 @@ def pod_text(explained: PodExplanation) -> str:
             rows.append("  " + row(event_time(event), event.type, reason, printable(event.message)))
         parts.append("\nEvents:\n" + aligned("".join(rows)))
     return "".join(parts)
-
-
-def _status(explained: PodExplanation) -> str:
-    return printable(explained.reason) or explained.phase or "Pending"
 
 
 def _mib(amount: float | None) -> str:

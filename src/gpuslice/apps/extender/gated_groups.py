@@ -237,7 +237,8 @@ class GatedGroups:
             return False
         chosen: list[str] = []
         everywhere = np.ones(fleet.rows, dtype=np.bool_)
-        for number, pod in enumerate(sorted(missing, key=_largest_first), 1):
+        missing.sort(key=lambda pod: (-pod.priority, -pod.request.units if pod.request else 0, pod.version))
+        for number, pod in enumerate(missing, 1):
             placement = self._placer.choose_node(pod, everywhere, 1)
             placement = placement or self._placer.choose_node(pod, everywhere, 1, last_resort=True)
             self._tries += 1
@@ -330,8 +331,3 @@ class GatedGroups:
                 self.pod_changed(pod_view(seen), member.owner, succeeded=False)
         finally:
             self._opening.discard(pod.uid)
-
-
-def _largest_first(pod: Pod) -> tuple[int, int, int]:
-    assert pod.request is not None
-    return -pod.priority, -pod.request.units, pod.version
