@@ -117,7 +117,9 @@ async def test_a_kubelet_that_finds_containers_running_asks_nobody_and_remembers
             await node.wait_pod("one", runs)
         await node.crash()
         await node.start()  # without a driver: nobody needs it to go on
-        await node.wait_pod("one", runs)
+        await node.create(make_pod("two"))
+        await node.wait_pod("two", runs)
+        assert not [each for each in await node.events("one") if each[0] == "FailedPrepareDynamicResources"]
         async with served(node, driver):
             await node.client.delete(PODS, "one", "default")
             await node.wait_gone("one")
@@ -161,10 +163,11 @@ async def test_the_status_of_a_pod_tells_of_its_devices_health(tmp_path: Path) -
             for said, word in ((dra.HEALTHY, "Healthy"), (dra.UNHEALTHY, "Unhealthy")):
                 driver.healths.put_nowait(said)
                 await node.wait_pod("one", partial(has_health, word))
-        await node.wait_pod("one", lambda pod: health(pod) == ("Unknown", ""))
-        async with served(node, driver):
+            driver.healths.put_nowait(None)  # the stream ends, and the driver stays
+            await node.wait_pod("one", lambda pod: health(pod) == ("Unknown", ""))
             driver.healths.put_nowait(dra.HEALTHY)
-            await node.wait_pod("one", lambda pod: health(pod)[0] == "Healthy")
+            await node.wait_pod("one", partial(has_health, "Healthy"))
+        await node.wait_pod("one", lambda pod: health(pod) == ("Unknown", ""))
 
 
 async def test_a_broken_memory_of_claims_stops_kubelet(tmp_path: Path) -> None:

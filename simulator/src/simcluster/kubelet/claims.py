@@ -44,6 +44,7 @@ RECONCILE_S = 60.0
 HEALTH_VERSION = "v1alpha1"
 """The one that Kubernetes 1.36 reads."""
 HEALTHS = {dra.HEALTHY: "Healthy", dra.UNHEALTHY: "Unhealthy"}
+HEALTH_AGAIN_S = 5.0
 FRESH_S = 30.0
 """How long news of a device's health is believed where the driver names no other time."""
 
@@ -140,26 +141,18 @@ class ClaimManager:
             _log.info("driver not registered yet", extra={"socket": path.name, "error": error_text(error)})
 
     async def _follow_health(self, name: str, socket: Path) -> None:
-        """Until the driver ends the stream: nothing is known of its devices from then on."""
-        try:
-            async with unix_channel(socket) as channel:
-                async for news in DraClient(channel, health=HEALTH_VERSION).health():
-                    now_s = time.monotonic()
-                    self._tell_health(
-                        name,
-                        {
-                            (each.device.pool_name, each.device.device_name): Health(
-                                HEALTHS.get(each.health, "Unknown"),
-                                each.message,
-                                now_s + (each.health_check_timeout_seconds or FRESH_S),
-                            )
-                            for each in news.devices
-                        },
-                    )
-        except CALL_FAILED as error:
-            _log.info("health of devices is told no more", extra={"driver": name, "error": error_text(error)})
-        finally:
-            self._tell_health(name, {})
+        """For ever: where the stream ends, nothing is known of its devices until there is another."""
+        while True:
+            try:
+                async with unix_channel(socket) as channel:
+                    async for news in DraClient(channel, health=HEALTH_VERSION).health():
+                        self._tell_health(name, dict(map(_health_of, news.devices)))
+            except CALL_FAILED as error:
+                words = {"driver": name, "error": error_text(error)}
+                _log.info("health of devices is not told, will ask again", extra=words)
+            finally:
+                self._tell_health(name, {})
+            await asyncio.sleep(HEALTH_AGAIN_S / self._settings.speed_up)
 
     def _tell_health(self, driver: str, found: dict[tuple[str, str], Health]) -> None:
         before, self._health[driver] = self._health.get(driver, {}), found
@@ -351,6 +344,12 @@ class ClaimManager:
             for each in document["devices"]:
                 found[f"{document['kind']}={each['name']}"] = each["containerEdits"]
         return found
+
+
+def _health_of(news: dra.DeviceHealth) -> tuple[tuple[str, str], Health]:
+    until_s = time.monotonic() + (news.health_check_timeout_seconds or FRESH_S)
+    health = Health(HEALTHS.get(news.health, "Unknown"), news.message, until_s)
+    return (news.device.pool_name, news.device.device_name), health
 
 
 def _end(task: asyncio.Task[None] | None) -> None:
