@@ -121,6 +121,17 @@ async def test_a_member_that_no_node_takes_frees_what_is_held_for_the_others() -
         assert await extender.bind(other, "n1") == ""
 
 
+async def test_a_group_that_has_begun_keeps_what_is_held_for_the_others() -> None:
+    async with rig(cluster(**FOUR_CARDS, n3=(15, 1))) as extender:
+        pods = [member(extender, number) for number in range(4)]
+        await until(lambda: not gated(extender))
+        nodes = [await asked(extender, pod) for pod in pods]
+        for pod, (node,) in zip(pods[:2], nodes[:2], strict=True):
+            assert await extender.bind_unasked(pod, node) == ""
+        assert await asked(extender, pods[2], "n3") == []
+        assert extender.extender.ledger.planned(pods[3]["metadata"]["uid"]) is not None
+
+
 async def test_members_go_where_kube_scheduler_lets_them() -> None:
     async with rig(cluster(**FOUR_CARDS, n3=(64, 4))) as extender:
         pods = [member(extender, number) for number in range(4)]

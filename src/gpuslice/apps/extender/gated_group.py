@@ -73,7 +73,6 @@ class GatedGroup:
     why_not: str = ""
     why_since_s: float = 0.0
     said: str = ""  # of that, to the owners
-    gathering: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
     _progress: Progress | None = None
 

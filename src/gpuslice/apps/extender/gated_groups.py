@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import numpy as np
 
@@ -42,7 +43,7 @@ LASTS_S = 10.0  # without progress: the longest that a kube-scheduler gets stuck
 STARTED_LASTS_S = 300.0  # of a group that runs in part: as long as kube-scheduler leaves a pod alone
 LONGEST_REST_S = 60.0
 GATHER_S = 1.0  # that a bind waits for other members, well below kube-scheduler's httpTimeout
-MOST_GATHERING = 48  # binds of one group that wait: kube-scheduler has some 100 requests at once
+MOST_GATHERING = 48  # binds that wait so: kube-scheduler has some 100 requests at once
 SHUT_FOR_S = 30.0  # gates stay so long for want of room; then kube-scheduler and an autoscaler shall see it
 TELL_AFTER_S = 5.0  # of the same reason: members come one after the other
 AT_ONCE = 8  # requests
@@ -77,6 +78,7 @@ class GatedGroups:
         self._groups: dict[str, GatedGroup] = {}
         self._key_of: dict[str, str] = {}  # by uid, of the members
         self._fleet_clock, self._fleet_state = -1, 0  # counted on when others than we changed it
+        self._gathering = 0
         self._tries = 0  # in this check
         self._from: tuple[bool, int, int] | None = None  # rank of the first group that it did not come to
         self._opening: set[str] = set()  # uids of pods whose gate is being taken off
@@ -131,28 +133,33 @@ class GatedGroups:
 
     def note_passed(self, uid: str) -> None:
         """filter lets the member pass, for the one node that is held for it."""
-        group = self._groups[self._key_of[uid]]
-        if uid not in group.passed:
+        group = self._groups.get(self._key_of.get(uid, ""))
+        if group is not None and uid not in group.passed:
             group.passed.add(uid)
             group.progress_s = self._clock()
             group.tell()
 
     def note_refused(self, uid: str) -> None:
-        """No node that kube-scheduler would take has room for the member, so that none of them starts."""
-        group = self._groups[self._key_of[uid]]
+        """No node that kube-scheduler would take has room for it: none starts, or of those begun it waits."""
+        group = self._groups.get(self._key_of.get(uid, ""))
+        if group is None:
+            return
+        group.held.discard(uid)
         group.refused.add(uid)
-        self._give_up(
-            group, f"Pod group {group.name} waits for room on nodes that all of its members may use"
-        )
+        why_not = f"Pod group {group.name} waits for room on nodes that all of its members may use"
+        if self._has_begun(group):
+            self._rest(group, why_not)
+        else:
+            self._give_up(group, why_not)
 
     async def gathered(self, uid: str) -> str:
         """Until enough members have passed for the group to start; why the pod cannot be bound, else ""."""
         group = self._groups.get(self._key_of.get(uid, ""))
         if group is None or group.is_whole():
             return ""
-        if group.gathering >= MOST_GATHERING:
+        if self._gathering >= MOST_GATHERING:
             return ALONE
-        group.gathering += 1
+        self._gathering += 1
         try:
             async with asyncio.timeout(GATHER_S):
                 while uid in group.held and not group.is_whole():
@@ -160,7 +167,7 @@ class GatedGroups:
         except TimeoutError:
             return ALONE
         finally:
-            group.gathering -= 1
+            self._gathering -= 1
         return "" if group.is_whole() else RESTS
 
     # -- what is done --------------------------------------------------------------------------------------
@@ -191,7 +198,7 @@ class GatedGroups:
             if not waiting and not group.held:
                 continue
             self._settle(group)
-            now, lasts_s = self._clock(), STARTED_LASTS_S if group.progress.in_part else LASTS_S
+            now, lasts_s = self._clock(), STARTED_LASTS_S if self._has_begun(group) else LASTS_S
             if group.held and now >= group.progress_s + lasts_s:
                 self._give_up(group, RESTS)
             gated = any(pod.gates for pod in waiting.values())
@@ -255,7 +262,7 @@ class GatedGroups:
             )
             return False
         group.held.update(chosen)
-        group.progress_s, group.why_not = now, ""
+        group.progress_s, group.shut_until_s, group.why_not = now, inf, ""
         return True
 
     def _settle(self, group: GatedGroup) -> None:
@@ -273,12 +280,22 @@ class GatedGroups:
 
     def _give_up(self, group: GatedGroup, why_not: str) -> None:
         """Release what is held; if kube-scheduler had begun with the group, others come first for a while."""
-        begun = bool(group.passed or group.refused)
+        taken_up = bool(group.passed or group.refused)
         self._release(group)
+        if taken_up:
+            self._rest(group, why_not)
+        else:
+            self._explain(group, why_not)
+
+    def _rest(self, group: GatedGroup, why_not: str) -> None:
         self._explain(group, why_not)
-        if begun:
-            group.rests_until_s = self._clock() + group.rest_s
-            group.rest_s = min(LONGEST_REST_S, 2 * group.rest_s)
+        group.rests_until_s = self._clock() + group.rest_s
+        group.rest_s = min(LONGEST_REST_S, 2 * group.rest_s)
+
+    def _has_begun(self, group: GatedGroup) -> bool:
+        """Whether some have their cards or are getting them: what is held for the others is their due."""
+        bound_now = any(self._ledger.planned(uid) is None for uid in group.held)
+        return group.progress.in_part or bound_now
 
     def _release(self, group: GatedGroup) -> None:
         for uid in group.held:
