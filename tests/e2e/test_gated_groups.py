@@ -28,6 +28,7 @@ from tests.e2e.marks import ON_A_CONTROL_PLANE
 
 pytestmark = ON_A_CONTROL_PLANE
 
+GATES_FIRST = 27
 UNITS, CARDS, NODES = 16, 8, 4
 MEMBERS, GANGS = 5, 6  # 30 of 32 cards
 MORE_THAN_HALF = 9  # units: one to a card
@@ -35,6 +36,8 @@ MORE_THAN_HALF = 9  # units: one to a card
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    if control_plane.minor_version() < GATES_FIRST:
+        pytest.skip(f"scheduling gates came with Kubernetes 1.{GATES_FIRST}")
     with control_plane.api_server(tmp_path, without=("TaintNodesByCondition",)) as made:
         yield made
 
