@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,7 +78,7 @@ class Reflector(Generic[T]):
         fields: str = "",
         pace: Pace = Pace(),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        clock: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
+        clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
         self.objects: dict[tuple[str, str], T] = {}

@@ -92,7 +92,8 @@ class Agent:
         bound = settings.region_file_system
         self.folders = Folders(root, host_root, boot, bound_regions=bound, now_ns=now_ns)
         self._writer = Writer(client, name, clock=clock, now_ns=now_ns)
-        self.node = NodeReconciler(client, self._writer, self.state, settings, self._isolation_missing)
+        around_node = (client, self._writer, self.state, settings)
+        self.node = NodeReconciler(*around_node, self._isolation_missing, clock=clock)
         seen = (source, self.state, self.devices, self.node, self._writer)
         self.cards = CardMonitor(*seen, lock=self.lock, unit=unit, settings=settings)
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
@@ -102,7 +103,7 @@ class Agent:
         swept = (self.state, self.reconciler, self.folders)
         self.sweeper = Sweeper(*swept, every_s=every_s, after_s=settings.sweep_after_s)
         self._pods: Reflector[AgentPod] = Reflector(
-            client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}"
+            client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", clock=clock
         )
         options = plugin_options(settings, unit)
         self.plugin = GpuMemoryPlugin(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -53,6 +54,8 @@ class NodeReconciler:
         state: AllocationState,
         settings: AgentSettings,
         isolation_missing: Callable[[], str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.read = asyncio.Event()
         self.seen: Node | None = None
@@ -67,7 +70,7 @@ class NodeReconciler:
         self._waits = ""  # what the node's labels say that does not hold yet
         self._reported = ""
         name = state.node.name
-        self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}")
+        self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}", clock=clock)
 
     async def watch(self) -> None:
         await self._reflector.run()

@@ -119,7 +119,8 @@ class Extender:
         leading = (self.leadership, self.events)
         self.gated = GatedGroups(client, self.placer, self.waker, *leading, clock=clock)
         seen = (self.nominator, self.waker, self.events)
-        self.world = World(client, self.ledger, *seen, groups=self.gated, times=self.metrics.pods)
+        times = self.metrics.pods
+        self.world = World(client, self.ledger, *seen, groups=self.gated, times=times, clock=clock)
         enabled, room = settings.preemption, (self.ledger, self.reservations)
         self.preemptor = Preemptor(client, *room, *leading, enabled=enabled)
         self.journal = BindJournal(client, self.leadership, lease, self.ledger.waiting_after)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
+from collections.abc import Callable
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
@@ -42,6 +44,7 @@ class World:
         *,
         groups: GatedGroups,
         times: PodTimes,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
         self._client = client
@@ -52,10 +55,10 @@ class World:
         self._times = times
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners know
-        self.pods = Reflector(client, SLIM_PODS, self._pod_changed)
-        self.nodes = Reflector(client, SLIM_NODES, self._node_changed)
+        self.pods = Reflector(client, SLIM_PODS, self._pod_changed, clock=clock)
+        self.nodes = Reflector(client, SLIM_NODES, self._node_changed, clock=clock)
         self.config_maps = Reflector(
-            client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
+            client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE, clock=clock
         )
         self.synced = False  # each of them has been read once
 
