@@ -114,10 +114,10 @@ class Story(Played):
         found: list[str] = msgspec.json.decode(result.node_names)
         return found
 
-    def propose(self, name: str, *victims: str) -> set[str]:
-        """kube-scheduler asks whom to evict from the first node, these for one; the answer."""
+    def propose(self, name: str, *victims: str, node: str = "n1") -> set[str]:
+        """kube-scheduler asks whom to evict from one node, these for one; the answer."""
         uids = [{"UID": self.api.pod(victim)["metadata"]["uid"]} for victim in victims]
-        proposed = {self.nodes[0]: {"Pods": uids, "NumPDBViolations": 0}}
+        proposed = {node: {"Pods": uids, "NumPDBViolations": 0}}
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
 
         async def answered() -> Any:

@@ -76,6 +76,17 @@ def taken_by(nominations: Iterable[Nomination], node: str, uid: str, priority: i
     return taken
 
 
+def comes_free(allocations: NodeAllocations, nomination: Nomination) -> bool:
+    """Whether somebody who is leaving is still on one of the cards."""
+    cards = {part.card for part in nomination.placement.slices}
+    return any(
+        allocation.pod.terminating
+        and allocation.placement is not None
+        and not cards.isdisjoint(part.card for part in allocation.placement.slices)
+        for allocation in allocations.by_uid.values()
+    )
+
+
 def open_to(allocations: NodeAllocations, taken: Taken) -> NodeState:
     """A node as it stands for somebody who must leave `taken` alone.
 

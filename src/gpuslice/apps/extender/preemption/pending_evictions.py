@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Pod, Request
-from gpuslice.core.nomination import Nomination, taken_by
-from gpuslice.core.placement import on_cards
+from gpuslice.core.model import Pod, Refusal, Request
+from gpuslice.core.nomination import Nomination, comes_free, open_to, taken_by
+from gpuslice.core.placement import on_cards, place
 from gpuslice.core.preemption import Victims, victims
 
 PENDING_S = 10.0  # kube-scheduler evicts within milliseconds, if the API server lets it
@@ -47,6 +47,8 @@ class PendingEvictions:
             for uid, pending in self._by_uid.items()
             if pending.until_s > now and ledger.allocation(uid) is None and ledger.nominations.of(uid) is None
         }
+        if self._room_is_coming(pod, request, proposed):
+            return {}
         found: dict[str, Victims] = {}
         for name, each in proposed.items():
             chosen = self._victims_on(name, pod, request, {victim.uid for victim in each.pods or ()})
@@ -63,6 +65,28 @@ class PendingEvictions:
             )
             for name, each in found.items()
         }
+
+    def _room_is_coming(self, pod: Pod, request: Request, proposed: Collection[str]) -> bool:
+        """Whether others leave, or have left, a card for this pod already.
+
+        kube-scheduler may hear before us that the last of them is gone: filter then refuses the pod by what
+        we know, and it asks whom to evict elsewhere, since by the sum the nominated node has room. Where it
+        would evict there as well, it has other reasons.
+        """
+        ledger, pending = self._ledger, self._by_uid.get(pod.uid)
+        kept = ledger.nominations.of(pod.uid)
+        meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
+        shown = ledger.nominated.get(pod.uid)
+        for node, nomination in meant.items():
+            allocations = ledger.allocations(node)
+            if allocations is None or node in proposed or shown not in (None, node):
+                continue
+            taken = ledger.nominations.taken(node, pod.uid, pod.priority)
+            has_room = not isinstance(place(open_to(allocations, taken), request), Refusal)
+            was_told = kept is None and shown == node  # and took it; who is to leave is not seen leaving yet
+            if was_told or has_room or comes_free(allocations, nomination):
+                return True
+        return False
 
     def _victims_on(self, name: str, pod: Pod, request: Request, proposed: Collection[str]) -> Victims | None:
         allocations, pods = self._ledger.allocations(name), self._ledger.pods

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Request
-from gpuslice.core.nomination import Nomination
+from gpuslice.core.nomination import Nomination, comes_free
 from gpuslice.core.placement import on_cards
 from gpuslice.core.preemption import Eviction, eviction
 
@@ -66,7 +66,8 @@ class Reservations:
                     self.keep(uid, pod.priority, placement_of(found, pod.request))
         for nomination in ledger.nominations:
             uid, node = nomination.uid, nomination.placement.node
-            if self._comes_free(nomination):
+            allocations = ledger.allocations(node)
+            if allocations is not None and comes_free(allocations, nomination):
                 self._until_s[uid] = self._clock() + KEPT_S
             elif self._until_s.get(uid, 0.0) <= self._clock():  # the room has been there, and nobody came
                 ledger.nominations.drop(uid)
@@ -76,17 +77,6 @@ class Reservations:
         for memory in (self._until_s, self._lapsed):
             for uid in [uid for uid in memory if uid not in ledger.pods]:
                 del memory[uid]
-
-    def _comes_free(self, nomination: Nomination) -> bool:
-        """Whether somebody who is leaving is still on one of the cards."""
-        allocations = self._ledger.allocations(nomination.placement.node)
-        cards = {part.card for part in nomination.placement.slices}
-        return any(
-            allocation.pod.terminating
-            and allocation.placement is not None
-            and not cards.isdisjoint(part.card for part in allocation.placement.slices)
-            for allocation in (allocations.by_uid.values() if allocations is not None else ())
-        )
 
 
 def placement_of(found: Eviction, request: Request) -> Placement:
