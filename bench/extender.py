@@ -29,17 +29,19 @@ import json
 import math
 import os
 import random
+import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import trustme
 
 from gpuslice_demo.ports import free_port
 
@@ -72,8 +74,10 @@ class Times:
 class Caller:
     """kube-scheduler's side: one connection that is kept, and a clock around each call."""
 
-    def __init__(self, port: int, pid: int, *, is_peer: bool = False) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    def __init__(
+        self, port: int, pid: int, *, is_peer: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._connection = connection_to(port, tls, timeout_s=60)
         self._pid = pid
         self.is_peer = is_peer
 
@@ -168,13 +172,14 @@ def measure(nodes: int, chosen: argparse.Namespace) -> dict[str, Any]:
 
     size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
     with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
+        flags, tls = mutual_tls(Path(folder)) if chosen.tls else ([], None)
         began = time.perf_counter()
-        with extender(api_port, Path(folder), chosen.policy, chosen.peer) as (port, pid):
-            started_s = wait_ready(port, "/version" if chosen.peer else "/readyz") - began
-            caller = Caller(port, pid, is_peer=bool(chosen.peer))
+        with extender(api_port, Path(folder), chosen.policy, chosen.peer, flags) as (port, pid):
+            started_s = wait_ready(port, "/version" if chosen.peer else "/readyz", tls=tls) - began
+            caller = Caller(port, pid, is_peer=bool(chosen.peer), tls=tls)
             names = [f"node-{number:05d}" for number in range(nodes)]
             times = schedule(caller, names, pending_pods(chosen.pods, chosen.seed), chosen.order)
-            asked = {name: getattr(chosen, name) for name in ("gpus", "pods", "policy", "order")}
+            asked = {name: getattr(chosen, name) for name in ("gpus", "pods", "policy", "order", "tls")}
             kept = {"rss_mib": round(caller.rss_mib(), 1), "start_to_ready_s": round(started_s, 2)}
             measured = {name: value for name, value in summary(times).items() if not math.isnan(value)}
             return {"nodes": nodes, **asked, **measured, **kept}
@@ -208,14 +213,16 @@ def big_api(nodes: int, cards: int, pods: int, seed: int) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def extender(api_port: int, folder: Path, policy: str, peer: str = "") -> Iterator[tuple[int, int]]:
+def extender(
+    api_port: int, folder: Path, policy: str, peer: str = "", flags: Sequence[str] = ()
+) -> Iterator[tuple[int, int]]:
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(KUBECONFIG.format(port=api_port))
     port = free_port()
     code = "from gpuslice.apps.extender.command import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
     arguments.append("--no-nominate")  # the kube-scheduler played here looks at all nodes for every pod
-    program = [peer] if peer else arguments
+    program = [peer] if peer else [*arguments, *flags]
     with running(program, KUBECONFIG=str(kubeconfig), LOG_LEVEL="error", PORT=str(port)) as process:
         yield port, process.pid
 
@@ -238,12 +245,37 @@ def running(
             process.stdout.close()
 
 
-def wait_ready(port: int, path: str = "/readyz", timeout_s: float = 120) -> float:
+def mutual_tls(folder: Path) -> tuple[list[str], ssl.SSLContext]:
+    """Certificates as the chart's, on P-256: the extender's flags, and how kube-scheduler connects."""
+    authority = trustme.CA()
+    server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("gpuslice-scheduler")
+    names = {
+        "certificate": server.cert_chain_pems[0],
+        "key": server.private_key_pem,
+        "client-ca": authority.cert_pem,
+    }
+    for name, pem in names.items():
+        pem.write_to_path(str(folder / name))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    client.configure_cert(context)
+    return [f"--tls-{name}={folder / name}" for name in names], context
+
+
+def connection_to(port: int, tls: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
+    if tls is None:
+        return http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    return http.client.HTTPSConnection("127.0.0.1", port, timeout=timeout_s, context=tls)
+
+
+def wait_ready(
+    port: int, path: str = "/readyz", timeout_s: float = 120, tls: ssl.SSLContext | None = None
+) -> float:
     """When `path` was first answered with a yes."""
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         with contextlib.suppress(OSError):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection = connection_to(port, tls, timeout_s=5)
             connection.request("GET", path)
             if connection.getresponse().status == 200:
                 return time.perf_counter()
@@ -284,6 +316,7 @@ def main() -> None:
     parser.add_argument(
         "--peer", default="", metavar="PROGRAM", help="measure this extender instead: see above"
     )
+    parser.add_argument("--tls", action="store_true", help="mutual TLS, as the chart has it")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one object, or a list for several sizes")
     chosen = parser.parse_args()

@@ -54,8 +54,16 @@ class BadNetwork:
         try:
             yield
         finally:
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join()
+            self._loop.close()
+
+    async def _close(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def kubeconfig(self, plane: ControlPlane) -> Path:
         """The administrator's, by this port, which leads there from now on."""
