@@ -145,6 +145,7 @@ class ClusterState:
         if change.object is None:
             return
         meta = change.object.metadata
+        meta.namespace, meta.name = sys.intern(meta.namespace), sys.intern(meta.name)
         key = sys.intern(f"{meta.namespace}/{meta.name}")
         before = self.ledger.pods.get(meta.uid)
         if before is not None:
@@ -332,7 +333,7 @@ def _is_stuck(pod: objects.Pod) -> bool:
 def _prune(pod: objects.Pod, interner: Interner) -> None:
     """Leave what explains a pod: thousands are held."""
     meta, status = pod.metadata, pod.status
-    meta.namespace, pod.spec.node_name = sys.intern(meta.namespace), sys.intern(pod.spec.node_name)
+    pod.spec.node_name = sys.intern(pod.spec.node_name)
     pod.spec.scheduler_name, status.phase = sys.intern(pod.spec.scheduler_name), sys.intern(status.phase)
     labels, annotations = meta.labels or {}, meta.annotations or {}
     kept_labels = {*POD_LABELS, LABEL_CLAIMED}

@@ -7,6 +7,9 @@
     cluster     name, viewer, mayListNodes, problems {what: why}, usage {readAt, problem, source}, now
     TABLE       rows that are new or changed; TABLE is one of rows.TABLES
     gone        {TABLE: [key]}
+
+With ``figures=later`` the whole comes without what is used, and the next answer at once with it: a page shows
+who has what before that.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,6 +28,17 @@ UNSEEN = "a pod that you may not see"
 _KEY = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 EXPLAINED = ("waiting",)
 """Tables whose sentences may name pods of other namespaces."""
+FIGURES = ("cardUsage", "podUsage")
+
+
+class Known(NamedTuple):
+    """What a page knows: the numbers of the newest rows, of what is used and of all else."""
+
+    rows: int = 0
+    figures: int = 0
+
+
+NOTHING = Known()
 
 
 class ClusterDocuments:
@@ -34,33 +48,41 @@ class ClusterDocuments:
         self._rows = rows
         self._epoch = secrets.token_hex(4)
 
-    def known(self, since: str, viewer: Viewer) -> int:
-        """Which number a page knows that gives `since`; 0 where it must read everything."""
+    def known(self, since: str, viewer: Viewer) -> Known:
+        """What a page knows that gives `since`; nothing where it must read everything."""
         epoch, _, rest = since.partition(".")
-        number, _, fingerprint = rest.partition(".")
-        if epoch != self._epoch or fingerprint != viewer.fingerprint or not number.isdecimal():
-            return 0
-        return int(number) if self._rows.knows(int(number)) else 0
+        *numbers, fingerprint = rest.split(".")
+        if epoch != self._epoch or fingerprint != viewer.fingerprint or len(numbers) != 2:
+            return NOTHING
+        if not all(each.isdecimal() for each in numbers) or not self._rows.knows(int(numbers[0])):
+            return NOTHING
+        return Known(*map(int, numbers))
 
-    def changes(self, number: int, viewer: Viewer, cluster: Mapping[str, Any]) -> bytes:
-        """What is newer than `number`."""
+    def changes(
+        self, known: Known, viewer: Viewer, cluster: Mapping[str, Any], *, figures: bool = True
+    ) -> bytes:
+        """What is newer than what is `known`, with what is used or without."""
         rows, parts = self._rows, []
+        now = Known(rows.number, rows.number if figures else 0)
         head = {
-            "version": f"{self._epoch}.{rows.number}.{viewer.fingerprint}",
-            "full": number == 0,
+            "version": f"{self._epoch}.{now.rows}.{now.figures}.{viewer.fingerprint}",
+            "full": known == NOTHING,
             "cluster": cluster,
         }
         parts.append(msgspec.json.encode(head)[:-1])
         for table in TABLES:
             if table in EXPLAINED and not viewer.nodes:
                 continue  # why a pod waits is told of nodes
-            found = [each.json for each in rows.changed(table, number) if viewer.sees(each.namespace)]
+            if table in FIGURES and not figures:
+                continue
+            newer = rows.changed(table, known.figures if table in FIGURES else known.rows)
+            found = [each.json for each in newer if viewer.sees(each.namespace)]
             if table in EXPLAINED and not viewer.everything:
                 found = [self._without_strangers(each, viewer) for each in found]
             if found:
                 parts.append(b',"%s":[' % table.encode() + b",".join(found) + b"]")
         gone: dict[str, list[str]] = {}
-        for each in rows.gone(number) if number else ():
+        for each in rows.gone(known.rows) if known.rows else ():
             if viewer.sees(each.namespace):
                 gone.setdefault(each.table, []).append(each.key)
         if gone:

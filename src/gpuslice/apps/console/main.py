@@ -15,6 +15,7 @@ import msgspec
 import gpuslice
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.malloc import share_one_arena
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.logs import configure_logs
@@ -22,7 +23,7 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.console.access import Access, OnePerson, TokenAccess, Viewer
 from gpuslice.apps.console.cluster_state import NEEDED, ClusterState, now_s
-from gpuslice.apps.console.documents import ClusterDocuments, without_strangers
+from gpuslice.apps.console.documents import NOTHING, ClusterDocuments, without_strangers
 from gpuslice.apps.console.health import Health
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.pages import Pages, not_found, only, packed
@@ -123,13 +124,13 @@ class Console:
 
     async def _cluster(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
         """At once where there is news, and for who knows nothing; else as soon as there is."""
-        (since,) = only(request.query, ["since"])
-        number, problems = self._documents.known(since, viewer), self._client.problems
+        since, figures = only(request.query, ["since", "figures"])
+        known, problems = self._documents.known(since, viewer), self._client.problems
         self._viewers += 1
         try:
-            if number:
-                await self._news(number, problems)
-            elif not self.state.synced:
+            if known.figures:
+                await self._news(known.rows, problems)
+            elif known == NOTHING and not self.state.synced:
                 await self._first_list()
         finally:
             self._viewers -= 1
@@ -146,9 +147,10 @@ class Console:
             "now": now_s(),
             "release": gpuslice.__version__,
         }
-        kind = "changes" if number else "whole"
+        kind = "whole" if known == NOTHING else "changes"
         self._answers[kind] = self._answers.get(kind, 0) + 1
-        return await packed(self._documents.changes(number, viewer, cluster), request)
+        document = self._documents.changes(known, viewer, cluster, figures=figures != "later")
+        return await packed(document, request)
 
     async def _news(self, number: int, problems: object) -> None:
         """Until something is newer than `number`, or cannot be read any more, or can be again."""
@@ -269,4 +271,5 @@ async def serve(settings: ConsoleSettings) -> None:
 def start(settings: ConsoleSettings) -> None:
     """The process, until it is told to end."""
     configure_logs(settings.log_level)
+    share_one_arena()
     run(serve(settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import intern
 from typing import Any
 
@@ -34,6 +34,26 @@ IDLE_SM = 0.01
 """Below this share of the SMs a container does nothing."""
 
 
+class UsageByPod(Mapping[str, tuple[ContainerUsage, ...]]):
+    """Containers by ``namespace/name`` of their pod, each made anew when it is looked at."""
+
+    def __init__(self, containers: Sequence[ContainerUsage] = ()) -> None:
+        self._containers = containers
+        self._at: dict[str, tuple[int, ...]] = {}
+        for number, each in enumerate(containers):
+            key = intern(f"{each.namespace}/{each.pod}")
+            self._at[key] = (*self._at.get(key, ()), number)
+
+    def __getitem__(self, key: str) -> tuple[ContainerUsage, ...]:
+        return tuple(self._containers[at] for at in self._at[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._at)
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+
 class UsageReader:
     """Keeps the newest usage of each pod, writes its rows, and remembers an hour."""
 
@@ -50,7 +70,7 @@ class UsageReader:
         self.prometheus = prometheus
         self.problem = ""
         self.read_at_s: float | None = None
-        self.containers: dict[str, tuple[ContainerUsage, ...]] = {}  # by namespace/name
+        self.containers = UsageByPod()
         self._refused: dict[str, float] = {}  # in all, as of the last step
         self._hours: tuple[float, dict[str, TeamHours]] = (0.0, {})
         self._hours_at_s = 0.0
@@ -142,10 +162,7 @@ class UsageReader:
     async def _take(self, found: Sequence[ContainerUsage], at_s: float) -> None:
         """The same of pods, and what is remembered of them: Prometheus remembers better."""
         rows, stepped = self._state.rows, self.prometheus is None and self.history.step(at_s)
-        by_pod: dict[str, list[ContainerUsage]] = {}
-        for each in found:
-            by_pod.setdefault(intern(f"{each.namespace}/{each.pod}"), []).append(each)
-        self.containers = {key: tuple(each) for key, each in by_pod.items()}
+        self.containers = UsageByPod(found)
         self.read_at_s = at_s
         for number, (key, containers) in enumerate(self.containers.items()):
             if number % BREATH == 0:

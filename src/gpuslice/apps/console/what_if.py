@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuslice.apps.console.cluster_state import ClusterState
-from gpuslice.apps.diagnosis.simulation import fleet_of, with_claims
-from gpuslice.core.policy import DEFAULT_POLICY, FleetNode, Shape
-from gpuslice.core.simulation.capacity import cards_needed, place_all
+
+if TYPE_CHECKING:  # NumPy, which nothing else here needs, takes 16 MiB: it comes when somebody looks
+    from gpuslice.core.policy import FleetNode, Shape
 
 HOLDS_S = 60.0
 MOST_PODS = 2000
@@ -32,22 +32,31 @@ class WhatIf:
         async with self._working:
             number = self._state.rows.number
             if self._number != number and time.monotonic() - self._at_s >= HOLDS_S:
-                state, ledger = self._state, self._state.ledger
-                if state.waiting and (state.claims.nodes() or state.claims.claims):
-                    ledger = with_claims(ledger, state.claims, state.pods.values())
-                nodes, placed, waiting, _ = fleet_of(ledger)
-                if not waiting or not nodes:
+                pods = len(self._state.pods)
+                if all(view.node for view in self._state.waiting.values()):
                     self._document = {}
-                elif len(placed) + len(waiting) > MOST_PODS:
-                    self._document = {"tooMany": len(placed) + len(waiting)}
+                elif pods > MOST_PODS:
+                    self._document = {"tooMany": pods}
                 else:
-                    self._document = await asyncio.to_thread(_try, nodes, placed, waiting)
+                    self._document = await self._place_anew()
                     self._at_s = time.monotonic()
                 self._number = number
             return self._document
 
+    async def _place_anew(self) -> dict[str, Any]:
+        from gpuslice.apps.diagnosis.simulation import fleet_of, with_claims
+
+        state, ledger = self._state, self._state.ledger
+        if state.claims.nodes() or state.claims.claims:
+            ledger = with_claims(ledger, state.claims, state.pods.values())
+        nodes, placed, waiting, _ = fleet_of(ledger)
+        return await asyncio.to_thread(_try, nodes, placed, waiting) if nodes and waiting else {}
+
 
 def _try(nodes: Sequence[FleetNode], placed: Sequence[Shape], waiting: Sequence[Shape]) -> dict[str, Any]:
+    from gpuslice.core.policy import DEFAULT_POLICY
+    from gpuslice.core.simulation.capacity import cards_needed, place_all
+
     pods = [*placed, *waiting]
     outcome = place_all(nodes, pods, DEFAULT_POLICY)
     needed = cards_needed(nodes, pods, DEFAULT_POLICY)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from sys import intern
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, overload
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
@@ -63,8 +65,8 @@ class ContainerUsage:
 class ClusterUsage:
     """Everything at one moment, and what could not be read: one sentence each."""
 
-    cards: tuple[CardUsage, ...]
-    containers: tuple[ContainerUsage, ...]
+    cards: Sequence[CardUsage]
+    containers: Sequence[ContainerUsage]
     problems: tuple[str, ...] = ()
 
 
@@ -141,7 +143,7 @@ def page_of(client: SyncClient, exporter: Pod) -> Page:
 def read_containers(client: SyncClient, node: str) -> tuple[ContainerUsage, ...]:
     """What the containers of one node use; none where no exporter runs there. Raises KubeError."""
     exporters = client.list(PODS, labels=EXPORTERS, fields=f"spec.nodeName={node}")
-    return usage_of(page_of(client, each) for each in exporters).containers
+    return tuple(usage_of(page_of(client, each) for each in exporters).containers)
 
 
 # -- from pages to rows ----------------------------------------------------------------------------------
@@ -184,6 +186,49 @@ class _Place(NamedTuple):
 _PLACE = _Place._fields
 
 
+class _Figures:
+    """Figures of many places in one array, so many of each: objects would take five times the room."""
+
+    def __init__(self, of_each: int) -> None:
+        self._unknown = array("d", [math.nan]) * of_each
+        self._values = array("d")
+        self._at: dict[_Place, int] = {}
+
+    def put(self, place: _Place, which: int, value: float) -> None:
+        at = self._at.get(place)
+        if at is None:
+            at = self._at[place] = len(self._values)
+            self._values.extend(self._unknown)
+        self._values[at + which] = value
+
+    def of(self, place: _Place) -> list[float | None]:
+        at = self._at.get(place)
+        found = self._values[at : at + len(self._unknown)] if at is not None else self._unknown
+        return [None if math.isnan(each) else each for each in found]
+
+
+class _Containers(Sequence[ContainerUsage]):
+    """Each row is made when it is looked at: a large cluster has tens of thousands, and they are kept."""
+
+    def __init__(self, places: Sequence[_Place], figures: _Figures) -> None:
+        self._places = places
+        self._figures = figures
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, at: int) -> ContainerUsage: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[ContainerUsage]: ...
+    def __getitem__(self, at: int | slice) -> ContainerUsage | Sequence[ContainerUsage]:
+        if isinstance(at, slice):
+            return _Containers(self._places[at], self._figures)
+        place = self._places[at]
+        names = (place.node, place.gpu, place.namespace, place.pod, place.container)
+        return ContainerUsage(*names, *self._figures.of(place))
+
+
 def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsage:
     """All cards and containers of all pages, in order."""
     return usage_of_samples((one for page in pages for one in page.samples), problems)
@@ -195,7 +240,7 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
         "gpu": {name: at for at, name in enumerate(_CARD)},
         "container": {name: at for at, name in enumerate(_CONTAINER)},
     }
-    figures: dict[_Place, list[float | None]] = {}
+    figures = {kind: _Figures(len(fields)) for kind, fields in kinds.items()}
     up: dict[_Place, bool] = {}
     containers: list[_Place] = []
     models: dict[str, str] = {}
@@ -206,26 +251,21 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
             continue
         place = _Place(*(intern(one.labels.get(label, "")) for label in _PLACE))
         if name in fields:
-            if (found := figures.get(place)) is None:
-                found = figures[place] = [None] * len(fields)
-            found[fields[name]] = one.value
+            figures[kind].put(place, fields[name], one.value)
         elif one.name == "gpuslice_gpu_info":
             models[place.gpu_uuid] = one.labels.get("model", "")
         elif one.name == "gpuslice_gpu_up":
             up[place] = one.value == 1
         elif one.name == "gpuslice_container_info":
             containers.append(place)
+    cards = figures["gpu"]
     card_rows = [
-        CardUsage(at.node, at.gpu, at.gpu_uuid, models.get(at.gpu_uuid, ""), answers, *figures.get(at, ()))
+        CardUsage(at.node, at.gpu, at.gpu_uuid, models.get(at.gpu_uuid, ""), answers, *cards.of(at))
         for at, answers in up.items()
     ]
-    rows = [
-        ContainerUsage(at.node, at.gpu, at.namespace, at.pod, at.container, *figures.get(at, ()))
-        for at in containers
-    ]
     card_rows.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
-    rows.sort(key=lambda row: (row.node, gpu_order(row.gpu), row.namespace, row.pod, row.container))
-    return ClusterUsage(tuple(card_rows), tuple(rows), tuple(problems))
+    containers.sort(key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container))
+    return ClusterUsage(tuple(card_rows), _Containers(containers, figures["container"]), tuple(problems))
 
 
 def gpu_order(gpu: str) -> tuple[int, str]:

@@ -24,6 +24,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError
+from gpuslice.adapters.malloc import share_one_arena
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
@@ -31,7 +32,7 @@ from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.device_grants import DeviceSlices, grants_of, is_card_resource
 from gpuslice.apps.exporter.driver import keep_driver_open
-from gpuslice.apps.exporter.memory import set_aside_what_lives, share_one_arena
+from gpuslice.apps.exporter.memory import set_aside_what_lives
 from gpuslice.apps.exporter.node_pods import follow_api, follow_log_folders
 from gpuslice.apps.exporter.node_state import NodeState, initial_state
 from gpuslice.apps.exporter.owners import hidden_processes

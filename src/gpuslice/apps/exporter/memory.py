@@ -1,29 +1,14 @@
-"""Keeps the process small, and its pauses short.
+"""Keeps the process's pauses short.
 
-glibc gives each thread an arena of its own, and keeps what is freed. Python's collector looks through all
-that lives, modules and thousands of containers, again and again: 90 ms with 25,000 series on the page, in
-which no scrape is answered.
+Python's collector looks through all that lives, modules and thousands of containers, again and again: 90 ms
+with 25,000 series on the page, in which no scrape is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import itertools
-
-_M_TRIM_THRESHOLD = -1
-_M_ARENA_MAX = -8
-_TRIM_BYTES = 128 << 10
-
-
-def share_one_arena() -> None:
-    """Before any thread starts. Without effect on another C library."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-
 
 SETTLED_AFTER_S = 10.0
 SETTLE_EVERY_S = 600.0

@@ -20,7 +20,7 @@ export function figures() {
   return h("div.figures", {},
     figure(t("cardsInUse"), count(sum.inUse), t("of", count(sum.cards))),
     figure(t("allocated"), percent(sum.held, sum.units), t("held2", count(sum.held), units(count(sum.units))), "", bar(t("allocated"), [[sum.units ? sum.held / sum.units : 0, "full"]])),
-    sum.measured ? figure(t("used"), percent(sum.usedMiB, sum.totalMiB), mib(sum.usedMiB), "", bar(t("used"), [[sum.totalMiB ? sum.usedMiB / sum.totalMiB : 0, "full"]])) : null,
+    sum.measured || store.cluster.usage?.readAt ? figure(t("used"), sum.measured ? percent(sum.usedMiB, sum.totalMiB) : "…", sum.measured ? mib(sum.usedMiB) : "", "", bar(t("used"), [[sum.totalMiB ? sum.usedMiB / sum.totalMiB : 0, "full"]])) : null,
     figure(t("waitingPods"), count(waiting), "", ""),
     sum.sick ? figure(t("outOfUse"), count(sum.sick), "", "bad") : null,
   );

@@ -91,7 +91,8 @@ export function apply(document) {
 export async function follow(onUnauthorized) {
   for (;;) {
     try {
-      const document = await ask(`cluster?since=${encodeURIComponent(store.version)}`);
+      // who has what is shown first; what is used comes with the next answer, at once
+      const document = await ask(`cluster?since=${encodeURIComponent(store.version)}${store.version ? "" : "&figures=later"}`);
       store.answeredAt = Date.now();
       store.failing = false;
       store.receivedAt = performance.now();
