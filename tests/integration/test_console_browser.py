@@ -26,6 +26,14 @@ VIEWS = {
     "teams": ("#/teams", "text=Pods that ask for too much or too little"),
     "health": ("#/health", "text=XID 79"),
 }
+CHINESE = {
+    "cards": "canvas",
+    "waiting": "text=空闲显存是零散的",
+    "pod": "text=被拒绝 14 次",
+    "waiting pod": "text=为什么没有节点能放下",
+    "teams": "text=申请过多或过少的 Pod",
+    "health": "text=已从总线脱落",
+}
 
 
 class Page:
@@ -198,6 +206,21 @@ async def test_language_and_theme_are_chosen_and_kept() -> None:
         await seen.tab.wait_for_selector("h1 >> text=等待显卡")
         assert await seen.tab.evaluate("document.documentElement.dataset.theme") == "dark"
         assert await seen.tab.evaluate("document.documentElement.lang") == "zh-CN"
+
+
+STILL_ENGLISH = """[...document.querySelectorAll("#main *")]
+  .filter((each) => !each.closest("code, .events") && [...each.childNodes].some(
+    (node) => node.nodeType === 3
+      && /[a-z]{2,} [a-z]{2,} [a-z]{2,}/.test(node.data.replace(/(kubectl|gpuslice) .*/, ""))))
+  .map((each) => each.textContent)"""
+
+
+async def test_no_view_in_chinese_shows_an_english_sentence() -> None:
+    async with sample() as rig, page(locale="zh-CN") as seen:
+        for name, (path, _) in VIEWS.items():
+            await seen.open(rig, path, CHINESE[name])
+            assert await seen.tab.evaluate(STILL_ENGLISH) == [], name
+        assert seen.wrong == []
 
 
 async def test_in_a_cluster_the_page_asks_for_a_token() -> None:

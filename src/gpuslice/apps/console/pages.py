@@ -28,6 +28,7 @@ TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "json": JSON,
 }
 LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WORTH_A_THREAD_BYTES = 256 << 10

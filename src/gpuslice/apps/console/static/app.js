@@ -4,6 +4,7 @@ import { h, replace } from "./dom.js";
 import { HealthView } from "./health.js";
 import { showLogin } from "./login.js";
 import { PodView } from "./pod.js";
+import { learn, say } from "./sentences.js";
 import { follow, store, subscribe } from "./store.js";
 import { TeamsView } from "./teams.js";
 import { WaitingView } from "./waiting.js";
@@ -62,9 +63,17 @@ function tools() {
   replace(
     document.getElementById("tools"),
     search,
-    h("button.quiet", { type: "button", onclick: () => { setLanguage(currentLanguage() === "en" ? "zh" : "en"); preferences.write("language", currentLanguage()); tools(); open(); } }, t("language")),
+    h("button.quiet", { type: "button", onclick: () => { speak(currentLanguage() === "en" ? "zh" : "en"); preferences.write("language", currentLanguage()); } }, t("language")),
     h("button.quiet", { type: "button", id: "theme", "aria-label": `${t("theme")}: ${t(theme)}`, onclick: () => { theme = next[theme]; preferences.write("theme", theme); applyTheme(); tools(); document.getElementById("theme").focus(); } }, `${theme === "light" ? "☀" : theme === "dark" ? "☾" : "◐"} ${t(theme)}`),
   );
+}
+
+/** Everything in `language`; what the cluster said as soon as its sentences are here. */
+function speak(language) {
+  setLanguage(language);
+  tools();
+  open();
+  if (currentLanguage() !== "en") learn().then(open, () => {}); // without them it stays English
 }
 
 function banner() {
@@ -73,7 +82,7 @@ function banner() {
   const needed = ["nodes", "pods"].filter((name) => problems[name]);
   let text = "";
   if (store.failing) text = t("lost", span((Date.now() - store.answeredAt) / 1000));
-  else if (needed.length) text = t("apiLost", problems[needed[0]]);
+  else if (needed.length) text = t("apiLost", say(problems[needed[0]]));
   if (element.textContent !== text) element.textContent = text;
 }
 
@@ -105,12 +114,10 @@ document.addEventListener("keydown", (event) => {
   else view?.key?.(event);
 });
 
-setLanguage(preferences.read("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
 applyTheme();
 dark.addEventListener("change", applyTheme);
 addEventListener("hashchange", () => { open(); main.focus({ preventScroll: true }); });
-tools();
-open();
+speak(preferences.read("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
 subscribe(schedule);
 setInterval(schedule, 15000); // "3 min ago" grows old
 follow(() => showLogin(main).then(open));

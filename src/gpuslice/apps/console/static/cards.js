@@ -1,6 +1,7 @@
 // Cards: the whole cluster as a wall; a click goes to a card, and from there to its pods.
 import { announce, bar, command, copyable, empty, h, podLink, replace } from "./dom.js";
 import { hueOf, store, totals, unitName, units, unitsInMiB } from "./store.js";
+import { say, told } from "./sentences.js";
 import { count, mib, span, t } from "./words.js";
 import { cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
 
@@ -123,7 +124,7 @@ export class CardsView {
       dot("var(--free)", t("free")),
       [...store.tables.nodes.values()].some((node) => node.sick) ? dot("var(--bad)", t("sick")) : null,
       this.mode === "team" ? this.marks() : null,
-      unmeasured ? h("span", { title: unmeasured }, t("noUsage", unmeasured)) : null,
+      unmeasured ? h("span", { title: unmeasured }, t("noUsage", say(unmeasured))) : null,
     );
   }
 
@@ -245,7 +246,7 @@ export class CardsView {
     replace(this.side, h("div.inside", {},
       h("div.row.spread", {}, h("h2", {}, t("cardLabel", card[0])), h("button.quiet", { type: "button", "aria-label": t("closePanel"), onclick: () => this.unselect() }, "✕")),
       h("div.stack", {}, h("div", {}, h("a", { href: `#/cards/${encodeURIComponent(node.name)}` }, node.name), h("div.muted.small", {}, [node.model, card[2] ? mib(card[2]) : ""].filter(Boolean).join(" · "))),
-        sick ? h("p.tag.bad", {}, t("sick")) : null, sick && node.reason ? h("p.small", {}, node.reason) : null),
+        sick ? h("p.tag.bad", {}, t("sick")) : null, sick && node.reason ? h("p.small", {}, told(node.reason)) : null),
       h("div.stack", {},
         h("div.row.spread.small", {}, h("span.muted", {}, t("allocated")), h("span", {}, t("held2", card[3], units(card[1])))),
         bar(t("allocated"), slicesOf(node, card).map((each) => [each.units / Math.max(card[1], card[3]), each.pod ? "full" : "others", each.pod ? `var(--hue${hueOf(each.pod.namespace)})` : ""])),

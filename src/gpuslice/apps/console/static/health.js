@@ -1,6 +1,7 @@
 // Health: what is wrong with the cluster, as `gpuslice doctor` finds it, and which cards are out of use.
 import { command, copyable, empty, h, replace } from "./dom.js";
 import { ask, now, store } from "./store.js";
+import { say, told } from "./sentences.js";
 import { ago, clock, t } from "./words.js";
 
 const KIND = { error: "bad", warning: "warn", note: "", critical: "bad", info: "" };
@@ -29,7 +30,7 @@ export class HealthView {
   update(query) {
     this.query = query;
     const out = [...store.tables.nodes.values()].filter((node) => node.sick && (!query || node.name.toLowerCase().includes(query)));
-    const findings = (this.found?.findings ?? []).filter((each) => !query || `${each.where} ${each.what}`.toLowerCase().includes(query));
+    const findings = (this.found?.findings ?? []).filter((each) => !query || `${each.where} ${each.what} ${say(each.what)}`.toLowerCase().includes(query));
     const alerts = (this.found?.alerts ?? []).filter((each) => !query || `${each.name} ${each.where}`.toLowerCase().includes(query));
     const cure = (node) => (this.found?.findings ?? []).find((each) => each.where.endsWith(`/unhealthy-gpu-${node}`))?.fix ?? "–";
     const state = JSON.stringify([alerts, this.found?.alertsProblem, out.map((node) => [node.name, node.sick, node.reason]), findings, this.found === undefined, document.documentElement.lang]);
@@ -40,11 +41,11 @@ export class HealthView {
       h("div.row", {}, h("h1", {}, t("health")), counts.map(([level, number]) => h(`span.tag${KIND[level] ? `.${KIND[level]}` : ""}`, {}, `${number} ${t(number === 1 ? level : `${level}s`)}`))),
       out.length ? h("section.panel", {}, h("header", {}, h("h2", {}, t("cardsOut"))), h("div.scroll", {}, h("table", {},
         h("thead", {}, h("tr", {}, [t("node"), t("card"), t("reason"), t("cure"), t("theSame")].map((each) => h("th", { scope: "col" }, each)))),
-        h("tbody", {}, out.map((node) => h("tr", {}, h("td.nowrap", {}, h("a", { href: `#/cards/${encodeURIComponent(node.name)}` }, node.name)), h("td", {}, node.sick.join(", ")), h("td", {}, node.reason || t("unknown")), h("td", {}, cure(node.name)), h("td", {}, copyable(command("kubectl", "-n", "kube-system", "get", "cm", `unhealthy-gpu-${node.name}`, "-o", "yaml"))))))))) : null,
+        h("tbody", {}, out.map((node) => h("tr", {}, h("td.nowrap", {}, h("a", { href: `#/cards/${encodeURIComponent(node.name)}` }, node.name)), h("td", {}, node.sick.join(", ")), h("td", {}, node.reason ? told(node.reason) : t("unknown")), h("td", {}, told(cure(node.name))), h("td", {}, copyable(command("kubectl", "-n", "kube-system", "get", "cm", `unhealthy-gpu-${node.name}`, "-o", "yaml"))))))))) : null,
       this.alerts(alerts),
       this.found === undefined ? h("p.muted", { role: "status" }, t("reading")) : findings.length
         ? h("section.panel", {}, findings.map((each) => h("div.finding", {}, h("span", {}, h(`span.tag${KIND[each.level] ? `.${KIND[each.level]}` : ""}`, {}, t(each.level))),
-          h("div", {}, h("b", {}, each.where), h("span", {}, each.what), h("span.muted", {}, `${t("toDo")}: ${each.fix}`)))))
+          h("div", {}, h("b", {}, told(each.where)), h("span", {}, told(each.what)), h("span.muted", {}, `${t("toDo")}: `, told(each.fix))))))
         : h("div.panel", {}, empty(t("healthy"), t("healthyText"))),
       this.found && !this.found.whole ? h("p.muted", {}, t("partOnly")) : null,
       h("div.row", {}, h("span.muted", {}, t("notLooked", "gpuslice doctor")), copyable("gpuslice doctor")));
@@ -56,8 +57,8 @@ export class HealthView {
     if (!found?.alertsKnown) return null;
     const tag = (each) => h("span", {}, h(`span.tag${KIND[each.severity] ? `.${KIND[each.severity]}` : ""}`, {}, t(each.state || "firing")));
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("alerts"))), alerts.length
-      ? alerts.map((each) => h("div.finding", {}, tag(each), h("div", {}, h("b", {}, each.where ? `${each.name}: ${each.where}` : each.name), h("span", {}, each.what), h("span.muted", {}, each.fix),
+      ? alerts.map((each) => h("div.finding", {}, tag(each), h("div", {}, h("b", {}, each.where ? `${each.name}: ${each.where}` : each.name), h("span", {}, told(each.what)), h("span.muted", {}, told(each.fix)),
         h("span.muted.small", { title: clock(each.since) }, each.since ? t("ago", ago(each.since, now())) : ""))))
-      : h("div.inside", {}, h("p.muted", {}, found.alertsProblem || t("noAlerts"))));
+      : h("div.inside", {}, h("p.muted", {}, told(found.alertsProblem) || t("noAlerts"))));
   }
 }

@@ -2,6 +2,7 @@
 import { busyChart, usageChart } from "./chart.js";
 import { command, copyable, empty, h, podHref, replace } from "./dom.js";
 import { ask, hueOf, now, store, units } from "./store.js";
+import { told } from "./sentences.js";
 import { asked } from "./waiting.js";
 import { ago, clock, mib, span, t } from "./words.js";
 
@@ -53,7 +54,7 @@ export class PodView {
       h("div.stack", {},
         h("div.crumbs.small", {}, h("a", { href: found.node ? `#/cards/${encodeURIComponent(found.node)}` : "#/waiting" }, found.node ? `${t("cards")} / ${found.node}` : t("waiting"))),
         h("div.row", {}, h("h1", {}, h("span.muted", {}, `${found.namespace}/`), found.name), this.phase(found))),
-      found.problem ? h("p.tag.bad", {}, found.problem) : null,
+      found.problem ? h("p.tag.bad", {}, told(found.problem)) : null,
       h("section.panel", { "aria-label": t("way") }, h("div.inside", {}, this.way(found))),
       h("section.panel", {}, h("div.inside", {}, this.facts(found, usage))),
       h("div.two", {},
@@ -101,15 +102,15 @@ export class PodView {
   }
 
   sentences(found) {
-    const told = [...(found.ends ?? []), ...(found.hints ?? [])];
-    return told.length ? h("section.panel.say", {}, h("header", {}, h("h2", {}, t("toSay"))), h("div.inside", {}, h("ul", {}, told.map((each) => h("li", {}, each))))) : null;
+    const lines = [...(found.ends ?? []), ...(found.hints ?? [])];
+    return lines.length ? h("section.panel.say", {}, h("header", {}, h("h2", {}, t("toSay"))), h("div.inside", {}, h("ul", {}, lines.map((each) => h("li", {}, told(each)))))) : null;
   }
 
   classes(found) {
     if (!found.classes?.length) return null;
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("whyNot"))), h("div.scroll", {}, h("table", {},
       h("thead", {}, h("tr", {}, h("th.number", { scope: "col" }, t("nodes")), h("th", { scope: "col" }, t("why")), h("th", { scope: "col" }, t("mostFree")))),
-      h("tbody", {}, found.classes.map((each) => h("tr", {}, h("td.number", {}, each.nodes.length), h("td", {}, each.reason), h("td", {}, each.most === undefined ? "–" : `${units(each.most)} (${each.best}, ${t("cardLabel", each.card)})`)))))));
+      h("tbody", {}, found.classes.map((each) => h("tr", {}, h("td.number", {}, each.nodes.length), h("td", {}, told(each.reason)), h("td", {}, each.most === undefined ? "–" : `${units(each.most)} (${each.best}, ${t("cardLabel", each.card)})`)))))));
   }
 
   chart(found, usage) {
@@ -120,7 +121,7 @@ export class PodView {
       h("div.inside.stack", {}, enough
         ? [usageChart(t("lastHour"), history, usage.limit, usage.peak), this.legend(history, usage),
            history.sm.some((each) => each !== null) ? [h("h3.muted", {}, t("busy")), busyChart(t("busy"), history)] : null]
-        : h("p.muted", {}, history.problem ?? (store.cluster.usage?.problem || t("noHistory")))));
+        : h("p.muted", {}, told(history.problem || store.cluster.usage?.problem || "") || t("noHistory"))));
   }
 
   /** What the lines of the chart are. */
@@ -144,9 +145,9 @@ export class PodView {
   }
 
   events(found) {
-    return h("section.panel", {}, h("header", {}, h("h2", {}, t("events"))), found.events.length
+    return h("section.panel.events", {}, h("header", {}, h("h2", {}, t("events"))), found.events.length
       ? h("div.scroll", {}, h("table", {}, h("tbody", {}, [...found.events].reverse().map((each) => h("tr", {},
-        h("td.nowrap.muted", { title: clock(each.time) }, each.time ? t("ago", ago(each.time, now())) : ""), h("td", {}, h(`span.tag${each.type === "Warning" ? ".warn" : ""}`, {}, each.reason), each.count > 1 ? ` ×${each.count}` : ""), h("td", {}, each.message))))))
+        h("td.nowrap.muted", { title: clock(each.time) }, each.time ? t("ago", ago(each.time, now())) : ""), h("td", {}, h(`span.tag${each.type === "Warning" ? ".warn" : ""}`, {}, each.reason), each.count > 1 ? ` ×${each.count}` : ""), h("td", {}, told(each.message)))))))
       : h("div.inside", {}, h("p.muted", {}, t("noEvents"))));
   }
 

@@ -1,6 +1,7 @@
 // Teams: who holds how much, uses how much of it, and what could be given back.
 import { bar, command, copyable, empty, h, podLink, replace } from "./dom.js";
 import { ask, hueOf, now, store, units, unitsInMiB } from "./store.js";
+import { told } from "./sentences.js";
 import { count, mib, span, t } from "./words.js";
 
 const IDLE_S = 600;
@@ -85,7 +86,7 @@ export class TeamsView {
       h("section.panel", {}, h("div.scroll", {}, h("table", {},
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("namespace")), h("th", { scope: "col", "aria-sort": this.sort === "units" ? "descending" : null }, h("button", { type: "button", onclick: () => { this.sort = "units"; this.drawn = ""; this.update(this.query); } }, `${t("used")} / ${t("held")}`, this.sort === "units" ? " ↓" : "")), head("unused", t("unused")), head("idle", t("idle")), head("back", t("giveBack")), head("hours", t("hours")), h("th.number", { scope: "col" }, t("smHours")), h("th.number", { scope: "col" }, t("podsColumn")), head("waiting", t("waiting")), h("th.number", { scope: "col" }, t("quota")))),
         h("tbody", {}, rows.slice(0, MOST).map((team) => this.team(team, most, unused(team), hours.get(team.namespace))))))),
-      this.hours?.span || this.hours?.problem ? h("p.muted.small", {}, this.hours.problem || t("hoursOf", span(this.hours.span))) : null,
+      this.hours?.span || this.hours?.problem ? h("p.muted.small", {}, told(this.hours.problem) || t("hoursOf", span(this.hours.span))) : null,
       this.panel());
     if (focused) [...this.root.querySelectorAll("th button")].find((each) => focused.startsWith(each.textContent.replace(" ↓", "")))?.focus();
   }
@@ -115,7 +116,7 @@ export class TeamsView {
     const advice = this.advice;
     if (!advice) return null;
     const same = copyable("gpuslice advise");
-    if (!advice.resizes?.length && !advice.cards?.length) return h("section.panel", {}, h("header", {}, h("h2", {}, t("advice"))), h("div.inside.stack", {}, h("p.muted", {}, advice.problem || t("noAdvice")), same));
+    if (!advice.resizes?.length && !advice.cards?.length) return h("section.panel", {}, h("header", {}, h("h2", {}, t("advice"))), h("div.inside.stack", {}, h("p.muted", {}, told(advice.problem) || t("noAdvice")), same));
     return [
       h("div.row", {}, h("h1", {}, t("advice")), same),
       h("p.muted", {}, t("adviceRisk")),

@@ -1,6 +1,7 @@
 // Waiting: each pod that has no card, or has one and does not run, put together by the reason.
 import { command, copyable, empty, h, podLink, replace } from "./dom.js";
 import { ask, now, store, units } from "./store.js";
+import { told, say } from "./sentences.js";
 import { ago, clock, count, t } from "./words.js";
 
 const FEW = 6;
@@ -44,7 +45,7 @@ export class WaitingView {
     const groups = new Map();
     for (const [key, row] of store.tables.waiting) {
       const pod = store.tables.pods.get(key);
-      if (!pod || (query && !`${key} ${row.why}`.toLowerCase().includes(query))) continue;
+      if (!pod || (query && !`${key} ${row.why} ${say(row.why)}`.toLowerCase().includes(query))) continue;
       const id = JSON.stringify([Boolean(pod.node), row.why, row.help, row.never]);
       if (!groups.has(id)) groups.set(id, { id, row, placed: Boolean(pod.node), pods: [] });
       groups.get(id).pods.push(pod);
@@ -80,7 +81,7 @@ export class WaitingView {
     const shown = this.whole.has(id) ? pods : pods.slice(0, FEW);
     return h("section.panel", {},
       h("div.why", {},
-        h("div.text", {}, h("h2", {}, row.why || t("unknown")), row.help.length ? h("ul", { "aria-label": t("wouldHelp") }, row.help.map((each) => h("li", {}, each))) : null),
+        h("div.text", {}, h("h2", {}, row.why ? told(row.why) : t("unknown")), row.help.length ? h("ul", { "aria-label": t("wouldHelp") }, row.help.map((each) => h("li", {}, told(each)))) : null),
         row.never ? h("span.tag.bad", {}, t("never")) : null,
         h("span.tag", {}, pods.length === 1 ? t("onePod") : t("pods", count(pods.length)))),
       h("div.scroll", {}, h("table.waits", {},
