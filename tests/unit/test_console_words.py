@@ -146,6 +146,11 @@ SAID = {
     "0/5 nodes are available: 3 Insufficient GPU Memory in one device, 2 node(s) were unschedulable.": (
         "5 个节点都不可用：3 个单卡显存不足，2 个节点不可调度。"
     ),
+    "asked for 16 units on one card; the most free on one card of n1 is 15 of 15 (card 1), its largest card "
+    "has 15 (2 nodes with shared cards looked at)": (
+        "申请单卡 16 个单位；n1 单卡最多空闲 15 中的 15（显卡 1），最大的显卡有 15（共查看 2 个节点）"
+    ),
+    "1 node: Cordoned.": "1 个节点：已被隔离（cordon）",
     "Created container: main": "Created container: main",
     "CrashLoopBackOff": "CrashLoopBackOff",
 }

@@ -30,7 +30,7 @@ function turned(text, depth = 0) {
   for (const { pattern, chinese, lists } of templates) {
     const found = pattern.exec(text);
     if (!found) continue;
-    const part = (given) => (given.includes(" ") ? (turned(given, depth + 1) ?? given) : given); // a word is a name
+    const part = (given) => (/ |^[A-Z]/.test(given) ? (turned(given, depth + 1) ?? given) : given); // else it is a name
     return chinese.replace(/\{(\d)\}/g, (_, at) => (lists[at] ? found[Number(at) + 1].split(", ").map(part).join("，") : part(found[Number(at) + 1])));
   }
   const sentences = text.split(/(?<=\.) (?=[A-Z])/);
@@ -39,7 +39,7 @@ function turned(text, depth = 0) {
 }
 
 function lookedUp(text) {
-  if (currentLanguage() === "en" || !/[a-z] /i.test(text ?? "")) return text; // one word is a name, or Kubernetes' own
+  if (currentLanguage() === "en" || !/[a-z]/i.test(text ?? "")) return text;
   if (known.size > MOST_KNOWN) known.clear();
   if (!known.has(text)) known.set(text, turned(text)?.replace(BETWEEN_CHINESE, "") ?? null);
   return known.get(text);
