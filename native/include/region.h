@@ -100,7 +100,7 @@ struct gpuslice_claim {
     uint64_t busy_ns;    /* how long its processes had work under way, ever */
     uint64_t busy_at_ns; /* monotonic time up to which that says */
     uint64_t wants_until_ns; /* it waits or has work under way, as far as it knows up to then */
-    uint64_t under_way;      /* 1: it has work under way; 2: and nobody knows for how long */
+    uint64_t under_way;      /* low byte: 1: it has work under way; 2: and nobody knows for how long; above: how long, as expected */
     uint64_t weight;         /* percent */
     uint64_t interactive;    /* 1: small work that somebody waits for */
 };

@@ -6,6 +6,7 @@
 #include "card_model.h"
 
 #define LOOK_EVERY_NS 50000u
+#define TELL_NS 100000u
 #define NEIGHBOURS 8
 #define MEMBERS 8
 
@@ -28,7 +29,7 @@ struct throttle {
     struct gs_share_past past;
     struct gs_neighbourhood beside;
     struct gs_under_way under_way; /* as the container's other processes see it */
-    uint64_t looked_ns, told_until_ns;
+    uint64_t looked_ns, told_end_ns;
 };
 
 static void *allocate(size_t size)
@@ -78,7 +79,7 @@ static void tell(struct throttle *at, bool waits)
 {
     struct container *box = at->box;
     box->claim = gs_claim(&box->entry, &box->share, &at->beside, now_of(at), under_way_of(box), at->queue.covered_ns, waits);
-    at->told_until_ns = box->claim.wants_until_ns;
+    at->told_end_ns = gs_told(&box->claim, now_of(at)).ends_ns;
 }
 
 struct throttle *throttle_new(struct container *box, struct card *card, uint32_t process)
@@ -91,6 +92,13 @@ struct throttle *throttle_new(struct container *box, struct card *card, uint32_t
     if (box->met_count)
         tell(at, false);
     return at;
+}
+
+/* It says that it has work for so long, whatever it has. */
+void throttle_claim(struct throttle *at, uint64_t ns)
+{
+    at->box->claim = gs_claim(&at->box->entry, &at->box->share, &at->beside, now_of(at), (struct gs_under_way){ns, 0}, 0, false);
+    at->box->claim.virtual_ns = 0;
 }
 
 /* ---- the driver's events ---- */
@@ -118,8 +126,9 @@ static void read_neighbours(struct throttle *at, uint64_t now_ns)
 static void account(struct throttle *at, uint64_t now_ns, bool waits)
 {
     struct gpuslice_card *entry = &at->box->entry;
-    struct gs_own_part part = gs_own_part(entry, &at->box->share, now_ns, &at->beside);
+    struct gs_own_part part = gs_own_part(entry, now_ns, &at->beside);
     uint64_t finished = at->queue.finished_ns;
+    gs_share_accrue(entry, &at->box->share, now_ns, under_way_of(at->box).ns, waits);
     at_work = at;
     struct gs_busy busy = gs_queue_look(&at->queue, &events, now_ns, waits, part);
     if (busy.ns) {
@@ -167,8 +176,6 @@ void throttle_learn(struct throttle *at, enum gs_share_ask how, uint64_t until_n
 {
     if (how == GS_SHARE_ASK_AFTER_GAP && at->beside.count)
         own_percent = 0;
-    if (gs_charges_by_length(&at->box->share, &at->beside) && gs_queue_takes_turns(&at->queue, now_of(at)))
-        own_percent = 0;
     struct gs_share_sample sample = {until_ns / 1000, own_percent, others_percent, listed};
     gs_share_learn(&at->box->entry, &at->box->share, now_of(at), under_way_of(at->box).ns, &at->past, &sample, until_ns, how);
 }
@@ -208,7 +215,7 @@ struct gs_batch *throttle_begin(struct throttle *at, uint32_t number, uint64_t k
     if (!batch)
         gs_share_spend(&at->box->entry, &at->box->share, gs_queue_estimate_ns(&at->queue, key));
     show(at);
-    if (at->beside.count && at->told_until_ns < now + at->queue.in_flight_ns)
+    if (at->beside.count && at->told_end_ns + TELL_NS < now + at->queue.in_flight_ns)
         tell(at, false);
     return batch;
 }

@@ -64,6 +64,7 @@ class Neighbour(ctypes.Structure):
         ("weight", U32),
         ("interactive", BOOL),
         ("wants", BOOL),
+        ("ends_ns", U64),
     )
 
 
@@ -72,14 +73,15 @@ class Neighbourhood(ctypes.Structure):
         ("others", Neighbour * MOST_NEIGHBOURS),
         ("count", U32),
         ("read_ns", U64),
-        ("had_work", DOUBLE * (MOST_NEIGHBOURS + 1)),
+        ("busy_ns", U64),
+        ("rest_at_work", DOUBLE),
         ("container_busy_ns", U64),
         ("own_busy_ns", U64),
     )
 
 
 class OwnPart(ctypes.Structure):
-    _fields_ = (("part", DOUBLE), ("turn_ns", U64), ("others", U32), ("by_length", ctypes.c_bool))
+    _fields_ = (("part", DOUBLE), ("turn_ns", U64), ("others_ns", U64))
 
 
 class Busy(ctypes.Structure):
@@ -126,6 +128,7 @@ class ThrottleModel:
         self.begin = _function(library.throttle_begin, ctypes.c_void_p, throttle, stream, U64)
         self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p)
         self.forget = _function(library.throttle_forget, None, throttle)
+        self.claim = _function(library.throttle_claim, None, throttle, U64)
 
 
 def _function(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -142,8 +145,8 @@ class Arithmetic:
         card, share = ctypes.POINTER(layout.RegionCard), ctypes.POINTER(Share)
         beside, claim = ctypes.POINTER(Neighbourhood), ctypes.POINTER(Claim)
         sample, past = ctypes.POINTER(Sample), ctypes.POINTER(Past)
-        self.headroom = _function(library.gs_share_headroom, I64, card, share, U64, U64)
-        self.is_owed = _function(library.gs_share_is_owed, BOOL, card, share, U64, U64)
+        self.headroom = _function(library.gs_share_headroom, I64, card, share, U64, U64, BOOL)
+        self.owed = _function(library.gs_share_owed_ns, I64, card, share, U64, U64, BOOL)
         self.share_wait = _function(library.gs_share_wait_ns, U64, share, I64)
         self.charge = _function(library.gs_share_charge, None, card, share, Busy)
         self.ask = _function(library.gs_share_ask, INT, card, U64, U64)
@@ -155,4 +158,4 @@ class Arithmetic:
         )
         self.lead = _function(library.gs_lead_ns, I64, card, share, U64, beside)
         self.wake = _function(library.gs_wake, None, card, U64, beside)
-        self.own_part = _function(library.gs_own_part, OwnPart, card, share, U64, beside)
+        self.own_part = _function(library.gs_own_part, OwnPart, card, U64, beside)

@@ -82,6 +82,10 @@ class Throttle:
     def look_now(self) -> None:
         self._model.look(self._at, True)
 
+    def claim(self, own_ns: int) -> None:
+        """Tell the neighbours of work for so long, whether there is any or not."""
+        self._model.claim(self._at, own_ns)
+
     def forget(self) -> None:
         """The process has died, and the others of its container have found out."""
         self._model.forget(self._at)

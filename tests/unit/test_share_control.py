@@ -126,7 +126,7 @@ def test_beside_strangers_nobody_pays_for_the_wait_for_its_turn(
     boxes = [Party(share, (in_blocks(190 * US, 52),), reading) for share in mix]
     blind = reading is not as_it_is
     for seen in play(arithmetic, boxes, 4, slice_ns=SLICE, meet=False):
-        least = 7 if blind and seen.share == 70 else 4  # its own queue spans the others' turns
+        least = 8 if blind and seen.share == 70 else 4  # its own queue spans the others' turns
         most = 4 if blind and sum(mix) == 100 else 1  # what the other of a full card does not take
         assert seen.share - least <= seen.mean(2) <= seen.share + most
 
@@ -138,7 +138,7 @@ def test_beside_neighbours_that_tell_nobody_pays_for_their_turns(
 ) -> None:
     """Nor for those that cut its kernels in two; changing from one to another takes an H100 137 us."""
     boxes = [Party(share, (in_blocks(190 * US, 52),), reading) for share in mix]
-    for switch_ns, part in ((0, 0.98), (137 * US, 0.87)):
+    for switch_ns, part in ((0, 0.97), (137 * US, 0.95)):
         for seen in play(arithmetic, boxes, 4, slice_ns=SLICE, switch_ns=switch_ns, meet=True):
             assert part * seen.share <= seen.mean(2) <= seen.share + 1
 
@@ -309,13 +309,13 @@ def test_no_bytes_in_the_region_lead_astray(
         claim = Claim(0, 0, *others[:7])
         neighbour = arithmetic.told(claim, now)
         arithmetic.update(beside, at, now, ctypes.pointer(neighbour), 1)
-        part = arithmetic.own_part(at, share, now, beside)
+        part = arithmetic.own_part(at, now, beside)
         assert 0 <= part.part <= 1
         arithmetic.charge(at, share, Busy(busy, own))
-        headroom = arithmetic.headroom(at, share, now, in_flight)
+        headroom = arithmetic.headroom(at, share, now, in_flight, bool(due % 2))
         assert -2 * minute <= headroom <= 2 * minute
         assert 50 * US <= arithmetic.share_wait(share, headroom) <= 5 * MS
-        arithmetic.is_owed(at, share, now, in_flight)
+        arithmetic.owed(at, share, now, in_flight, bool(credit % 2))
         arithmetic.wake(at, now, beside)
         arithmetic.lead(at, share, in_flight, beside)
         arithmetic.note(past, at, now)

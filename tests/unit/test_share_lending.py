@@ -216,7 +216,7 @@ def test_a_neighbour_that_lies_takes_only_what_is_lent(arithmetic: Arithmetic) -
     assert arithmetic.lead(at, share, 0, beside) > SECOND
     used = 0
     for now in range(EPOCH, EPOCH + 10 * SECOND, MS):
-        if arithmetic.is_owed(at, share, now, 0):
+        if arithmetic.owed(at, share, now, 0, False) > 0:
             arithmetic.charge(at, share, Busy(MS, MS))
             used += MS
     assert 0.26 <= used / (10 * SECOND) <= 0.3

@@ -13,15 +13,14 @@
 #define PAUSE_NS 250000u     /* shorter ones do not end a run of work: host times are not that exact */
 #define WAITS_FOR_TURN_NS 200000u /* no driver needs as long to begin with what nobody is in front of */
 #define TURNS_KNOWN_FOR_NS UINT64_C(10000000000)
-/* Short work that takes so much longer than it is known to was cut: other processes had their turns in between. */
-#define LEAST_CUT_NS 100000u /* changing to another process and back takes longer by itself */
-#define MOST_CUTS_IN_A_ROW 8 /* after that it seems to have become longer itself */
-#define MOST_OTHERS_NS UINT64_C(20000000)
 #define CHARGED_AT_ITS_END_NS 10000000u /* then events tell how long it took; what takes longer is charged as it goes on */
 /* Beside others: what a container may have under way, and be ahead by. */
 #define DEPTH_NS 6000000u
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
-#define LEAD_NS 4000000
+#define LEAD_NS 8000000      /* longer turns lose less of the card to changes from one process to another */
+#define HAND_OVER_NS 200000u /* so long before a turn's last work ends the next may launch: else the card would wait for it */
+#define HOLD_NS 150000u      /* who pauses for less keeps its turn: a change to another process and back costs more */
+#define PATIENCE_NS INT64_C(3000000000) /* owed more, it waits for no neighbour that claims to be at work */
 #define SHORT_BESIDE 4 /* times as long */
 /* Work on one stream may wait on the card for work of another that is not launched yet. */
 #define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* for an unknown launch, behind unknown ones on other streams */
@@ -111,6 +110,7 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     if (!start || !end || !events->record(start, stream))
         return NULL;
     batch->taken = true;
+    batch->others_ns = queue->others_ns;
     queue->count++;
     return batch;
 }
@@ -155,7 +155,7 @@ void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool l
 
 struct interval {
     uint64_t from_ns, to_ns;
-    uint64_t own_until_ns; /* what follows was others' turns; 0: nobody knows */
+    double part; /* of it that no neighbour had */
 };
 
 static void set_in_flight(struct gs_queue *queue, struct gs_batch *batch, uint64_t ns)
@@ -189,7 +189,7 @@ static struct interval place(const struct gs_batch *batch, uint64_t took_ns, uin
 {
     uint64_t end = began_ns(batch) + took_ns;
     end = lesser(greater(end, batch->unfinished_ns), now_ns);
-    return (struct interval){end - lesser(took_ns, end), end, 0};
+    return (struct interval){end - lesser(took_ns, end), end, 1};
 }
 
 /* Of a run of work that lasts so long. */
@@ -206,13 +206,20 @@ static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct 
     return batch->late && (double)took_ns > most ? (uint64_t)most : took_ns;
 }
 
-bool gs_queue_takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
+/* The card runs one process at a time, as far as was seen. */
+static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
 
-static bool is_cut(struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns)
+/* Neighbours that were at work meanwhile had their turns in between, as even as the card gives them. */
+static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns)
 {
-    bool cut = took_ns > batch->estimate_ns + batch->estimate_ns / 4 + LEAST_CUT_NS;
-    queue->cuts_in_a_row = cut ? queue->cuts_in_a_row + 1 : 0;
-    return cut;
+    return (double)took_ns / ((double)took_ns + (double)(queue->others_ns - batch->others_ns) + 1);
+}
+
+/* But work takes no less than it is known to. */
+static double part_of(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns)
+{
+    double even = even_part(queue, batch, took_ns), known = (double)batch->estimate_ns / ((double)took_ns + 1);
+    return batch->unknown || even > known ? even : known < 1 ? known : 1;
 }
 
 static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
@@ -225,13 +232,9 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
     bool timed = state == GS_EVENT_PASSED && events->elapsed(batch->start, batch->end, &took);
     took = believed(batch, took, part);
     *found = place(batch, took, now_ns);
-    bool known = part.by_length && gs_queue_takes_turns(queue, now_ns) && !batch->unknown && batch->estimate_ns < GS_TURN_NS;
-    bool cut = known && is_cut(queue, batch, took);
-    if (known)
-        found->own_until_ns = cut ? found->from_ns + batch->estimate_ns : found->to_ns;
-    bool teaches = !cut || queue->cuts_in_a_row >= MOST_CUTS_IN_A_ROW;
-    for (uint32_t i = 0; timed && teaches && i < batch->launches; i++) {
-        double ns = (double)own_ns(part, took) * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
+    found->part = part_of(queue, batch, took);
+    for (uint32_t i = 0; timed && i < batch->launches; i++) {
+        double ns = found->part * (double)own_ns(part, took) * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
         learn(&queue->average_ns[batch->launched[i].key], ns, 0.1);
         learn(&queue->function_ns[batch->launched[i].function], ns, 0.5);
     }
@@ -253,21 +256,6 @@ static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const str
     return batch->running;
 }
 
-/* Who has work gets its turn, and changing from one process to another takes a little. */
-static uint64_t most_of_others(struct gs_own_part part, uint64_t busy_ns)
-{
-    uint32_t others = part.others ? part.others : 1;
-    return busy_ns * others / (others + 1) + busy_ns / 16;
-}
-
-/* Others' turns between these times; in the long run no more than they can have had, as work may become longer itself. */
-static uint64_t others_ns(struct gs_queue *queue, uint64_t from_ns, uint64_t to_ns)
-{
-    uint64_t ns = to_ns > from_ns ? lesser(to_ns - from_ns, queue->others_ns) : 0;
-    queue->others_ns -= ns;
-    return ns;
-}
-
 /* What no interval before has covered, and what of it is the process's own. */
 static struct gs_busy cover(struct gs_queue *queue, struct interval *intervals, uint32_t count, struct gs_own_part part)
 {
@@ -285,12 +273,8 @@ static struct gs_busy cover(struct gs_queue *queue, struct interval *intervals, 
         uint64_t before = from - queue->covered_ns < PAUSE_NS ? queue->run_ns : 0;
         queue->run_ns = before + (to - from);
         queue->covered_ns = to;
-        queue->others_ns = lesser(MOST_OTHERS_NS, queue->others_ns + most_of_others(part, to - from));
         busy.ns += to - from;
-        if (intervals[i].own_until_ns)
-            busy.own_ns += to - from - others_ns(queue, greater(from, intervals[i].own_until_ns), to);
-        else
-            busy.own_ns += own_ns(part, queue->run_ns) - own_ns(part, before);
+        busy.own_ns += (uint64_t)(intervals[i].part * (double)(own_ns(part, queue->run_ns) - own_ns(part, before)));
     }
     return busy;
 }
@@ -300,7 +284,8 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
 {
     struct interval intervals[2 * GS_BATCHES];
     uint32_t count = 0;
-    if (!gs_queue_takes_turns(queue, now_ns)) /* processes run side by side */
+    queue->others_ns = part.others_ns;
+    if (!takes_turns(queue, now_ns)) /* processes run side by side */
         part.turn_ns = 0;
     for (bool again = queue->count > 0; again;) { /* behind one that has finished the next may have, too */
         again = false;
@@ -328,7 +313,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
         /* What ends on another stream covers the time until then: what runs beside it could not be charged for that later. */
         uint64_t charged_until = ran > CHARGED_AT_ITS_END_NS ? began + ran : lesser(began + ran, last_end_ns);
         if (charged_until > began)
-            intervals[count++] = (struct interval){began, charged_until, 0};
+            intervals[count++] = (struct interval){began, charged_until, even_part(queue, batch, ran)};
         set_in_flight(queue, batch, batch->estimate_ns > own ? batch->estimate_ns - own : 1);
     }
     return cover(queue, intervals, count, part);
@@ -375,7 +360,24 @@ static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct g
     return met->unknown && !known_ns(queue, key) && (has_work(queue, stream) || met->waited_ns < UNKNOWN_WAIT_NS);
 }
 
-/* Neither so much at once that the others wait long for the card, nor ahead of those that want it. */
+/* Processes with work at the same time cut each other's kernels in two, nobody can tell whose time it was, and the card loses
+ * time with each change. So containers work one after the other: who has begun goes on until it is ahead, and through pauses as
+ * short as those between kernels that a program waits for. An interactive one neither waits for this nor makes others wait. */
+static bool is_others_turn(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met)
+{
+    for (uint32_t i = 0; i < met->beside->count; i++) {
+        const struct gs_neighbour *other = &met->beside->others[i];
+        if (!other->ends_ns || other->interactive)
+            continue;
+        int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* ours, in its device time */
+        uint64_t until = -lead > LEAD_NS ? other->ends_ns - HAND_OVER_NS : other->ends_ns + HOLD_NS;
+        if (met->now_ns < until && (!met->in_flight_ns || lead > 0))
+            return true;
+    }
+    return false;
+}
+
+/* Neither so much at once that the others wait long for the card, nor in their turn, nor ahead of those that want it. */
 static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met,
                                    uint64_t estimate_ns)
 {
@@ -386,7 +388,9 @@ static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_s
     if (met->in_flight_ns + estimate_ns > depth && met->in_flight_ns > depth / 2) /* or the card would run dry */
         wait = greater(LEAST_WAIT_NS, lesser(met->in_flight_ns, depth + depth / 2) - depth / 2);
     int64_t lead = gs_lead_ns(card, share, met->in_flight_ns, met->beside);
-    if (lead > LEAD_NS && !gs_share_is_owed(card, share, met->now_ns, met->in_flight_ns))
+    int64_t owed = gs_share_owed_ns(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);
+    bool waits_for_turn = !share->interactive && owed <= PATIENCE_NS && is_others_turn(card, share, met);
+    if ((lead > LEAD_NS && owed <= 0) || waits_for_turn)
         wait = greater(wait, 2 * LEAST_WAIT_NS);
     return lesser(wait, MOST_WAIT_NS);
 }
@@ -398,7 +402,7 @@ uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *ca
     uint64_t patience = lesser(met->waited_ns / 16, MOST_WAIT_NS); /* who waits for long need not look often */
     if (queue->count >= GS_BATCHES || is_one_unknown_too_many(queue, met, stream, key))
         return greater(LEAST_WAIT_NS, patience);
-    int64_t headroom = gs_share_headroom(card, share, met->now_ns, met->in_flight_ns);
+    int64_t headroom = gs_share_headroom(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);
     uint64_t wait = headroom > 0 ? 0 : gs_share_wait_ns(share, headroom);
     if (met->beside->count)
         wait = greater(wait, wait_for_others_ns(card, share, met, gs_queue_estimate_ns(queue, key)));

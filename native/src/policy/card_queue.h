@@ -51,6 +51,7 @@ struct gs_batch {
     uint64_t last_ns;       /* when the last launch was */
     uint64_t ready_ns;      /* when the batch in front of it ended */
     uint64_t waited_ns;     /* when `start` was last seen not to be passed */
+    uint64_t others_ns;     /* how long neighbours had been at work when `start` was given to the driver */
     uint64_t unfinished_ns; /* when it was last seen to be under way */
     bool taken, open;
     bool fresh;   /* `end` stands right behind the last launch */
@@ -71,8 +72,7 @@ struct gs_queue {
     uint32_t unknown;      /* of these, nobody knows how long they take */
     uint32_t average_ns[GS_KEYS]; /* of a launch, by key; 0 unknown */
     uint32_t function_ns[GS_KEYS];
-    uint64_t others_ns;    /* busy time that may still be taken for others' turns */
-    uint32_t cuts_in_a_row; /* batches that took far longer than they are known to */
+    uint64_t others_ns;    /* how long neighbours were at work, ever */
     struct gs_batch batches[GS_BATCHES];
 };
 
@@ -81,8 +81,6 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
                                 uint64_t key, uint64_t now_ns);
 /* The driver has it. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched);
-/* The card runs one process at a time, as far as was seen. */
-bool gs_queue_takes_turns(const struct gs_queue *queue, uint64_t now_ns);
 /* How long such work is expected to take; a guess for what is unknown. */
 uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key);
 /* What has finished, on any stream; answers for how long the process had work under way since it was last asked.

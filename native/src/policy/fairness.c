@@ -11,16 +11,15 @@
 
 #define SECOND_NS INT64_C(1000000000)
 #define LONG_NS INT64_C(60000000000000) /* more was not written by us */
-/* Between the end of a kernel that a program waited for and its next launch there is always a pause. */
-#define PAUSE_NS INT64_C(150000)
-/* A program that launches again so soon after its work still wants the card. */
+/* Between the end of a kernel that a program waited for and its next launch there is always a pause: a program that launches
+ * again so soon after its work wanted the card all the time. */
 #define STILL_WANTS_NS UINT64_C(500000)
 #define WAITING_FOR_NS UINT64_C(20000000) /* a claim to be waiting holds: sleeps end late on a busy host */
 #define LONGEST_CLAIM_NS (600 * SECOND_NS)
 #define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
 #define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
 
-enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2 };
+enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
 {
@@ -36,8 +35,8 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
 {
     uint64_t sharers = 1, until = ended_ns + STILL_WANTS_NS;
     for (uint32_t i = 0; i < beside->count; i++)
-        sharers += beside->others[i].wants;
-    if (work.ns) /* the others have their turns in between */
+        sharers += !share->interactive && beside->others[i].ends_ns > now_ns;
+    if (work.ns) /* those that are at work, too, have their turns in between */
         until = now_ns + work.ns * sharers + STILL_WANTS_NS;
     if (waits && until < now_ns + WAITING_FOR_NS)
         until = now_ns + WAITING_FOR_NS;
@@ -47,7 +46,7 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
         .busy_ns = atomic_load(&card->busy_ns),
         .busy_at_ns = now_ns,
         .wants_until_ns = until,
-        .under_way = work.unknown ? UNDER_WAY_UNKNOWN : work.ns ? UNDER_WAY : 0,
+        .under_way = (work.unknown ? UNDER_WAY_UNKNOWN : work.ns ? UNDER_WAY : 0) | work.ns * sharers << UNDER_WAY_BITS,
         .weight = share->weight,
         .interactive = share->interactive,
     };
@@ -56,8 +55,11 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
 struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns)
 {
     bool sane = claim->wants_until_ns < now_ns + (uint64_t)LONGEST_CLAIM_NS;
-    uint64_t end = claim->under_way == UNDER_WAY_UNKNOWN ? claim->busy_at_ns + LONGEST_UNKNOWN_NS : claim->wants_until_ns;
-    uint64_t until = end < now_ns ? end : now_ns;
+    bool unknown = (claim->under_way & UNDER_WAY_KIND) == UNDER_WAY_UNKNOWN;
+    uint64_t ends = claim->busy_at_ns + (claim->under_way >> UNDER_WAY_BITS);
+    ends = ends < claim->wants_until_ns ? ends : claim->wants_until_ns;
+    uint64_t until = unknown ? claim->busy_at_ns + LONGEST_UNKNOWN_NS : ends;
+    until = until < now_ns ? until : now_ns;
     uint64_t since = claim->under_way && until > claim->busy_at_ns ? until - claim->busy_at_ns : 0;
     return (struct gs_neighbour){
         .virtual_ns = claim->virtual_ns,
@@ -65,22 +67,23 @@ struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns)
         .weight = percent(claim->weight),
         .interactive = claim->interactive == 1,
         .wants = sane && claim->wants_until_ns > now_ns,
+        .ends_ns = sane && claim->under_way ? ends : 0,
     };
 }
 
 void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
                              const struct gs_neighbour *others, uint32_t count)
 {
-    double passed = (double)(now_ns - beside->read_ns) + 1;
-    bool same = count == beside->count; /* one that comes or goes is noticed once more soon */
+    uint64_t passed = now_ns - beside->read_ns;
+    bool same = beside->read_ns && count == beside->count; /* one that comes or goes is noticed once more soon */
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t more = others[i].busy_ns - beside->others[i].busy_ns;
-        bool known = same && (double)more < passed * GPUSLICE_SLOTS;
-        beside->had_work[i] = known ? (double)more / passed : others[i].wants;
+        int64_t more = same ? (int64_t)(others[i].busy_ns - beside->others[i].busy_ns) : 0;
+        beside->busy_ns += (uint64_t)clamp(more, 0, (int64_t)passed); /* it may say less than it was thought to have */
         beside->others[i] = others[i];
     }
     uint64_t container = atomic_load(&card->busy_ns), rest = container - beside->container_busy_ns - beside->own_busy_ns;
-    beside->had_work[count] = (double)rest < passed * GPUSLICE_SLOTS && beside->read_ns ? (double)rest / passed : 0;
+    bool known = beside->read_ns && passed && rest < passed * GPUSLICE_SLOTS;
+    beside->rest_at_work = known ? (double)rest / (double)passed : 0;
     beside->container_busy_ns = container;
     beside->own_busy_ns = 0;
     beside->count = count;
@@ -96,17 +99,28 @@ static int64_t head_start_ns(uint32_t weight, bool interactive)
     return interactive ? HEAD_START_NS * 100 / percent(weight) : 0;
 }
 
-int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
-                   const struct gs_neighbourhood *beside)
+static int64_t virtual_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
+                               const struct gs_neighbour *other)
 {
     int64_t in_flight = in_flight_ns < (uint64_t)LONG_NS ? (int64_t)in_flight_ns : LONG_NS;
     uint64_t own = atomic_load(&card->virtual_ns) + (uint64_t)gs_share_by_weight(share, in_flight);
+    return difference(own, other->virtual_ns) - head_start_ns(share->weight, share->interactive) +
+           head_start_ns(other->weight, other->interactive);
+}
+
+int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
+                        const struct gs_neighbour *other)
+{
+    return virtual_lead_ns(card, share, in_flight_ns, other) / 100 * percent(other->weight);
+}
+
+int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
+                   const struct gs_neighbourhood *beside)
+{
     int64_t most = INT64_MIN;
     for (uint32_t i = 0; i < beside->count; i++) {
-        const struct gs_neighbour *other = &beside->others[i];
-        int64_t lead = difference(own, other->virtual_ns) - head_start_ns(share->weight, share->interactive) +
-                       head_start_ns(other->weight, other->interactive);
-        if (other->wants && lead > most)
+        int64_t lead = virtual_lead_ns(card, share, in_flight_ns, &beside->others[i]);
+        if (beside->others[i].wants && lead > most)
             most = lead;
     }
     return most == INT64_MIN ? most : most / 100 * percent(share->weight);
@@ -145,42 +159,16 @@ void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighb
     uint32_t weight;
     uint64_t others = virtual_time(beside, &weight), active = atomic_load(&card->active_at_ns);
     uint64_t own = atomic_load(&card->virtual_ns);
-    int64_t idle = active ? clamp((int64_t)(now_ns - active) - PAUSE_NS, 0, LONG_NS) : LONG_NS;
+    int64_t idle = active ? clamp((int64_t)(now_ns - active - STILL_WANTS_NS), 0, LONG_NS) : LONG_NS;
     int64_t behind = difference(others, own), passed = weight ? idle / percent(weight) * 100 : 0;
     if (behind > 0 && passed > 0)
         atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));
 }
 
-/* The mean of 1 / (1 + n), where n of the others have work and each has it independently of the rest. */
-static double even_part(const double *others, uint32_t count)
+struct gs_own_part gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)
 {
-    double chance[65] = {1}; /* of so many */
-    uint32_t most = 0;
-    for (uint32_t i = 0; i < count; i++)
-        for (double left = others[i]; left > 0 && most < 64; left -= 1) {
-            double has = left < 1 ? left : 1;
-            most++;
-            for (uint32_t n = most; n > 0; n--)
-                chance[n] = chance[n] * (1 - has) + chance[n - 1] * has;
-            chance[0] *= 1 - has;
-        }
-    double mean = 0;
-    for (uint32_t n = 0; n <= most; n++)
-        mean += chance[n] / (n + 1);
-    return mean;
-}
-
-bool gs_charges_by_length(const struct gs_share *share, const struct gs_neighbourhood *beside) { return share->cap < 100 && beside->count > 0; }
-
-struct gs_own_part gs_own_part(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
-                               const struct gs_neighbourhood *beside)
-{
-    bool by_length = gs_charges_by_length(share, beside);
-    double sampled = gs_share_sampled_part(card, now_ns);
-    uint32_t others = 0;
-    for (uint32_t i = 0; i < beside->count; i++)
-        others += beside->others[i].wants;
+    double sampled = beside->count ? 0 : gs_share_sampled_part(card, now_ns);
     if (sampled > 0)
-        return (struct gs_own_part){.part = sampled, .others = others, .by_length = by_length};
-    return (struct gs_own_part){even_part(beside->had_work, beside->count + 1), GS_TURN_NS, others, by_length};
+        return (struct gs_own_part){.part = sampled};
+    return (struct gs_own_part){.part = 1 / (1 + beside->rest_at_work), .turn_ns = GS_TURN_NS, .others_ns = beside->busy_ns};
 }

@@ -13,7 +13,8 @@ struct gs_neighbour {
     uint64_t busy_ns;    /* ever, as far as is known now */
     uint32_t weight;
     bool interactive;
-    bool wants; /* the card, now */
+    bool wants;       /* the card, now */
+    uint64_t ends_ns; /* when its work on the card will have ended, as far as it knows; 0: it has none */
 };
 
 /* All that is known of them; zeros: nothing. */
@@ -21,7 +22,8 @@ struct gs_neighbourhood {
     struct gs_neighbour others[GS_NEIGHBOURS];
     uint32_t count;
     uint64_t read_ns;
-    double had_work[GS_NEIGHBOURS + 1]; /* for which part of the last interval; behind the others our own container's rest */
+    uint64_t busy_ns;    /* what they were at work since they were first read, all together */
+    double rest_at_work; /* how many of the container's other processes were at work in the last interval, in the mean */
     uint64_t container_busy_ns, own_busy_ns; /* at read_ns; this process's since then */
 };
 
@@ -43,17 +45,16 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
  * none does. Interactive ones have a head start. */
 int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
                    const struct gs_neighbourhood *beside);
+/* By which it is ahead of this one, as device time of that one. */
+int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
+                        const struct gs_neighbour *other);
 /* The container has work again: what it did not use while it had none is not saved up. */
 void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside);
 /* Has work or waits, now. */
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns);
 
-/* Under a cap, beside neighbours that tell of themselves, short work is charged what it is known to take: what it took
- * longer was their turns. Lent compute goes by weight, in which others' turns are charged to all alike. */
-bool gs_charges_by_length(const struct gs_share *share, const struct gs_neighbourhood *beside);
-/* The part of busy time that was our own: as NVML's samples have it, where they are fresh. Else as of a card that gives
- * each process with work an even part of its time. */
-struct gs_own_part gs_own_part(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
-                               const struct gs_neighbourhood *beside);
+/* The part of busy time that was our own, neighbours that tell apart: as NVML's samples have it where there are none of
+ * these. Else as of a card that gives each process of the container with work an even part of its time. */
+struct gs_own_part gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside);
 
 #endif

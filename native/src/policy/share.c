@@ -4,8 +4,9 @@
  * holds their time slices as well, so it is the most that the work can have taken itself. NVML's samples say what the
  * container's processes really took, a sixth of a second late and in whole percents. So: busy time is charged at once,
  * with the part of it that was our own in the last samples; each new sample then settles the account of its window
- * exactly, within what events allow. Where NVML cannot tell, or nobody asked it while a long kernel ran, neighbours say how
- * many shared the card (fairness.c); without neighbours that tell anything busy time is charged in full.
+ * exactly, within what events allow. Containers that tell each other work one after the other (card_queue.c): what they were
+ * busy was their own but for what the others say that they were at work meanwhile. Without samples and such neighbours busy
+ * time is charged in full.
  **/
 #include "policy/share.h"
 
@@ -14,12 +15,15 @@
 #define SECOND_NS INT64_C(1000000000)
 /* What an idle container may save up: one point of a second. */
 #define MOST_SAVED_NS (SECOND_NS / 100)
+/* What it could not use while others had the card, at the most. */
+#define MOST_KEPT_NS (4 * SECOND_NS)
 /* What a sample may give back beyond that: another point. */
 #define MOST_REFUND_NS (SECOND_NS / 100)
 /* Numbers beyond a minute were not written by us. */
 #define MOST_DEBT_NS (60 * SECOND_NS)
 /* No launch waits longer than this for what its container has used before: more is forgiven. */
 #define LONGEST_WAIT_S 60
+#define IDLE_NS 20000000 /* a longer pause is no wait */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 5000000u
 #define SAMPLE_US 166667u             /* NVML's period on most cards */
@@ -62,35 +66,47 @@ static void take(struct gpuslice_credit *credit, int64_t ns)
     while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
-/* The thread that moves the time forward gives the credit for it, so that it is given once. Work under way has its credit
- * coming besides what may be saved up: it is charged when it has finished. */
-static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns, int64_t in_flight_ns)
+/* The thread that moves the time forward gives the credit for it, so that it is given once. Who has work or waits saves
+ * nothing up, and loses nothing: what it could not use while others had the card is still due to it. */
+static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns, int64_t in_flight_ns, bool waits)
 {
     uint64_t before = atomic_load(&credit->at_ns);
     bool begins = before == 0 || before > now_ns + SECOND_NS; /* a time to come was not written by us */
     if ((now_ns <= before && !begins) || !atomic_compare_exchange_strong(&credit->at_ns, &before, now_ns))
         return;
     int64_t passed = begins ? 0 : clamp((int64_t)(now_ns - before), 0, MOST_DEBT_NS);
-    int64_t most = MOST_SAVED_NS + in_flight_ns, least = -(int64_t)(rate * LONGEST_WAIT_S * SECOND_NS);
-    give(credit, (int64_t)((double)passed * rate), least, most, most + MOST_REFUND_NS);
+    int64_t wanted = waits || in_flight_ns > passed ? passed : in_flight_ns;
+    int64_t least = -(int64_t)(rate * LONGEST_WAIT_S * SECOND_NS), saved = MOST_SAVED_NS + in_flight_ns;
+    bool idle = passed - wanted > IDLE_NS;
+    give(credit, (int64_t)((double)wanted * rate), least, MOST_KEPT_NS, MOST_KEPT_NS);
+    give(credit, (int64_t)((double)(passed - wanted) * rate), least, saved, idle ? saved + MOST_REFUND_NS : MOST_KEPT_NS);
 }
 
-static int64_t headroom(struct gpuslice_credit *credit, double rate, uint64_t now_ns, uint64_t in_flight_ns)
+static int64_t headroom(struct gpuslice_credit *credit, double rate, uint64_t now_ns, uint64_t in_flight_ns, bool waits)
 {
     int64_t in_flight = in_flight_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)in_flight_ns : MOST_DEBT_NS;
-    accrue(credit, rate, now_ns, in_flight);
+    accrue(credit, rate, now_ns, in_flight, waits);
     int64_t left = clamp(atomic_load(&credit->ns), -MOST_DEBT_NS, MOST_DEBT_NS);
     return left - (int64_t)((double)in_flight * (1 - rate)); /* while it runs, credit grows */
 }
 
-int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns)
+int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
+                          bool waits)
 {
-    return share->cap >= 100 ? MOST_SAVED_NS : headroom(&card->cap, share->cap / 100.0, now_ns, in_flight_ns);
+    return share->cap >= 100 ? MOST_SAVED_NS : headroom(&card->cap, share->cap / 100.0, now_ns, in_flight_ns, waits);
 }
 
-bool gs_share_is_owed(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns)
+int64_t gs_share_owed_ns(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
+                         bool waits)
 {
-    return headroom(&card->due, SURELY_DUE * percent(share->weight) / 100.0, now_ns, in_flight_ns) > 0;
+    return headroom(&card->due, SURELY_DUE * percent(share->weight) / 100.0, now_ns, in_flight_ns, waits);
+}
+
+void gs_share_accrue(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
+                     bool waits)
+{
+    gs_share_headroom(card, share, now_ns, in_flight_ns, waits);
+    gs_share_owed_ns(card, share, now_ns, in_flight_ns, waits);
 }
 
 uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns)
@@ -198,8 +214,8 @@ static void settle(struct gpuslice_card *card, const struct gs_share *share, int
     }
     atomic_fetch_sub(&card->charged_ns, (uint64_t)refund);
     atomic_fetch_sub(&card->virtual_ns, (uint64_t)gs_share_by_weight(share, refund));
-    give(&card->cap, refund, -MOST_DEBT_NS, most, most);
-    give(&card->due, refund, -MOST_DEBT_NS, most, most);
+    give(&card->cap, refund, -MOST_DEBT_NS, most, MOST_KEPT_NS);
+    give(&card->due, refund, -MOST_DEBT_NS, most, MOST_KEPT_NS);
 }
 
 /* ---- the past ---- */

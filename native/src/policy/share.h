@@ -23,8 +23,13 @@ struct gs_share {
     bool interactive;
 };
 
-/* The cap lets a launch go while this is above zero. `in_flight_ns`: of the whole container, as estimated. */
-int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns);
+/* The cap lets a launch go while this is above zero. `in_flight_ns`: of the whole container, as estimated; `waits`: it has
+ * wanted to launch since it last asked. */
+int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
+                          bool waits);
+/* Before what has finished is charged: it had its credit coming. */
+void gs_share_accrue(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
+                     bool waits);
 /* How long the cap may make a launch wait before it looks again. */
 uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns);
 /* What of busy time was a process's own. On a card that others use too it has their turns between its own; but a run of
@@ -32,8 +37,7 @@ uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns);
 struct gs_own_part {
     double part;      /* from 0 to 1 */
     uint64_t turn_ns; /* of which all was its own, at the beginning of each run; 0: `part` says it of all */
-    uint32_t others;  /* that are known and want the card */
-    bool by_length;   /* short work that takes longer than it is known to was cut by others' turns */
+    uint64_t others_ns; /* how long neighbours that tell were at work, ever */
 };
 /* Work kept a process busy for so long, others' turns included, of which it is charged its own. */
 struct gs_busy {
@@ -43,8 +47,9 @@ void gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, s
 /* Work that could not be timed. */
 void gs_share_spend(struct gpuslice_card *card, const struct gs_share *share, uint64_t own_ns);
 
-/* Had less than it is due, whatever neighbours say of themselves: then it need not wait for them. */
-bool gs_share_is_owed(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns);
+/* What it had less than it is due, whatever neighbours say of themselves; below zero it had more. */
+int64_t gs_share_owed_ns(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
+                         bool waits);
 
 /* Whether less than busy time is charged: then samples must be followed, also while nobody waits. */
 bool gs_share_is_divided(struct gpuslice_card *card);

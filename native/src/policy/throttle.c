@@ -16,6 +16,7 @@
 
 #define MOST_IN_FLIGHT_NS UINT64_C(60000000000)
 #define LOOK_EVERY_NS 50000u
+#define TELL_NS 100000u
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 #define LIST_EVERY_NS UINT64_C(20000000)  /* neighbours */
 #define ALONE_FOR_NS UINT64_C(4000000)    /* before a container that found itself alone looks again */
@@ -31,7 +32,7 @@ struct card_state {
     uint64_t looked_ns;
     uint64_t settled_ns;   /* busy time since this process last saw a sample */
     uint64_t worked_at_ns; /* the last time that it had work under way */
-    uint64_t told_until_ns;
+    uint64_t told_end_ns;
     bool launched;
     struct gs_share_past past;
 };
@@ -144,7 +145,7 @@ static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool wait
     struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, &state->beside, now_ns,
                                            under_way_of(state->card), state->queue.covered_ns, waits);
     gs_neighbours_tell(&state->neighbours, &claim);
-    state->told_until_ns = claim.wants_until_ns;
+    state->told_end_ns = gs_told(&claim, now_ns).ends_ns;
 }
 
 /* ---- what NVML knows ---- */
@@ -173,8 +174,6 @@ static void learn(struct card_state *state, uint64_t now_ns)
     gs_lock(&lock);
     if (how == GS_SHARE_ASK_AFTER_GAP && state->beside.count)
         sample.own_percent = 0; /* neighbours know more of the gap than a sample of its end */
-    if (gs_charges_by_length(&state->share, &state->beside) && gs_queue_takes_turns(&state->queue, now_ns))
-        sample.own_percent = 0; /* it counts others' turns, too */
     state->settled_ns = 0;
     gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
     gs_unlock(&lock);
@@ -185,7 +184,8 @@ static void learn(struct card_state *state, uint64_t now_ns)
 static void account(struct card_state *state, uint64_t now_ns, bool paused)
 {
     struct gpuslice_card *entry = entry_of(state->card);
-    struct gs_own_part part = gs_own_part(entry, &state->share, now_ns, &state->beside);
+    struct gs_own_part part = gs_own_part(entry, now_ns, &state->beside);
+    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, paused);
     int mode = gs_relax_capture();
     uint64_t finished = state->queue.finished_ns;
     struct gs_busy busy = gs_queue_look(&state->queue, &events, now_ns, paused, part);
@@ -276,7 +276,7 @@ static void note_launch(struct card_state *state, struct gs_work *work)
     if (!work->batch)
         gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
     show_in_flight(state);
-    if (state->beside.count && state->told_until_ns < now + state->queue.in_flight_ns)
+    if (state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns)
         tell_neighbours(state, now, false);
     gs_unlock(&lock);
 }
