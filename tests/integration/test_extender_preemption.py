@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuslice.adapters.web.exposition import render
+from gpuslice.adapters.web.exposition import Family, render
 from gpuslice.core.contract import ANN_INDEX
 from tests.integration.preemption_rig import BUDGETS, PODS, PREEMPTION, Object, Story
 
@@ -382,7 +382,11 @@ def test_the_metrics_count_what_came_of_it(story: Story) -> None:
     story.add("huge", 15, 0)
     story.schedule("huge")
     story.calm(3)
-    page = render(story.extender._families()).decode()
+
+    async def families() -> list[Family]:  # watches read the loop's clock
+        return story.extender._families()
+
+    page = render(story.loop.run_until_complete(families())).decode()
     assert 'gpuslice_extender_preemptions_total{result="evicted"} 1\n' in page
     assert "gpuslice_extender_preempted_pods_total 1\n" in page
     assert "gpuslice_extender_nominated_pods 1\n" in page
