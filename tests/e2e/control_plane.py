@@ -57,6 +57,21 @@ def claim_flags() -> tuple[str, ...]:
     return () if minor_version() >= 36 else ("--feature-gates=DRAConsumableCapacity=true",)
 
 
+_OLD_NAMES = {
+    "endpoints-controller": "endpoint",
+    "garbage-collector-controller": "garbagecollector",
+    "horizontal-pod-autoscaler-controller": "horizontalpodautoscaling",
+    "root-ca-certificate-publisher-controller": "root-ca-cert-publisher",
+}
+
+
+def controllers_flag(*names: str) -> str:
+    """For kube-controller-manager, which called its controllers otherwise before Kubernetes 1.28."""
+    if minor_version() < 28:
+        names = tuple(_OLD_NAMES.get(name, name.removesuffix("-controller")) for name in names)
+    return f"--controllers={','.join(names)}"
+
+
 @dataclass(frozen=True)
 class ControlPlane:
     """Where the API server is. `kubeconfig` belongs to a member of system:masters."""
@@ -153,7 +168,7 @@ def controller_manager(plane: ControlPlane, *controllers: str, flags: tuple[str,
     """kube-controller-manager with these controllers alone, asking as often as it likes; yields its pid."""
     port = free_port()
     command = [asset("kube-controller-manager"), f"--kubeconfig={plane.kubeconfig}"]
-    command += [f"--controllers={','.join(controllers)}", "--leader-elect=false"]
+    command += [controllers_flag(*controllers), "--leader-elect=false"]
     command += [f"--secure-port={port}", "--bind-address=127.0.0.1"]
     command += ["--kube-api-qps=1000", "--kube-api-burst=1000", *flags]
     command += [f"--authentication-kubeconfig={plane.kubeconfig}"]

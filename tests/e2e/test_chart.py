@@ -108,7 +108,7 @@ def cluster() -> Iterator[Cluster]:
         found.kubectl("wait", "--for=condition=established", "--all", "crd", "--timeout=60s")
         command = [control_plane.asset("kube-controller-manager"), f"--kubeconfig={plane.kubeconfig}"]
         command += ["--leader-elect=false", f"--secure-port={free_port()}"]
-        command += ["--controllers=daemonset-controller", "--bind-address=127.0.0.1"]
+        command += [control_plane.controllers_flag("daemonset-controller"), "--bind-address=127.0.0.1"]
         # The controller looks at a node's labels anew for pods that a scheduler put there.
         with control_plane.process("controllers", plane.folder, command), control_plane.scheduler(plane, []):
             yield found
