@@ -311,6 +311,24 @@ async def test_a_task_that_fails_ends_its_process_though_nobody_asked_it_to() ->
     assert caught.group_contains(LookupError, match="why")
 
 
+async def test_a_task_that_is_cancelled_though_nobody_asked_for_it_ends_its_process() -> None:
+    """As a library does to a task that waits on a connection that it lost."""
+
+    async def cut_off() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await work_until(asyncio.Event().wait(), {"other": asyncio.sleep(3600), "plugin": cut_off()})
+    assert caught.group_contains(RuntimeError, match="the task 'plugin' was cancelled")
+
+
+async def test_a_process_that_is_stopped_at_once_ends_without_a_complaint() -> None:
+    await work_until(asyncio.sleep(0), {"work": asyncio.sleep(3600)})
+
+
 def test_a_log_line_is_an_event_with_fields() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)

@@ -21,6 +21,7 @@ from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import (
     DevicePluginClient,
     DevicePluginService,
+    RegistrationClient,
     RegistrationService,
     Server,
     unix_channel,
@@ -330,3 +331,23 @@ def test_ids_belong_to_the_container_with_just_these_or_else_to_the_pod_that_sha
     assert init is not None
     assert (init.assignment, init.exact) == (part, False)
     assert holder_of(frozenset("x"), [whole, part]) is None
+
+
+async def test_a_broken_call_leaves_the_task_that_made_it_uncancelled(folder: Path) -> None:
+    """grpclib cancels the task that waits. Before Python 3.11.3 the next timeout would end it."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+        await writer.wait_closed()
+
+    kubelet = await asyncio.start_unix_server(hang_up, str(folder / "kubelet.sock"))
+    async with kubelet, unix_channel(folder / "kubelet.sock") as channel:
+        with pytest.raises(CALL_FAILED):
+            await RegistrationClient(channel).register(dp.RegisterRequest(), HANG_S)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()

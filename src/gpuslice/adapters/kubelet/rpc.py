@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,25 @@ async def _say_ending(stream: Any) -> None:
 
 
 # -- clients -----------------------------------------------------------------------------------------
+async def _answer(call: Coroutine[Any, Any, Any]) -> Any:
+    """What a call returns or raises, made in a task of its own.
+
+    Where a connection breaks, grpclib ends the call by cancelling the task that it runs in, and does not take
+    that back; the cancellation may even come when the call is over. A task that goes on afterwards would end
+    at its next wait: before Python 3.11.3 at its next `asyncio.timeout`.
+    """
+    task = asyncio.create_task(call)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if task.cancelled():
+        raise StreamTerminatedError("the call was cut off")
+    return task.result()
+
+
 class RegistrationClient:
     """A plugin's side of `RegistrationService`."""
 
@@ -195,7 +214,7 @@ class RegistrationClient:
         self._register = UnaryUnaryMethod(channel, f"{REGISTRATION}/Register", dp.RegisterRequest, dp.Empty)
 
     async def register(self, request: dp.RegisterRequest, timeout_s: float) -> None:
-        await self._register(request, timeout=timeout_s)
+        await _answer(self._register(request, timeout=timeout_s))
 
 
 class DevicePluginClient:
@@ -225,7 +244,7 @@ class DevicePluginClient:
         )
 
     async def get_device_plugin_options(self, timeout_s: float | None = None) -> dp.DevicePluginOptions:
-        reply: dp.DevicePluginOptions = await self._options(dp.Empty(), timeout=timeout_s)
+        reply: dp.DevicePluginOptions = await _answer(self._options(dp.Empty(), timeout=timeout_s))
         return reply
 
     async def list_and_watch(self) -> AsyncGenerator[dp.ListAndWatchResponse]:
@@ -238,19 +257,19 @@ class DevicePluginClient:
     async def get_preferred_allocation(
         self, request: dp.PreferredAllocationRequest, timeout_s: float | None = None
     ) -> dp.PreferredAllocationResponse:
-        reply: dp.PreferredAllocationResponse = await self._preferred(request, timeout=timeout_s)
+        reply: dp.PreferredAllocationResponse = await _answer(self._preferred(request, timeout=timeout_s))
         return reply
 
     async def allocate(
         self, request: dp.AllocateRequest, timeout_s: float | None = None
     ) -> dp.AllocateResponse:
-        reply: dp.AllocateResponse = await self._allocate(request, timeout=timeout_s)
+        reply: dp.AllocateResponse = await _answer(self._allocate(request, timeout=timeout_s))
         return reply
 
     async def pre_start_container(
         self, request: dp.PreStartContainerRequest, timeout_s: float | None = None
     ) -> dp.PreStartContainerResponse:
-        reply: dp.PreStartContainerResponse = await self._pre_start(request, timeout=timeout_s)
+        reply: dp.PreStartContainerResponse = await _answer(self._pre_start(request, timeout=timeout_s))
         return reply
 
 
@@ -272,17 +291,19 @@ class PodResourcesClient:
         )
 
     async def list(self, timeout_s: float) -> pr.ListPodResourcesResponse:
-        reply: pr.ListPodResourcesResponse = await self._list(pr.ListPodResourcesRequest(), timeout=timeout_s)
+        reply: pr.ListPodResourcesResponse = await _answer(
+            self._list(pr.ListPodResourcesRequest(), timeout=timeout_s)
+        )
         return reply
 
     async def get(self, namespace: str, name: str, timeout_s: float) -> pr.GetPodResourcesResponse:
         request = pr.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
-        reply: pr.GetPodResourcesResponse = await self._get(request, timeout=timeout_s)
+        reply: pr.GetPodResourcesResponse = await _answer(self._get(request, timeout=timeout_s))
         return reply
 
     async def get_allocatable_resources(self, timeout_s: float) -> pr.AllocatableResourcesResponse:
         request = pr.AllocatableResourcesRequest()
-        reply: pr.AllocatableResourcesResponse = await self._allocatable(request, timeout=timeout_s)
+        reply: pr.AllocatableResourcesResponse = await _answer(self._allocatable(request, timeout=timeout_s))
         return reply
 
 

@@ -240,12 +240,38 @@ class _Stopped:
 
 
 async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[Any, Any, None]]) -> None:
-    """Run the long tasks of a process, by name, until `stopped`. One that fails ends all, and is raised."""
-    async with asyncio.TaskGroup() as group:
-        running = [group.create_task(work, name=name) for name, work in tasks.items()]
-        await stopped
-        for task in running:
-            task.cancel()
+    """Run the long tasks of a process, by name, until `stopped`. One that fails ends all, and is raised.
+
+    So does one that is cancelled though nobody here asked for it, as libraries may do that tell a task of a
+    lost connection by cancelling it. A TaskGroup takes that for its end, and the process would do without.
+    """
+    ending = False
+
+    async def kept(name: str, work: Coroutine[Any, Any, None]) -> None:
+        nonlocal ending
+        try:
+            await work
+        except asyncio.CancelledError:
+            if ending:
+                raise
+            ending = True
+            raise RuntimeError(f"the task {name!r} was cancelled amid its work") from None
+        except BaseException:
+            ending = True
+            raise
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(kept(name, work), name=name) for name, work in tasks.items()]
+            try:
+                await stopped
+            finally:
+                ending = True
+                for task in running:
+                    task.cancel()
+    finally:
+        for work in tasks.values():
+            work.close()  # one that was cancelled before it began
 
 
 def _tls_context(listen: Listen) -> ssl.SSLContext:
