@@ -182,6 +182,17 @@ def test_a_validating_webhook_denies_with_its_own_words(wire: Wire) -> None:
     assert answer["message"] == 'admission webhook "h.example.com" denied the request: no'
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_a_webhook_warns_of_reaches_the_client(wire: Wire, allowed: bool) -> None:
+    _hook(wire, "MutatingWebhookConfiguration")
+    _hook(wire, "ValidatingWebhookConfiguration")
+    said = {"allowed": True, "warnings": ['is "gpu-mem" meant?']}
+    wire.webhook_answers += [WebhookAnswer(said), WebhookAnswer({"allowed": allowed, "warnings": ["two"]})]
+    response = wire.send("POST", PODS, make_pod("a"))
+    assert response.status == (201 if allowed else 400)
+    assert response.headers["warning"] == '299 - "is \\"gpu-mem\\" meant?", 299 - "two"'
+
+
 @pytest.mark.parametrize(("policy", "status"), [("Fail", 500), ("Ignore", 201)])
 def test_a_webhook_that_cannot_be_reached(wire: Wire, policy: str, status: int) -> None:
     _hook(wire, "ValidatingWebhookConfiguration", failurePolicy=policy)

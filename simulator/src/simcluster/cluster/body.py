@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -11,7 +12,7 @@ from simcluster.cluster.decode import Decoder, parse_json
 from simcluster.cluster.errors import ApiError, bad_request, unsupported_media_type
 from simcluster.cluster.events_view import to_core
 from simcluster.cluster.protobuf import PREFIX, decode_envelope
-from simcluster.cluster.request import JSON, Object, Request
+from simcluster.cluster.request import Object, Request, Response
 from simcluster.cluster.resources import Resource
 from simcluster.cluster.schema import Schema
 
@@ -85,9 +86,10 @@ def decode_object(schema: Schema, resource: Resource, raw: Object, validation: s
     return Body(obj, tuple(decoder.unknown) if validation == "Warn" else ())
 
 
-def warning_headers(warnings: tuple[str, ...], content_type: str = JSON) -> dict[str, str]:
-    headers = {"content-type": content_type}
-    if warnings:
-        quoted = (warning.replace("\\", "\\\\").replace('"', '\\"') for warning in warnings)
-        headers["warning"] = ", ".join(f'299 - "{text}"' for text in quoted)
-    return headers
+def with_warnings(response: Response, warnings: Sequence[str]) -> Response:
+    """The response with these besides the warnings that it has: kubectl prints them."""
+    if not warnings:
+        return response
+    quoted = (warning.replace("\\", "\\\\").replace('"', '\\"') for warning in warnings)
+    said = [*filter(None, [response.headers.get("warning")]), *(f'299 - "{text}"' for text in quoted)]
+    return replace(response, headers={**response.headers, "warning": ", ".join(said)})

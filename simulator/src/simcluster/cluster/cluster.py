@@ -10,6 +10,7 @@ import msgspec
 
 from simcluster.cluster import router
 from simcluster.cluster.admission import WebhookAnswer, WebhookCall
+from simcluster.cluster.body import with_warnings
 from simcluster.cluster.errors import ApiError
 from simcluster.cluster.faults import Fault, Faults, error_of
 from simcluster.cluster.identities import Identities
@@ -77,14 +78,25 @@ class Cluster:
             return answer
 
     def steps(self, request: Request) -> Steps:
-        """The same as a generator that yields each webhook call and is sent its answer."""
+        """The same as a generator that yields each webhook call and is sent its answer.
+
+        What the webhooks warn of goes to the client, whether they let the request pass or not.
+        """
         fault = self.faults.strike(request)
         if fault is not None and fault.code and not fault.after:
             return error_of(fault).response()
+        warnings: list[str] = []
+        routed = router.route(self, request)
         try:
-            response = yield from router.route(self, request)
+            call = next(routed)
+            while True:
+                answer = yield call
+                warnings += (answer.response or {}).get("warnings") or []
+                call = routed.send(answer)
+        except StopIteration as stop:
+            response: Response = with_warnings(stop.value, warnings)
         except ApiError as error:
-            return error.response()
+            return with_warnings(error.response(), warnings)
         if fault is not None and fault.code:
             return error_of(fault).response()
         if response.watch is not None:

@@ -15,7 +15,7 @@ from simcluster.cluster.body import (
     check_type,
     decode_object,
     read_object,
-    warning_headers,
+    with_warnings,
 )
 from simcluster.cluster.builtin import admit_builtin
 from simcluster.cluster.decode import parse_json
@@ -62,7 +62,8 @@ def answer(
     warnings: tuple[str, ...] = (),
 ) -> Response:
     renderer = renderer_for(target.resource, request, cluster.now_s())
-    return Response(status, renderer.one(entry), warning_headers(warnings, renderer.content_type))
+    response = Response(status, renderer.one(entry), {"content-type": renderer.content_type})
+    return with_warnings(response, warnings)
 
 
 def create(cluster: Cluster, target: Target, request: Request) -> Steps:
