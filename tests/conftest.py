@@ -27,7 +27,8 @@ LONGEST = (
     "test_isolation_run",
     "test_exporter_load",
     "test_cli_careless",
-    "test_chart",
+    "test_console_prometheus",
+    "test_extender_hostile",
 )
 
 

@@ -38,11 +38,11 @@ async def read(http: aiohttp.ClientSession, rig: Rig, path: str, **headers: str)
         return await answer.json(content_type=None)
 
 
-async def until(ask: Callable[[], Any], holds: Callable[[Any], bool]) -> Any:
+async def until(ask: Callable[[], Any], holds: Callable[[Any], bool], pause_s: float = 0.02) -> Any:
     """Ask until it holds; the deadline ends a hang."""
     async with asyncio.timeout(HANG_S):
         while not holds(found := await ask()):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # the next answer may be another
+            await asyncio.sleep(pause_s)  # the next answer may be another
     return found
 
 

@@ -27,6 +27,7 @@ from tests.tools import find
 
 __all__ = ["http"]
 PASSWORD = b"s3cret/@"
+PAUSE_S = 0.25  # Prometheus scrapes and evaluates once a second; each question costs both a bit
 ALERT = {
     "alert": "GpuCardFull",
     "expr": "gpuslice_gpu_memory_used_bytes > 0",
@@ -80,24 +81,24 @@ async def test_all_of_use_comes_from_a_prometheus_below_a_path_with_a_password(
             prometheus(tmp_path, [target]) as url,
             console(sample_nodes(), pods, prometheus_url=url, usage_interval_s=1.0) as rig,
         ):
-            seen = await until(lambda: read(http, rig, "cluster"), lambda told: "podUsage" in told)
+            seen = await until(lambda: read(http, rig, "cluster"), lambda told: "podUsage" in told, PAUSE_S)
             assert seen["cluster"]["history"] == "prometheus"
             assert {row["name"] for row in seen["podUsage"]} == {pod["metadata"]["name"] for pod in pods}
 
             about = "pod?namespace=nlp&name=embed-0"
             enough = lambda pod: any(pod["history"]["used"]) and any(pod["history"]["sm"])  # noqa: E731
-            history = (await until(lambda: read(http, rig, about), enough))["history"]
+            history = (await until(lambda: read(http, rig, about), enough, PAUSE_S))["history"]
             assert history["source"] == "prometheus"
             assert history["used"][-1] == pytest.approx(0.31 * 4301, abs=2)
             assert history["sm"][-1] == 12
 
-            teams = await until(lambda: read(http, rig, "teams"), lambda told: told["hours"])
+            teams = await until(lambda: read(http, rig, "teams"), lambda told: told["hours"], PAUSE_S)
             assert teams["span"] == 86400
             by_name = {row["namespace"]: row for row in teams["hours"]}
             assert by_name["nlp"]["held"] > by_name["nlp"]["used"] > 0
 
             alerted = lambda told: any(each["state"] == "firing" for each in told["alerts"])  # noqa: E731
-            health = await until(lambda: read(http, rig, "health"), alerted)
+            health = await until(lambda: read(http, rig, "health"), alerted, PAUSE_S)
             assert {each["name"] for each in health["alerts"]} == {"GpuCardFull"}
             first = health["alerts"][0]
             assert (first["severity"], first["what"]) == ("critical", "A card is full.")
