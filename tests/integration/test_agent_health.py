@@ -93,12 +93,18 @@ async def test_faults_of_applications_and_a_switched_off_check_change_nothing(tm
         assert node.kubelet.healthy() == 30
 
 
-async def test_a_card_recovers_and_the_configmap_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told_late", [False, True])
+async def test_a_card_recovers_and_events_tell_of_it(tmp_path: Path, told_late: bool) -> None:
+    """Also where it was over before the API server could be told that it began."""
     async with Bench(tmp_path, TWO, settings={"recovery_s": 2.0}).running() as node:
+        if told_late:
+            node.cluster.add_fault(Fault(path=".*/configmaps.*", code=503))
         node.record(TWO, events=[{"xid": 79, "uuid": uuid(1)}])
         await eventually(lambda: node.kubelet.healthy() == 15, "card 1 is out")
         await eventually(lambda: node.kubelet.healthy() == 30, "card 1 is back")
-        await configmap_says(node, "")
+        node.cluster.faults.clear()
+        if not told_late:
+            await configmap_says(node, "")
 
         async def told() -> bool:
             events = (await node.client.list(EVENTS, "default")).items or []

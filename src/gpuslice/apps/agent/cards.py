@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 
 FAILURES_TO_LOST = 3
 """One question that the driver does not answer in time is no lost card."""
+MOST_UNTOLD = 100
+"""Changes that are remembered while the API server cannot be told of them."""
 
 
 class CardMonitor:
@@ -68,6 +71,7 @@ class CardMonitor:
         self._links: dict[frozenset[str], Link] = {}  # by two uuids
         self._sysfs = sysfs
         self._recorded: dict[int, str] | None = None
+        self._untold: deque[tuple[str, str, bool]] = deque(maxlen=MOST_UNTOLD)  # node events, in order
         self._file_problem = ""
 
     def reasons(self) -> dict[int, str]:
@@ -158,9 +162,18 @@ class CardMonitor:
 
     async def _set(self, health: Health) -> None:
         before, self.health = self.health.reasons(), health
-        for uuid, reason in health.reasons().items():
+        reasons, indexes = health.reasons(), {card.uuid: card.index for card in self.cards}
+        changes = []
+        for uuid, reason in reasons.items():
             if uuid not in before:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
+                changes.append(_out_of_use(indexes.get(uuid), reason))
+        changes += [
+            ("GPUBackInUse", f"card {indexes.get(uuid)} is given out again", False)
+            for uuid in before.keys() - reasons.keys()
+        ]
+        if self._lock.held.is_set():  # else another agent tells
+            self._untold.extend(changes)
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
         await self._devices.update(self.cards, unhealthy, self._numa_nodes())
@@ -185,15 +198,21 @@ class CardMonitor:
     # -- the ConfigMap --------------------------------------------------------------------------------
 
     async def _record(self) -> None:
-        """Write the ConfigMap when it does not say what we found; try again in the next round."""
+        """Write the ConfigMap when it does not say what we found, and tell of each change, also of one that
+        did not last; try again in the next round.
+        """
         reasons = self.reasons()
-        if not self.cards or reasons == self._recorded or not self._lock.held.is_set():
+        if not self.cards or not self._lock.held.is_set():
+            return
+        if reasons == self._recorded and not self._untold:
             return
         try:
             present = await self._writer.unhealthy()
             if self._recorded is None:
                 await self._take_over(present)
                 reasons = self.reasons()
+                known = [_out_of_use(index, reason) for index, reason in reasons.items()]
+                self._untold.extend(each for each in known if each not in self._untold)
             if reasons or present is not None:
                 data = unhealthy_data(present, reasons)
                 if data != present:
@@ -201,12 +220,10 @@ class CardMonitor:
         except KubeError as error:
             _log.warning("ConfigMap of unhealthy cards not written", extra={"error": str(error)})
             return
-        before = self._recorded or {}
-        for index in sorted(reasons.keys() - before.keys()):
-            await self._writer.node_event("GPUOutOfUse", f"card {index}: {reasons[index]}", warning=True)
-        for index in sorted(before.keys() - reasons.keys()):
-            await self._writer.node_event("GPUBackInUse", f"card {index} is given out again", warning=False)
         self._recorded = reasons
+        while self._untold:
+            reason, message, warning = self._untold.popleft()
+            await self._writer.node_event(reason, message, warning=warning)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
         """What an earlier agent found is still so: its restart has mended nothing."""
@@ -220,3 +237,7 @@ class CardMonitor:
             if card.index in recorded and card.uuid not in known
         }
         await self._set(replace(self.health, faults={**found, **self.health.faults}))
+
+
+def _out_of_use(index: int | None, reason: str) -> tuple[str, str, bool]:
+    return "GPUOutOfUse", f"card {index}: {reason}", True
