@@ -259,11 +259,11 @@ def client_ms(page: bytes) -> float:
 async def measure(options: argparse.Namespace) -> dict[str, Any]:
     containers = options.containers_per_gpu
     if options.series:
-        containers = max(1, options.series // SERIES_A_CONTAINER // options.cards)
-    tenants = [Tenant(number, number % options.cards) for number in range(options.cards * containers)]
+        containers = max(1, options.series // SERIES_A_CONTAINER // options.gpus)
+    tenants = [Tenant(number, number % options.gpus) for number in range(options.gpus * containers)]
     with tempfile.TemporaryDirectory(prefix="exporter-") as name:
         folder = Path(name)
-        state = gpu.create(folder / "machine", [PROFILE] * options.cards)
+        state = gpu.create(folder / "machine", [PROFILE] * options.gpus)
         with gpu.Machine(state) as machine:
             uuids = [card.uuid for card in machine.cards()]
         lay_out(folder, tenants, uuids)
@@ -275,7 +275,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             found["simulated_mib"] = round(mapped_mib(process.pid, state), 1)
         server.close()
         await server.wait_closed()
-    return {"gpus": options.cards, "containers": len(tenants), "processes": len(busy), **found}
+    return {"gpus": options.gpus, "containers": len(tenants), "processes": len(busy), **found}
 
 
 def _measure(options: argparse.Namespace, pid: int, containers: int, processes: int) -> dict[str, Any]:
