@@ -161,19 +161,18 @@ class CardMonitor:
         return excluded
 
     async def _set(self, health: Health) -> None:
-        before, self.health = self.health.reasons(), health
-        reasons, indexes = health.reasons(), {card.uuid: card.index for card in self.cards}
-        changes = []
-        for uuid, reason in reasons.items():
-            if uuid not in before:
+        known, before = self.health.reasons(), self.reasons()
+        self.health = health
+        for uuid, reason in health.reasons().items():
+            if uuid not in known:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
-                changes.append(_out_of_use(indexes.get(uuid), reason))
-        changes += [
-            ("GPUBackInUse", f"card {indexes.get(uuid)} is given out again", False)
-            for uuid in before.keys() - reasons.keys()
-        ]
+        after = self.reasons()
         if self._lock.held.is_set():  # else another agent tells
-            self._untold.extend(changes)
+            self._untold.extend(
+                _out_of_use(each, after[each]) for each in sorted(after.keys() - before.keys())
+            )
+            for each in sorted(before.keys() - after.keys()):
+                self._untold.append(("GPUBackInUse", f"card {each} is given out again", False))
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
         await self._devices.update(self.cards, unhealthy, self._numa_nodes())
