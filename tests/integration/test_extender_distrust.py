@@ -112,6 +112,18 @@ async def test_a_pod_that_asks_for_nothing_of_ours_is_not_bound() -> None:
         assert extender.api.bound_to("stranger") == ""
 
 
+async def test_a_pod_that_asks_for_zero_is_bound_without_a_card() -> None:
+    """kube-scheduler asks about whoever names a managed resource, and leaves the binding to us."""
+    async with rig(cluster(n1=(15, 1), n2=(15, 1))) as extender:
+        pod = extender.api.add_pod("none", "0")
+        await extender.caught_up()
+        assert (await extender.filter(pod, "n1", "n2"))["NodeNames"] == ["n1", "n2"]
+        assert await extender.bind_unasked(pod, "n2") == ""
+        assert extender.api.bound_to("none") == "n2"
+        assert extender.api.card("none") is None
+        assert "is bound to n2 already" in await extender.bind_unasked(pod, "n1")
+
+
 async def test_no_event_is_written_in_the_words_of_a_request() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         pod = extender.api.add_pod("mine")

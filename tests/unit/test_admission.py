@@ -124,6 +124,9 @@ def test_a_copied_pod_does_not_bring_its_models_card_along() -> None:
 def test_other_pods_and_mirrors_of_static_pods_are_left_alone() -> None:
     other = api_pod(containers=[{"name": "a", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}])
     assert mutated(other, AdmissionRules(scheduler="ours")) == other
+    zero = api_pod(memory="0")
+    assert mutated(zero, AdmissionRules(scheduler="ours")) == zero
+    assert not invalid(zero)
     mirror = api_pod(memory="4.5", annotations={"kubernetes.io/config.mirror": "x"})
     assert mutated(mirror, AdmissionRules(scheduler="ours")) == mirror
     assert not invalid(mirror)
@@ -137,7 +140,6 @@ def test_other_pods_and_mirrors_of_static_pods_are_left_alone() -> None:
     [
         (api_pod(memory="4.5"), 'container "main": limits["aliyun.com/gpu-mem"] is "4.5", must be a whole'),
         (api_pod(memory="4Gi"), 'container "main": limits["aliyun.com/gpu-mem"] is "4Gi"'),
-        (api_pod(memory="0"), 'container "main": limits["aliyun.com/gpu-mem"] is "0"'),
         (api_pod(memory="7", labels={GPU_COUNT: "2"}), "must be a multiple of 2"),
         (api_pod(labels={GPU_COUNT: "two"}), 'label "aliyun.com/gpu-count" is "two"'),
         (

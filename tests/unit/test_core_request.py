@@ -8,7 +8,7 @@ import pytest
 
 from gpuslice.core.contract import GPU_CORE, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.model import ContainerKind, Request
+from gpuslice.core.model import ContainerKind, ContainerRequest, Request
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import ContainerSpec, held_at_peak, pod_request
 
@@ -139,7 +139,7 @@ def test_app_containers_are_counted_whether_they_ask_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["0", 0, "-1", -1, "4.5", 4.5, "abc", "1000000000000", 10**12, "10G", "4Gi", None, ""]
+    "value", ["-1", -1, "4.5", 4.5, "abc", "1000000000000", 10**12, "10G", "4Gi", None, ""]
 )
 def test_a_wrong_amount_names_the_container_and_the_field(value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -157,11 +157,23 @@ def test_the_containers_of_a_pod_together_ask_for_no_more_than_one_may() -> None
         units_of(spec("a", "1000000000"), spec("b", "1", index=1))
 
 
-def test_a_zero_beside_containers_that_ask_asks_for_nothing() -> None:
-    assert units_of(spec("a", "0"), spec("b", "3", index=1)) == 3
+@pytest.mark.parametrize("zero", ["0", 0, "0k"])
+def test_zero_asks_for_nothing_as_of_any_resource(zero: Any) -> None:
+    assert ask(spec("a", zero), spec("b", zero, **core("0"), index=1)) is None
+    assert units_of(spec("a", zero), spec("b", "3", index=1)) == 3
+    (only,) = _held(ContainerSpec("a", 0, {GPU_MEM: zero, "gpuslice.io/memory": "2"}))
+    assert only.units == 2
+    (plain,) = _held(spec("a", "4", **core(str(zero))))
+    assert (plain.units, plain.compute_percent) == (4, 0)
 
 
-@pytest.mark.parametrize("percent", ["0", "3", "101", "-5", "abc", "12.5", "105"])
+def _held(*specs: ContainerSpec) -> tuple[ContainerRequest, ...]:
+    request = ask(*specs)
+    assert request is not None
+    return request.containers
+
+
+@pytest.mark.parametrize("percent", ["3", "101", "-5", "abc", "12.5", "105"])
 def test_a_wrong_share_of_compute_names_the_container_and_the_field(percent: str) -> None:
     with pytest.raises(
         InvalidRequestError, match=r'container "train": limits\["aliyun.com/gpu-core.percentage"\]'

@@ -27,7 +27,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import MIRROR, PodForm, without
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import ContainerSpec, names_in, pod_request
+from gpuslice.core.request import RIGHT_UNITS, ContainerSpec, names_in, pod_request
 
 TEMPLATE_PREFIX = "gpuslice-"
 CLAIM_NAME = "gpuslice"  # of the claim within the pod
@@ -60,8 +60,11 @@ def claim_shape(template: str) -> ClaimShape | None:
         if part and part["compute"]:
             limits[GPU_CORE] = part["compute"]
         specs.append(ContainerSpec(f"#{index}", index, limits))
+    for spec in specs:
+        if whole_number(spec.limits[GPU_MEM]) == 0:  # no pod is given a claim for nothing
+            raise InvalidRequestError(f'container "{spec.name}": limits["{GPU_MEM}"]', "0", RIGHT_UNITS)
     request = pod_request(specs, {GPU_COUNT: named["count"]} if named["count"] else {})
-    assert request is not None  # every container names the resource
+    assert request is not None  # every container asks for memory
     if request.card_count > 1 and len(specs) > 1:
         must_be = "1, or asked for by a pod of one asking container: claims spread a container over cards"
         raise InvalidRequestError(f'label "{GPU_COUNT}"', request.card_count, must_be)

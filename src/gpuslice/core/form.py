@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuslice.core.contract import AMOUNT_NAMES
 from gpuslice.core.model import ContainerKind, Request
-from gpuslice.core.request import ContainerSpec, asks_for_gpu, pod_request
+from gpuslice.core.request import ContainerSpec, asked_names, pod_request
 
 MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
 
@@ -38,7 +37,7 @@ class ContainerForm:
 
     @property
     def asks(self) -> bool:
-        return asks_for_gpu(self.limits)
+        return bool(asked_names(self.limits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,8 @@ class PodForm:
 
     @property
     def concerns_us(self) -> bool:
-        names = [{*each.limits, *each.requests} for each in self.containers]
         return MIRROR not in self.annotations and any(
-            not set(AMOUNT_NAMES).isdisjoint(each) for each in names
+            each.asks or asked_names(each.requests) for each in self.containers
         )
 
 

@@ -41,9 +41,9 @@ class ContainerSpec:
     kind: ContainerKind = ContainerKind.APP
 
 
-def asks_for_gpu(limits: Mapping[str, object] | None) -> bool:
-    """Whether a container's limits name one of our resources at all, with whatever value."""
-    return limits is not None and any(name in limits for name in AMOUNT_NAMES)
+def asked_names(amounts: Mapping[str, object]) -> list[str]:
+    """Those of our resources that a container's limits ask for: of zero none is, as of any of Kubernetes'."""
+    return [name for name in AMOUNT_NAMES if name in amounts and whole_number(amounts[name]) != 0]
 
 
 def names_in(amounts: Iterable[str]) -> ResourceNames:
@@ -54,21 +54,17 @@ def names_in(amounts: Iterable[str]) -> ResourceNames:
 
 
 def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None = None) -> Request | None:
-    """What the pod holds at its peak; None when no container names one of our resources.
+    """What the pod holds at its peak; None when no container asks for any of our resources.
 
     `specs` are init containers and sidecars in their order, then app containers. Raises
     `InvalidRequestError` naming the container and the field when a value can never be given.
     """
     everyone = list(specs)
-    asking = [spec for spec in everyone if asks_for_gpu(spec.limits)]
+    asking = [spec for spec in everyone if asked_names(spec.limits)]
     if not asking:
         return None
     names = _one_set_of_names(asking)
-    containers = tuple(_container(spec, names) for spec in asking)
-    held = tuple(container for container in containers if container.units)
-    if not held:
-        given = asking[0].limits.get(names.memory, "absent")
-        raise InvalidRequestError(_field(asking[0], names.memory), given, RIGHT_UNITS)
+    held = tuple(_container(spec, names) for spec in asking)
     card_count = _card_count(held, labels or {}, names)
     units = peak(held, lambda container: container.units)
     if units > MOST_UNITS:
@@ -94,10 +90,10 @@ def _min_tier(labels: Mapping[str, str]) -> Tier:
 
 def _one_set_of_names(asking: Sequence[ContainerSpec]) -> ResourceNames:
     """No node offers two sets of names, so a pod that asks in both would wait for ever."""
-    names = names_in(asking[0].limits)
+    names = names_in(asked_names(asking[0].limits))
     for spec in asking:
-        for name in AMOUNT_NAMES:
-            if name in spec.limits and name not in (names.memory, names.compute):
+        for name in asked_names(spec.limits):
+            if name not in (names.memory, names.compute):
                 must_be = f"left out beside {names.memory}: they mean the same, and a pod asks in one of them"
                 raise InvalidRequestError(_field(spec, name), spec.limits[name], must_be)
     return names
@@ -122,11 +118,11 @@ def _container(spec: ContainerSpec, names: ResourceNames) -> ContainerRequest:
     units = whole_number(spec.limits.get(names.memory, 0))
     if units is None or not 0 <= units <= MOST_UNITS:
         raise InvalidRequestError(_field(spec, names.memory), spec.limits[names.memory], RIGHT_UNITS)
-    if names.compute not in spec.limits:
+    if names.compute not in asked_names(spec.limits):
         return ContainerRequest(spec.name, spec.index, units, 0, spec.kind)
     field, given = _field(spec, names.compute), spec.limits[names.compute]
     percent = whole_number(given)
-    if percent is None or not 0 < percent <= WHOLE_CORE_PERCENT or percent % CORE_STEP_PERCENT:
+    if percent is None or not 0 <= percent <= WHOLE_CORE_PERCENT or percent % CORE_STEP_PERCENT:
         must_be = f"a multiple of {CORE_STEP_PERCENT} from {CORE_STEP_PERCENT} to {WHOLE_CORE_PERCENT}"
         raise InvalidRequestError(field, given, must_be)
     if not units:

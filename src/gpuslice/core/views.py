@@ -91,6 +91,12 @@ def pod_requests(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: 
     return _pod_requests(inits, apps, said, host, bound)
 
 
+def names_our_resources(spec: PodSpecLike) -> bool:
+    """Whether limits name a resource of ours, if only with zero: kube-scheduler asks us about those."""
+    containers = (*(spec.init_containers or ()), *spec.containers)
+    return any(limits for *_, limits in _limits(containers))
+
+
 _REQUEST_LABELS = (*CARDS_NAMES, LABEL_MIN_TIER)
 
 

@@ -33,6 +33,7 @@ from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import EITHER_MEMORY
 from gpuslice.core.model import Placement, Pod, Refusal, Request
+from gpuslice.core.views import names_our_resources
 
 _log = logging.getLogger(__name__)
 
@@ -188,8 +189,10 @@ class Binder:
                 if pod.node:
                     raise NotBoundError(f"pod {pod.key} is bound to {pod.node} already, not to {args.node}")
                 if (request := pod.request) is None:
-                    why = f"it asks for no {EITHER_MEMORY}; kube-scheduler binds what managedResources omits"
-                    raise NotBoundError(f"pod {pod.key}: {pod.problem or why}")
+                    if pod.problem:
+                        raise NotBoundError(f"pod {pod.key}: {pod.problem}")
+                    await self._bind_without_cards(args)
+                    return
                 placement = self._placer.assume(pod, request, args.node)
                 if isinstance(placement, Refusal):
                     who = f"the pod {pod.name} in ns {pod.namespace}"
@@ -212,6 +215,18 @@ class Binder:
             raise
         finally:
             self._journal.leave(pod.uid)
+
+    async def _bind_without_cards(self, args: BindingArgs) -> None:
+        """A pod whose limits name our resource with zero: kube-scheduler leaves it to us all the same."""
+        try:
+            seen: SlimPod = await self._client.get(SLIM_PODS, args.pod_name, args.pod_namespace)
+            if not names_our_resources(seen.spec):
+                why = f"it asks for no {EITHER_MEMORY}; kube-scheduler binds what managedResources omits"
+                raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {why}")
+            self._expect_leading()
+            await self._client.bind(args.pod_namespace, args.pod_name, args.node, uid=args.pod_uid)
+        except KubeError as error:  # where it was bound nevertheless, the next call finds it so
+            raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from error
 
     async def _write(self, pod: Pod, request: Request, placement: Placement) -> bool:
         """Bind; False when the pod had changed and must be read again."""
