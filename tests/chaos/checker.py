@@ -157,12 +157,16 @@ class Checker:
     @staticmethod
     def _limits_of(containers: Path, ids: Iterable[str]) -> list[dict[str, int]]:
         """Of each folder for these ids: there are several where kubelet forgot who lived in one."""
-        token = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:32]
         found = []
-        for file in containers.glob(f"{token}*/etc/limits"):
+        for file in containers.glob(f"{token_of(ids)}*/etc/limits"):
             lines = [line.split() for line in file.read_text().splitlines()[1:-1]]
             found.append({uuid: int(memory.partition("=")[2]) for uuid, memory, *_ in lines})
         return found
+
+
+def token_of(ids: Iterable[str]) -> str:
+    """What the name of a container's folder begins with."""
+    return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:32]
 
 
 def _held(checkpoint: bytes) -> dict[str, list[str]]:

@@ -1,9 +1,8 @@
 """The same on a real control plane, kubelet, containerd and runc: `make chaos ARGS="--real 1000"`.
 
-Time is real here, so a story is not played again by its seed. What kubelet does without its checkpoint is not
-among the faults: it gives ids anew to pods that run, and this checker reads from its checkpoint what a
-container was started with. Who judges is the same checker; since it cannot
+Time is real here, so a story is not played again by its seed. Who judges is the same checker; since it cannot
 read the API server, the checkpoint and the containers at one moment, a breach has to be seen by two looks.
+What a container was started with is read from its mounts: kubelet may have forgotten it, or say otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from typing import Any
 
 from gpuslice.adapters.kube.errors import KubeError
 from tests.chaos.bad_network import BadNetwork
-from tests.chaos.checker import RESOURCE, Breach, CardSize, Checker, NodeFiles, Wrong
+from tests.chaos.checker import Breach, CardSize, Checker, NodeFiles, Wrong, token_of
 from tests.chaos.story import Stuck, Told
 from tests.e2e.kubelet_rig import CARD_MIB, NODE, PODS, STAY, UNITS, Cluster, container, pod, start
 from tests.e2e.node import Service
@@ -38,6 +37,8 @@ AGAIN_S = 3.0
 """After which a second look has to show a breach as well."""
 NAMES = [f"app-{number}" for number in range(6)]
 SIZES = (2, 3, 4, 5, 7, 10)
+CHECKPOINT = "kubelet_internal_checkpoint"
+LIMITS, LOG = "/etc/gpuslice", "/dev/termination-log"  # kubelet's mount of a pod's own, .../pods/UID/...
 NOTHING = b'{"Data": {"PodDeviceEntries": null}}'
 
 
@@ -52,7 +53,6 @@ class RealStory:
         cards = json.loads(cluster.node()["metadata"]["annotations"]["gpuslice.io/gpus"])
         sizes = {(NODE, each["index"]): CardSize(each["uuid"], UNITS, CARD_MIB) for each in cards}
         self._checker = Checker(sizes)
-        self._ids: dict[str, frozenset[str]] = {}  # by pod, also after kubelet forgot them
         self._since_s: dict[Wrong, float] = {}
         self._seen: set[str] = set()
         self._bound: set[str] = set()
@@ -106,6 +106,7 @@ class RealStory:
             "extender killed": (6, lambda: self._kill(extender)),
             "agent killed": (6, lambda: self._kill(agent)),
             "kubelet killed": (2, lambda: self._kill(kubelet)),
+            "kubelet lost its checkpoint": (2, self._lose_checkpoint),
             "extender frozen": (3, lambda: self._freeze(extender.signal)),
             "agent frozen": (3, lambda: self._freeze(agent.signal)),
             "kubelet frozen": (2, lambda: self._freeze(kubelet.signal)),
@@ -124,6 +125,12 @@ class RealStory:
         one.start()
         return True
 
+    def _lose_checkpoint(self) -> bool:
+        self.cluster.kubelet.kill()
+        (self.cluster.places.plugins / CHECKPOINT).unlink(missing_ok=True)
+        self.cluster.kubelet.start()
+        return True
+
     def _freeze(self, send: Callable[[signal.Signals], None]) -> bool:
         send(signal.SIGSTOP)
         time.sleep(self.dice.choice((0.3, 1.0, 3.0)))
@@ -132,11 +139,7 @@ class RealStory:
 
     def _kill_container(self) -> bool:
         """As by the kernel for want of memory: kubelet starts it again."""
-        works = [
-            int(each.name)
-            for each in Path("/proc").iterdir()
-            if each.name.isdecimal() and _command(each) == ["sh", "-c", STAY]
-        ]
+        works = [int(each.name) for each in _works()]
         if works:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.dice.choice(works), signal.SIGKILL)
@@ -175,15 +178,14 @@ class RealStory:
         """Raises `Breach`. A card promised beyond its units is timed: who was moved is not known."""
         places = self.cluster.places
         pods = self._pods()
-        file = places.plugins / "kubelet_internal_checkpoint"
+        file = places.plugins / CHECKPOINT
         checkpoint = file.read_bytes() if file.exists() else NOTHING
-        for entry in json.loads(checkpoint)["Data"]["PodDeviceEntries"] or ():
-            if entry["ResourceName"] == RESOURCE:
-                ids = frozenset(each for numa in entry["DeviceIDs"].values() for each in numa)
-                self._ids[entry["PodUID"]] = ids
-        running = {
-            each["metadata"]["uid"]: self._ids[each["metadata"]["uid"]] for each in pods if self._runs(each)
-        }
+        running = {}
+        for process in _works():
+            with contextlib.suppress(OSError):
+                uid, limits = started_with(process)
+                if limits.is_relative_to(places.folder):  # not of another test beside this one
+                    running[uid] = ids_of(limits.parent)
         for each in pods:
             self._seen.add(each["metadata"]["uid"])
             if each["spec"].get("nodeName"):
@@ -197,11 +199,33 @@ class RealStory:
         except OSError:
             return wrong | {Wrong("a ledger that says otherwise", "extender")}
 
-    def _runs(self, each: dict[str, Any]) -> bool:
-        states = [one["state"] for one in each["status"].get("containerStatuses", [])]
-        return (
-            each["metadata"]["uid"] in self._ids and bool(states) and all("running" in one for one in states)
-        )
+
+def _works() -> list[Path]:
+    """The processes that the pods' containers began with, in /proc."""
+    each_process = (each for each in Path("/proc").iterdir() if each.name.isdecimal())
+    return [each for each in each_process if _command(each) == ["sh", "-c", STAY]]
+
+
+def started_with(process: Path) -> tuple[str, Path]:
+    """The uid of a container's pod, and the host's folder whose limits were mounted into it.
+
+    Raises `OSError` where the process has just ended.
+    """
+    mounts = {}
+    for line in (process / "mountinfo").read_text().splitlines():
+        source, target = line.split()[3:5]  # proc_pid_mountinfo(5)
+        mounts[target] = Path(source)
+    if not {LIMITS, LOG} <= mounts.keys():
+        raise ProcessLookupError(process.name)
+    return mounts[LOG].parts[-4], mounts[LIMITS]
+
+
+def ids_of(folder: Path) -> frozenset[str]:
+    """The device ids of a container's folder, which its name must bear out."""
+    ids = json.loads((folder / "owner.json").read_text())["ids"]
+    if not folder.name.startswith(token_of(ids)):
+        raise Breach(f"{folder.name} says that it is of {ids}")
+    return frozenset(ids)
 
 
 def _command(process: Path) -> list[str]:

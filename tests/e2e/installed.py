@@ -26,6 +26,7 @@ from tests.e2e.node import Api, Places, Service, until
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "localhost/gpuslice"
+ENOUGH = "--timeout=900s"  # where a busy disk makes every container wait for a copy of its image
 SCHEDULER_IMAGE = "registry.k8s.io/kube-scheduler:e2e"
 CONTROLLERS = (
     "deployment-controller",
@@ -181,7 +182,7 @@ class Installed:
 
     def rolled_out(self, *workloads: str) -> None:
         for workload in workloads:
-            self.kubectl("rollout", "status", "-n", "kube-system", workload, "--timeout=240s")
+            self.kubectl("rollout", "status", "-n", "kube-system", workload, ENOUGH)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pytest
 from gpuslice import __version__
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from tests.e2e import node
-from tests.e2e.installed import IMAGE, ROOT, Installed, cluster
+from tests.e2e.installed import ENOUGH, IMAGE, ROOT, Installed, cluster
 from tests.e2e.kubelet_rig import CUDA, NODE, STAY, UNITS
 from tests.e2e.node import until
 
@@ -109,7 +109,7 @@ def test_the_chart_is_installed_and_the_scheduler_of_the_master_calls_the_extend
     """The installer's Job edits the static pod, kubelet starts the scheduler anew, and it is healthy."""
     here.chart("install")
     here.rolled_out(WORKLOADS[0], WORKLOADS[1])
-    here.kubectl("wait", *SYSTEM, "job/gpushare-installer", "--for=condition=complete", "--timeout=240s")
+    here.kubectl("wait", *SYSTEM, "job/gpushare-installer", "--for=condition=complete", ENOUGH)
     assert "--config=/etc/kubernetes/gpuslice/config.yaml" in here.manifest.read_text()
     here.kubectl("label", "node", NODE, "cgpu=true")
     here.rolled_out(*WORKLOADS)
@@ -123,7 +123,7 @@ def test_the_chart_is_installed_and_the_scheduler_of_the_master_calls_the_extend
 
 def test_programs_share_a_card_and_one_that_takes_too_much_harms_nobody(here: Installed) -> None:
     apply(here, app("app-3g-v1", 4, 3000, replicas=3))
-    here.kubectl("rollout", "status", "statefulset/app-3g-v1", "--timeout=240s")
+    here.kubectl("rollout", "status", "statefulset/app-3g-v1", ENOUGH)
     assert "4301MiB" in until(lambda: here.kubectl("logs", "app-3g-v1-0"), "it says what it sees")
     apply(here, app("app-6g-v1", 4, 6000))
 
@@ -181,16 +181,16 @@ def test_an_upgrade_and_a_rollback_disturb_no_pod(here: Installed) -> None:
     assert tagged.returncode == 0, tagged.stderr
     here.chart("upgrade", **{"image.tag": "next", "extender.policy": "binpack"})
     here.rolled_out(*WORKLOADS)
-    here.kubectl("wait", *SYSTEM, "job/gpushare-installer", "--for=condition=complete", "--timeout=240s")
+    here.kubectl("wait", *SYSTEM, "job/gpushare-installer", "--for=condition=complete", ENOUGH)
     until(lambda: revision(here, f"{IMAGE}:next"), "all of ours run the next image", 120)
     apply(here, app("during", 2, 100))
-    here.kubectl("rollout", "status", "statefulset/during", "--timeout=240s")
+    here.kubectl("rollout", "status", "statefulset/during", ENOUGH)
     here.helm("rollback", "cgpu", "1", "--namespace", "kube-system")
     here.rolled_out(*WORKLOADS)
-    here.kubectl("wait", *SYSTEM, "job/gpushare-installer", "--for=condition=complete", "--timeout=240s")
+    here.kubectl("wait", *SYSTEM, "job/gpushare-installer", "--for=condition=complete", ENOUGH)
     until(lambda: revision(here, f"{IMAGE}:{__version__}"), "all of ours run the first image again", 120)
     apply(here, app("after", 2, 100))
-    here.kubectl("rollout", "status", "statefulset/after", "--timeout=240s")
+    here.kubectl("rollout", "status", "statefulset/after", ENOUGH)
     assert lives(here) == before
 
 
