@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -71,6 +73,26 @@ def test_figures_are_whole_in_any_terminal(width: int) -> None:
 
 def test_a_terminal_of_80_columns_still_tells_the_namespace() -> None:
     assert any(line.startswith("default") and "app-0" in line for line in shown(ONE, 80))
+
+
+LONG_NAMES = ClusterUsage(
+    (card(0),),
+    tuple(
+        replace(
+            container(number),
+            namespace=f"notebooks-of-the-whole-department-{number}",
+            pod=f"{'x' * 40}-{number}",
+        )
+        for number in range(30)
+    ),
+)
+
+
+def test_a_long_name_is_cut_in_its_middle_and_drives_out_no_column() -> None:
+    (heads,) = [line for line in shown(LONG_NAMES, 80) if line.startswith("NAMESPACE")]
+    assert heads.split() == ["NAMESPACE", "POD", "GPU", "MEMORY", "OF", "LIMIT", "SM", "REFUSED"]
+    assert any(re.match(r"notebooks-\S*…\S+ent-7 +x+…x+-7 ", line) for line in shown(LONG_NAMES, 80))
+    assert any("notebooks-of-the-whole-department-7" in line for line in shown(LONG_NAMES, 200))
 
 
 def test_a_wide_terminal_shows_everything() -> None:
@@ -206,9 +228,12 @@ class Screen:
 
 @contextlib.asynccontextmanager
 async def running(
-    *readings: ClusterUsage | Exception, width: int = 120, explain: Callable[[str], str] | None = None
+    *readings: ClusterUsage | Exception,
+    width: int = 120,
+    explain: Callable[[str], str] | None = None,
+    light: bool = False,
 ) -> AsyncIterator[Screen]:
-    app = TopApp(Playing(*readings), NEVER_S, context="lab", explain=explain)
+    app = TopApp(Playing(*readings), NEVER_S, context="lab", explain=explain, light=light)
     async with app.run_test(size=(width, 30)) as pilot:
         screen = Screen(app, pilot)
         await screen.settled()
@@ -313,6 +338,24 @@ async def test_it_fits_the_terminal(width: int) -> None:
         assert table.virtual_size.width <= width
         assert {"NAMESPACE", "POD", "MEMORY", "OF LIMIT", "SM", "REFUSED"} <= set(screen.columns())
         assert ("NODE" in screen.columns()) is (width >= 120)
+
+
+@pytest.mark.parametrize("keys", [(), ("t",), ("s", "s"), ("slash", "7")])
+async def test_long_names_and_many_rows_fit_80_columns(keys: tuple[str, ...]) -> None:
+    async with running(LONG_NAMES, width=80) as screen:
+        await screen.press(*keys)
+        table = screen.app.query_one("#containers", DataTable)
+        assert not table.show_horizontal_scrollbar
+        shown_whole = {column.key.value: column.width for column in table.ordered_columns}
+        assert shown_whole["MEMORY"] >= len("3.0G/4.0G")  # of the row, not of the heading alone
+        assert {"MEMORY", "OF LIMIT", "SM", "REFUSED"} <= set(shown_whole)
+
+
+async def test_it_begins_on_the_ground_of_the_terminal_and_d_changes_it() -> None:
+    async with running(MANY, light=True) as screen:
+        assert not screen.app.current_theme.dark
+        await screen.press("d")
+        assert screen.app.current_theme.dark
 
 
 async def test_a_lost_api_server_leaves_the_last_figures_and_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -70,7 +71,16 @@ def command(
         from gpuslice.apps.cli.top_app import TopApp
 
         explain = None if urls else lambda name: explained(flags, name)
-        TopApp(source, every_s, context=flags.context, namespace=flags.namespace, explain=explain).run()
+        ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # as many terminals tell of themselves
+        view = TopApp(
+            source,
+            every_s,
+            context=flags.context,
+            namespace=flags.namespace,
+            explain=explain,
+            light=ground in {"7", "15"},
+        )
+        view.run()
         return
     found = source.read()
     nothing = bool(found.problems) and not found.cards

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
@@ -40,10 +41,11 @@ from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsag
 from gpuslice.core.errors import GpusliceError
 
 CELL_GAP = 2  # textual's own: one blank on either side
+SCROLLBAR = 1
 HELP = """\
 ↑ ↓ PgUp PgDn  move
-Enter          the container's page: curves, and `gpuslice explain`
-s, S, r        sort by the next column, the one before, reversed;
+Enter          the container's page, with `gpuslice explain`
+s, S, r        sort by the next column, the one before; reversed
                a click on a heading sorts by it
 /              filter by a part of a namespace, pod, container,
                node or model; Esc shows all again
@@ -51,16 +53,23 @@ n              the next namespace, in the end all of them again
 t              tree: nodes, their cards, and who is on them
 Tab            between cards and containers
 p              pause, and go on
+d              dark or light
 ?, q           this page; quit
 
 UTIL, SM       how busy the card is; the container's part of it
 MEMORY         used of all there is; of the container's limit
 GIVEN OUT      how much of the card containers may use
 REFUSED        requests for memory beyond the limit
-red            wrong now: a card that does not answer, memory that
-               was refused within the last readings
+red            wrong now: a card that does not answer, memory
+               that was refused within the last readings
 yellow         soon: 95 % of a card or limit, a card of 85 °C
 """
+DARK, LIGHT = "textual-dark", "textual-light"
+LIGHT_COLOURS = (
+    (0, 0, 0), (170, 28, 28), (30, 110, 30), (128, 82, 0), (30, 70, 180), (122, 62, 157), (0, 95, 130),
+    (200, 200, 200),
+)  # fmt: skip
+"""ANSI's eight on a light ground: textual's own yellow can hardly be read there."""
 
 
 class HelpScreen(ModalScreen[None]):
@@ -135,13 +144,14 @@ class TopApp(App[None]):
     #status { height: 1; color: $text-muted; }
     #problems { height: auto; max-height: 4; color: $warning; }
     #filter { display: none; height: 1; border: none; }
-    #cards { height: auto; max-height: 55%; }
+    #cards { height: auto; max-height: 45%; }
     #containers { height: 1fr; }
     #title { height: 1; }
     #help { width: 90%; height: auto; max-height: 90%; padding: 1 2; }
     #help { border: round $primary; background: $surface; }
     HelpScreen { align: center middle; }
     DataTable { background: $background; }
+    DataTable, VerticalScroll { scrollbar-size: 1 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
@@ -154,6 +164,7 @@ class TopApp(App[None]):
         Binding("n", "namespace", "Namespace"),
         Binding("t", "tree", "Tree"),
         Binding("p", "pause", "Pause"),
+        Binding("d", "ground", "Dark", show=False),
         Binding("escape", "clear", "Clear", show=False),
     ]
 
@@ -165,8 +176,11 @@ class TopApp(App[None]):
         context: str = "",
         namespace: str = "",
         explain: Callable[[str], str] | None = None,
+        light: bool = False,
     ) -> None:
         super().__init__()
+        self.ansi_theme_light = TerminalTheme((224, 224, 224), (31, 31, 31), list(LIGHT_COLOURS))
+        self.theme = LIGHT if light else DARK
         self._source = source
         self._every_s = every_s
         self._cluster = context
@@ -260,13 +274,16 @@ class TopApp(App[None]):
     ) -> None:
         """The table anew, with the cursor and the view where they were."""
         at, left, top = table.cursor_row, table.scroll_x, table.scroll_y
-        widths = widths_for(rows, columns, width - CELL_GAP, CELL_GAP)
+        sorted_by = self._sort if table.id == "containers" else ""
+        mark = ("▲" if self._reverse else "▼") if sorted_by else ""
+        room = width - SCROLLBAR - CELL_GAP - len(mark)
+        widths = widths_for(rows, columns, room, CELL_GAP)
         table.clear(columns=True)
-        for name in widths:
-            mark = (
-                ("▲" if self._reverse else "▼") if name == self._sort and columns is CONTAINER_COLUMNS else ""
+        for name, wide in widths.items():
+            head = Text(
+                name + mark if name == sorted_by else name, justify="left" if name in WORDS else "right"
             )
-            table.add_column(Text(name + mark, justify="left" if name in WORDS else "right"), key=name)
+            table.add_column(head, width=max(wide, len(head)), key=name)
         for cells in rows:
             aligned = []
             for name, cell in zip(widths, fitted(cells, widths), strict=True):
@@ -371,6 +388,9 @@ class TopApp(App[None]):
     def action_pause(self) -> None:
         self._paused = not self._paused
         self._show()
+
+    def action_ground(self) -> None:
+        self.theme = DARK if self.theme == LIGHT else LIGHT
 
     def action_namespace(self) -> None:
         names = ["", *sorted({row.namespace for row in self._found.containers})]

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,8 +29,10 @@ CONTAINER_COLUMNS = (
     *("NAMESPACE", "POD", "CONTAINER", "NODE", "GPU"),
     *("MEMORY", "OF LIMIT", "SM", "REFUSED", HISTORY),
 )
-NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "TEMP", "NODE", "NAMESPACE")
+NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "TEMP", "NODE")
 """Columns that a narrow terminal goes without, the first of them first: figures are never cut."""
+COMFORTABLE, LEAST = 24, 10
+"""So wide a column of names is before another column goes for it, and so narrow it may become."""
 NEARLY_FULL = 0.95
 HOT_CELSIUS = 85.0
 
@@ -123,26 +125,42 @@ def _warning(is_on: bool) -> str:
 def widths_for(
     rows: Sequence[Cells], columns: Iterable[str], width: int, gap: int = GAP
 ) -> Mapping[str, int]:
-    """Column → how wide it is, of those that a terminal of `width` has room for."""
+    """Column → how wide it is, of those that a terminal of `width` has room for; names are cut to it."""
     widths = {name: max(map(cell_len, (name, *(cells[name].plain for cells in rows)))) for name in columns}
     bars = widths[HISTORY]
     widths[HISTORY] = len(HISTORY)  # of it, the newest part is as good
 
-    def total() -> int:
-        return sum(widths.values()) + gap * (len(widths) - 1)
+    def total(longest_name: int) -> int:
+        narrow = (min(wide, longest_name) if name in WORDS else wide for name, wide in widths.items())
+        return sum(narrow) + gap * (len(widths) - 1)
 
     for name in NOT_NEEDED:
-        if total() > width:
+        if total(COMFORTABLE) > width:
             widths.pop(name, None)
+    longest = max(widths.values())
+    while total(longest) > width and longest > LEAST:
+        longest -= 1
+    widths = {name: min(wide, longest) if name in WORDS else wide for name, wide in widths.items()}
     if HISTORY in widths:
-        widths[HISTORY] += min(bars - len(HISTORY), width - total()) if bars > len(HISTORY) else 0
+        widths[HISTORY] += max(0, min(bars - len(HISTORY), width - total(longest)))
     return widths
 
 
 def fitted(cells: Cells, widths: Mapping[str, int]) -> list[Text]:
     """The cells of one row for the columns that there are; of the history, the newest part."""
     bars = cells[HISTORY]
-    return [bars[-widths[name] :] if name == HISTORY and len(bars) else cells[name] for name in widths]
+    return [
+        bars[-wide:] if name == HISTORY and len(bars) else _cut(cells[name], wide)
+        for name, wide in widths.items()
+    ]
+
+
+def _cut(name: Text, width: int) -> Text:
+    """Its beginning and its end, which tells replicas and nodes apart."""
+    if cell_len(name.plain) <= width:
+        return name
+    tail = width // 3
+    return Text(f"{set_cell_size(name.plain, width - tail - 1)}…{name.plain[-tail:]}", name.style)
 
 
 def headline(found: ClusterUsage, context: str = "") -> str:
