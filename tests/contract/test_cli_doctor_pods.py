@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import pty
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from msgspec import convert
@@ -11,6 +16,7 @@ from msgspec import convert
 from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.apps.diagnosis import doctor_pods
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
+from tests import HANG_S
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_doctor import findings, healthy
@@ -70,6 +76,41 @@ async def test_a_pod_that_falls_over_again_and_again_is_found(shell: Shell) -> N
         "holds its card all the while"
     )
     assert "logs p -c main --previous" in found["pod default/p"]["fix"]
+
+
+async def test_a_pod_that_holds_a_card_and_cannot_be_started_is_found() -> None:
+    pods = []
+    for reason in ("ImagePullBackOff", "ContainerCreating", "CreateContainerConfigError"):
+        pod = placed(reason.lower(), 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
+        state = {"waiting": {"reason": reason}}
+        pod["status"]["containerStatuses"] = [{"name": "main", "restartCount": 0, "state": state}]
+        pods.append(convert(pod, Pod))
+    found = list(doctor_pods.falling_over(Facts(nodes=[], pods=pods)))
+    assert [each.where.removeprefix("pod default/") for each in found] == [
+        "imagepullbackoff",
+        "createcontainerconfigerror",
+    ]
+    assert found[0].what == (
+        "container main does not start (ImagePullBackOff): it holds its card all the while"
+    )
+
+
+async def test_on_a_terminal_what_goes_on_is_indented(shell: Shell) -> None:
+    await shell.has([], [])
+    ours, terminal = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        Path(sys.executable).parent / "gpuslice",
+        "doctor",
+        env={"KUBECONFIG": str(shell.folder / "config"), "COLUMNS": "60", "HOME": str(shell.folder)},
+        stdout=terminal,
+    )
+    await asyncio.wait_for(process.wait(), HANG_S)
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    os.close(terminal)
+    os.close(ours)
+    assert all(len(line) <= 60 for line in lines[:-1])
+    at = next(number for number, line in enumerate(lines) if line.startswith("         to do: install"))
+    assert lines[at + 1].startswith(" " * 9)
 
 
 async def test_a_pod_that_asks_for_what_nobody_gives_is_found(shell: Shell) -> None:

@@ -203,6 +203,19 @@ def asking(name: str, resource: str, amount: str = "4") -> dict[str, Any]:
     return api_pod(name, containers=[{"name": "main", "image": "image", "resources": limits}])
 
 
+async def test_what_was_meant_in_place_of_a_pod_is_named(shell: Shell) -> None:
+    await shell.has([node("n1", 8)], [api_pod("train-0")])
+    await create(shell, deployment("serve"))
+    for asked, told in {
+        "deplyo/serve": 'there is no pod "serve" in namespace deplyo; did you mean deploy or deployment?',
+        "serve": 'there is no pod "serve" in namespace default; did you mean deployment/serve?',
+        "ns/defualt": 'there is no namespace "defualt"; did you mean default?',
+        "nowhere/p": 'there is no pod "p" in namespace nowhere; nor any other pod',
+    }.items():
+        answer = await shell("gpuslice", "explain", asked)
+        assert (answer.code, answer.err) == (1, f"Error: {told}\n")
+
+
 async def test_a_misspelt_resource_is_told_with_what_was_meant(shell: Shell) -> None:
     await shell.has(
         [node("n1", 8)], [asking("p", "aliyun.com/gpu-mm"), asking("h", "nvidia.com/gpumem", "4096")]
@@ -238,9 +251,9 @@ async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None
     told = (await shell("gpuslice", "explain", "p")).out
     assert (
         "Container main was started again 3 times, last ended with exit code 1 (Error) at "
-        "2026-01-01T00:00:00Z, waits now: CrashLoopBackOff: back-off 5m.\n"
-        "What it said before: kubectl -n default logs p --previous\n" in told
+        "2026-01-01T00:00:00Z, waits now: CrashLoopBackOff: back-off 5m.\n" in told
     )
+    assert told.endswith("What it said before: kubectl -n default logs p --previous\n")
 
 
 async def set_conditions(shell: Shell, name: str, *conditions: dict[str, Any]) -> None:
@@ -329,8 +342,8 @@ async def test_without_a_name_it_tells_of_the_namespace(shell: Shell) -> None:
     assert told.startswith("2 pods of namespace default.\n")
     assert "typo" in told
     assert "web" not in told
-    assert (await shell("gpuslice", "explain", "ns/empty")).out == (
-        "0 pods of namespace empty.\nno pod of namespace empty asks for a part of a card\n"
+    assert (await shell("gpuslice", "explain", "ns/kube-system")).out == (
+        "0 pods of namespace kube-system.\nno pod of namespace kube-system asks for a part of a card\n"
     )
 
 

@@ -102,7 +102,9 @@ async def test_each_view_tells_what_the_commands_tell(http: aiohttp.ClientSessio
             "decided",
             "bound",
             "allocated",
+            "started",
         ]
+        assert pod["way"][-1]["again"] == 14
         assert pod["neighbours"] == [{"pod": "vision/segment-6b4-aa1", "units": 5}]
         assert pod["suggestion"] == {"units": 5, "limitMiB": 5376, "more": True}
         assert pod["history"]["used"] == [3183]
@@ -133,6 +135,9 @@ async def test_nothing_but_get_is_answered_and_the_path_is_the_key(http: aiohttp
         async with http.get(rig.url) as answer:
             assert answer.status == 200
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+        async with http.get(rig.url.rstrip("/"), allow_redirects=False) as answer:
+            assert answer.status == 308
+            assert rig.url.endswith(answer.headers["Location"])
         async with http.get(f"{root}/metrics") as answer:
             assert "gpuslice_console_nodes 1" in await answer.text()
         async with http.get(f"{root}/healthz") as answer:

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document
+from gpuslice.apps.cli.output import output_flag, print_document, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
 
 PAUSE_S = 2.0
+INDENT = " " * 9
 FOUND = 3
 """The exit code when something is wrong: 1 means that the cluster could not be read."""
 
@@ -92,9 +93,12 @@ def command(
         time.sleep(PAUSE_S)
     if output == "table":
         for each in findings:
-            click.echo(
-                f"{each.level.upper():<8} {each.where}\n         {each.what}\n         to do: {each.fix}\n"
-            )
+            lines = [
+                f"{each.level.upper():<8} {each.where}",
+                INDENT + each.what,
+                f"{INDENT}to do: {each.fix}",
+            ]
+            click.echo("".join(f"{wrapped(line, INDENT)}\n" for line in lines))
         counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
         seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
         click.echo(f"{seen}: {counts}.")

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, EVENTS, NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import (
+    CONFIG_MAPS,
+    DICT,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    Resource,
+)
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
@@ -75,10 +84,25 @@ def read(flags: Flags, name: str | None) -> Explanations:
     try:
         found = client.get(PODS, bare, namespace)
     except NotFoundError as error:
-        names = [pod.metadata.name for pod in client.list(PODS, namespace)]
-        hint = nearest(bare, names) or "-n names another namespace"
+        hint = _what_was_meant(client, kind, bare, namespace)
         raise NoSuchPodError(f'there is no pod "{bare}" in namespace {namespace}; {hint}') from error
     return Explanations(bare, tuple(_explained(client, [found])), single=True)
+
+
+def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) -> str:
+    """By who asked for a pod that is not there: a pod, what has pods, or a kind of that, nearly so called."""
+    names = [pod.metadata.name for pod in client.list(PODS, namespace)]
+    if kind not in {"", "pod"} and not names:  # then the word before the slash may be meant as a kind
+        return nearest(kind, [*OWNERS, *SHORT]) or "nor any other pod"
+    if near := nearest(name, names):
+        return near
+    for owner, resource in OWNERS.items():
+        try:
+            if any(each["metadata"]["name"] == name for each in client.list(resource, namespace)):
+                return f"did you mean {owner}/{name}?"
+        except KubeError:  # who may list pods need not be allowed more
+            continue
+    return "-n names another namespace"
 
 
 def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
@@ -92,6 +116,14 @@ def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
         if each.claims or each.pod.request or each.pod.problem or each.pod.name not in by_claims
     ]
     problems = () if explanations else (f"no pod of namespace {namespace} asks for a part of a card",)
+    if not listed:
+        try:
+            names = [each["metadata"]["name"] for each in client.list(NAMESPACES)]
+        except KubeError:  # only who may list them can tell
+            names = [namespace]
+        if namespace not in names:
+            hint = nearest(namespace, names) or "kubectl get namespaces lists them"
+            raise NoSuchPodError(f'there is no namespace "{namespace}"; {hint}')
     return Explanations(f"namespace {namespace}", tuple(explanations), single=False, problems=problems)
 
 
@@ -140,7 +172,7 @@ def _of_owner(
 
 
 def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodExplanation]:
-    """Each of `pods`, by one reading of the cluster."""
+    """Each of `pods`, all of one namespace, by one reading of the cluster."""
     if not pods:
         return
     ledger, nodes = Ledger(), client.list(NODES)
@@ -161,15 +193,20 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     except KubeError:  # where the exporter cannot be asked, nothing is known
         usage = []
     by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
+    namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
+    if len(pods) == 1:
+        fields += f",involvedObject.name={pods[0].metadata.name}"
+    events: dict[str, list[objects.Event]] = defaultdict(list)
+    for event in _events(client, namespace, fields):
+        events[event.involved_object.name].append(event)
     for pod in pods:
         namespace, name = pod.metadata.namespace, pod.metadata.name
-        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
         yield explained(
             pod,
             ledger,
             by_name,
             places=places,
-            events=_events(client, namespace, fields),
+            events=events.get(name, ()),
             usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
             claims=claims,
         )

@@ -30,13 +30,13 @@ from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
 
 MOST_TOLD = 3
+"""Of several pods so many are told at length: those with something to say first."""
 _HOLDERS = {
     Tier.DRIVER: "the driver",
     Tier.LIBRARY: "the library",
     Tier.WATCHDOG: "the watchdog",
     Tier.NONE: "nothing",
 }
-"""Of several pods so many are told at length: those with something to say first."""
 
 
 def text(found: Explanations) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,6 +34,16 @@ def print_document(document: Any, form: str) -> None:
         import json
 
         click.echo(json.dumps(document, indent=4, ensure_ascii=False))
+
+
+def wrapped(line: str, indent: str) -> str:
+    """`line` as a terminal has room for it, with what goes on indented; into a pipe or a file as it is."""
+    if not sys.stdout.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def complain(sentence: str) -> None:

@@ -51,6 +51,7 @@ class Pages:
         """`answers`: by the path below ``api/v1/``."""
         static = {each.name: each.read_bytes() for each in files(__package__).joinpath("static").iterdir()}
         routes = [get(f"{self._base}/", self._file(static["index.html"], "html", cached=False))]
+        routes += [get(self._base, self._with_slash)] if self._base else []
         routes += [
             get(f"{self._base}/static/{name}", self._file(content, name.rpartition(".")[2]))
             for name, content in static.items()
@@ -77,6 +78,10 @@ class Pages:
             return HttpResponse(packed, 200, TYPES[kind], {**headers, "Content-Encoding": "gzip"})
 
         return handle
+
+    def _with_slash(self, request: HttpRequest) -> HttpResponse:
+        """What the page asks for is named from its folder on."""
+        return self._refusal(request) or HttpResponse(b"", 308, headers={"Location": f"{self._base}/"})
 
     def _known(self, answer: ViewerHandler) -> Handler:
         async def handle(request: HttpRequest) -> HttpResponse:

@@ -92,15 +92,22 @@ class PodPages:
 
 
 def way(view: Pod, pod: objects.Pod) -> list[dict[str, Any]]:
-    """The steps from creation to running: which are done, and when, where that is known."""
+    """The steps from creation to running: which are done, and when, where that is known.
+
+    Who was started ``again`` so often: the time is of the last start.
+    """
     decided = (
         datetime.fromtimestamp(view.assume_time_ns / 1e9, UTC).isoformat(timespec="seconds")
         if view.assume_time_ns
         else None
     )
     bound = next((each for each in pod.status.conditions or () if each.type == "PodScheduled"), None)
-    states = [each.state or {} for each in pod.status.container_statuses or ()]
-    started = [state["running"].get("startedAt") for state in states if "running" in state]
+    started, again = [], 0
+    for each in pod.status.container_statuses or ():
+        runs = [(each.state or {}).get("running"), (each.state or {}).get("terminated")]
+        last = next(filter(None, [*runs, (each.last_state or {}).get("terminated")]), None)
+        started += [last.get("startedAt")] if last is not None else []
+        again += each.restart_count
     steps = [
         ("created", True, pod.metadata.creation_timestamp),
         ("decided", view.placement is not None, decided),
@@ -108,4 +115,8 @@ def way(view: Pod, pod: objects.Pod) -> list[dict[str, Any]]:
         ("allocated", view.assigned, pod.status.start_time),
         ("started", bool(started), max(filter(None, started), default=None)),
     ]
-    return [{"step": name, "done": done, **({"time": at} if at and done else {})} for name, done, at in steps]
+    found = [
+        {"step": name, "done": done, **({"time": at} if at and done else {})} for name, done, at in steps
+    ]
+    found[-1] |= {"again": again} if again else {}
+    return found

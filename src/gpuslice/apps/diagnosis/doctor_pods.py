@@ -9,6 +9,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
 from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, resources_of
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
+from gpuslice.core.errors import printable
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
 from gpuslice.core.words import counted
 
@@ -16,6 +17,8 @@ CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
 PATIENCE = timedelta(seconds=60)  # a pod may wait so long without anybody wondering
 MOST_EXPLAINED = 20  # of waiting pods: each is held against every node
 FALLS = 3  # so many restarts are more than bad luck
+STARTING = frozenset({"ContainerCreating", "PodInitializing", "CrashLoopBackOff"})
+"""Why a container waits that is about to start, or of which more is told."""
 
 
 def pods_and_cards(facts: Facts) -> Iterator[Finding]:
@@ -109,13 +112,22 @@ def waiting(facts: Facts) -> Iterator[Finding]:
 
 
 def falling_over(facts: Facts) -> Iterator[Finding]:
-    """Pods that hold a part of a card and are started again and again."""
+    """Pods that hold a part of a card and are started again and again, or cannot be started."""
     for each in facts.pods:
-        pod = pod_view(each)
+        claimed = facts.claims.of(each) if facts.claims is not None else None
+        pod = claimed.pod if claimed is not None else pod_view(each)
         if pod.request is None or not pod.node:
             continue
         for status in each.status.container_statuses or ():
             reason = ((status.state or {}).get("waiting") or {}).get("reason", "")
+            if not status.restart_count and reason and reason not in STARTING:
+                yield Finding(
+                    Level.WARNING,
+                    f"pod {pod.key}",
+                    f"container {status.name} does not start ({printable(reason)}): it holds its card all "
+                    "the while",
+                    f"kubectl -n {pod.namespace} describe pod {pod.name}; gpuslice explain {pod.key}",
+                )
             if reason != "CrashLoopBackOff" and status.restart_count < FALLS:
                 continue
             ended = (status.last_state or {}).get("terminated") or {}

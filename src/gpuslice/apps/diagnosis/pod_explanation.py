@@ -195,6 +195,9 @@ def _on_its_node(
         hints += _label_hints(pod)
         hints += _about_size(view, state.node if state else None, begun.usage)
         hints += why_there(state, view) if state and not begun.ends else ()
+        if any(each.restart_count for each in pod.status.container_statuses or ()):
+            meta = pod.metadata
+            hints.append(f"What it said before: kubectl -n {meta.namespace} logs {meta.name} --previous")
     node = state.node if state else None
     tiers = {}
     if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:
@@ -283,9 +286,6 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             parts.append(f"waits now: {printable(waiting['reason'])}{message}")
         if parts:
             yield f"Container {each.name} {', '.join(parts)}."
-    meta = pod.metadata
-    if any(each.restart_count for each in pod.status.container_statuses or ()):
-        yield f"What it said before: kubectl -n {meta.namespace} logs {meta.name} --previous"
 
 
 def _after_the_end(view: Pod) -> Iterator[str]:

@@ -76,7 +76,7 @@ export class PodView {
       const time = step.time ? Date.parse(step.time) / 1000 : null;
       const took = time !== null && before !== null ? time - before : null;
       before = time ?? before;
-      const when = took === null || took < -2 ? t("ago", ago(step.time, now())) : took < 1 ? t("soon") : `+ ${span(took)}`;
+      const when = step.again ? t("again", step.again, ago(step.time, now())) : took === null || took < -2 ? t("ago", ago(step.time, now())) : took < 1 ? t("soon") : `+ ${span(took)}`;
       return h(`li.${step.done ? "done" : "pending"}${at === last ? ".last" : ""}`, {},
         h("b", {}, t(STEPS[step.step])),
         h("span.muted.small", { title: step.time ? clock(step.time) : "" }, step.done ? (time === null ? t("done") : when) : t("notYet")));
