@@ -16,8 +16,8 @@ from gpuslice.apps.console.cluster_state import now_s
 from gpuslice.apps.console.usage_history import STEP_S, STEPS, Point, UsageHistory
 from gpuslice.apps.diagnosis.prometheus import TeamHours
 from gpuslice.core.units import MIB
-from tests.integration.console_rig import Rig, console, sample
-from tests.integration.test_console_browser import VIEWS, fill, page
+from tests.integration.console_rig import V100, Rig, console, node, sample
+from tests.integration.test_console_browser import VIEWS, fill, page, put_enemies
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 PICTURES = (
@@ -50,6 +50,8 @@ def remember(rig: Rig) -> None:
             percent = round(100 * (container.sm_ratio or 0) * (0.7 + 0.3 * (step % 7) / 7))
             refused = int(bool(container.refused) and share == 1.0 and step % 9 == 0)
             history.put(key, Point(round(peak * share / MIB), percent, refused))
+            if not percent:
+                rig.console.usage.idle_at_s[key] = now - STEPS * STEP_S
         amounts = {"nlp": (43.0, 34.0, 1.98), "research": (34.0, 12.0, 2.7), "speech": (32.0, 30.0, 1.93)}
         amounts |= {"vision": (29.0, 18.0, 1.1), "notebooks": (28.0, 3.3, 0.02), "search": (9.5, 6.9, 0.5)}
         teams = {name: TeamHours(*each) for name, each in amounts.items()}
@@ -79,6 +81,19 @@ async def everything(rig: Rig, folder: Path) -> None:
     await shots(rig, folder, views[: len(VIEWS)], "-narrow", viewport={"width": 420, "height": 900})
 
 
+async def enemies(folder: Path) -> None:
+    """Names and messages of enemies, and then no API server any more."""
+    async with console([node("n1", 4, V100), node("n" * 63, 4, V100)]) as rig:
+        put_enemies(rig.console.rows)
+        wanted = [(name, theme, (f"#/{name}", "main h1")) for theme in THEMES for name in EMPTY]
+        await shots(rig, folder, wanted, "-hostile")
+        phone = {"viewport": {"width": 390, "height": 844}}
+        await shots(rig, folder, wanted[: len(EMPTY)], "-hostile-narrow", **phone)
+        await rig.server.__aexit__(None, None, None)
+        lost = [(name, theme, (path, "#banner:not(:empty)")) for name, theme, (path, _) in wanted]
+        await shots(rig, folder, lost, "-lost")
+
+
 async def extremes(folder: Path) -> None:
     """A cluster without anything, and one of 40,000 cards."""
     async with console() as rig:
@@ -102,6 +117,7 @@ async def main(folder: Path, *, all_of_them: bool) -> None:
             documented = [(name, theme, complete[name]) for name, theme in PICTURES]
             await shots(rig, folder, documented, viewport={"width": 1200, "height": 800})
     if all_of_them:
+        await enemies(folder)
         await extremes(folder)
 
 

@@ -114,7 +114,7 @@ def held(holder: Holder, at: datetime) -> dict[str, Any]:
     state: dict[str, Any] = {"running": {"startedAt": started}}
     status: dict[str, Any] = {"name": "main", "ready": True, "restartCount": 0, "state": state}
     if holder.refused:
-        ended = {"exitCode": 1, "reason": "Error", "finishedAt": started}
+        ended = {"exitCode": 1, "reason": "Error", "startedAt": started, "finishedAt": started}
         status |= {"ready": False, "restartCount": 14, "lastState": {"terminated": ended}}
         status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
     scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp}

@@ -58,6 +58,12 @@ class Page:
             while not await self.tab.evaluate(holds):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
+    async def can_be_read_by_everybody(self, name: str) -> None:
+        await self.tab.evaluate(axe())
+        found = await self.tab.evaluate("axe.run()")
+        broken = [(each["id"], [node["html"] for node in each["nodes"]][:2]) for each in found["violations"]]
+        assert broken == [], name
+
     async def text(self, where: str = "body") -> str:
         return str(await self.tab.inner_text(where))
 
@@ -91,23 +97,36 @@ def fill(rows: Rows, nodes: int, cards: int, pods: int) -> None:
         )
 
 
+RIGHT_TO_LEFT = "\u202eשלום \u202e"
+
+
+def put_enemies(rows: Rows) -> None:
+    """Pods, nodes and sentences that are HTML, endless, or run from right to left."""
+    names = [HOSTILE, "endless-" * 31, RIGHT_TO_LEFT * 5]
+    for number, name in enumerate(names):
+        pod = {"namespace": name, "name": name, "phase": name, "units": 4, "created": name, "reason": name}
+        rows.put("pods", f"x{number}", {**pod, "node": "n1", "slices": [[number, 4]]}, "x")
+        usage = {"used": 1, "limit": 4301, "refused": 1, "throttled": 3, "idleSince": 1}
+        rows.put("podUsage", f"x{number}", {"namespace": name, "name": name, **usage}, "x")
+        row = {"namespace": name, "name": name, "why": name * 3, "help": [name], "never": True}
+        rows.put("waiting", f"x{number}", row, "x")
+    sick = {"name": "n1", "model": HOSTILE, "state": "cordoned", "sick": [0], "reason": HOSTILE}
+    cards = [[index, 15, 16130, 4, 0] for index in range(4)]
+    rows.put("nodes", "n1", {**sick, "cards": cards, "shared": True})
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_every_view_shows_what_it_is_for_and_can_be_read_by_everybody(theme: str) -> None:
-    rules = axe()
     async with sample() as rig, page(color_scheme=theme) as seen:
         for name, (path, shown) in VIEWS.items():
             await seen.open(rig, path, shown)
-            await seen.tab.evaluate(rules)
-            found = await seen.tab.evaluate("axe.run()")
-            broken = [
-                (each["id"], [node["html"] for node in each["nodes"]][:2]) for each in found["violations"]
-            ]
-            assert broken == [], name
+            await seen.can_be_read_by_everybody(name)
         assert seen.wrong == []
 
 
-async def test_an_empty_cluster_says_what_to_do() -> None:
-    async with console() as rig, page() as seen:
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_an_empty_cluster_says_what_to_do(theme: str) -> None:
+    async with console() as rig, page(color_scheme=theme) as seen:
         await seen.open(rig, "#/cards", "text=No node shares its cards")
         assert "kubectl label node NODE cgpu=true" in await seen.text()
         for path, shown in (
@@ -116,7 +135,68 @@ async def test_an_empty_cluster_says_what_to_do() -> None:
             ("health", "cgpu=true"),
         ):
             await seen.open(rig, f"#/{path}", f"text={shown}")
+            await seen.can_be_read_by_everybody(path)
         assert seen.wrong == []
+
+
+PIXELS_OF = """(name) => {
+  const canvas = document.querySelector("canvas");
+  const probe = document.createElement("canvas").getContext("2d");
+  probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name);
+  probe.fillRect(0, 0, 1, 1);
+  const wanted = new Uint32Array(probe.getImageData(0, 0, 1, 1).data.buffer)[0];
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return new Uint32Array(data.buffer).filter((each) => each === wanted).length;
+}"""
+
+
+async def test_marks_stand_on_slices_that_were_refused_memory_or_throttled_and_are_explained() -> None:
+    async with console([node("n1", 2, V100)]) as rig, page() as seen:
+        rows = rig.console.rows
+        for card, name in enumerate(("refused", "throttled")):
+            pod = {"namespace": "a", "name": name, "units": 8, "node": "n1", "slices": [[card, 8]]}
+            rows.put("pods", f"a/{name}", pod, "a")
+        await seen.open(rig, "#/cards", "canvas")
+        await seen.until("document.querySelector('.legend').textContent.includes('a16')")
+        for name in ("refused", "throttled"):
+            assert f"was {name}" not in await seen.text(".legend")
+        before = [await seen.tab.evaluate(PIXELS_OF, colour) for colour in ("--bad", "--warn")]
+        for mark, (name, sentence) in enumerate(
+            (("refused", "memory was refused"), ("throttled", "compute was throttled"))
+        ):
+            usage = {"namespace": "a", "name": name, "used": 100, "limit": 8602, name: 3}
+            rows.put("podUsage", f"a/{name}", usage, "a")
+            await seen.tab.wait_for_selector(f".legend >> text={sentence}")
+            colour = ("--bad", "--warn")[mark]
+            assert await seen.tab.evaluate(PIXELS_OF, colour) > before[mark]
+        assert "full: used, pale: held" in await seen.text(".legend")
+
+
+async def test_each_of_the_largest_namespaces_has_a_colour_and_the_rest_share_one() -> None:
+    async with console() as rig, page() as seen:
+        fill(rig.console.rows, 10, 8, 48)
+        await seen.open(rig, "#/cards", "canvas")
+        await seen.tab.wait_for_selector(".legend >> text=4 more")
+        dots = "[...document.querySelectorAll('.legend .dot')]"
+        found = await seen.tab.evaluate(f"{dots}.map((each) => each.style.getPropertyValue('--hue'))")
+        assert found[:9] == [f"var(--hue{number})" for number in range(9)]
+
+
+async def test_who_wastes_most_and_why_a_pod_waits_are_two_clicks_away() -> None:
+    async with sample() as rig, page() as seen:
+        await seen.open(rig, "#/cards", "text=Held, not used")
+        await seen.tab.click("text=Held, not used")
+        await seen.tab.wait_for_selector("tbody tr:first-child >> text=notebooks")
+        await seen.tab.click("tbody tr:first-child >> text=notebooks")
+        await seen.until(
+            "document.querySelector('input').value === 'notebooks' && location.hash === '#/search/notebooks'"
+        )
+        await seen.tab.keyboard.press("1")
+        await seen.tab.click("a.figure >> text=Waiting pods")
+        await seen.tab.wait_for_selector("text=The free memory is in pieces")
+        await seen.tab.wait_for_selector(
+            "#nav a[href='#/health'] >> text=2"
+        )  # a card out of use, and no extender
 
 
 async def test_what_changes_is_seen_without_a_reload() -> None:
@@ -148,19 +228,18 @@ async def test_forty_thousand_cards_fit_and_one_is_found() -> None:
         assert seen.wrong == []
 
 
-async def test_names_and_messages_of_enemies_are_text() -> None:
-    async with console([node("n1", 1, V100)]) as rig, page() as seen:
-        pod = {"namespace": HOSTILE, "name": HOSTILE, "phase": HOSTILE, "units": 4, "created": HOSTILE}
-        rig.console.rows.put("pods", "x", {**pod, "node": "n1", "slices": [[0, 4]], "reason": HOSTILE}, "x")
-        row = {"namespace": HOSTILE, "name": HOSTILE, "why": HOSTILE, "help": [HOSTILE], "never": True}
-        rig.console.rows.put("waiting", "x", row, "x")
-        sick = {"name": "n1", "model": HOSTILE, "state": "cordoned", "sick": [0], "reason": HOSTILE}
-        rig.console.rows.put("nodes", "n1", {**sick, "cards": [[0, 15, 16130, 4, 0]], "shared": True})
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_names_and_messages_of_enemies_are_text(width: int) -> None:
+    size = {"width": width, "height": 860}
+    async with console([node("n1", 1, V100)]) as rig, page(viewport=size) as seen:
+        put_enemies(rig.console.rows)
         for name in ("cards", "waiting", "teams", "health"):
             await seen.open(rig, f"#/{name}", "#main .page")
             await seen.until("document.querySelector('#main .page').childElementCount > 0")
             assert await seen.tab.locator("#main img, #main script, .tip img").count() == 0
             assert not re.match(r"[12]$", await seen.tab.title())
+            wide = "[document.documentElement.scrollWidth, innerWidth]"
+            assert len(set(await seen.tab.evaluate(wide))) == 1, f"{name} is wider than the window"
         assert "<script>" in await seen.text("#main")
         assert seen.wrong == []
 
@@ -171,6 +250,7 @@ async def test_a_lost_api_server_and_a_lost_console_are_told_apart() -> None:
             await seen.open(rig, "#/cards", "canvas")
             await rig.server.__aexit__(None, None, None)
             await seen.tab.wait_for_selector("#banner >> text=The API server cannot be read")
+            await seen.can_be_read_by_everybody("lost")
         await seen.tab.wait_for_selector("#banner >> text=The console does not answer")
         assert await seen.tab.locator("canvas").count() == 1
 
@@ -193,6 +273,15 @@ async def test_keys_lead_everywhere() -> None:
         await keys.press("/")
         await keys.type("notebooks")
         await seen.until("document.querySelectorAll('tbody')[0].childElementCount === 1")
+
+
+async def test_an_address_that_somebody_mistyped_leads_to_the_cards() -> None:
+    async with console([node("n1", 1, V100)]) as rig, page() as seen:
+        for path in ("#/constructor", "#/cards/%E0%A4%A", "#/nowhere/at/all", "#/%"):
+            await seen.open(rig, path, "nav [aria-current]")
+            assert await seen.tab.get_attribute("nav [aria-current]", "href") == "#/cards"
+        await seen.open(rig, "#/pods/%", "text=There is no such pod")
+        assert [each for each in seen.wrong if "404" not in each] == []
 
 
 async def test_language_and_theme_are_chosen_and_kept() -> None:
@@ -226,6 +315,7 @@ async def test_no_view_in_chinese_shows_an_english_sentence() -> None:
 async def test_in_a_cluster_the_page_asks_for_a_token() -> None:
     async with console([node("n1", 1, V100)], access="token") as rig, page() as seen:
         await seen.open(rig, "", "#token")
+        await seen.can_be_read_by_everybody("login")
         await seen.tab.fill("#token", "anything")
         await seen.tab.click("button >> text=Show the cluster")
         await seen.tab.wait_for_selector("canvas")

@@ -23,7 +23,13 @@ from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
 from gpuslice.apps.cli.table import aligned, row
-from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, event_time, holds, pod_document
+from gpuslice.apps.diagnosis.pod_document import pod_document
+from gpuslice.apps.diagnosis.pod_explanation import (
+    PodExplanation,
+    event_time,
+    holds,
+    sentences_of,
+)
 from gpuslice.core.errors import printable
 from gpuslice.core.model import Tier
 from gpuslice.core.units import MIB, limit_mib
@@ -51,8 +57,7 @@ def text(found: Explanations) -> str:
             slices = each.pod.placement.slices if each.pod.placement is not None and holds(each.pod) else ()
             cards = ",".join(str(part.card) for part in slices) or "-"
             units = each.pod.request.units if each.pod.request is not None else "-"
-            sentences = (each.pod.problem, *each.ends, *each.hints)
-            why = next((sentence for sentence in sentences if sentence), "-")
+            why = next(iter(sentences_of(each)), "-")
             status = printable(each.reason) or each.phase or "Pending"
             rows.append(row(each.pod.name, status, each.pod.node or "-", cards, units, why))
         parts.append("\n" + aligned("".join(rows)))

@@ -12,7 +12,8 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import EVENTS
 from gpuslice.apps.console.cluster_state import ClusterState, now_s
 from gpuslice.apps.console.usage_reader import UsageReader
-from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, pod_document
+from gpuslice.apps.diagnosis.pod_document import pod_document
+from gpuslice.apps.diagnosis.pod_explanation import explained, place_of
 from gpuslice.apps.diagnosis.prometheus import PrometheusError
 from gpuslice.core.advice import card_of
 from gpuslice.core.model import Pod
@@ -33,7 +34,7 @@ class PodPages:
         state, key = self._state, f"{namespace}/{name}"
         if key not in state.pods:
             return None
-        events = await self._events(namespace, name)
+        events, events_problem = await self._events(namespace, name)
         history = await self._history(namespace, name)
         found = state.pods.get(key)  # it may have left meanwhile
         view = state.view(found) if found is not None else None
@@ -48,7 +49,7 @@ class PodPages:
             usage=self._usage.containers.get(key, ()),
             claims=state.claims,
         )
-        document = pod_document(explanation)
+        document = {**pod_document(explanation), "eventsProblem": events_problem}
         better = self._usage.suggestion(key)
         if better is not None:
             document["suggestion"] = {
@@ -60,13 +61,14 @@ class PodPages:
             document["card"] = {"units": card.units, "memoryMiB": card.memory_mib, "model": card.model}
         return {**document, "way": way(view, found), "history": history}
 
-    async def _events(self, namespace: str, name: str) -> list[objects.Event]:
+    async def _events(self, namespace: str, name: str) -> tuple[list[objects.Event], str]:
+        """What happened to it, and why that cannot be told."""
         fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
         try:
             listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
-        except KubeError:  # without them there is still all the rest
-            return []
-        return listing.items or []
+        except KubeError as error:  # without them there is still all the rest
+            return [], str(error)
+        return listing.items or [], ""
 
     async def _history(self, namespace: str, name: str) -> dict[str, Any]:
         usage = self._usage

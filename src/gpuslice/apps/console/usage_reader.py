@@ -74,7 +74,7 @@ class UsageReader:
         self._refused: dict[str, float] = {}  # in all, as of the last step
         self._hours: tuple[float, dict[str, TeamHours]] = (0.0, {})
         self._hours_at_s = 0.0
-        self._idle_at_s: dict[str, float] = {}  # since when a pod was seen to do nothing
+        self.idle_at_s: dict[str, float] = {}  # since when a pod was seen to do nothing
         self._state = state
         self._transport = transport
         self._direct = direct
@@ -170,9 +170,9 @@ class UsageReader:
             namespace, _, name = key.partition("/")
             sm = _sum(each.sm_ratio for each in containers)
             if sm is None or sm >= IDLE_SM:
-                self._idle_at_s.pop(key, None)
+                self.idle_at_s.pop(key, None)
             else:
-                self._idle_at_s.setdefault(key, at_s)
+                self.idle_at_s.setdefault(key, at_s)
             used = _sum(each.used_bytes for each in containers)
             if stepped:
                 percent = None if sm is None else round(sm * 100)
@@ -185,7 +185,7 @@ class UsageReader:
                 rows.put("podUsage", key, {"namespace": namespace, "name": name, **row}, namespace)
         for key in set(rows.keys("podUsage")) - self.containers.keys():
             rows.drop("podUsage", key)
-        for known in (self._idle_at_s, self._refused):
+        for known in (self.idle_at_s, self._refused):
             for key in known.keys() - self.containers.keys():
                 del known[key]
         if stepped:
@@ -206,8 +206,8 @@ class UsageReader:
             row["refused"] = round(refused)
         if throttled := sum(each.throttled_seconds or 0 for each in containers):
             row["throttled"] = round(throttled)
-        if key in self._idle_at_s:
-            row["idleSince"] = round(self._idle_at_s[key])
+        if key in self.idle_at_s:
+            row["idleSince"] = round(self.idle_at_s[key])
         if (better := self.suggestion(key)) is not None:
             row["suggest"] = [better.units, better.limit_mib, better.more]
         return row

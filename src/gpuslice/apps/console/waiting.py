@@ -11,11 +11,9 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.diagnosis.claims import ClaimedPod
-from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, place_of
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, place_of, sentences_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.core.explanation import NOT_SHARED
 from gpuslice.core.model import Pod
-from gpuslice.core.words import counted
 
 REST = 4
 """Between two passes it rests so many times as long as one took, and no less than a second."""
@@ -71,15 +69,8 @@ class WaitingPods:
 
     def _write(self, key: str, explained: PodExplanation) -> None:
         namespace, _, name = key.partition("/")
-        sentences = (
-            [explained.pod.problem, *explained.ends, *explained.hints]
-            if explained.pod.problem
-            else [*explained.ends, *explained.hints]
-        )
+        sentences = sentences_of(explained)
         classes = explained.explanation.classes if explained.explanation is not None else ()
-        if not sentences:  # the table of `explain` says it then: the largest class of nodes that share cards
-            reasons = [each for each in classes if each.reason != NOT_SHARED] or classes
-            sentences = [f"{counted(len(each.nodes), 'node')}: {each.reason}." for each in reasons]
         row = {
             "namespace": namespace,
             "name": name,

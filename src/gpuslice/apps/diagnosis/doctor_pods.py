@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
-from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, resources_of
+from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, resources_of, sentences_of
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
 from gpuslice.core.errors import printable
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
@@ -99,7 +99,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
     ledger, places = facts.ledger(), [place_of(node) for node in facts.nodes]
     for each, pod in queue[:MOST_EXPLAINED]:
         answer = explained(each, ledger, {}, places=places, claims=facts.claims)
-        why = answer.hints[0] if answer.hints else "no node takes it"
+        why = next(iter(sentences_of(answer)), "no node takes it")
         since = each.metadata.creation_timestamp or "an unknown time"
         classes = answer.explanation.classes if answer.explanation else ()
         never = bool(classes) and all(nodes.never for nodes in classes)

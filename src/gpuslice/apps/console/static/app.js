@@ -5,12 +5,12 @@ import { HealthView } from "./health.js";
 import { showLogin } from "./login.js";
 import { PodView } from "./pod.js";
 import { learn, say } from "./sentences.js";
-import { follow, store, subscribe } from "./store.js";
+import { follow, readHealth, store, subscribe } from "./store.js";
 import { TeamsView } from "./teams.js";
 import { WaitingView } from "./waiting.js";
 import { currentLanguage, setLanguage, span, t } from "./words.js";
 
-const VIEWS = { cards: CardsView, waiting: WaitingView, teams: TeamsView, health: HealthView };
+const VIEWS = { __proto__: null, cards: CardsView, waiting: WaitingView, teams: TeamsView, health: HealthView };
 const main = document.getElementById("main");
 const preferences = {
   read: (name) => { try { return localStorage.getItem(`gpuslice.${name}`); } catch { return null; } },
@@ -27,12 +27,25 @@ function applyTheme() {
   view?.draw?.();
 }
 
+/** The parts of the address behind #, which anybody may have typed. */
+function route() {
+  const parts = location.hash.replace(/^#\/?/, "").split("/");
+  try {
+    return parts.map(decodeURIComponent);
+  } catch {
+    return parts;
+  }
+}
+
 function open() {
-  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [name, ...rest] = route();
   view?.close?.();
   const root = h("div.page");
+  if (name === "search") search.value = rest.join("/"); // and it shows the cards
+  else if (view?.searched) search.value = ""; // who goes on did not type it
   if (name === "pods") view = new PodView(root, rest[0] ?? "", rest.slice(1).join("/"));
-  else view = new (VIEWS[name] ?? CardsView)(root, rest);
+  else view = new (VIEWS[name] ?? CardsView)(root, name === "search" ? [] : rest);
+  view.searched = name === "search";
   view.name = name in VIEWS || name === "pods" ? name : "cards";
   document.title = `${t(view.name === "pods" ? "pod" : view.name)} · gpuslice`;
   replace(main, root);
@@ -47,7 +60,8 @@ const search = h("input", { type: "search", "aria-label": t("search"), placehold
 function header() {
   const waiting = store.tables.waiting.size;
   const sick = [...store.tables.nodes.values()].reduce((sum, node) => sum + (node.sick?.length ?? 0), 0);
-  const badges = { waiting: waiting ? h("span.count.warn", {}, waiting) : null, health: sick ? h("span.count.bad", {}, sick) : null };
+  const findings = (store.health?.findings ?? []).filter((each) => each.level === "error").length + (store.health?.alerts ?? []).filter((each) => each.severity === "critical").length;
+  const badges = { waiting: waiting ? h("span.count.warn", {}, waiting) : null, health: sick + findings ? h("span.count.bad", {}, sick + findings) : null };
   replace(
     document.getElementById("nav"),
     Object.keys(VIEWS).map((name) => h("a", { href: `#/${name}`, "aria-current": view?.name === name ? "page" : null }, t(name), badges[name])),
@@ -64,7 +78,7 @@ function tools() {
     document.getElementById("tools"),
     search,
     h("button.quiet", { type: "button", onclick: () => { speak(currentLanguage() === "en" ? "zh" : "en"); preferences.write("language", currentLanguage()); } }, t("language")),
-    h("button.quiet", { type: "button", id: "theme", "aria-label": `${t("theme")}: ${t(theme)}`, onclick: () => { theme = next[theme]; preferences.write("theme", theme); applyTheme(); tools(); document.getElementById("theme").focus(); } }, `${theme === "light" ? "☀" : theme === "dark" ? "☾" : "◐"} ${t(theme)}`),
+    h("button.quiet", { type: "button", id: "theme", "aria-label": `${t("theme")}: ${t(theme)}`, onclick: () => { theme = next[theme]; preferences.write("theme", theme); applyTheme(); tools(); document.getElementById("theme").focus(); } }, theme === "light" ? "☀" : theme === "dark" ? "☾" : "◐", h("span", {}, ` ${t(theme)}`)),
   );
 }
 
@@ -120,4 +134,7 @@ addEventListener("hashchange", () => { open(); main.focus({ preventScroll: true 
 speak(preferences.read("language") ?? (navigator.language.startsWith("zh") ? "zh" : "en"));
 subscribe(schedule);
 setInterval(schedule, 15000); // "3 min ago" grows old
+const look = () => readHealth({ wanted: false }).catch(() => {}); // the banner tells of it
+setTimeout(look, 1500);
+setInterval(look, 30000);
 follow(() => showLogin(main).then(open));

@@ -1,13 +1,13 @@
 // Cards: the whole cluster as a wall; a click goes to a card, and from there to its pods.
-import { announce, bar, command, copyable, empty, h, podLink, replace } from "./dom.js";
-import { hueOf, store, totals, unitName, units, unitsInMiB } from "./store.js";
+import { announce, bar, command, copyOnly, copyable, empty, h, podLink, replace } from "./dom.js";
+import { HUES, hueOf, store, totals, unitName, units, unitsInMiB } from "./store.js";
 import { say, told } from "./sentences.js";
-import { count, mib, span, t } from "./words.js";
-import { cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
+import { BY_NAME, count, mib, span, t } from "./words.js";
+import { LARGE, cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
 
 const LARGE_ENOUGH = 34; // a card of so many pixels need not be zoomed to
+const LARGEST_ALONE = 200; // pixels of a card of the one node that is shown
 const MOST_ROWS = 300;
-const BY_NAME = new Intl.Collator("en", { numeric: true }); // making one for each comparison takes most of the time
 
 export function percent(part, whole) {
   return whole ? `${Math.round((part / whole) * 100)} %` : "–";
@@ -16,14 +16,15 @@ export function percent(part, whole) {
 export function figures() {
   const sum = totals();
   const waiting = [...store.tables.waiting.values()].length;
-  const figure = (label, value, small, kind, more) =>
-    h(`div.figure${kind ? `.${kind}` : ""}`, {}, h("span.label", {}, label), h("span.value", {}, value, small ? h("small", {}, small) : null), more);
+  const figure = (label, value, small, kind, more, href) =>
+    h(`${href ? "a" : "div"}.figure${kind ? `.${kind}` : ""}`, { href }, h("span.label", {}, label), h("span.value", {}, value, small ? h("small", {}, small) : null), more);
   return h("div.figures", {},
     figure(t("cardsInUse"), count(sum.inUse), t("of", count(sum.cards))),
-    figure(t("allocated"), percent(sum.held, sum.units), t("held2", count(sum.held), units(count(sum.units))), "", bar(t("allocated"), [[sum.units ? sum.held / sum.units : 0, "full"]])),
+    figure(t("allocated"), percent(sum.held, sum.units), `${count(sum.held)} / ${units(count(sum.units))}`, "", bar(t("allocated"), [[sum.units ? sum.held / sum.units : 0, "full"]])),
     sum.measured || store.cluster.usage?.readAt ? figure(t("used"), sum.measured ? percent(sum.usedMiB, sum.totalMiB) : "…", sum.measured ? mib(sum.usedMiB) : "", "", bar(t("used"), [[sum.totalMiB ? sum.usedMiB / sum.totalMiB : 0, "full"]])) : null,
-    figure(t("waitingPods"), count(waiting), "", ""),
-    sum.sick ? figure(t("outOfUse"), count(sum.sick), "", "bad") : null,
+    sum.unusedMiB ? figure(t("unused"), mib(sum.unusedMiB), t("byTeam"), "", null, "#/teams") : null,
+    figure(t("waitingPods"), count(waiting), waiting ? t("whyThey") : "", "", null, waiting ? "#/waiting" : null),
+    sum.sick ? figure(t("outOfUse"), count(sum.sick), "", "bad", null, "#/health") : null,
   );
 }
 
@@ -114,15 +115,22 @@ export class CardsView {
     );
     if (focused) [...this.top.querySelectorAll(".choice button")].find((each) => each.textContent === focused)?.focus();
     const held = new Map();
-    for (const pod of store.tables.pods.values()) if (pod.node) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + pod.units);
-    const names = [...held].sort((a, b) => b[1] - a[1]);
-    const dot = (color, text) => h("span", {}, h("i.dot", { vars: { "--hue": color } }), text);
+    for (const pod of store.tables.pods.values()) {
+      if (this.focus ? pod.node === this.focus : pod.node) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + pod.units);
+    }
+    const names = [...held].sort((a, b) => b[1] - a[1] || BY_NAME.compare(a[0], b[0]));
+    const own = names.filter(([name]) => hueOf(name) < HUES);
+    const dot = (color, text, kind = "") => h("span", {}, h(`i.dot${kind}`, { vars: { "--hue": color } }), text);
+    const filled = store.tables.podUsage.size > 0 && (this.placed?.size ?? LARGE) >= LARGE;
+    const shown = this.focus ? this.list : [...store.tables.nodes.values()];
     const unmeasured = store.cluster.usage?.problem;
     replace(this.legend,
-      this.mode === "team" ? names.slice(0, 8).map(([name, number]) => dot(`var(--hue${hueOf(name)})`, `${name} ${units(count(number))}`)) : this.mode === "use" ? dot("var(--accent)", t("used")) : dot("var(--warn)", t("unused")),
-      this.mode === "team" && names.length > 8 ? h("span", {}, t("more", names.length - 8)) : null,
+      this.mode === "team" ? own.map(([name, number]) => dot(`var(--hue${hueOf(name)})`, [h("bdi", {}, name), units(count(number))])) : this.mode === "use" ? dot("var(--accent)", t("used")) : dot("var(--warn)", t("unused")),
+      this.mode === "team" && names.length > own.length ? dot(`var(--hue${HUES})`, t("more", names.length - own.length)) : null,
+      this.mode === "team" && filled ? dot("var(--faint)", t("filled"), ".filled") : null,
       dot("var(--free)", t("free")),
-      [...store.tables.nodes.values()].some((node) => node.sick) ? dot("var(--bad)", t("sick")) : null,
+      shown.some((node) => node.sick) ? dot("var(--bad)", t("sick")) : null,
+      shown.some((node) => node.state) ? dot("var(--faint)", t("closed"), ".hatched") : null,
       this.mode === "team" ? this.marks() : null,
       unmeasured ? h("span", { title: unmeasured }, t("noUsage", say(unmeasured))) : null,
     );
@@ -141,7 +149,7 @@ export class CardsView {
     if (!inside.contains(this.canvas)) replace(inside, this.canvas);
     const room = this.measure();
     this.room = room.join();
-    this.placed = layout(this.list, ...room);
+    this.placed = layout(this.list, ...room, this.focus ? LARGEST_ALONE : undefined);
     this.draw();
   }
 
@@ -282,9 +290,10 @@ export class CardsView {
       return h("tr", {}, h("td", {}, node.name), h("td.number", {}, card[0]), h("td", {}, node.model ?? ""), h("td.number", {}, `${card[3]} / ${card[1]} ${unitName()}`),
         h("td.number", {}, used === null ? "–" : `${Math.round(used * 100)} %`),
         h("td", {}, node.sick?.includes(card[0]) ? h("span.tag.bad", {}, t("sick")) : node.state ? h("span.tag.warn", {}, t(node.state)) : ""),
-        h("td", {}, found.slice(0, 12).map((each, at) => [at ? ", " : "", podLink(each.pod.namespace, each.pod.name), ` (${each.units})`])));
+        h("td", {}, found.slice(0, 12).map((each, at) => [at ? ", " : "", podLink(each.pod.namespace, each.pod.name), ` (${each.units})`])),
+        h("td", {}, copyOnly(command("gpuslice", "inspect", "-d", node.name))));
     });
-    const heads = [t("node"), t("card"), t("model"), t("allocated"), t("used"), t("state"), t("podsColumn")];
+    const heads = [t("node"), t("card"), t("model"), t("allocated"), t("used"), t("state"), t("podsColumn"), t("command")];
     replace(this.wall.firstElementChild, h("table", {}, h("thead", {}, h("tr", {}, heads.map((each, at) => h(at === 1 || at === 3 || at === 4 ? "th.number" : "th", { scope: "col" }, each)))), h("tbody", {}, shown)),
       rows.length > MOST_ROWS ? h("p.muted", {}, t("more", count(rows.length - MOST_ROWS))) : null);
   }

@@ -48,21 +48,32 @@ export function command(...words) {
 
 /** The command that shows the same in a terminal, with a button that copies it. */
 export function copyable(text) {
-  const button = h("button.copy", { type: "button", "aria-label": `${t("copy")}: ${text}`, title: t("copy") }, t("copy"));
+  const code = h("code", {}, text);
+  return h("span.command", {}, code, copyButton(text, code));
+}
+
+/** The same where there is no room for the command: it is the button's hint. */
+export function copyOnly(text) {
+  const code = h("code.unseen", {}, text);
+  return h("span.command", {}, code, copyButton(text, code));
+}
+
+function copyButton(text, code) {
+  const button = h("button.copy", { type: "button", "aria-label": `${t("copy")}: ${text}`, title: text }, t("copy"));
   button.addEventListener("click", async (event) => {
     event.stopPropagation();
     try {
       await navigator.clipboard.writeText(text);
     } catch {  // no clipboard without TLS: then it is selected, and a key copies it
       const range = document.createRange();
-      range.selectNodeContents(button.previousSibling);
+      range.selectNodeContents(code);
       getSelection().removeAllRanges();
       getSelection().addRange(range);
     }
     button.textContent = t("copied");
     setTimeout(() => (button.textContent = t("copy")), 1200);
   });
-  return h("span.command", {}, h("code", {}, text), button);
+  return button;
 }
 
 export function podHref(namespace, name) {

@@ -7,6 +7,7 @@ import { t } from "./words.js";
 export function showLogin(main) {
   const wrong = Boolean(store.token);
   store.token = "";
+  store.health = null; // what another token may see
   sessionStorage.removeItem("gpuslice.token");
   return new Promise((resolve) => {
     const input = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", required: true });

@@ -110,7 +110,7 @@ export class PodView {
     if (!found.classes?.length) return null;
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("whyNot"))), h("div.scroll", {}, h("table", {},
       h("thead", {}, h("tr", {}, h("th.number", { scope: "col" }, t("nodes")), h("th", { scope: "col" }, t("why")), h("th", { scope: "col" }, t("mostFree")))),
-      h("tbody", {}, found.classes.map((each) => h("tr", {}, h("td.number", {}, each.nodes.length), h("td", {}, told(each.reason)), h("td", {}, each.most === undefined ? "–" : `${units(each.most)} (${each.best}, ${t("cardLabel", each.card)})`)))))));
+      h("tbody", {}, found.classes.map((each) => h("tr", {}, h("td.number", {}, each.nodes.length), h("td.words", {}, told(each.reason)), h("td", {}, each.most === undefined ? "–" : `${units(each.most)} (${each.best}, ${t("cardOf", each.card)})`)))))));
   }
 
   chart(found, usage) {
@@ -147,13 +147,14 @@ export class PodView {
   events(found) {
     return h("section.panel.events", {}, h("header", {}, h("h2", {}, t("events"))), found.events.length
       ? h("div.scroll", {}, h("table", {}, h("tbody", {}, [...found.events].reverse().map((each) => h("tr", {},
-        h("td.nowrap.muted", { title: clock(each.time) }, each.time ? t("ago", ago(each.time, now())) : ""), h("td", {}, h(`span.tag${each.type === "Warning" ? ".warn" : ""}`, {}, each.reason), each.count > 1 ? ` ×${each.count}` : ""), h("td", {}, told(each.message)))))))
-      : h("div.inside", {}, h("p.muted", {}, t("noEvents"))));
+        h("td.nowrap.muted", { title: clock(each.time) }, each.time ? t("ago", ago(each.time, now())) : ""), h("td", {}, h(`span.tag${each.type === "Warning" ? ".warn" : ""}`, {}, each.reason), each.count > 1 ? ` ×${each.count}` : ""), h("td.words", {}, told(each.message)))))))
+      : h("div.inside", {}, h("p.muted", {}, told(found.eventsProblem) || t("noEvents"))));
   }
 
   commands(found) {
     const name = `${found.namespace}/${found.name}`;
+    const started = found.way.find((step) => step.step === "started");
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("theSame"))), h("div.inside.stack", {},
-      copyable(command("gpuslice", "explain", name)), copyable(command("kubectl", "-n", found.namespace, "describe", "pod", found.name)), copyable(command("kubectl", "-n", found.namespace, "logs", found.name))));
+      copyable(command("gpuslice", "explain", name)), copyable(command("kubectl", "-n", found.namespace, "describe", "pod", found.name)), started?.done ? copyable(command("kubectl", "-n", found.namespace, "logs", found.name, ...(started.again ? ["--previous"] : []))) : null));
   }
 }

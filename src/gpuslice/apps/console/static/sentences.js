@@ -1,7 +1,7 @@
 // What the cluster says, in the reader's language. Events, refusals and what is written into ConfigMaps come as
 // English text and nothing else: so a sentence is known by the template that it was made from, and said by another.
 import { h } from "./dom.js";
-import { currentLanguage } from "./words.js";
+import { clock, currentLanguage, timeOfDay } from "./words.js";
 
 const MOST_KNOWN = 2000;
 const BETWEEN_CHINESE = /(?<=[\u3000-\u9fff\uff00-\uffef]) +(?=[\u3000-\u9fff\uff00-\uffef])/g; // spaces of places
@@ -45,12 +45,21 @@ function lookedUp(text) {
   return known.get(text);
 }
 
+const MOMENT = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g;
+
+/** Moments by the reader's clock. */
+function inTheirTime(text) {
+  const today = new Date().toDateString();
+  return text?.replace(MOMENT, (moment) => (new Date(moment).toDateString() === today ? timeOfDay(Date.parse(moment) / 1000) : clock(moment)));
+}
+
 /** `text` in the reader's language where it is known, else as it came. */
 export function say(text) {
-  return lookedUp(text) ?? text;
+  return inTheirTime(lookedUp(text) ?? text);
 }
 
 /** The same for the page: what stays English is marked as that, for those who have it read to them. */
 export function told(text) {
-  return lookedUp(text) ?? h("span", { lang: "en" }, text);
+  const known = lookedUp(text);
+  return known === null ? h("span", { lang: "en" }, inTheirTime(text)) : inTheirTime(known);
 }

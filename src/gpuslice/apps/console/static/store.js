@@ -1,4 +1,6 @@
 // What the page knows of the cluster: tables of rows, brought up to date by asking for what changed.
+import { BY_NAME } from "./words.js";
+
 const TABLES = ["nodes", "pods", "waiting", "cardUsage", "podUsage", "quotas"];
 const RETRY_MS = 2000;
 
@@ -13,6 +15,7 @@ export const store = {
   receivedAt: 0, // when the newest answer came in, until it is shown
   clockOffset: 0, // the console's clock minus ours, in seconds
   shape: 0, // another number when nodes or their cards came or went
+  health: null, // what `gpuslice doctor` finds, of half a minute ago at most
   touched: new Set(), // nodes of which something changed since the wall was drawn
 };
 
@@ -46,7 +49,8 @@ export async function ask(path) {
 function place(key, row, before) {
   if (before?.node) store.touched.add(before.node);
   if (row?.node) store.touched.add(row.node);
-  if (before?.node && before.node !== row?.node) store.podsOf.get(before.node)?.delete(key);
+  const left = before?.node && before.node !== row?.node ? store.podsOf.get(before.node) : null;
+  if (left?.delete(key) && !left.size) store.podsOf.delete(before.node); // nodes of autoscalers come and go for months
   if (row?.node) {
     if (!store.podsOf.has(row.node)) store.podsOf.set(row.node, new Set());
     store.podsOf.get(row.node).add(key);
@@ -130,7 +134,7 @@ export function unitsInMiB(number, card) {
 }
 
 export function totals() {
-  const sum = { nodes: 0, cards: 0, inUse: 0, sick: 0, units: 0, held: 0, usedMiB: 0, totalMiB: 0, measured: 0 };
+  const sum = { nodes: 0, cards: 0, inUse: 0, sick: 0, units: 0, held: 0, usedMiB: 0, totalMiB: 0, measured: 0, unusedMiB: 0 };
   for (const node of store.tables.nodes.values()) {
     if (!node.cards) continue;
     sum.nodes += 1;
@@ -150,21 +154,33 @@ export function totals() {
       sum.measured += 1;
     }
   }
+  for (const { used, limit } of store.tables.podUsage.values()) {
+    if (limit && used !== undefined) sum.unusedMiB += Math.max(0, limit - used);
+  }
   return sum;
+}
+
+const LARGE_CLUSTER = 500; // nodes: looking at more of them takes a while, and is done when somebody wants to see it
+
+/** Ask for what is wrong with the cluster; a small one is looked at without being asked for, so that its badge is true. */
+export async function readHealth({ wanted }) {
+  if (!wanted && (!store.cluster || document.hidden || store.tables.nodes.size > LARGE_CLUSTER)) return;
+  store.health = await ask("health");
+  for (const listener of listeners) listener();
 }
 
 export const HUES = 8;
 const assigned = new Map();
 
-/** Which of the hues a namespace has: the largest get one each, in a fixed order of arrival. */
+/** Which of the hues a namespace has: the largest get one each, for as long as the page is open; HUES is that of all others. */
 export function hueOf(namespace) {
   if (!assigned.has(namespace)) {
     if (assigned.size === 0) {
       const held = new Map();
       for (const pod of store.tables.pods.values()) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + pod.units);
-      [...held].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).forEach(([name], index) => assigned.set(name, index % HUES));
+      [...held].sort((a, b) => b[1] - a[1] || BY_NAME.compare(a[0], b[0])).forEach(([name], index) => assigned.set(name, Math.min(index, HUES)));
     }
-    if (!assigned.has(namespace)) assigned.set(namespace, assigned.size % HUES);
+    if (!assigned.has(namespace)) assigned.set(namespace, Math.min(assigned.size, HUES));
   }
   return assigned.get(namespace);
 }

@@ -1,12 +1,11 @@
 // Teams: who holds how much, uses how much of it, and what could be given back.
-import { bar, command, copyable, empty, h, podLink, replace } from "./dom.js";
-import { ask, hueOf, now, store, units, unitsInMiB } from "./store.js";
+import { bar, command, copyOnly, copyable, empty, h, podLink, replace } from "./dom.js";
+import { ask, hueOf, now, store, unitName, units, unitsInMiB } from "./store.js";
 import { told } from "./sentences.js";
-import { count, mib, span, t } from "./words.js";
+import { BY_NAME, count, mib, span, t } from "./words.js";
 
 const IDLE_S = 600;
 const MOST = 100;
-const BY_NAME = new Intl.Collator("en", { numeric: true });
 
 /** One row a namespace. What is not measured is not counted as used or unused. */
 export function teams() {
@@ -84,7 +83,7 @@ export class TeamsView {
     const head = (key, label) => h("th.number", { scope: "col", "aria-sort": this.sort === key ? "descending" : null }, h("button", { type: "button", onclick: () => { this.sort = key; this.drawn = ""; this.update(this.query); } }, label, this.sort === key ? " ↓" : ""));
     replace(this.root, h("h1", {}, t("teams")),
       h("section.panel", {}, h("div.scroll", {}, h("table", {},
-        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("namespace")), h("th", { scope: "col", "aria-sort": this.sort === "units" ? "descending" : null }, h("button", { type: "button", onclick: () => { this.sort = "units"; this.drawn = ""; this.update(this.query); } }, `${t("used")} / ${t("held")}`, this.sort === "units" ? " ↓" : "")), head("unused", t("unused")), head("idle", t("idle")), head("back", t("giveBack")), head("hours", t("hours")), h("th.number", { scope: "col" }, t("smHours")), h("th.number", { scope: "col" }, t("podsColumn")), head("waiting", t("waiting")), h("th.number", { scope: "col" }, t("quota")))),
+        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("namespace")), h("th", { scope: "col", "aria-sort": this.sort === "units" ? "descending" : null }, h("button", { type: "button", onclick: () => { this.sort = "units"; this.drawn = ""; this.update(this.query); } }, `${t("used")} / ${t("held")}`, this.sort === "units" ? " ↓" : "")), head("unused", t("unused")), head("idle", t("idle")), head("back", t("giveBack")), head("hours", t("hours")), h("th.number", { scope: "col" }, t("smHours")), h("th.number", { scope: "col" }, t("podsColumn")), head("waiting", t("waiting")), h("th.number", { scope: "col" }, t("quota")), h("th", { scope: "col" }, t("command")))),
         h("tbody", {}, rows.slice(0, MOST).map((team) => this.team(team, most, unused(team), hours.get(team.namespace))))))),
       this.hours?.span || this.hours?.problem ? h("p.muted.small", {}, told(this.hours.problem) || t("hoursOf", span(this.hours.span))) : null,
       this.panel());
@@ -98,9 +97,9 @@ export class TeamsView {
   team(team, most, unused, hours) {
     const hue = `var(--hue${hueOf(team.namespace)})`;
     const label = `${t("used")} ${mib(team.usedMiB)}, ${t("held")} ${mib(team.heldMiB)}`;
-    const quota = team.quotas.map((each) => `${each.used} / ${each.hard}${each.of === "units" ? "" : ` ${t(`of_${each.of}`)}`}`).join(", ");
+    const quota = team.quotas.map((each) => `${each.used} / ${each.hard} ${each.of === "units" ? unitName() : t(`of_${each.of}`)}`).join(", ");
     return h("tr", {},
-      h("td", {}, h("span.row.nowrap", {}, h("i.dot", { vars: { "--hue": hue } }), h("b", {}, team.namespace))),
+      h("td", {}, h("span.row.nowrap", {}, h("i.dot", { vars: { "--hue": hue } }), h("a.pod", { href: `#/search/${encodeURIComponent(team.namespace)}` }, team.namespace))),
       h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small", {}, team.measuredMiB ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
       h("td.number", {}, team.measuredMiB ? `${mib(Math.max(0, unused))} · ${Math.round((Math.max(0, unused) / team.measuredMiB) * 100)} %` : "–"),
       h("td.number", {}, team.idle ? units(count(team.idle)) : "–"),
@@ -109,7 +108,8 @@ export class TeamsView {
       h("td.number", {}, hours && hours.sm !== null ? amount(hours.sm) : "–"),
       h("td.number", {}, count(team.pods)),
       h("td.number", {}, team.waiting ? h("a", { href: "#/waiting" }, count(team.waiting)) : "–"),
-      h("td.number", {}, quota || "–"));
+      h("td.number", {}, quota || "–"),
+      h("td", {}, copyOnly(command("gpuslice", "advise", "-n", team.namespace))));
   }
 
   panel() {
@@ -126,7 +126,7 @@ export class TeamsView {
           h("td.number", {}, h(`span.tag.${each.more ? "warn" : "good"}`, {}, each.more ? t("suggestedMore", units(each.suggestedUnits)) : units(each.suggestedUnits))), h("td", {}, copyable(command("gpuslice", "explain", `${each.namespace}/${each.pod}`))))))))) : null,
       advice.cards.length ? h("section.panel", {}, h("header", {}, h("h2", {}, t("emptyCards"))), h("div.scroll", {}, h("table", {},
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("card")), h("th", { scope: "col" }, t("moves")))),
-        h("tbody", {}, advice.cards.slice(0, MOST).map((each) => h("tr", {}, h("td.nowrap", {}, `${each.node}, ${t("cardLabel", each.card)}`), h("td", {}, each.moves.map((move) => h("div", {}, podLink(move.namespace, move.pod), ` ${units(move.units)} ${t("to")} ${move.node}, ${t("cardLabel", move.card)}`))))))))) : null,
+        h("tbody", {}, advice.cards.slice(0, MOST).map((each) => h("tr", {}, h("td.nowrap", {}, `${each.node}, ${t("cardOf", each.card)}`), h("td", {}, each.moves.map((move) => h("div", {}, podLink(move.namespace, move.pod), ` ${units(move.units)} ${t("to")} ${move.node}, ${t("cardOf", move.card)}`))))))))) : null,
     ];
   }
 }

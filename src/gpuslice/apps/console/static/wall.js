@@ -4,11 +4,11 @@ import { t } from "./words.js";
 
 const GAP_BLOCK = 14;
 const ROW = 8; // cards of a node beside each other
-const LARGE = 24; // pixels of a card from which on names are written
+export const LARGE = 24; // pixels of a card from which on names are written
 
 /** Where each card of `nodes` stands so that all fit into `width` × `height` if they can. */
-export function layout(nodes, width, height) {
-  let [size, tooLarge] = [4, 133];
+export function layout(nodes, width, height, largest = 132) {
+  let [size, tooLarge] = [4, largest + 1];
   while (tooLarge - size > 1) { // sizes that fit are below `tooLarge`
     const middle = (size + tooLarge) >> 1;
     const room = place(nodes, middle, width, () => {});
@@ -107,7 +107,7 @@ export function palette() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(name).trim();
   return {
-    hues: Array.from({ length: HUES }, (_, index) => read(`--hue${index}`)),
+    hues: Array.from({ length: HUES + 1 }, (_, index) => read(`--hue${index}`)),
     free: read("--free"), others: read("--others"), text: read("--text"), muted: read("--muted"), faint: read("--faint"),
     bad: read("--bad"), warn: read("--warn"), accent: read("--accent"), surface: read("--surface"), bg: read("--bg"),
     font: getComputedStyle(document.body).fontFamily,
