@@ -2,7 +2,7 @@
 TEST_BUILD := $(BUILD)/tests
 TEST_CFLAGS := $(CFLAGS) -Iinclude -Isrc -Wno-pedantic
 
-tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile)
+tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile comings)
 
 $(TEST_BUILD)/worker: tests/worker.c src/driver/hooks.def src/driver/driver_abi.h
 	@mkdir -p $(@D)
@@ -18,9 +18,9 @@ $(TEST_BUILD)/%.so: tests/%.c src/driver/hooks.def $(BUILD)/sim/libcuda.so.1
 
 # Old-style declarations: a program that has no header of the driver's.
 HOSTILE_CFLAGS := $(TEST_CFLAGS) -D_GNU_SOURCE -Wno-strict-prototypes -Wno-unknown-warning-option
-$(TEST_BUILD)/hostile: tests/hostile.c
+$(TEST_BUILD)/hostile $(TEST_BUILD)/comings: $(TEST_BUILD)/%: tests/%.c
 	@mkdir -p $(@D)
-	@$(CC) $(HOSTILE_CFLAGS) $(LDFLAGS) -o $@ $< -ldl
+	@$(CC) $(HOSTILE_CFLAGS) $(LDFLAGS) -o $@ $< -ldl -lpthread
 
 # Where there is a libc to link statically.
 tests: $(if $(wildcard $(shell $(CC) -print-file-name=libc.a)),$(TEST_BUILD)/hostile_static)
@@ -85,7 +85,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: $(TEST_BUILD)/fuzz_%_clang
 # the library itself gets into a program; and the accounts and the table alone with ThreadSanitizer.
 PYTEST ?= ../.venv/bin/python -m pytest -q -p no:unraisableexception
 SANITIZED_TESTS ?= $(addprefix ../tests/integration/test_,$(addprefix isolation_,memory.py figures.py driver.py entry.py storm.py \
-  conformance.py damage.py kept.py parts.py bypass.py share.py) frameworks.py sequences.py)
+  conformance.py damage.py kept.py parts.py bypass.py share.py streams.py) frameworks.py sequences.py)
 runtime = $(shell $(CC) -print-file-name=lib$(1).so):
 
 check-sanitized: sanitize

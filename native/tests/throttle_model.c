@@ -105,9 +105,13 @@ void throttle_claim(struct throttle *at, uint64_t ns)
 
 static struct throttle *at_work; /* whose event is created */
 
-static void *create_event(void) { return card_event(at_work->card, at_work->process); }
+static void *create_event(const struct gs_stream *stream)
+{
+    (void)stream;
+    return card_event(at_work->card, at_work->process);
+}
 
-static const struct gs_events events = {create_event, card_event_record, card_event_query, card_event_elapsed};
+static const struct gs_events events = {create_event, card_event_record, card_event_record, card_event_query, card_event_elapsed};
 
 /* ---- looking ---- */
 
@@ -186,7 +190,7 @@ enum gs_share_ask throttle_arrive(struct throttle *at)
     return gs_share_is_divided(&at->box->entry) ? ask(at) : GS_SHARE_NOT_NOW;
 }
 
-static struct gs_stream stream_of(uint32_t stream) { return (struct gs_stream){(void *)1, (void *)(uintptr_t)stream, false}; }
+static struct gs_stream stream_of(uint32_t stream) { return (struct gs_stream){(void *)1, (void *)(uintptr_t)stream, 0}; }
 
 /* How long the launch has to sleep before it is woken; 0: it may go. */
 uint64_t throttle_wait_ns(struct throttle *at, uint32_t number, uint64_t key, uint64_t waited_ns)

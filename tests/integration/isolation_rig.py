@@ -169,6 +169,7 @@ class Container:
         return {
             **inherited,
             gpu.STATE_VARIABLE: str(self.machine.state),
+            "GPUSLICE_SIM_STALE": "abort",
             "LD_LIBRARY_PATH": str(SIM),
             "LD_PRELOAD": f"{SANITIZER}{self.root / 'usr/lib/gpuslice/libgpuslice.so'}",
             "ASAN_OPTIONS": "detect_leaks=0",

@@ -125,6 +125,24 @@ def test_what_a_green_context_took_outlives_it(tmp_path: Path) -> None:
         worker.ok(f"alloc 2 plain {500 * MIB}")
 
 
+def test_what_a_context_seemed_to_take_is_corrected_whatever_is_current(tmp_path: Path) -> None:
+    """Memory opened before there was a context on its card stood in the driver's figure with the context's."""
+    with container(tmp_path, cards=2) as box, box.worker() as maker, box.worker() as other:
+        maker.ok("start 1")
+        maker.ok(f"alloc 0 plain {34 * MIB}")
+        other.ok("start 0")
+        other.ok(f"import 0 {maker.ask('export 0').split()[1]}")
+        maker.ok("free 0")
+        other.ok("current 1")
+        other.ok("current 0")
+        other.ok("close 0")
+        deadline = time.monotonic() + HANG_S
+        while box.card(1).used_bytes != box.machine.used(1):
+            assert time.monotonic() < deadline, (box.card(1).used_bytes, box.machine.used(1))
+            other.ok("info")
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize("current", [-1, 1])
 def test_memory_opened_by_ipc_is_let_go_whatever_is_current(tmp_path: Path, current: int) -> None:
     with container(tmp_path, cards=2) as box, box.worker() as maker, box.worker() as taker:

@@ -222,6 +222,12 @@ def test_a_neighbour_that_lies_takes_only_what_is_lent(arithmetic: Arithmetic) -
     assert 0.26 <= used / (10 * SECOND) <= 0.3
 
 
+def test_what_neighbours_did_stays_known_when_they_have_gone(arithmetic: Arithmetic) -> None:
+    """It was 0 once nobody was there and samples told: work under way since then was charged nothing."""
+    card = layout.RegionCard(recent_busy_ns=SECOND, recent_own_ns=SECOND // 2, learned_at_ns=SECOND)
+    assert arithmetic.own_part(card, SECOND, Neighbourhood(busy_ns=5 * SECOND)).others_ns == 5 * SECOND
+
+
 def test_where_nvml_cannot_tell_neighbours_do(arithmetic: Arithmetic) -> None:
     blind = [Party(share, (queued(MS),), nobody_known, cap=100) for share in (30, 70)]
     assert_fair(play(arithmetic, blind, 5, meet=True), from_s=1, points=3.0)

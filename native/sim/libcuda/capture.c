@@ -84,6 +84,18 @@ CUresult capture_permits(void)
     return question.refused ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
+static void spoil(struct object *object, void *graph)
+{
+    struct stream *stream = (struct stream *)object;
+    stream->capture_spoiled |= stream->capturing == graph;
+}
+
+CUresult capture_asked(const struct graph *graph)
+{
+    objects_each(OBJECT_STREAM, spoil, (void *)graph);
+    return CUDA_ERROR_CAPTURED_EVENT;
+}
+
 static CUresult begin(CUstream handle, CUgraph graph, int mode)
 {
     struct stream *stream;

@@ -34,6 +34,7 @@ void *object_new(enum object_kind kind, size_t bytes, struct context *owner);
 /* With fields that visitors look at set from the start. */
 void *object_new_as(enum object_kind kind, size_t bytes, struct context *owner, const void *initial);
 bool object_is(const void *handle, enum object_kind kind);
+bool object_lives(const void *handle, enum object_kind kind); /* the driver's own question, of one that it kept */
 void object_free(void *handle); /* releases its record too */
 /* Visits the living, newest first; the visitor makes and frees no objects. */
 void objects_each(enum object_kind kind, void (*visit)(struct object *object, void *with), void *with);

@@ -58,6 +58,8 @@ EXPORT CUresult cuEventRecordWithFlags(CUevent handle, CUstream on, unsigned fla
     TRY(stream_of(on, &stream));
     if (flags & ~1u)
         return CUDA_ERROR_INVALID_VALUE;
+    if (event->object.owner->memory != stream->object.owner->memory) /* "must be from the same context" */
+        return CUDA_ERROR_INVALID_HANDLE;
     event->capturing = stream->capturing;
     event->captured_last = stream->captured_last;
     if (stream->capturing)
@@ -82,6 +84,8 @@ EXPORT CUresult cuEventQuery(CUevent handle)
     struct event *event;
     TRY(capture_permits());
     TRY(event_of(handle, &event));
+    if (event->capturing)
+        return capture_asked(event->capturing);
     if (!event->recorded)
         return CUDA_SUCCESS;
     TRY(device_fault(event->device));
@@ -92,6 +96,8 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
 {
     struct event *event;
     TRY(event_of(handle, &event));
+    if (event->capturing)
+        return capture_asked(event->capturing);
     if (!event->recorded)
         return CUDA_SUCCESS;
     sim_engine_wait(event->mark);

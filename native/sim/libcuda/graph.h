@@ -45,5 +45,8 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *made, CUgraph graph, CUgraphNode co
  * unless the thread took such calls upon itself by cuThreadExchangeStreamCaptureMode. The manual names allocations and
  * cuEventQuery; questions to pools are known to be among them. */
 CUresult capture_permits(void);
+/* An event of what is captured was asked after: that invalidates the capture (CUDA C++ Programming Guide, "Prohibited and
+ * Unhandled Operations" of stream capture). */
+CUresult capture_asked(const struct graph *graph);
 
 #endif

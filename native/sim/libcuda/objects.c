@@ -1,10 +1,13 @@
-/* Handles: recycled, never freed, and marked, so that a stale one is an error and not a crash. */
+/* Handles: recycled, never freed, and marked, so that a stale one is an error and not a crash. NVIDIA's is undefined there
+ * (CUDA Runtime API, cudaStreamDestroy: "use of the handle after this call is undefined behavior", as for events): with
+ * GPUSLICE_SIM_STALE=abort it ends the process, and handles of streams and events do not come again. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "driver.h"
 
 #define MAGIC 0x4e565348u
+#define STALE 0x53544c45u
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct object *free_objects[OBJECT_KINDS];
@@ -59,11 +62,34 @@ void *object_new_as(enum object_kind kind, size_t bytes, struct context *owner, 
     return object;
 }
 
-bool object_is(const void *handle, enum object_kind kind)
+static bool ends_at_stale(void)
+{
+    static _Atomic int chosen = -1;
+    if (chosen < 0) {
+        const char *said = getenv("GPUSLICE_SIM_STALE");
+        chosen = said && strcmp(said, "abort") == 0;
+    }
+    return chosen;
+}
+
+static bool is_stale(const struct object *object)
+{
+    return object->magic == STALE && (object->kind == OBJECT_STREAM || object->kind == OBJECT_EVENT) && ends_at_stale();
+}
+
+bool object_lives(const void *handle, enum object_kind kind)
 {
     const struct object *object = handle;
     return (uintptr_t)handle > 4096 && (uintptr_t)handle % sizeof(void *) == 0 && object->magic == MAGIC &&
            object->kind == kind;
+}
+
+bool object_is(const void *handle, enum object_kind kind)
+{
+    bool lives = object_lives(handle, kind);
+    if (!lives && (uintptr_t)handle > 4096 && (uintptr_t)handle % sizeof(void *) == 0 && is_stale(handle))
+        abort();
+    return lives;
 }
 
 void object_free(void *handle)
@@ -72,10 +98,13 @@ void object_free(void *handle)
     sim_release(object->record);
     pthread_mutex_lock(&mutex);
     unlink_living(object);
-    object->magic = 0;
+    object->magic = STALE;
     object->record = 0;
-    object->next = free_objects[object->kind];
-    free_objects[object->kind] = object;
+    object->next = object->previous = NULL;
+    if (!is_stale(object)) {
+        object->next = free_objects[object->kind];
+        free_objects[object->kind] = object;
+    }
     pthread_mutex_unlock(&mutex);
 }
 

@@ -25,7 +25,7 @@ static struct stream *per_thread_stream(struct context *context)
 {
     static _Thread_local struct stream *last SIM_NEAR;
     static _Thread_local uint64_t id SIM_NEAR;
-    if (object_is(last, OBJECT_STREAM) && last->id == id && last->object.owner == context)
+    if (object_lives(last, OBJECT_STREAM) && last->id == id && last->object.owner == context)
         return last;
     last = stream_new(context, 0, 0);
     if (last) {

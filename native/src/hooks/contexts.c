@@ -258,7 +258,11 @@ static struct gs_card *card_of_context(CUcontext context)
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(context);                                                                            \
         struct gs_card *card = card_of_context(context);                                                               \
+        gs_throttle_hold();                                                                                            \
         int result = DRIVER(symbol)(context);                                                                          \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            gs_throttle_forget_context(context);                                                                       \
+        gs_throttle_let_go();                                                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \
             ended(card, context, context);                                                                             \
         return result;                                                                                                 \
@@ -273,8 +277,13 @@ int cuCtxDetach(CUcontext context)
     if (!gs_enter_cuda())
         return DRIVER(cuCtxDetach)(context);
     struct gs_card *card = card_of_context(context);
+    gs_throttle_hold();
     int result = DRIVER(cuCtxDetach)(context);
-    if (result == CUDA_SUCCESS && !card_of_context(context))
+    bool gone = result == CUDA_SUCCESS && !card_of_context(context);
+    if (gone)
+        gs_throttle_forget_context(context);
+    gs_throttle_let_go();
+    if (gone)
         ended(card, context, context);
     return result;
 }
@@ -283,9 +292,16 @@ int cuGreenCtxDestroy(CUgreenCtx green)
 {
     CUcontext context = NULL;
     struct gs_card *card = NULL;
-    if (gs_enter_cuda() && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
+    bool active = gs_enter_cuda();
+    if (active && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
         card = card_of_context(context);
+    if (active)
+        gs_throttle_hold();
     int result = DRIVER(cuGreenCtxDestroy)(green);
+    if (active && context && result == CUDA_SUCCESS)
+        gs_throttle_forget_context(context);
+    if (active)
+        gs_throttle_let_go();
     if (result == CUDA_SUCCESS)
         ended(card, NULL, green);
     return result;
@@ -374,28 +390,35 @@ static bool drop_green(struct gs_entry *green, void *device)
 {
     if (green->owner != *(const uint64_t *)device + 1)
         return false;
+    gs_throttle_forget_context((CUcontext)(uintptr_t)green->key);
     gs_drop_context((CUcontext)(uintptr_t)green->key);
     gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
     return true;
 }
 
-static void primary_ended(CUdevice device)
+/* The one that is gone, if it is. */
+static CUcontext primary_gone(CUdevice device)
 {
     uint64_t of_device = (uint64_t)device;
     if (device < 0 || device >= DEVICES || is_active(device))
-        return;
+        return NULL;
     gs_table_sift(&greens, drop_green, &of_device);
     CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
     if (context)
-        ended(gs_card_of_device(device), context, context);
+        gs_throttle_forget_context(context);
+    return context;
 }
 
 #define END_PRIMARY(symbol)                                                                                            \
     do {                                                                                                               \
-        bool active = gs_enter_cuda();                                                                                 \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol)(device);                                                                             \
+        gs_throttle_hold();                                                                                            \
         int result = DRIVER(symbol)(device);                                                                           \
-        if (active && result == CUDA_SUCCESS)                                                                          \
-            primary_ended(device);                                                                                     \
+        CUcontext gone = result == CUDA_SUCCESS ? primary_gone(device) : NULL;                                         \
+        gs_throttle_let_go();                                                                                          \
+        if (gone)                                                                                                      \
+            ended(gs_card_of_device(device), gone, gone);                                                              \
         return result;                                                                                                 \
     } while (0)
 

@@ -9,11 +9,22 @@
 
 bool gs_launch_freely;
 
+enum { CU_STREAM_PER_THREAD = 2 };
+
+/* Each thread's default stream is another one, behind the same handle. */
+static uint64_t this_thread(void)
+{
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t number __attribute__((tls_model("initial-exec")));
+    if (!number)
+        number = atomic_fetch_add(&last, 1) + 1;
+    return number;
+}
+
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 {
-    struct gs_work work = {.stream = {.handle = stream, .own = own_stream}, .key = key};
-    if (gs_is_alone())
-        return work;
+    bool own = (uintptr_t)stream == CU_STREAM_PER_THREAD || (own_stream && !stream);
+    struct gs_work work = {.stream = {.handle = stream, .thread = own ? this_thread() : 0}, .key = key};
     if (!gs_enter_cuda() || !gs_throttles()) {
         __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
         return work;
@@ -77,6 +88,22 @@ int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, uns
     THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y,
                                                                        block_z, shared_bytes, stream, parameters)),
               stream, true, gs_work_key(function, BLOCKS));
+}
+
+/* ---- streams that go ---- */
+
+int cuStreamDestroy(CUstream stream)
+{
+    if (gs_enter_cuda() && gs_throttles())
+        gs_throttle_stream_ends(stream);
+    return DRIVER(cuStreamDestroy)(stream);
+}
+
+int cuStreamDestroy_v2(CUstream stream)
+{
+    if (gs_enter_cuda() && gs_throttles())
+        gs_throttle_stream_ends(stream);
+    return DRIVER(cuStreamDestroy_v2)(stream);
 }
 
 /* One launch on each of several devices. */

@@ -61,7 +61,7 @@ static void learn(uint32_t *average, double ns, double weight)
 
 static bool is_same(const struct gs_stream *one, const struct gs_stream *other)
 {
-    return one->handle == other->handle && one->context == other->context && one->own == other->own;
+    return one->handle == other->handle && one->context == other->context && one->thread == other->thread;
 }
 
 /* The last on its stream: nothing is behind it. */
@@ -77,8 +77,8 @@ static struct gs_batch *newest_on(const struct gs_queue *queue, const struct gs_
 static void close_batch(struct gs_batch *batch, const struct gs_events *events)
 {
     if (batch->open && !batch->fresh) {
-        events->record(batch->end, &batch->stream);
-        batch->late = true;
+        batch->late = !batch->stream.thread && events->record_late(batch->end, &batch->stream);
+        batch->unmarked = !batch->late;
     }
     batch->open = false;
 }
@@ -103,8 +103,8 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     if (!batch)
         return NULL;
     bool same = batch->stream.context == stream->context; /* events of a destroyed context went with it */
-    void *start = same && batch->start ? batch->start : events->create();
-    void *end = same && batch->end ? batch->end : events->create();
+    void *start = same && batch->start ? batch->start : events->create(stream);
+    void *end = same && batch->end ? batch->end : events->create(stream);
     *batch = (struct gs_batch){.stream = *stream, .start = start, .end = end, .recorded_ns = now_ns, .number = ++queue->batches_ever,
                                .behind = before ? 1 + (uint32_t)(before - queue->batches) : 0};
     if (!start || !end || !events->record(start, stream))
@@ -132,7 +132,7 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
     batch->launched[batch->launches].function = function_of(key);
     batch->launched[batch->launches++].estimate_ns = (uint32_t)estimate;
     batch->open = !unknown;
-    batch->fresh = false;
+    batch->fresh = batch->unmarked = false;
     batch->begun++;
     batch->last_ns = now_ns;
     batch->estimate_ns += estimate;
@@ -143,12 +143,16 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
     return batch;
 }
 
-/* Launches that come one by one are timed one by one, so that the pauses between them are not charged. */
+/* Launches that come one by one are timed one by one, so that the pauses between them are not charged. On a thread's own
+ * stream nobody else could mark the end later. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched)
 {
     batch->begun -= batch->begun > 0;
-    if (!batch->begun && (batch->launches == 1 || is_full(batch) || batch->unknown || !launched))
-        batch->fresh = events->record(batch->end, &batch->stream);
+    bool ends = batch->launches == 1 || is_full(batch) || batch->unknown || !launched || batch->stream.thread;
+    if (batch->begun || !ends || batch->gone)
+        return;
+    batch->fresh = events->record(batch->end, &batch->stream);
+    batch->unmarked = !batch->fresh;
 }
 
 /* ---- finishing ---- */
@@ -225,11 +229,13 @@ static double part_of(const struct gs_queue *queue, const struct gs_batch *batch
 static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
                    struct gs_own_part part, struct interval *found)
 {
-    enum gs_event_state state = events->query(batch->end);
+    enum gs_event_state state = batch->gone || batch->unmarked ? GS_EVENT_LOST : events->query(batch->end);
     uint64_t took = batch->estimate_ns;
     if (state == GS_EVENT_PENDING)
         return false;
     bool timed = state == GS_EVENT_PASSED && events->elapsed(batch->start, batch->end, &took);
+    if (batch->gone)
+        took = batch->unfinished_ns - lesser(began_ns(batch), batch->unfinished_ns);
     took = believed(batch, took, part);
     *found = place(batch, took, now_ns);
     found->part = part_of(queue, batch, took);
@@ -247,7 +253,7 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
 static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns)
 {
     if (!batch->running && !batch->behind) {
-        batch->running = events->query(batch->start) == GS_EVENT_PASSED;
+        batch->running = batch->gone || events->query(batch->start) == GS_EVENT_PASSED;
         if (!batch->running && now_ns - greater(batch->recorded_ns, batch->ready_ns) > WAITS_FOR_TURN_NS)
             queue->turned_ns = now_ns;
         if (!batch->running)
@@ -317,6 +323,32 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
         set_in_flight(queue, batch, batch->estimate_ns > own ? batch->estimate_ns - own : 1);
     }
     return cover(queue, intervals, count, part);
+}
+
+/* ---- streams and contexts that go ---- */
+
+/* Another stream may be given the same handle. What was launched on this one goes on, and its events tell when it ends. */
+void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle)
+{
+    FOR_EACH_BATCH(queue, batch) {
+        if (batch->stream.handle != handle || batch->stream.thread)
+            continue;
+        close_batch(batch, events);
+        batch->stream.thread = UINT64_MAX;
+    }
+}
+
+void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_ns)
+{
+    for (struct gs_batch *batch = queue->batches; batch < queue->batches + GS_BATCHES; batch++) {
+        if (batch->stream.context != context)
+            continue;
+        batch->start = batch->end = NULL; /* they went with it */
+        batch->stream = (struct gs_stream){.thread = UINT64_MAX};
+        batch->open = false;
+        batch->gone = batch->taken;
+        batch->unfinished_ns = now_ns;
+    }
 }
 
 /* ---- may one more go? ---- */

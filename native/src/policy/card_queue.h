@@ -21,14 +21,15 @@ static inline uint64_t gs_work_key(const void *what, uint64_t blocks)
 
 struct gs_stream {
     void *context, *handle;
-    bool own; /* the default stream is the thread's own */
+    uint64_t thread; /* whose own default stream it is: nobody else can reach that; 0 of any other */
 };
 
 /* The driver's events. */
 enum gs_event_state { GS_EVENT_PENDING, GS_EVENT_PASSED, GS_EVENT_LOST };
 struct gs_events {
-    void *(*create)(void);
+    void *(*create)(const struct gs_stream *stream);
     bool (*record)(void *event, const struct gs_stream *stream);
+    bool (*record_late)(void *event, const struct gs_stream *stream); /* by a thread that is not launching there */
     enum gs_event_state (*query)(void *event);
     bool (*elapsed)(void *from, void *to, uint64_t *ns);
 };
@@ -58,6 +59,8 @@ struct gs_batch {
     bool late;    /* it was put there only when something else came up */
     bool running; /* `start` was passed */
     bool unknown; /* nobody knows how long it takes */
+    bool gone;    /* its context is: it ran until then */
+    bool unmarked; /* no event tells its end: it is taken for as long as expected */
 };
 
 /* Zeros are an empty one. */
@@ -81,6 +84,9 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
                                 uint64_t key, uint64_t now_ns);
 /* The driver has it. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched);
+/* A stream is about to be destroyed, or a context has been: from then on nothing may be asked of it or of its events. */
+void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle);
+void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_ns);
 /* How long such work is expected to take; a guess for what is unknown. */
 uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key);
 /* What has finished, on any stream; answers for how long the process had work under way since it was last asked.

@@ -203,7 +203,7 @@ static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
     return own->pause_ns > cost_ns * MEASURE_PART ? own->pause_ns : cost_ns * MEASURE_PART;
 }
 
-void gs_measure_sometimes(struct gs_card *card)
+static void measure_if_due(struct gs_card *card)
 {
     if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index]))
         return;
@@ -221,6 +221,15 @@ void gs_measure_sometimes(struct gs_card *card)
     uint64_t pause = pause_after(own, steady, ended - began);
     gs_unlock(&lock);
     __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
+}
+
+/* Of every card: what a process was charged on one may be too much long after it last allocated there. */
+void gs_measure_sometimes(struct gs_card *card)
+{
+    measure_if_due(card);
+    for (uint32_t i = 0; i < gs_card_count(); i++)
+        if (gs_card_at(i) != card)
+            measure_if_due(gs_card_at(i));
 }
 
 /* ---- what the card lost meanwhile ---- */

@@ -7,7 +7,7 @@
 /* Compares the driver's own figure for this process with ours and takes the difference into the accounts. False where the
  * driver has no such figure. */
 bool gs_measure(struct gs_card *card);
-/* The same once in a while, for what came unseen. */
+/* The same once in a while, for what came unseen; on this card before others. */
 void gs_measure_sometimes(struct gs_card *card);
 /* The same by the figure that the agent publishes for this process, where NVML has none and a newer one is there. */
 void gs_settle_own(struct gs_card *card);

@@ -169,6 +169,6 @@ struct gs_own_part gs_own_part(struct gpuslice_card *card, uint64_t now_ns, cons
 {
     double sampled = beside->count ? 0 : gs_share_sampled_part(card, now_ns);
     if (sampled > 0)
-        return (struct gs_own_part){.part = sampled};
+        return (struct gs_own_part){.part = sampled, .others_ns = beside->busy_ns};
     return (struct gs_own_part){.part = 1 / (1 + beside->rest_at_work), .turn_ns = GS_TURN_NS, .others_ns = beside->busy_ns};
 }

@@ -39,7 +39,7 @@ struct card_state {
 
 static uint32_t shared_cards; /* with a share */
 static bool all_lend;
-static uint64_t alone_until_ns;
+uint64_t gs_alone_until_ns;
 static char meeting_prefix[GS_PATH_ROOM];
 static struct gs_lock lock;
 static struct card_state states[GPUSLICE_CARDS];
@@ -69,16 +69,52 @@ GS_AT_FORK(forget);
 
 /* ---- the driver's events ---- */
 
-static void *create_event(void)
+/* An event is of the context in which it is made and marks only streams of that one; and the legacy stream is the current
+ * context's. Whether there is something to leave afterwards. */
+static bool enter(CUcontext context)
+{
+    CUcontext current = NULL;
+    return DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != context &&
+           DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+
+static void leave(bool entered)
+{
+    CUcontext popped;
+    if (entered)
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+}
+
+static void *create_event(const struct gs_stream *stream)
 {
     CUevent event = NULL;
-    return DRIVER(cuEventCreate)(&event, 0) == CUDA_SUCCESS ? event : NULL;
+    bool entered = enter(stream->context);
+    int result = DRIVER(cuEventCreate)(&event, 0);
+    leave(entered);
+    return result == CUDA_SUCCESS ? event : NULL;
 }
 
 static bool record_event(void *event, const struct gs_stream *stream)
 {
-    return (stream->own ? DRIVER(cuEventRecord_ptsz)(event, stream->handle)
-                        : DRIVER(cuEventRecord)(event, stream->handle)) == CUDA_SUCCESS;
+    return (stream->thread ? DRIVER(cuEventRecord_ptsz)(event, NULL)
+                           : DRIVER(cuEventRecord)(event, stream->handle)) == CUDA_SUCCESS;
+}
+
+static bool is_capturing(const struct gs_stream *stream)
+{
+    int status = 0;
+    int result = stream->thread ? DRIVER(cuStreamIsCapturing_ptsz)(NULL, &status)
+                                : DRIVER(cuStreamIsCapturing)(stream->handle, &status);
+    return result != CUDA_ERROR_NOT_FOUND && (result != CUDA_SUCCESS || status != 0);
+}
+
+/* Since the launch the stream may have begun to record: an event of that, asked after, would spoil the recording. */
+static bool record_event_late(void *event, const struct gs_stream *stream)
+{
+    bool entered = enter(stream->context);
+    bool recorded = !is_capturing(stream) && record_event(event, stream);
+    leave(entered);
+    return recorded;
 }
 
 static enum gs_event_state query_event(void *event)
@@ -96,7 +132,7 @@ static bool elapsed_ns(void *from, void *to, uint64_t *ns)
     return true;
 }
 
-static const struct gs_events events = {create_event, record_event, query_event, elapsed_ns};
+static const struct gs_events events = {create_event, record_event, record_event_late, query_event, elapsed_ns};
 
 /* ---- the account, in the region ---- */
 
@@ -254,14 +290,6 @@ static void wait_for_turn(struct card_state *state, const struct gs_work *work)
     }
 }
 
-static bool is_capturing(const struct gs_stream *stream)
-{
-    int status = 0;
-    int result = stream->own ? DRIVER(cuStreamIsCapturing_ptsz)(stream->handle, &status)
-                             : DRIVER(cuStreamIsCapturing)(stream->handle, &status);
-    return result != CUDA_ERROR_NOT_FOUND && (result != CUDA_SUCCESS || status != 0);
-}
-
 static bool is_throttled(const struct gs_card *card)
 {
     return card && card->index < GPUSLICE_CARDS && gs_accounts_at(&gs_accounts).region && is_limited(card);
@@ -310,11 +338,10 @@ static bool is_alone(struct card_state *state)
     bool alone = !state->beside.count && !state->queue.count;
     gs_unlock(&lock);
     if (alone)
-        __atomic_store_n(&alone_until_ns, coarse + ALONE_FOR_NS, __ATOMIC_RELAXED);
+        __atomic_store_n(&gs_alone_until_ns, coarse + ALONE_FOR_NS, __ATOMIC_RELAXED);
     return alone;
 }
 
-bool gs_is_alone(void) { return gs_coarse_ns() < __atomic_load_n(&alone_until_ns, __ATOMIC_RELAXED); }
 bool gs_throttles(void) { return shared_cards != 0; }
 
 void gs_work_begin(struct gs_work *work)
@@ -341,4 +368,40 @@ void gs_work_end(const struct gs_work *work, bool launched)
     gs_lock(&lock);
     gs_queue_end(work->batch, &events, launched);
     gs_unlock(&lock);
+}
+
+/* ---- streams and contexts that go ---- */
+
+void gs_throttle_stream_ends(CUstream stream)
+{
+    gs_lock(&lock);
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        if (states[i].queue.count)
+            gs_queue_stream_ends(&states[i].queue, &events, stream);
+    gs_unlock(&lock);
+}
+
+void gs_throttle_hold(void)
+{
+    if (!gs_throttles())
+        return;
+    gs_lock(&lock);
+    uint64_t now = gs_monotonic_ns();
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        if (states[i].queue.count)
+            account(&states[i], now, true);
+}
+
+void gs_throttle_forget_context(CUcontext context)
+{
+    uint64_t now = gs_monotonic_ns();
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        if (states[i].card)
+            gs_queue_context_ended(&states[i].queue, context, now);
+}
+
+void gs_throttle_let_go(void)
+{
+    if (gs_throttles())
+        gs_unlock(&lock);
 }

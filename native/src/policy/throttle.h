@@ -17,11 +17,24 @@ struct gs_work {
     struct gs_stream stream;
     uint64_t key;
 };
-/* No neighbour was at work a moment ago, and nothing needs to be timed. */
-bool gs_is_alone(void);
+/* No neighbour was at work a moment ago, and nothing needs to be timed. All that a launch pays then is a look at the clock. */
+extern uint64_t gs_alone_until_ns;
+static inline bool gs_is_alone(void)
+{
+    uint64_t until = __atomic_load_n(&gs_alone_until_ns, __ATOMIC_RELAXED);
+    return until && gs_coarse_ns() < until;
+}
 bool gs_throttles(void); /* whether any card has a share */
 /* Waits for its turn, where its card has a share. */
 void gs_work_begin(struct gs_work *work);
 void gs_work_end(const struct gs_work *work, bool launched);
+
+/* A stream is about to be destroyed: nothing may be asked of it afterwards. */
+void gs_throttle_stream_ends(CUstream stream);
+/* Around a call that may end contexts, whose streams and events end with them: in between nobody asks for any, and those
+ * that ended are forgotten. */
+void gs_throttle_hold(void);
+void gs_throttle_forget_context(CUcontext context);
+void gs_throttle_let_go(void);
 
 #endif
