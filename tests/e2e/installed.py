@@ -124,7 +124,7 @@ class Installed:
     def _run(self, *command: str, given: str = "", fails: bool = False) -> str:
         environment = {**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}
         done = subprocess.run(
-            command, input=given, capture_output=True, text=True, check=False, timeout=300, env=environment
+            command, input=given, capture_output=True, text=True, check=False, timeout=1000, env=environment
         )
         assert (done.returncode != 0) is fails, f"{command}\n{done.stdout}{done.stderr}"
         return done.stderr if fails else done.stdout
