@@ -1,6 +1,7 @@
 """Makes a simulated machine: cards of given profiles, written as the file that the driver maps."""
 
 import ctypes
+import mmap
 import os
 import time
 import uuid
@@ -75,7 +76,8 @@ def create(
     specs = [CardSpec(card) if isinstance(card, str) else card for card in cards]
     first = PROFILES[specs[0].profile] if specs else PROFILES["V100-SXM2-16GB"]
     where = Path(path)
-    state = layout.State()
+    # pages of zeros until they are written: there are 150 MiB, nearly all of them room for processes
+    state = layout.State.from_buffer(mmap.mmap(-1, ctypes.sizeof(layout.State)))
     _fill_machine(state, driver_version or first.driver_version, cuda_version or first.cuda_version)
     state.pool_chunk_bytes = pool_chunk_mib * MIB
     _fill_cards(state, specs, seed or str(where.absolute()))
