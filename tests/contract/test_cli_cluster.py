@@ -22,7 +22,7 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.faults import Fault
-from tests import HANG_S
+from tests import HANG_S, warm_start
 from tests.golden.clusters import (
     T4_NODE,
     V100_NODE,
@@ -36,6 +36,12 @@ from tests.golden.clusters import (
 from tests.tools import find
 
 PRINTED = Path(__file__).parent.parent / "golden" / "printed"
+PROGRAMS = {
+    "gpuslice": "main",
+    "kubectl-inspect-cgpu": "inspect_main",
+    "kubectl-inspect-gpushare": "inspect_main",
+    "kubectl_complete-inspect-cgpu": "complete_main",
+}
 
 
 @dataclass
@@ -47,21 +53,24 @@ class Response:
 
 @dataclass
 class Shell:
-    """A folder with our programs as a user has them on PATH, and a kubeconfig for the cluster."""
+    """A folder with our programs as a user has them on PATH, and a kubeconfig for the cluster.
+
+    The shell itself starts ours warm; kubectl finds them on PATH.
+    """
 
     folder: Path
     server: ApiServer
 
     async def __call__(self, *words: str, **environ: str) -> Response:
         path = os.pathsep.join([str(self.folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+        known = {"PATH": path, "HOME": str(self.folder), "KUBECONFIG": str(self.folder / "config")}
+        program, *arguments = words
+        if function := PROGRAMS.get(program):
+            done = await asyncio.to_thread(warm_start.run, arguments, {**known, **environ}, function)
+            return Response(done.returncode, done.stdout, done.stderr)
         process = await asyncio.create_subprocess_exec(
             *words,
-            env={
-                "PATH": path,
-                "HOME": str(self.folder),
-                "KUBECONFIG": str(self.folder / "config"),
-                **environ,
-            },
+            env={**known, **environ},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -91,12 +100,7 @@ def install(folder: Path, name: str, function: str) -> None:
 
 @pytest.fixture
 async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
-    for name, function in (
-        ("gpuslice", "main"),
-        ("kubectl-inspect-cgpu", "inspect_main"),
-        ("kubectl-inspect-gpushare", "inspect_main"),
-        ("kubectl_complete-inspect-cgpu", "complete_main"),
-    ):
+    for name, function in PROGRAMS.items():
         install(tmp_path, name, function)
     async with ApiServer(Cluster()) as server:
         (tmp_path / "config").write_text(server.kubeconfig())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
+from tests import warm_start
 from tests.builders import api_pod
 from tests.golden.clusters import node, pod
 from tests.integration.test_console_claims import claim, claiming, node_of_claims, offer
@@ -53,14 +54,9 @@ async def simulated(
             await more(client)
         config = folder / "config"
         config.write_text(server.kubeconfig())
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from gpuslice.apps.cli.main import main; main()"),
-            *("--kubeconfig", str(config), "simulate", "--from-cluster", *words),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, err = await process.communicate()
-        return process.returncode or 0, out.decode(), err.decode()
+        arguments = ["--kubeconfig", str(config), "simulate", "--from-cluster", *words]
+        done = await asyncio.to_thread(warm_start.run, arguments, os.environ)
+        return done.returncode, done.stdout, done.stderr
 
 
 def scattered() -> tuple[list[Any], list[Any]]:

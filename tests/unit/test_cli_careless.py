@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm_start
+
 PROGRAM = "from gpuslice.apps.cli.main import main; main()"
 KUBECONFIG = """\
 apiVersion: v1
@@ -27,15 +29,7 @@ EMPTY = json.dumps({"kind": "List", "metadata": {}, "items": []}).encode()
 
 
 def gpuslice(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        env={**os.environ, **environ},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
+    return warm_start.run(arguments, {**os.environ, **environ})
 
 
 def assert_said(told: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
@@ -243,7 +237,13 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
 
 
 def test_a_terminal_without_the_characters_gets_others() -> None:
-    told = gpuslice("explain", "ü", PYTHONIOENCODING="ascii", KUBECONFIG="/none")
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "explain", "ü"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "KUBECONFIG": "/none"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert_said(told, 1, 'POD is "')
 
 
