@@ -26,7 +26,9 @@ LONGEST = (
     "test_interleavings",
     "test_isolation_run",
     "test_exporter_load",
-    "test_cli_careless",
+    "test_console_browser",
+    "test_sequences",
+    "test_isolation_entry",
     "test_console_prometheus",
     "test_extender_hostile",
 )
