@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuslice.apps.agent.allocation_state import UNLISTED_AFTER_S, AllocationState
 from gpuslice.apps.agent.forgotten import RunningContainer
-from gpuslice.apps.agent.pending import Claim
+from gpuslice.apps.agent.pending import Recipient
 from gpuslice.apps.agent.pods import AgentPod, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.annotations import placement_annotations
@@ -89,9 +89,9 @@ class Play:
 
     def granted(self, ids: frozenset[str]) -> None:
         """kubelet asks, and does not say for whom."""
-        claimed = self.state.claim(ids)
-        assert isinstance(claimed, Claim)
-        self.state.granted(ids, claimed)
+        recipient = self.state.recipient(ids)
+        assert isinstance(recipient, Recipient)
+        self.state.granted(ids, recipient)
 
     def write(self, step: Repair) -> None:
         """What the API server does with it: nothing, where the pod has changed since."""

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.apps.agent.pending import (
-    Claim,
     PendingContainer,
     Proposal,
+    Recipient,
     TentativeGrant,
-    claim,
     pending_containers,
     propose,
+    recipient_of,
 )
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.core.contract import device_id
@@ -188,42 +188,42 @@ def test_a_proposal_is_whole_free_and_of_one_card(room: tuple[int, int], size: i
 def test_ids_are_for_the_pod_that_was_placed_on_their_card() -> None:
     other = make_pod("other", card=0, assume_time_ns=1)
     mine = make_pod("mine", card=1, assume_time_ns=2)
-    claimed = claim(frozenset(ids(1, 0, 1, 2, 3)), wants(other, mine), [], [], NODE)
-    assert isinstance(claimed, Claim)
-    assert claimed.pending is not None
-    assert claimed.pending.pod.view.name == "mine"
+    recipient = recipient_of(frozenset(ids(1, 0, 1, 2, 3)), wants(other, mine), [], [], NODE)
+    assert isinstance(recipient, Recipient)
+    assert recipient.pending is not None
+    assert recipient.pending.pod.view.name == "mine"
 
 
 def test_ids_of_two_cards_are_refused_unless_a_pod_was_placed_like_that() -> None:
     mixed = frozenset([*ids(0, 0, 1), *ids(1, 0, 1)])
-    refused = claim(mixed, wants(make_pod(card=0)), [], [], NODE, unplaced=True)
+    refused = recipient_of(mixed, wants(make_pod(card=0)), [], [], NODE, unplaced=True)
     assert isinstance(refused, Refusal)
     assert "(2 of card 0, 2 of card 1)" in refused.reason
-    spread = claim(mixed, wants(make_pod(memory=4, cards=(0, 1))), [], [], NODE)
-    assert isinstance(spread, Claim)
+    spread = recipient_of(mixed, wants(make_pod(memory=4, cards=(0, 1))), [], [], NODE)
+    assert isinstance(spread, Recipient)
 
 
 def test_an_uneven_mix_is_refused_also_for_a_pod_on_two_cards() -> None:
     mixed = frozenset([*ids(0, 0, 1, 2), *ids(1, 0)])
-    assert isinstance(claim(mixed, wants(make_pod(memory=4, cards=(0, 1))), [], [], NODE), Refusal)
+    assert isinstance(recipient_of(mixed, wants(make_pod(memory=4, cards=(0, 1))), [], [], NODE), Refusal)
 
 
 def test_the_same_ids_again_are_granted_again() -> None:
     again = frozenset(ids(0, 0, 1, 2, 3))
     guess = TentativeGrant("uid-p", "main", again, 0.0)
-    assert claim(again, [], [guess], [], NODE) == Claim(again=guess)
+    assert recipient_of(again, [], [guess], [], NODE) == Recipient(again=guess)
 
 
 def test_ids_that_kubelets_book_shows_are_granted_again_and_others_like_them_are_not() -> None:
     held = DeviceAssignment("default", "p", "main", frozenset(ids(0, 0, 1, 2, 3)))
-    assert claim(held.ids, [], [], [held], NODE) == Claim()
-    assert isinstance(claim(frozenset(ids(0, 4, 5, 6, 7)), [], [], [held], NODE), Refusal)
+    assert recipient_of(held.ids, [], [], [held], NODE) == Recipient()
+    assert isinstance(recipient_of(frozenset(ids(0, 4, 5, 6, 7)), [], [], [held], NODE), Refusal)
 
 
 def test_a_pod_that_nobody_placed_is_given_one_card_where_that_is_allowed() -> None:
     one = frozenset(ids(0, 0, 1, 2, 3))
-    assert claim(one, [], [], [], NODE, unplaced=True) == Claim()
-    assert isinstance(claim(one, [], [], [], NODE), Refusal)
+    assert recipient_of(one, [], [], [], NODE, unplaced=True) == Recipient()
+    assert isinstance(recipient_of(one, [], [], [], NODE), Refusal)
 
 
 def test_an_app_container_may_get_any_mix_of_its_init_containers_ids() -> None:
@@ -239,16 +239,18 @@ def test_an_app_container_may_get_any_mix_of_its_init_containers_ids() -> None:
     pod = make_pod(memory=4, cards=(0, 1))
     pod = Pod(uid="u", namespace="default", name="p", request=request, placement=pod.placement)
     waiting = wants(pod, served=[("u", "init")])
-    claimed = claim(frozenset(ids(0, 0, 1)), waiting, [TentativeGrant("u", "init", init, 0.0)], [], NODE)
-    assert isinstance(claimed, Claim)
-    assert claimed.pending is not None
-    assert claimed.pending.container.name == "app"
+    recipient = recipient_of(
+        frozenset(ids(0, 0, 1)), waiting, [TentativeGrant("u", "init", init, 0.0)], [], NODE
+    )
+    assert isinstance(recipient, Recipient)
+    assert recipient.pending is not None
+    assert recipient.pending.container.name == "app"
 
 
 @pytest.mark.parametrize("bad", [["GPU-elsewhere-_-1"], ["x"]])
 def test_foreign_ids_are_an_error_that_names_them(bad: list[str]) -> None:
     with pytest.raises(GrantError, match=bad[0].split("-_-", maxsplit=1)[0]):
-        claim(frozenset(bad), [], [], [], NODE)
+        recipient_of(frozenset(bad), [], [], [], NODE)
 
 
 # -- who is next -----------------------------------------------------------------------------------------

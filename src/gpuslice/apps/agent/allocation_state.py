@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer
 from gpuslice.apps.agent.pending import (
-    Claim,
     PendingContainer,
     Proposal,
+    Recipient,
     TentativeGrant,
-    claim,
     pending_containers,
     propose,
+    recipient_of,
 )
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.repair import (
@@ -166,14 +166,14 @@ class AllocationState:
                 self._owners[each.ids] = actual.pod.view.uid
         self.changed.set()
 
-    def granted(self, ids: frozenset[str], claimed: Claim) -> None:
+    def granted(self, ids: frozenset[str], recipient: Recipient) -> None:
         """The ids are given away; they are nobody else's from now on."""
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
         wait = {each.pod.view.uid for each in self.waiting()}
         self._granted[ids] = self._clock(), frozenset(self._pods.keys() - wait)
-        if claimed.pending is None:
+        if recipient.pending is None:
             return
-        pending, uid = claimed.pending, claimed.uid
+        pending, uid = recipient.pending, recipient.uid
         self.tentative.append(
             TentativeGrant(uid, pending.container.name, ids, self._clock(), pending.never_listed)
         )
@@ -212,17 +212,19 @@ class AllocationState:
         in_use = {identifier: each.uid for each in self.maybe_forgotten() for identifier in each.ids}
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
-    def claim(self, ids: frozenset[str]) -> Claim | Refusal:
+    def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
         """For whom `ids` are. Raises `GrantError` for foreign ids. Nothing is remembered until `granted`."""
         waiting, listed = self.acceptable(), self.assignments or ()
-        claimed = claim(ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced)
-        if isinstance(claimed, Claim):
-            return self.crowded(ids, claimed.uid) or claimed
-        return claimed
+        recipient = recipient_of(
+            ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced
+        )
+        if isinstance(recipient, Recipient):
+            return self.crowded(ids, recipient.uid) or recipient
+        return recipient
 
-    def pod_units(self, claimed: Claim) -> int | None:
+    def pod_units(self, recipient: Recipient) -> int | None:
         """What the whole pod holds, None when the pod is not known."""
-        pod = self._pods.get(claimed.uid)
+        pod = self._pods.get(recipient.uid)
         return pod.view.request.units if pod and pod.view.request else None
 
     def holder(self, ids: frozenset[str]) -> Holder | None:

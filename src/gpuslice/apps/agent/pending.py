@@ -72,8 +72,8 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Accepted ids and the container that they are believed to be for; both None for a pod nobody placed.
+class Recipient:
+    """The container that ids are believed to be for; both None for a pod nobody placed.
 
     `again`: the very ids were granted before, to this container.
     """
@@ -215,7 +215,7 @@ def _best_fit(free: FreeIds, must: frozenset[str], units: int, node: Node) -> li
 
 
 # -- Allocate ------------------------------------------------------------------------------------------
-def claim(
+def recipient_of(
     ids: frozenset[str],
     waiting: Sequence[PendingContainer],
     tentative: Sequence[TentativeGrant],
@@ -223,7 +223,7 @@ def claim(
     node: Node,
     *,
     unplaced: bool = False,
-) -> Claim | Refusal:
+) -> Recipient | Refusal:
     """For whom these ids are, or why they cannot be granted.
 
     `unplaced`: accept ids of one card for a pod that no extender placed. Raises `GrantError` for ids that are
@@ -240,16 +240,16 @@ def claim(
         shaped = [each for each in fitting if each.request.card_count == len(cards)]
         shaped.sort(key=lambda each: set(each.cards) != set(cards))
         if shaped:
-            return Claim(shaped[0])
+            return Recipient(shaped[0])
 
     repeated = next((each for each in tentative if each.ids == ids), None)
     if repeated is not None or any(each.ids == ids for each in assignments):
-        return Claim(again=repeated)
+        return Recipient(again=repeated)
 
     # a container that got back ids of its pod's own init containers, in whatever mix of that pod's cards
     for each in fitting:
         if ids <= frozenset[str]().union(*(one.ids for one in tentative if one.uid == each.pod.view.uid)):
-            return Claim(each)
+            return Recipient(each)
 
     amount = f"{counted(len(ids), 'unit')} of {node.names.memory}"
     if len(cards) > 1:
@@ -259,7 +259,7 @@ def claim(
             f"here was placed like that"
         )
     if cards and unplaced:
-        return Claim()
+        return Recipient()
     return Refusal(
         f"no pod that waits on node {node.name} was placed with {amount} for a container; a pod gets its "
         f"card from the gpuslice extender, so let the scheduler place it"

@@ -24,7 +24,7 @@ from gpuslice.apps.agent.allocation_state import AllocationState, Holder
 from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.folders import Folders, HostMount, Owner
 from gpuslice.apps.agent.library import IsolationMissingError
-from gpuslice.apps.agent.pending import Claim, Proposal
+from gpuslice.apps.agent.pending import Proposal, Recipient
 from gpuslice.apps.agent.reconciler import Reconciler
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import Counters
@@ -151,13 +151,15 @@ class GpuMemoryPlugin(DevicePluginService):
             reason = f"node {state.node.name} does not share its cards any more: its labels say so"
             return self._refuse("no match", reason, len(ids))
         try:
-            claimed = await self._until(
-                len(ids), lambda: state.claim(ids), lambda answer: isinstance(answer, Claim)
+            recipient = await self._until(
+                len(ids), lambda: state.recipient(ids), lambda answer: isinstance(answer, Recipient)
             )
-            if isinstance(claimed, Refusal):
-                return self._refuse("no match", claimed.reason, len(ids))
+            if isinstance(recipient, Refusal):
+                return self._refuse("no match", recipient.reason, len(ids))
             isolation = state.rules.isolation
-            grant = container_grant(ids, state.node, pod_units=state.pod_units(claimed), isolation=isolation)
+            grant = container_grant(
+                ids, state.node, pod_units=state.pod_units(recipient), isolation=isolation
+            )
             occupied = {each.folder for each in state.maybe_forgotten()}
             mounts: tuple[HostMount, ...] = ()
             if isolation:
@@ -167,10 +169,10 @@ class GpuMemoryPlugin(DevicePluginService):
             return self._refuse("foreign device", str(error), len(ids))
         except (IsolationMissingError, OSError) as error:
             return self._refuse("host", str(error), len(ids))
-        state.granted(ids, claimed)
+        state.granted(ids, recipient)
         self._counters.granted()
         self._reconciler.wake()
-        pod = claimed.pending.pod.view.key if claimed.pending else ""
+        pod = recipient.pending.pod.view.key if recipient.pending else ""
         cards = grant.environment[ENV_INDEX]
         _log.info("granted", extra={"cards": cards, "units": len(ids), "probably_for": pod})
         kind = self._options.cdi_kind
