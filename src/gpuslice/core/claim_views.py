@@ -54,7 +54,7 @@ def wanted(parts: Iterable[tuple[int, int, int]], *, together: bool) -> Request 
     return Request(units * cards, cards, percent)
 
 
-def holding(pod: Pod, slices: Iterable[ClaimedSlice]) -> Pod:
+def with_claimed(pod: Pod, slices: Iterable[ClaimedSlice]) -> Pod:
     """The pod with what its claims were given, as if it had asked for that and been placed there."""
     units: dict[int, int] = defaultdict(int)
     percent: dict[int, int] = defaultdict(int)

@@ -73,15 +73,14 @@ class Ledger:
         self.nominations = Nominations()
         self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
         self._nodes: dict[str, NodeAllocations] = {}
-        self._where: dict[str, str] = {}  # uid → node name of its holding
-        self._assumed: dict[str, None] = {}  # uids of holdings that are assumed, in order
+        self._where: dict[str, str] = {}  # uid → node name of its allocation
+        self._assumed: dict[str, None] = {}  # uids of allocations that are assumed, in order
         self._planned: dict[str, None] = {}  # and of those that are only planned
         self._kept: set[str] = set()  # of these, those that do not make way
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._gone: OrderedDict[str, None] = OrderedDict()
-        self._stale: dict[
-            str, None
-        ] = {}  # nodes whose row is not what their allocations say, in order of change
+        # nodes whose row is not what their allocations say, in order of change
+        self._stale: dict[str, None] = {}
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -159,7 +158,7 @@ class Ledger:
     def assume(self, pod: Pod, placement: Placement) -> Refusal | None:
         """Hold `placement` for `pod` from now on; a Refusal when there is no room for it.
 
-        The pod's earlier holding, if any, makes way: nobody is ever placed twice.
+        The pod's earlier allocation, if any, makes way: nobody is ever placed twice.
         """
         if pod.uid in self._gone:
             return Refusal("The pod is finished or gone", never=True)

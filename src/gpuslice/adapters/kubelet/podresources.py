@@ -36,7 +36,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignments:
-    """Everything kubelet gave out: holdings by resource, and claims."""
+    """Everything kubelet gave out: device ids by resource, and claims."""
 
     assignments: dict[str, tuple[DeviceAssignment, ...]]
     claims: tuple[Claimed, ...] = ()

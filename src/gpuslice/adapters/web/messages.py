@@ -36,9 +36,7 @@ class HttpRequest:
     @property
     def path(self) -> str:
         path = self.target.partition("?")[0]
-        if (
-            not path.startswith("/") and "://" in path
-        ):  # as sent to a proxy; servers must take it (RFC 9112, 3.2.2)
+        if not path.startswith("/") and "://" in path:  # as sent to a proxy (RFC 9112, 3.2.2)
             path = "/" + path.partition("://")[2].partition("/")[2]
         return unquote(path) if "%" in path else path
 

@@ -13,7 +13,7 @@ from gpuslice.adapters.kube.views import held_by_claims, pod_view
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.output import complain
 from gpuslice.apps.command_line import nearest
-from gpuslice.core.claim_views import amounts_of, cards_of_claims, holding
+from gpuslice.core.claim_views import amounts_of, cards_of_claims, with_claimed
 from gpuslice.core.claims import ClaimedSlice
 from gpuslice.core.contract import EXCLUSIVE_GPU
 from gpuslice.core.errors import GpusliceError
@@ -91,4 +91,4 @@ def pod_facts(pod: Pod, held: Mapping[str, Sequence[ClaimedSlice]] = {}) -> PodF
     """`held`: what claims gave pods, by their uid."""
     limits = (each.resources.limits or {} for each in pod.spec.containers if each.resources is not None)
     whole = sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)
-    return PodFacts(holding(pod_view(pod), held.get(pod.metadata.uid, ())), pod.status.phase, whole)
+    return PodFacts(with_claimed(pod_view(pod), held.get(pod.metadata.uid, ())), pod.status.phase, whole)

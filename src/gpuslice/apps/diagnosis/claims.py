@@ -26,7 +26,7 @@ from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import held_by_claims, node_view, pod_view
 from gpuslice.core import model
 from gpuslice.core.claim_shape import TEMPLATE_PREFIX, claim_shape
-from gpuslice.core.claim_views import cards_of_claims, holding, unit_of, wanted
+from gpuslice.core.claim_views import cards_of_claims, unit_of, wanted, with_claimed
 from gpuslice.core.claims import ClaimedSlice, device_index
 from gpuslice.core.contract import (
     CLAIM_CLASS,
@@ -95,7 +95,7 @@ class Claims:
             return None
         view, slices = pod_view(pod), self.held.get(pod.metadata.uid, ())
         if slices:
-            view = holding(view, slices)
+            view = with_claimed(view, slices)
         elif not view.node:
             request = max(requests, key=lambda each: each.units_per_card)
             view = replace(view, request=replace(request, host=view.host))
@@ -193,7 +193,7 @@ def claims_of(
     held = held_by_claims(claims, cards)
     for pod in pods:
         if pod.metadata.uid in held:
-            ledger.apply_pod(holding(pod_view(pod), held[pod.metadata.uid]))
+            ledger.apply_pod(with_claimed(pod_view(pod), held[pod.metadata.uid]))
     known = None
     if templates is not None:
         known = {_key(each): msgspec.convert(each["spec"].get("spec") or {}, ClaimSpec) for each in templates}

@@ -58,14 +58,14 @@ from gpuslice.core.views import pod_requests
 _log = logging.getLogger(__name__)
 
 KEPT_DECISIONS = 1000
-NO_POD = "arg or pod is nil"
+POD_MISSING = "arg or pod is nil"
 NO_ROW = -2  # no node's, nor that of a node that is not known
-NO_NAMES = "cannot get node names"
+NAMES_MISSING = "cannot get node names"
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
-KEPT = "The free cards are kept for a pod that others were evicted for"
+RESERVED = "The free cards are kept for a pod that others were evicted for"
 
-_NO_NAMES = b"[]"
-_NOBODY: Pieces = (b"{}",)
+_EMPTY_LIST = b"[]"
+_EMPTY_OBJECT: Pieces = (b"{}",)
 
 
 class SchedulingCycle:
@@ -114,7 +114,7 @@ class SchedulingCycle:
         """
         raw = args.names_json()
         if args.pod is None or raw is None:
-            return FilterResult(error=NO_POD if args.pod is None else NO_NAMES)
+            return FilterResult(error=POD_MISSING if args.pod is None else NAMES_MISSING)
         self.ledger.flush()
         query, (pod, is_known) = self._names.query(raw), self._asking(args.pod)
         if pod.request is not None:
@@ -135,7 +135,7 @@ class SchedulingCycle:
         if pod.request is None:
             if is_known:
                 self._events.warn(pod, "InsufficientGPU", pod.problem)
-            return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (_of_all(query, pod.problem),))
+            return _answer(args, _EMPTY_LIST, query.everyone[:0], *2 * (_of_all(query, pod.problem),))
         return self._choose(args, args.pod, query, pod, pod.request)
 
     def _choose(
@@ -164,15 +164,13 @@ class SchedulingCycle:
             next_query = query.part(passing)
             self._names.expect(next_query, Ranked(asking, fleet.clock, keys.take(passing)))
             return _answer(args, next_query.raw, passing)  # why not elsewhere, nobody would read
-        # nobody: tell its owner, and have room made for it if it is important enough
-        if (
-            not asking.spec.pod_group
-        ):  # to evict or to wake for one member helps none where the others do not fit
+        # none: tell the pod's owner, and have room made for it if it is important enough
+        if not asking.spec.pod_group:  # room for one member helps nobody where the others do not fit
             self._preemptor.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
         if is_known:
             self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
-        return _answer(args, _NO_NAMES, passing, *self._why_not(query, kept, request))
+        return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, kept, request))
 
     def _group_decides(
         self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
@@ -185,7 +183,7 @@ class SchedulingCycle:
         if asking.spec.pod_group:
             if self._groups.ask(pod, asking.spec.pod_group, query):
                 return None
-            return _answer(args, _NO_NAMES, query.everyone[:0], _of_all(query, RESTS))
+            return _answer(args, _EMPTY_LIST, query.everyone[:0], _of_all(query, RESTS))
         return self._of_gated_group(args, query, pod, request)
 
     def _of_gated_group(
@@ -195,7 +193,7 @@ class SchedulingCycle:
         why_not, held = self._gated.ask(pod), self.ledger.allocation(pod.uid)
         if held is None:
             self._passed.note(pod.uid, query.rows[:0])
-            return _answer(args, _NO_NAMES, query.everyone[:0], *2 * (_of_all(query, why_not),))
+            return _answer(args, _EMPTY_LIST, query.everyone[:0], *2 * (_of_all(query, why_not),))
         passing = np.flatnonzero(query.rows == self.ledger.fleet.row_of.get(held.node, NO_ROW))
         if not len(passing) and held.planned:  # kube-scheduler's own filters want it elsewhere
             self.ledger.forget(pod.uid)
@@ -205,7 +203,7 @@ class SchedulingCycle:
         if not len(passing):
             self._gated.note_refused(pod.uid)
             self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
-            return _answer(args, _NO_NAMES, passing, *self._why_not(query, passing, request))
+            return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, passing, request))
         self._gated.note_passed(pod.uid)
         self._binder.announce(pod.uid)
         return _answer(args, query.part(passing).raw, passing)
@@ -344,7 +342,7 @@ class SchedulingCycle:
         compute_counts = bool(request.compute_percent or self.ledger.compute_required)
         full = reasons(self.ledger.fleet, query, refused, request, compute_counts=compute_counts)
         impossible = [(self._impossible.of(query, which, request), text) for which, text in full] + by_tier
-        failed = self._reasons_json(query, [*full, *by_tier, (kept, KEPT)], request)
+        failed = self._reasons_json(query, [*full, *by_tier, (kept, RESERVED)], request)
         return failed, self._reasons_json(query, impossible, request)
 
     def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
@@ -368,7 +366,11 @@ def _of_all(query: NodeQuery, reason: str) -> Pieces:
 
 
 def _answer(
-    args: ExtenderArgs, names: Json, passing: Positions, failed: Pieces = _NOBODY, never: Pieces = _NOBODY
+    args: ExtenderArgs,
+    names: Json,
+    passing: Positions,
+    failed: Pieces = _EMPTY_OBJECT,
+    never: Pieces = _EMPTY_OBJECT,
 ) -> FilterResult:
     """In the form of the question: names for names, whole nodes for whole nodes."""
     result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)

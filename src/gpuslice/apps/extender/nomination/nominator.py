@@ -157,9 +157,7 @@ class Nominator:
             return
         if waiting.written_s < inf or uid in self._writes:
             row = self._ledger.fleet.row_of.get(waiting.node, UNKNOWN)
-            if (
-                row in query.rows
-            ):  # it would take the node: it had taken up the pod before it saw the nomination
+            if row in query.rows:  # it would take the node, but took up the pod before it saw the nomination
                 self.results["late"] += 1
                 feasible.note_late(now)
             else:
