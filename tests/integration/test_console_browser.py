@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from gpuslice.apps.console.rows import Rows
+from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.faults import Fault
 from tests import HANG_S
+from tests.builders import api_pod
 from tests.integration.console_rig import HOSTILE, V100, Rig, console, node, sample
 from tests.tools import axe, playwright
 
@@ -253,6 +256,33 @@ async def test_a_lost_api_server_and_a_lost_console_are_told_apart() -> None:
             await seen.can_be_read_by_everybody("lost")
         await seen.tab.wait_for_selector("#banner >> text=The console does not answer")
         assert await seen.tab.locator("canvas").count() == 1
+
+
+def refusing(path: str) -> Cluster:
+    cluster = Cluster()
+    cluster.faults.add(Fault("GET", path, 403))
+    return cluster
+
+
+async def test_who_may_list_nothing_is_told_that_and_not_that_nothing_waits() -> None:
+    async with console(cluster=refusing("/api/v1/pods")) as rig, page() as seen:
+        for name in ("cards", "waiting", "teams", "health"):
+            await seen.open(rig, f"#/{name}", "text=The cluster cannot be read")
+            assert "gpuslice console -n NAMESPACE" in await seen.text()
+            assert "Nothing" not in await seen.text()
+        rig.server.cluster.faults.clear()
+        await seen.tab.wait_for_selector("text=no node is labelled")
+
+
+async def test_who_may_not_list_nodes_sees_pods_that_wait_without_a_reason() -> None:
+    mine = api_pod("mine", "4")
+    async with console([], [mine], cluster=refusing("/api/v1/nodes")) as rig, page() as seen:
+        await seen.open(rig, "#/waiting", "text=You may not list nodes, so why is not told here.")
+        assert "default/mine" in await seen.text()
+        await seen.open(rig, "#/cards", "text=the wall of cards is not shown")
+        await seen.open(rig, "#/health", "text=findings of your own pods")
+        assert "labelled" not in await seen.text()
+        assert not await seen.text("#banner")
 
 
 async def test_keys_lead_everywhere() -> None:

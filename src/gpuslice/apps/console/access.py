@@ -51,10 +51,13 @@ class Access(Protocol):
 
 
 class OnePerson:
-    """Anyone who knows the path is the person of the kubeconfig."""
+    """Anyone who knows the path is the person of the kubeconfig, who may list nodes or not."""
+
+    def __init__(self, may_list_nodes: Callable[[], bool]) -> None:
+        self._may_list_nodes = may_list_nodes
 
     async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
-        return Viewer("")
+        return Viewer("", nodes=self._may_list_nodes())
 
 
 @dataclass(slots=True)

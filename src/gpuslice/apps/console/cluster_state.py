@@ -67,6 +67,7 @@ class ClusterState:
         self._stale: set[str] = set()
         self._claiming: dict[str, objects.Pod] = {}  # pods that have claims, whatever these are of
         self._followed = FollowedClaims(client, namespace)
+        self._client = client
         self._interner = client.interner
         self._nodes = Reflector(client, NODES, self._node_changed)
         self._pods = Reflector(client, PODS, self._pod_changed, namespace=namespace)
@@ -99,7 +100,12 @@ class ClusterState:
 
     @property
     def synced(self) -> bool:
-        return self._nodes.synced.is_set() and self._pods.synced.is_set()
+        """Whether all has been read that may be."""
+        return self._pods.synced.is_set() and (self._nodes.synced.is_set() or not self.may_list_nodes)
+
+    @property
+    def may_list_nodes(self) -> bool:
+        return NODES.plural not in self._client.forbidden
 
     def config_maps(self) -> Iterable[objects.ConfigMap]:
         return self._config_maps.objects.values()

@@ -30,9 +30,11 @@ class Health:
         self._looking = asyncio.Lock()
 
     async def document(self, viewer: Viewer) -> dict[str, Any]:
-        """Who may not see the whole cluster is told of the own pods alone."""
+        """Who may not see the whole cluster is told of the own pods alone; nobody of what was not read."""
         async with self._looking:
-            if time.monotonic() - self._at_s > HOLDS_S:
+            if not (self._state.synced and self._state.may_list_nodes):
+                self._found = []
+            elif time.monotonic() - self._at_s > HOLDS_S:
                 facts = self._facts()
                 self._found = await asyncio.to_thread(_examine, facts)
                 await self._read_alerts()

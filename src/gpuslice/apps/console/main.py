@@ -78,7 +78,11 @@ class Console:
         # on one's own machine others have accounts too: the path is what keeps them out
         secret = f"/{secrets.token_urlsafe(18)}" if settings.access == "kubeconfig" else ""
         self.base_path = settings.base_path + secret
-        self._access: Access = OnePerson() if settings.access == "kubeconfig" else TokenAccess(self._client)
+        self._access: Access = (
+            OnePerson(lambda: self.state.may_list_nodes)
+            if settings.access == "kubeconfig"
+            else TokenAccess(self._client)
+        )
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[str], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` hears the address of the page."""
@@ -141,6 +145,7 @@ class Console:
             "everything": viewer.everything,
             "synced": self.state.synced,
             "problems": {name: why for name, why in self._client.problems.items() if why},
+            "forbidden": sorted(self._client.forbidden),
             "usage": {"readAt": self.usage.read_at_s, "problem": self.usage.problem},
             "history": "prometheus" if self.usage.prometheus is not None else "memory",
             "namespace": self.settings.namespace,

@@ -10,7 +10,7 @@ import msgspec
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.errors import ForbiddenError, KubeError
 from gpuslice.adapters.kube.requests import Listing, WatchEvent
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.transport import Transport
@@ -41,9 +41,13 @@ class Interner:
 
 
 class ObservedClient(KubeClient):
-    """Remembers of each collection why it cannot be read just now; `changed` is called when that changes."""
+    """Remembers of each collection why it cannot be read just now.
+
+    `forbidden`: those of them that whose rights the console has may not read at all.
+    """
 
     problems: Mapping[str, str] = {}
+    forbidden: frozenset[str] = frozenset()
 
     def __init__(self, transport: Transport, *, manager: str) -> None:
         super().__init__(transport, manager=manager)
@@ -59,7 +63,7 @@ class ObservedClient(KubeClient):
         try:
             return await super().list(resource, *args, **kwargs)
         except KubeError as error:
-            self._note(resource.plural, str(error))
+            self._note(resource.plural, str(error), forbidden=type(error) is ForbiddenError)
             raise
 
     async def watch(self, resource: Resource[T], *args: Any, **kwargs: Any) -> AsyncGenerator[WatchEvent[T]]:
@@ -70,11 +74,12 @@ class ObservedClient(KubeClient):
                 self._note(resource.plural, "")
                 yield event
         except KubeError as error:
-            self._note(resource.plural, str(error))
+            self._note(resource.plural, str(error), forbidden=type(error) is ForbiddenError)
             raise
         finally:
             works.cancel()
 
-    def _note(self, plural: str, problem: str) -> None:
+    def _note(self, plural: str, problem: str, *, forbidden: bool = False) -> None:
+        self.forbidden = self.forbidden | {plural} if forbidden else self.forbidden - {plural}
         if self.problems.get(plural, "") != problem:
             self.problems = {**self.problems, plural: problem}

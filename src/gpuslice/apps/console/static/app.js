@@ -1,11 +1,11 @@
 // The frame of the page: which view is shown, what stands above it, and the keys that lead to each.
 import { CardsView } from "./cards.js";
-import { h, replace } from "./dom.js";
+import { copyable, empty, h, replace } from "./dom.js";
 import { HealthView } from "./health.js";
 import { showLogin } from "./login.js";
 import { PodView } from "./pod.js";
-import { learn, say } from "./sentences.js";
-import { follow, readHealth, store, subscribe } from "./store.js";
+import { learn, say, told } from "./sentences.js";
+import { follow, readHealth, store, subscribe, waitingRows } from "./store.js";
 import { TeamsView } from "./teams.js";
 import { WaitingView } from "./waiting.js";
 import { currentLanguage, setLanguage, span, t } from "./words.js";
@@ -51,14 +51,23 @@ function open() {
   replace(main, root);
   main.scrollTop = 0;
   header();
-  if (store.cluster) view.update(search.value.trim().toLowerCase());
-  else root.append(h("p.muted", { role: "status" }, t("reading")));
+  if (store.cluster?.synced) view.update(search.value.trim().toLowerCase());
+  else replace(root, unread());
+  view.unread = !store.cluster?.synced;
+}
+
+/** What stands where nothing has been read yet, or may not be: a view of nothing would be taken for all. */
+function unread() {
+  const { problems = {}, forbidden = [] } = store.cluster ?? {};
+  const why = problems.pods ?? problems.nodes;
+  if (!why) return h("p.muted", { role: "status" }, t("reading"));
+  return h("div.panel", { role: "status" }, empty(t("notRead"), told(why), forbidden.includes("pods") ? [h("p", {}, t("ownNamespace")), copyable("gpuslice console -n NAMESPACE")] : null));
 }
 
 const search = h("input", { type: "search", "aria-label": t("search"), placeholder: t("search"), oninput: () => schedule() });
 
 function header() {
-  const waiting = store.tables.waiting.size;
+  const waiting = waitingRows().size;
   const sick = [...store.tables.nodes.values()].reduce((sum, node) => sum + (node.sick?.length ?? 0), 0);
   const findings = (store.health?.findings ?? []).filter((each) => each.level === "error").length + (store.health?.alerts ?? []).filter((each) => each.severity === "critical").length;
   const badges = { waiting: waiting ? h("span.count.warn", {}, waiting) : null, health: sick + findings ? h("span.count.bad", {}, sick + findings) : null };
@@ -93,7 +102,7 @@ function speak(language) {
 function banner() {
   const element = document.getElementById("banner");
   const problems = store.cluster?.problems ?? {};
-  const needed = ["nodes", "pods"].filter((name) => problems[name]);
+  const needed = ["nodes", "pods"].filter((name) => problems[name] && store.cluster.synced && !(store.cluster.forbidden ?? []).includes(name));
   let text = "";
   if (store.failing) text = t("lost", span((Date.now() - store.answeredAt) / 1000));
   else if (needed.length) text = t("apiLost", say(problems[needed[0]]));
@@ -108,7 +117,8 @@ function schedule() {
     banner();
     if (!store.cluster) return;
     header();
-    view?.update(search.value.trim().toLowerCase());
+    if (!store.cluster.synced || view?.unread) open();
+    else view?.update(search.value.trim().toLowerCase());
     if (store.receivedAt) { // how long an answer took to be seen: bench/console.py reads it
       performance.measure("shown", { start: store.receivedAt });
       store.receivedAt = 0;

@@ -1,6 +1,6 @@
 // Cards: the whole cluster as a wall; a click goes to a card, and from there to its pods.
 import { announce, bar, command, copyOnly, copyable, empty, h, podLink, replace } from "./dom.js";
-import { HUES, hueOf, store, totals, unitName, units, unitsInMiB } from "./store.js";
+import { HUES, hueOf, store, totals, unitName, units, unitsInMiB, waitingRows } from "./store.js";
 import { say, told } from "./sentences.js";
 import { BY_NAME, count, mib, span, t } from "./words.js";
 import { LARGE, cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
@@ -15,7 +15,7 @@ export function percent(part, whole) {
 
 export function figures() {
   const sum = totals();
-  const waiting = [...store.tables.waiting.values()].length;
+  const waiting = waitingRows().size;
   const figure = (label, value, small, kind, more, href) =>
     h(`${href ? "a" : "div"}.figure${kind ? `.${kind}` : ""}`, { href }, h("span.label", {}, label), h("span.value", {}, value, small ? h("small", {}, small) : null), more);
   return h("div.figures", {},
@@ -74,7 +74,7 @@ export class CardsView {
     } else for (const name of store.touched) this.refresh(name);
     if (!this.list.length) {
       const blind = !store.cluster.mayListNodes;
-      replace(this.root, h("h1.unseen", {}, t("cards")), empty(blind ? t("noNodes") : store.cluster.synced ? t("nothingShared") : t("reading"), blind ? "" : t("nothingSharedText"), copyable(blind ? "kubectl auth can-i list nodes" : "kubectl label node NODE cgpu=true")));
+      replace(this.root, h("h1.unseen", {}, t("cards")), empty(blind ? t("noNodes") : t("nothingShared"), blind ? "" : t("nothingSharedText"), copyable(blind ? "kubectl auth can-i list nodes" : "kubectl label node NODE cgpu=true")));
       this.mounted = false;
       return;
     }

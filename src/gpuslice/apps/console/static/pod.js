@@ -29,7 +29,7 @@ export class PodView {
   }
 
   async read() {
-    if (this.reading || !store.cluster) return;
+    if (this.reading || !store.cluster?.synced) return;
     this.reading = true;
     this.row = store.tables.pods.get(this.key_);
     try {

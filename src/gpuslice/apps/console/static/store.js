@@ -114,6 +114,16 @@ export async function follow(onUnauthorized) {
   }
 }
 
+/** Pods that wait, by key, with why. Who may not list nodes is not told of that. */
+export function waitingRows() {
+  if (store.cluster?.mayListNodes) return store.tables.waiting;
+  const found = new Map();
+  for (const [key, pod] of store.tables.pods) {
+    if (!pod.node || pod.reason) found.set(key, { namespace: pod.namespace, name: pod.name, why: "", help: [], never: false });
+  }
+  return found;
+}
+
 /** "GiB" or "MiB": what one unit of a card is. */
 export function unitName() {
   for (const node of store.tables.nodes.values()) {

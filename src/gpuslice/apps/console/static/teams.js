@@ -58,7 +58,7 @@ export class TeamsView {
     try {
       [this.advice, this.hours] = await Promise.all([ask("advice"), ask("teams")]);
       this.drawn = "";
-      if (store.cluster && this.root.isConnected) this.update(this.query ?? "");
+      if (store.cluster?.synced && this.root.isConnected) this.update(this.query ?? "");
     } catch {
       // the banner tells of it
     }

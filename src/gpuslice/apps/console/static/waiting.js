@@ -1,6 +1,6 @@
 // Waiting: each pod that has no card, or has one and does not run, put together by the reason.
 import { command, copyable, empty, h, podLink, replace } from "./dom.js";
-import { ask, now, store, units } from "./store.js";
+import { ask, now, store, units, waitingRows } from "./store.js";
 import { told, say } from "./sentences.js";
 import { ago, clock, count, t } from "./words.js";
 
@@ -34,7 +34,7 @@ export class WaitingView {
   async read() {
     try {
       this.whatIf = await ask("simulation");
-      if (store.cluster && this.root.isConnected) this.update(this.query ?? "");
+      if (store.cluster?.synced && this.root.isConnected) this.update(this.query ?? "");
     } catch {
       // the banner tells of it
     }
@@ -43,7 +43,7 @@ export class WaitingView {
   update(query) {
     this.query = query;
     const groups = new Map();
-    for (const [key, row] of store.tables.waiting) {
+    for (const [key, row] of waitingRows()) {
       const pod = store.tables.pods.get(key);
       if (!pod || (query && !`${key} ${row.why} ${say(row.why)}`.toLowerCase().includes(query))) continue;
       const id = JSON.stringify([Boolean(pod.node), row.why, row.help, row.never]);
@@ -81,7 +81,7 @@ export class WaitingView {
     const shown = this.whole.has(id) ? pods : pods.slice(0, FEW);
     return h("section.panel", {},
       h("div.why", {},
-        h("div.text", {}, h("h2", {}, row.why ? told(row.why) : t("unknown")), row.help.length ? h("ul", { "aria-label": t("wouldHelp") }, row.help.map((each) => h("li", {}, told(each)))) : null),
+        h("div.text", {}, h("h2", {}, row.why ? told(row.why) : t(store.cluster.mayListNodes ? "unknown" : "whyHidden")), row.help.length ? h("ul", { "aria-label": t("wouldHelp") }, row.help.map((each) => h("li", {}, told(each)))) : null),
         row.never ? h("span.tag.bad", {}, t("never")) : null,
         h("span.tag", {}, pods.length === 1 ? t("onePod") : t("pods", count(pods.length)))),
       h("div.scroll", {}, h("table.waits", {},
