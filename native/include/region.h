@@ -103,8 +103,9 @@ struct gpuslice_claim {
     uint64_t under_way;      /* low byte: 1: it has work under way; 2: and nobody knows for how long; above: how long, as expected */
     uint64_t weight;         /* percent */
     uint64_t interactive;    /* 1: small work that somebody waits for */
+    uint64_t pause_ns;       /* between its work's end and its next launch, in the mean */
 };
-#define GPUSLICE_CLAIM_MAGIC (UINT64_C(0x4d49414c43000000) | UINT64_C(1)) /* "CLAIM", the version in the low byte */
+#define GPUSLICE_CLAIM_MAGIC (UINT64_C(0x4d49414c43000000) | UINT64_C(2)) /* "CLAIM", the version in the low byte */
 
 /* What the driver says, seen from the host, that each process of this container holds of each card. Written by the agent
  * every half second and read-only here, for processes that NVML does not tell of themselves. */

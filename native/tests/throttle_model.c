@@ -78,7 +78,9 @@ static uint64_t now_of(const struct throttle *at) { return (uint64_t)*(const dou
 static void tell(struct throttle *at, bool waits)
 {
     struct container *box = at->box;
-    box->claim = gs_claim(&box->entry, &box->share, &at->beside, now_of(at), under_way_of(box), at->queue.covered_ns, waits);
+    struct gs_under_way work = under_way_of(box);
+    work.pause_ns = at->queue.pause_ns;
+    box->claim = gs_claim(&box->entry, &box->share, &at->beside, now_of(at), work, at->queue.covered_ns, waits);
     at->told_end_ns = gs_told(&box->claim, now_of(at)).ends_ns;
 }
 
@@ -97,7 +99,7 @@ struct throttle *throttle_new(struct container *box, struct card *card, uint32_t
 /* It says that it has work for so long, whatever it has. */
 void throttle_claim(struct throttle *at, uint64_t ns)
 {
-    at->box->claim = gs_claim(&at->box->entry, &at->box->share, &at->beside, now_of(at), (struct gs_under_way){ns, 0}, 0, false);
+    at->box->claim = gs_claim(&at->box->entry, &at->box->share, &at->beside, now_of(at), (struct gs_under_way){ns, 0, 0}, 0, false);
     at->box->claim.virtual_ns = 0;
 }
 
@@ -115,7 +117,7 @@ static const struct gs_events events = {create_event, card_event_record, card_ev
 
 /* ---- looking ---- */
 
-static void show(struct throttle *at) { at->under_way = (struct gs_under_way){at->queue.in_flight_ns, at->queue.unknown}; }
+static void show(struct throttle *at) { at->under_way = (struct gs_under_way){at->queue.in_flight_ns, at->queue.unknown, 0}; }
 
 static void read_neighbours(struct throttle *at, uint64_t now_ns)
 {
@@ -155,10 +157,12 @@ void throttle_look(struct throttle *at, bool waits)
         return;
     read_neighbours(at, now);
     account(at, now, waits);
+    if (!waits)
+        gs_queue_arrive(&at->queue, now);
     if (waits)
         gs_stay(&at->box->entry, now);
     else if (!under_way_of(at->box).ns)
-        gs_wake(&at->box->entry, now, &at->beside);
+        gs_wake(&at->box->entry, now, at->queue.awaited_ns, &at->beside);
     if (at->box->met_count)
         tell(at, waits);
 }
@@ -233,3 +237,5 @@ void throttle_end(struct throttle *at, struct gs_batch *batch)
 
 /* The process has died, and the others have found out. */
 void throttle_forget(struct throttle *at) { at->under_way = (struct gs_under_way){0}; }
+
+void throttle_awaited(struct throttle *at) { at->queue.awaited_ns = now_of(at); }

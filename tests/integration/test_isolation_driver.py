@@ -126,7 +126,7 @@ def test_what_a_green_context_took_outlives_it(tmp_path: Path) -> None:
 
 
 def test_what_a_context_seemed_to_take_is_corrected_whatever_is_current(tmp_path: Path) -> None:
-    """Memory opened before its card had a context stood in the driver's figure with the context's."""
+    """Memory opened before there was one on its card stood in the driver's figure with the context's."""
     with container(tmp_path, cards=2) as box, box.worker() as maker, box.worker() as other:
         maker.ok("start 1")
         maker.ok(f"alloc 0 plain {34 * MIB}")

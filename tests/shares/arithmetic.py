@@ -53,6 +53,7 @@ class Claim(ctypes.Structure):
             "under_way",
             "weight",
             "interactive",
+            "pause_ns",
         )
     )
 
@@ -65,6 +66,7 @@ class Neighbour(ctypes.Structure):
         ("interactive", BOOL),
         ("wants", BOOL),
         ("ends_ns", U64),
+        ("pause_ns", U64),
     )
 
 
@@ -128,6 +130,7 @@ class ThrottleModel:
         self.begin = _function(library.throttle_begin, ctypes.c_void_p, throttle, stream, U64)
         self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p)
         self.forget = _function(library.throttle_forget, None, throttle)
+        self.awaited = _function(library.throttle_awaited, None, throttle)
         self.claim = _function(library.throttle_claim, None, throttle, U64)
 
 
@@ -156,6 +159,6 @@ class Arithmetic:
         self.update = _function(
             library.gs_neighbourhood_update, None, beside, card, U64, ctypes.POINTER(Neighbour), U32
         )
-        self.lead = _function(library.gs_lead_ns, I64, card, share, U64, beside)
-        self.wake = _function(library.gs_wake, None, card, U64, beside)
+        self.lead = _function(library.gs_lead_ns, I64, card, share, U64, beside, U64, U64)
+        self.wake = _function(library.gs_wake, None, card, U64, U64, beside)
         self.own_part = _function(library.gs_own_part, OwnPart, card, U64, beside)

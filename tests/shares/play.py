@@ -111,6 +111,8 @@ def _run(card: Card, threads: list[tuple[Process, Steps]], end: int) -> None:
             return
         number = heapq.heappop(waiting)[1] if ended is None else ended
         process, steps = threads[number]
+        if ended is not None:
+            process.awaited()
         step = next(steps, -1)
         if step is None:
             process.watch()

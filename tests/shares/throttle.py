@@ -60,6 +60,7 @@ class Throttle:
         self._model = box.arithmetic.throttle
         self._at: int = self._model.new(box.at, box.card.at, process.number)
         box.processes.append(process)
+        process.awaited = lambda: self._model.awaited(self._at)
 
     def launch(self, own_ns: float, key: int = 0, stream: int = 0) -> Steps:
         if self._box.share.weight < 100:

@@ -316,8 +316,8 @@ def test_no_bytes_in_the_region_lead_astray(
         assert -2 * minute <= headroom <= 2 * minute
         assert 50 * US <= arithmetic.share_wait(share, headroom) <= 5 * MS
         arithmetic.owed(at, share, now, in_flight, bool(credit % 2))
-        arithmetic.wake(at, now, beside)
-        arithmetic.lead(at, share, in_flight, beside)
+        arithmetic.wake(at, now, 0, beside)
+        arithmetic.lead(at, share, in_flight, beside, 0, 0)
         arithmetic.note(past, at, now)
         how = arithmetic.ask(at, now, now // US)
         sample = Sample(until_us, own % 200, theirs % 300, listed % 2**32)

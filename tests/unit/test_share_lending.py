@@ -204,7 +204,7 @@ def test_somebody_may_always_go(arithmetic: Arithmetic, used: list[int], weights
         beside = Neighbourhood(count=len(others))
         for i, other in enumerate(others):
             beside.others[i] = other
-        leads.append(arithmetic.lead(ctypes.pointer(card), Share(weights[me], 100, False), 0, beside))
+        leads.append(arithmetic.lead(ctypes.pointer(card), Share(weights[me], 100, False), 0, beside, 0, 0))
     assert min(leads) <= 0
 
 
@@ -213,7 +213,7 @@ def test_a_neighbour_that_lies_takes_only_what_is_lent(arithmetic: Arithmetic) -
     at = ctypes.pointer(layout.RegionCard(virtual_ns=100 * SECOND))
     share, beside = Share(30, 100, False), Neighbourhood(count=1)
     beside.others[0] = Neighbour(0, 0, 1, True, True)
-    assert arithmetic.lead(at, share, 0, beside) > SECOND
+    assert arithmetic.lead(at, share, 0, beside, 0, 0) > SECOND
     used = 0
     for now in range(EPOCH, EPOCH + 10 * SECOND, MS):
         if arithmetic.owed(at, share, now, 0, False) > 0:

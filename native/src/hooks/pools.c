@@ -5,6 +5,7 @@
 #include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/start.h"
+#include "policy/throttle.h"
 #include "system/at_fork.h"
 
 #define POOL_STEP (UINT64_C(32) << 20) /* pools grow in these */
@@ -231,14 +232,16 @@ int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
     return result;
 }
 
-/* ---- points at which pools give back ---- */
+/* ---- points at which pools give back, and a program goes on ---- */
 
 #define WAIT(symbol, call)                                                                                             \
     do {                                                                                                               \
         bool active = gs_enter_cuda();                                                                                 \
         int result = DRIVER(symbol) call;                                                                              \
-        if (active)                                                                                                    \
+        if (active) {                                                                                                  \
+            gs_throttle_awaited();                                                                                     \
             gs_pools_changed();                                                                                        \
+        }                                                                                                              \
         return result;                                                                                                 \
     } while (0)
 

@@ -10,6 +10,7 @@
 #define FIRST_GUESS_NS 1000000u /* of work of which nobody knows how long it takes */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 1000000u
+#define SHORTEST_WAIT_NS 10000u /* where it is known when the card will be free */
 #define PAUSE_NS 250000u     /* shorter ones do not end a run of work: host times are not that exact */
 #define WAITS_FOR_TURN_NS 200000u /* no driver needs as long to begin with what nobody is in front of */
 #define TURNS_KNOWN_FOR_NS UINT64_C(10000000000)
@@ -19,7 +20,7 @@
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
 #define LEAD_NS 8000000      /* longer turns lose less of the card to changes from one process to another */
 #define HAND_OVER_NS 200000u /* so long before a turn's last work ends the next may launch: else the card would wait for it */
-#define HOLD_NS 150000u      /* who pauses for less keeps its turn: a change to another process and back costs more */
+#define MOST_PAUSE_NS 2000000u
 #define PATIENCE_NS INT64_C(3000000000) /* owed more, it waits for no neighbour that claims to be at work */
 #define SHORT_BESIDE 4 /* times as long */
 /* Work on one stream may wait on the card for work of another that is not launched yet. */
@@ -113,6 +114,16 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     batch->others_ns = queue->others_ns;
     queue->count++;
     return batch;
+}
+
+void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns)
+{
+    /* Behind a neighbour's turn work ends later than can be told from events: who waited for it knows. */
+    uint64_t idle_since_ns = greater(queue->covered_ns, __atomic_load_n(&queue->awaited_ns, __ATOMIC_RELAXED));
+    if (queue->count || !idle_since_ns || now_ns < idle_since_ns)
+        return;
+    uint64_t pause = lesser(now_ns - idle_since_ns, MOST_PAUSE_NS);
+    queue->pause_ns = (3 * queue->pause_ns + pause) / 4;
 }
 
 struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *events, const struct gs_stream *stream,
@@ -395,18 +406,19 @@ static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct g
 /* Processes with work at the same time cut each other's kernels in two, nobody can tell whose time it was, and the card loses
  * time with each change. So containers work one after the other: who has begun goes on until it is ahead, and through pauses as
  * short as those between kernels that a program waits for. An interactive one neither waits for this nor makes others wait. */
-static bool is_others_turn(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met)
+static uint64_t others_turn_ns(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met)
 {
+    uint64_t left_ns = 0;
     for (uint32_t i = 0; i < met->beside->count; i++) {
         const struct gs_neighbour *other = &met->beside->others[i];
         if (!other->ends_ns || other->interactive)
             continue;
         int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* ours, in its device time */
-        uint64_t until = -lead > LEAD_NS ? other->ends_ns - HAND_OVER_NS : other->ends_ns + HOLD_NS;
+        uint64_t until = -lead > LEAD_NS ? other->ends_ns - HAND_OVER_NS : other->ends_ns + gs_hold_ns(other);
         if (met->now_ns < until && (!met->in_flight_ns || lead > 0))
-            return true;
+            left_ns = greater(left_ns, until - met->now_ns);
     }
-    return false;
+    return left_ns;
 }
 
 /* Neither so much at once that the others wait long for the card, nor in their turn, nor ahead of those that want it. */
@@ -419,11 +431,13 @@ static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_s
             depth = DEPTH_BESIDE_INTERACTIVE_NS;
     if (met->in_flight_ns + estimate_ns > depth && met->in_flight_ns > depth / 2) /* or the card would run dry */
         wait = greater(LEAST_WAIT_NS, lesser(met->in_flight_ns, depth + depth / 2) - depth / 2);
-    int64_t lead = gs_lead_ns(card, share, met->in_flight_ns, met->beside);
+    int64_t lead = gs_lead_ns(card, share, met->in_flight_ns, met->beside, met->now_ns, estimate_ns);
     int64_t owed = gs_share_owed_ns(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);
-    bool waits_for_turn = !share->interactive && owed <= PATIENCE_NS && is_others_turn(card, share, met);
-    if ((lead > LEAD_NS && owed <= 0) || waits_for_turn)
+    uint64_t turn = !share->interactive && owed <= PATIENCE_NS ? others_turn_ns(card, share, met) : 0;
+    if (lead > LEAD_NS && owed <= 0)
         wait = greater(wait, 2 * LEAST_WAIT_NS);
+    if (turn)
+        wait = greater(wait, greater(SHORTEST_WAIT_NS, lesser(turn, 2 * LEAST_WAIT_NS)));
     return lesser(wait, MOST_WAIT_NS);
 }
 

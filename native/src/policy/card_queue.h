@@ -71,6 +71,8 @@ struct gs_queue {
     uint64_t covered_ns;   /* busy time up to here is charged: work on several streams at once is busy once */
     uint64_t turned_ns;    /* when work was last seen to wait for the card: processes take turns */
     uint64_t finished_ns;  /* when work was last seen to have finished */
+    uint64_t awaited_ns;   /* when the program last came back from waiting for the card */
+    uint64_t pause_ns;     /* from then, or the end of all work, to the next launch, in the mean */
     uint32_t count;        /* of batches */
     uint32_t unknown;      /* of these, nobody knows how long they take */
     uint32_t average_ns[GS_KEYS]; /* of a launch, by key; 0 unknown */
@@ -82,6 +84,8 @@ struct gs_queue {
 /* Room in a batch for one more launch on the stream; NULL: it goes untimed. */
 struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *events, const struct gs_stream *stream,
                                 uint64_t key, uint64_t now_ns);
+/* A launch comes, before it waits for anything: what paused for it is over. */
+void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns);
 /* The driver has it. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched);
 /* A stream is about to be destroyed, or a context has been: from then on nothing may be asked of it or of its events. */

@@ -19,6 +19,10 @@
 #define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
 #define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
 
+/* A change to another process and back costs the card more than to wait for so long: who pauses for less keeps its turn. */
+#define CHANGE_NS UINT64_C(150000)
+#define LONGEST_PAUSE_NS UINT64_C(2000000) /* of a program that is said to pause, and not to rest */
+
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
@@ -33,11 +37,13 @@ static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 1
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
                                uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits)
 {
-    uint64_t sharers = 1, until = ended_ns + STILL_WANTS_NS;
+    uint64_t pause = work.pause_ns < LONGEST_PAUSE_NS ? work.pause_ns : 0;
+    uint64_t still_wants = 2 * pause > STILL_WANTS_NS ? 2 * pause : STILL_WANTS_NS;
+    uint64_t sharers = 1, until = ended_ns + still_wants;
     for (uint32_t i = 0; i < beside->count; i++)
         sharers += !share->interactive && beside->others[i].ends_ns > now_ns;
     if (work.ns) /* those that are at work, too, have their turns in between */
-        until = now_ns + work.ns * sharers + STILL_WANTS_NS;
+        until = now_ns + work.ns * sharers + still_wants;
     if (waits && until < now_ns + WAITING_FOR_NS)
         until = now_ns + WAITING_FOR_NS;
     return (struct gpuslice_claim){
@@ -49,6 +55,7 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
         .under_way = (work.unknown ? UNDER_WAY_UNKNOWN : work.ns ? UNDER_WAY : 0) | work.ns * sharers << UNDER_WAY_BITS,
         .weight = share->weight,
         .interactive = share->interactive,
+        .pause_ns = work.pause_ns,
     };
 }
 
@@ -68,6 +75,7 @@ struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns)
         .interactive = claim->interactive == 1,
         .wants = sane && claim->wants_until_ns > now_ns,
         .ends_ns = sane && claim->under_way ? ends : 0,
+        .pause_ns = claim->pause_ns < LONGEST_PAUSE_NS ? claim->pause_ns : LONGEST_PAUSE_NS,
     };
 }
 
@@ -114,13 +122,18 @@ int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share 
     return virtual_lead_ns(card, share, in_flight_ns, other) / 100 * percent(other->weight);
 }
 
+uint64_t gs_hold_ns(const struct gs_neighbour *other) { return other->pause_ns < CHANGE_NS ? CHANGE_NS : 0; }
+
 int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
-                   const struct gs_neighbourhood *beside)
+                   const struct gs_neighbourhood *beside, uint64_t now_ns, uint64_t estimate_ns)
 {
     int64_t most = INT64_MIN;
     for (uint32_t i = 0; i < beside->count; i++) {
-        int64_t lead = virtual_lead_ns(card, share, in_flight_ns, &beside->others[i]);
-        if (beside->others[i].wants && lead > most)
+        const struct gs_neighbour *other = &beside->others[i];
+        uint64_t pauses_since = other->ends_ns ? other->ends_ns + gs_hold_ns(other) : UINT64_MAX;
+        bool fits = pauses_since <= now_ns && now_ns + in_flight_ns + estimate_ns <= other->ends_ns + 2 * other->pause_ns;
+        int64_t lead = virtual_lead_ns(card, share, in_flight_ns, other);
+        if (other->wants && lead > most && !fits)
             most = lead;
     }
     return most == INT64_MIN ? most : most / 100 * percent(share->weight);
@@ -154,12 +167,13 @@ static uint64_t virtual_time(const struct gs_neighbourhood *beside, uint32_t *we
 }
 
 /* While it had no work the others' virtual time went on, by what they used; so does its own, as far as theirs. */
-void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)
+void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, const struct gs_neighbourhood *beside)
 {
     uint32_t weight;
     uint64_t others = virtual_time(beside, &weight), active = atomic_load(&card->active_at_ns);
+    active = awaited_ns > active && awaited_ns <= now_ns ? awaited_ns : active;
     uint64_t own = atomic_load(&card->virtual_ns);
-    int64_t idle = active ? clamp((int64_t)(now_ns - active - STILL_WANTS_NS), 0, LONG_NS) : LONG_NS;
+    int64_t idle = active ? clamp((int64_t)(now_ns - active - CHANGE_NS), 0, LONG_NS) : LONG_NS;
     int64_t behind = difference(others, own), passed = weight ? idle / percent(weight) * 100 : 0;
     if (behind > 0 && passed > 0)
         atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));

@@ -15,6 +15,7 @@ struct gs_neighbour {
     bool interactive;
     bool wants;       /* the card, now */
     uint64_t ends_ns; /* when its work on the card will have ended, as far as it knows; 0: it has none */
+    uint64_t pause_ns; /* how long after that it launches again, in the mean */
 };
 
 /* All that is known of them; zeros: nothing. */
@@ -31,6 +32,7 @@ struct gs_neighbourhood {
 struct gs_under_way {
     uint64_t ns;      /* as estimated */
     uint64_t unknown; /* launches of which nobody knows how long they take */
+    uint64_t pause_ns; /* between the end of all of it and the next launch, of this process in the mean */
 };
 
 /* What a container tells: what it has under way, the end of its work as far as known, whether it waits. */
@@ -42,14 +44,18 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
                              const struct gs_neighbour *others, uint32_t count);
 
 /* The device time by which this container is ahead of the neighbour furthest behind that wants the card; INT64_MIN if
- * none does. Interactive ones have a head start. */
+ * none does. Interactive ones have a head start. One that pauses between two kernels wants it as far as a launch that is
+ * expected to take `estimate_ns` would keep it waiting. */
 int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
-                   const struct gs_neighbourhood *beside);
+                   const struct gs_neighbourhood *beside, uint64_t now_ns, uint64_t estimate_ns);
+/* For so long after its work's end a neighbour keeps its turn. */
+uint64_t gs_hold_ns(const struct gs_neighbour *other);
 /* By which it is ahead of this one, as device time of that one. */
 int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
                         const struct gs_neighbour *other);
-/* The container has work again: what it did not use while it had none is not saved up. */
-void gs_wake(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside);
+/* The container has work again: what it did not use while it had none is not saved up. `awaited_ns`: when its program last
+ * came back from waiting for the card. */
+void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, const struct gs_neighbourhood *beside);
 /* Has work or waits, now. */
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns);
 

@@ -9,11 +9,12 @@ enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 static struct gs_table opened; /* address → its length, how often it was opened (`kind`), the context */
 static struct gs_lock lock;
 
+/* As the driver's figure has it, in whole pages. */
 static uint64_t bytes_at(CUdeviceptr address)
 {
     CUdeviceptr base;
     size_t bytes = 0;
-    return DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS ? bytes : 0;
+    return DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS ? gs_round_up(bytes, GS_PAGE_BYTES) : 0;
 }
 
 static void forget(void)

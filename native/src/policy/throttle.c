@@ -178,8 +178,10 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns)
 
 static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
 {
-    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, &state->beside, now_ns,
-                                           under_way_of(state->card), state->queue.covered_ns, waits);
+    struct gs_under_way work = under_way_of(state->card);
+    work.pause_ns = state->queue.pause_ns;
+    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, &state->beside, now_ns, work,
+                                           state->queue.covered_ns, waits);
     gs_neighbours_tell(&state->neighbours, &claim);
     state->told_end_ns = gs_told(&claim, now_ns).ends_ns;
 }
@@ -247,10 +249,12 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
     if (waits || now_ns - state->looked_ns >= LOOK_EVERY_NS) {
         read_neighbours(state, now_ns);
         account(state, now_ns, waits);
+        if (!waits)
+            gs_queue_arrive(&state->queue, now_ns);
         if (waits)
             gs_stay(entry_of(state->card), now_ns);
         else if (!under_way_of(state->card).ns)
-            gs_wake(entry_of(state->card), now_ns, &state->beside);
+            gs_wake(entry_of(state->card), now_ns, __atomic_load_n(&state->queue.awaited_ns, __ATOMIC_RELAXED), &state->beside);
         if (*state->neighbours.folder)
             tell_neighbours(state, now_ns, waits);
     }
@@ -343,6 +347,16 @@ static bool is_alone(struct card_state *state)
 }
 
 bool gs_throttles(void) { return shared_cards != 0; }
+
+void gs_throttle_awaited(void)
+{
+    if (!gs_throttles() || gs_is_alone())
+        return;
+    uint64_t now = gs_monotonic_ns();
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        if (states[i].card)
+            __atomic_store_n(&states[i].queue.awaited_ns, now, __ATOMIC_RELAXED);
+}
 
 void gs_work_begin(struct gs_work *work)
 {

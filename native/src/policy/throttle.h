@@ -25,6 +25,8 @@ static inline bool gs_is_alone(void)
     return until && gs_coarse_ns() < until;
 }
 bool gs_throttles(void); /* whether any card has a share */
+/* The program has waited for work on the card, and comes back. */
+void gs_throttle_awaited(void);
 /* Waits for its turn, where its card has a share. */
 void gs_work_begin(struct gs_work *work);
 void gs_work_end(const struct gs_work *work, bool launched);
