@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from gpuslice.core.policy import UNLIMITED, Fleet, FleetNode, OpportunityCost, Shape
 from gpuslice.core.policy.fleet import Floats
-from gpuslice.core.policy.host_value import CARD_STEPS, HOST_STEPS, host_value, worth_table
+from gpuslice.core.policy.host_value import (
+    CARD_STEPS,
+    HOST_STEPS,
+    HostValue,
+    host_value,
+    scarce,
+    worth_table,
+)
 
 HEAVY, LIGHT = Shape(100, 1, cpu_milli=24_000), Shape(100, 1, cpu_milli=4_000)
 MIX = {HEAVY: 1.0, LIGHT: 10.0}  # 5.8 cores for a card
@@ -33,6 +40,12 @@ def make_fleet(*nodes: FleetNode) -> Fleet:
 def short_of_cores() -> Fleet:
     """Two nodes with cores left, and a large one without: 112 cores where the mix asks for 186."""
     return make_fleet(make_node("12", 8, 24, 12), make_node("24", 8, 24, 24), make_node("0", 16, 64, 0))
+
+
+def worth_under(fleet: Fleet, counts: dict[Shape, float], turnover: float = 0.0) -> HostValue | None:
+    """W where something is scarce and felt."""
+    found = scarce(fleet, 100.0, counts, turnover)
+    return host_value(fleet, 100.0, counts, found) if found and found.is_felt(fleet) else None
 
 
 def reference(pods: list[tuple[int, int, int]], host: int, cards: int) -> float:
@@ -74,7 +87,7 @@ def test_pods_larger_than_any_node_are_left_out() -> None:
 
 def test_cores_are_worth_more_where_only_pods_with_few_cores_fit(short_of_cores: Fleet) -> None:
     """24 cores may all go to one heavy pod, twice 12 serve six light ones for certain."""
-    worth = host_value(short_of_cores, 100.0, MIX, turnover=0.0)
+    worth = worth_under(short_of_cores, MIX)
     assert worth is not None
     free, memory = np.array([8.0, 8.0]), np.array([UNLIMITED, UNLIMITED])
     on_24, on_12 = worth.of(free, np.array([24_000.0, 12_000.0]), memory).tolist()
@@ -87,15 +100,24 @@ def test_a_pod_goes_where_it_keeps_a_heavier_one_out(short_of_cores: Fleet) -> N
     assert policy.choose(LIGHT) == short_of_cores.row_of["24"]
 
 
+def test_scarce_cores_count_from_the_moment_that_they_are_felt(short_of_cores: Fleet) -> None:
+    """Not when the workload is learned anew, which may be after the last of them are gone."""
+    short_of_cores.put(make_node("0", 16, 64, 12))
+    policy = OpportunityCost(short_of_cores, MIX)
+    assert policy.choose(LIGHT) == short_of_cores.row_of["12"]
+    short_of_cores.take(short_of_cores.row_of["0"], (), Shape(0, 0, 12_000))
+    assert policy.choose(LIGHT) == short_of_cores.row_of["24"]
+
+
 def test_without_cards_cores_sell_nothing(short_of_cores: Fleet) -> None:
-    worth = host_value(short_of_cores, 100.0, MIX, turnover=0.0)
+    worth = worth_under(short_of_cores, MIX)
     assert worth is not None
     amounts = (np.array([0.0]), np.array([24_000.0]), np.array([UNLIMITED]))
     assert worth.of(*amounts).tolist() == [0.0]
 
 
 def test_amounts_past_the_largest_node_and_below_nothing_stay_on_the_table(short_of_cores: Fleet) -> None:
-    worth = host_value(short_of_cores, 100.0, MIX, turnover=0.0)
+    worth = worth_under(short_of_cores, MIX)
     assert worth is not None
 
     def of(cards: float, cores: float) -> Floats:
@@ -110,22 +132,22 @@ def test_memory_counts_like_cores_where_it_runs_out_first() -> None:
     fleet = make_fleet(*nodes)
     mix = {Shape(100, 1, 1000, 4_000): 1.0}  # memory for four of sixteen cards
     fleet.take(0, (0,), Shape(100, 1, 1000, 4_000))
-    worth = host_value(fleet, 100.0, mix, turnover=0.0)
+    worth = worth_under(fleet, mix)
     assert worth is not None
     cores, memory = np.array([1e6, 1e6, 1_000.0]), np.array([8_000.0, 4_000.0, 8_000.0])
     assert worth.of(np.array([8.0] * 3), cores, memory).tolist() == pytest.approx([2.0, 1.0, 1.0], rel=0.02)
 
 
 def test_cards_that_run_out_first_leave_feed_unpriced(short_of_cores: Fleet) -> None:
-    assert host_value(short_of_cores, 100.0, {LIGHT: 1.0, Shape(100): 1.0}, turnover=0.0) is None
-    assert host_value(short_of_cores, 100.0, {Shape(0, 0, 4_000): 1.0}, turnover=0.0) is None
-    assert host_value(Fleet(), 100.0, MIX, turnover=0.0) is None
+    assert worth_under(short_of_cores, {LIGHT: 1.0, Shape(100): 1.0}) is None
+    assert worth_under(short_of_cores, {Shape(0, 0, 4_000): 1.0}) is None
+    assert worth_under(Fleet(), MIX) is None
     unknown = make_fleet(FleetNode("a", (100,), (100,)))
-    assert host_value(unknown, 100.0, MIX, turnover=0.0) is None
+    assert worth_under(unknown, MIX) is None
 
 
 def test_feed_is_unpriced_while_pods_come_and_go_or_much_is_left(short_of_cores: Fleet) -> None:
-    assert host_value(short_of_cores, 100.0, MIX, turnover=0.2) is not None
-    assert host_value(short_of_cores, 100.0, MIX, turnover=0.25) is None
+    assert worth_under(short_of_cores, MIX, turnover=0.2) is not None
+    assert worth_under(short_of_cores, MIX, turnover=0.25) is None
     short_of_cores.put(make_node("0", 16, 64, 12))  # 48 of 112 cores: as yet the part that is served
-    assert host_value(short_of_cores, 100.0, MIX, turnover=0.0) is None
+    assert worth_under(short_of_cores, MIX) is None

@@ -18,26 +18,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Shape
+from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 
 HOST_STEPS, CARD_STEPS = 96, 32  # of the grid, up to the largest node
 FILLING_TURNOVER = 0.25  # a cluster fills up while fewer pods leave, for each that is placed
+LAST_PART = 0.125  # of the resource, on few nodes: with less there is little left to decide
 CPU, MEMORY = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Scarce:
-    """The resource that runs out first.
+    """The resource that runs out before the cards do.
 
-    `asked`: how much of it is asked for by the time that all cards are, as part of what there is.
+    `asked`: how much of it is asked for by the time that all cards are, as part of what there is. `rows`: the
+    nodes with cards, which have `total` of it.
     """
 
     resource: int
     asked: float
+    rows: Rows
+    total: float
 
-    def is_felt(self, left_part: float) -> bool:
+    def is_felt(self, fleet: Fleet) -> bool:
         """Whether no more is left than the part of the demand that must go without in the end."""
-        return left_part <= 1.0 - 1.0 / self.asked
+        left = (fleet.cpu_left, fleet.memory_left)[self.resource].take(self.rows)
+        np.maximum(left, 0.0, out=left)
+        return float(left.sum()) <= self.total * max(1.0 - 1.0 / self.asked, LAST_PART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,62 +88,37 @@ def _step(amount: Floats, most: int) -> tuple[Ints, Floats]:
     return step, amount
 
 
-@dataclass(frozen=True, slots=True)
-class _Pods:
-    """Shapes side by side: how many come, what one takes in cards and [resource, shape] of host resources."""
-
-    count: Floats
-    cards: Floats
-    host: Floats
-
-
-def host_value(
-    fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float
-) -> HostValue | None:
-    """W for a mix; None where cards run out first, or where pods come and go."""
-    if turnover >= FILLING_TURNOVER or not len(fleet.row_of):
+def scarce(fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float) -> Scarce | None:
+    """What of CPU and memory runs out first under a mix; None where cards do, or where pods come and go."""
+    demand = sum(count * shape.total_units for shape, count in counts.items()) / mean_units
+    supply = float(fleet.size.sum()) / mean_units
+    if turnover >= FILLING_TURNOVER or demand <= 0.0 or supply <= 0.0:
         return None
-    wanted = [(shape, count) for shape, count in counts.items() if count > 0]
-    host = [(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted]
-    pods = _Pods(
-        count=np.array([count for _, count in wanted]),
-        cards=np.array([shape.total_units / mean_units for shape, _ in wanted]),
-        host=np.array(host, dtype=np.float64).reshape(-1, 2).T,
+    rows = np.flatnonzero(fleet.cards)
+    wanted = (
+        sum(count * shape.cpu_milli for shape, count in counts.items()),
+        sum(count * shape.memory_mib for shape, count in counts.items()),
     )
-    scarce = _scarcest(fleet, mean_units, pods)
-    if scarce is None:
-        return None
-    total, left = _host_of(fleet, scarce.resource)
-    if not scarce.is_felt(float(left.sum() / total.sum())):
-        return None
-    host_step = float(total.max()) / HOST_STEPS
-    card_step = float(fleet.size.sum(axis=1).max()) / mean_units / CARD_STEPS
-    own, other = pods.host[scarce.resource], pods.host[1 - scarce.resource]
-    table = worth_table(pods.count, own / host_step, pods.cards / card_step) * card_step
-    of_other = float(pods.count @ other)
-    per_other = float(pods.count @ own) / of_other if of_other else None
-    return HostValue(np.pad(table, (0, 1), mode="edge"), scarce.resource, host_step, card_step, per_other)
-
-
-def _scarcest(fleet: Fleet, mean_units: float, pods: _Pods) -> Scarce | None:
-    """The resource that runs out first, if that is before the cards do."""
-    demand, supply = float(pods.count @ pods.cards), float(fleet.size.sum()) / mean_units
-    if demand <= 0.0 or supply <= 0.0:
-        return None
-    asked = [
-        float(pods.count @ pods.host[resource]) / demand * supply / float(_host_of(fleet, resource)[0].sum())
-        for resource in (CPU, MEMORY)
-    ]
+    totals = [max(1e-9, float(each.take(rows).sum())) for each in (fleet.cpu_milli, fleet.memory_mib)]
+    asked = [want / demand * supply / total for want, total in zip(wanted, totals, strict=True)]
     resource = int(np.argmax(asked))
-    return Scarce(resource, asked[resource]) if asked[resource] > 1.0 else None
+    return Scarce(resource, asked[resource], rows, totals[resource]) if asked[resource] > 1.0 else None
 
 
-def _host_of(fleet: Fleet, resource: int) -> tuple[Floats, Floats]:
-    """What the nodes with cards have of a resource, and what is left of it; at least a trifle there is."""
-    present = fleet.cards > 0
-    names = (fleet.cpu_milli, fleet.cpu_left), (fleet.memory_mib, fleet.memory_left)
-    total, left = names[resource]
-    return np.maximum(total[present], 1e-9), np.maximum(left[present], 0.0)
+def host_value(fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], scarce: Scarce) -> HostValue:
+    """W for a mix under which a resource is scarce."""
+    wanted = [(shape, count) for shape, count in counts.items() if count > 0]
+    count = np.array([count for _, count in wanted])
+    cards = np.array([shape.total_units / mean_units for shape, _ in wanted])
+    host = np.array([(shape.cpu_milli, shape.memory_mib) for shape, _ in wanted], dtype=np.float64).T
+    most = (fleet.cpu_milli, fleet.memory_mib)[scarce.resource].take(scarce.rows).max()
+    host_step = float(most) / HOST_STEPS
+    card_step = float(fleet.size.sum(axis=1).max()) / mean_units / CARD_STEPS
+    own, other = host[scarce.resource], host[1 - scarce.resource]
+    table = worth_table(count, own / host_step, cards / card_step) * card_step
+    of_other = float(count @ other)
+    per_other = float(count @ own) / of_other if of_other else None
+    return HostValue(np.pad(table, (0, 1), mode="edge"), scarce.resource, host_step, card_step, per_other)
 
 
 def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:

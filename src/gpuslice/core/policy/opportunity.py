@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
-from gpuslice.core.policy.host_value import host_value
+from gpuslice.core.policy.host_value import Scarce, host_value, scarce
 from gpuslice.core.policy.learned_workload import LearnedWorkload
 from gpuslice.core.policy.node_classes import NodeClasses
 from gpuslice.core.policy.node_value import (
@@ -121,6 +121,7 @@ class OpportunityCost(Policy):
         self._classes = NodeClasses(fleet)
         self._stock: PackedValues = {}
         self._demand_model: DemandModel | None = None
+        self._scarce: Scarce | None = None  # what runs out before the cards, until it is felt
         self._cache: RankCache | None = None
         self._renewal: Iterator[None] | None = None
         self._slot_price_rose = False
@@ -176,7 +177,12 @@ class OpportunityCost(Policy):
 
     @property
     def _due(self) -> bool:
-        return self._slot_price_rose or self._workload.due
+        return self._slot_price_rose or self._workload.due or self._is_scarce_now
+
+    @property
+    def _is_scarce_now(self) -> bool:
+        """Looked at with every pod: the whole time that is left may be shorter than to the next workload."""
+        return self._scarce is not None and self._scarce.is_felt(self.fleet)
 
     def _cards_changed(self, model: DemandModel) -> bool:
         return model.layout.version != self.fleet.cards_version
@@ -184,17 +190,20 @@ class OpportunityCost(Policy):
     def _renewed(self) -> RankCache:
         """No ranks yet, under the workload and the slot price as they are now."""
         model = self._demand_model
-        if model is None or self._workload.due or self._cards_changed(model):
+        if model is None or self._workload.due or self._is_scarce_now or self._cards_changed(model):
             learned = self._workload.renew(self.fleet)
             known = self._known
             demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
             same_cards = model is not None and not self._cards_changed(model)
             layout = model.layout if model and same_cards else layout_of(self.fleet)
             turnover = self.slot_price.turnover
-            host = host_value(self.fleet, layout.mean_units, learned if known is None else known, turnover)
-            model = self._demand_model = replace(
-                demand_model_of(layout, demand, self._stock, turnover), host=host
-            )
+            model = demand_model_of(layout, demand, self._stock, turnover)
+            counts = learned if known is None else known
+            self._scarce = scarce(self.fleet, layout.mean_units, counts, turnover)
+            if self._is_scarce_now and self._scarce is not None:
+                host = host_value(self.fleet, layout.mean_units, counts, self._scarce)
+                model, self._scarce = replace(model, host=host), None
+            self._demand_model = model
             self.slot_price.renew(model.slot_demand)
         self._slot_price_rose = False
         worth = model.worth(self.slot_price.factor(model.slot_demand))
