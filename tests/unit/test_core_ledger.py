@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gpuslice.core.contract import GPU_CORE
+from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
 from gpuslice.core.model import Node, Pod, Refusal
 from gpuslice.core.placement import NO_CORE, NO_ROOM, NodeState, place
@@ -357,6 +358,24 @@ def test_a_policy_hears_of_each_pod_once() -> None:
         ledger.apply_pod(replace(pod, node="n1", placement=make_placement("n1", 4, 0)))
     ledger.remove_pod(pod.uid)
     assert [what for what, _ in diary.told] == ["arrived", "placed", "departed"]
+
+
+def test_a_policy_hears_of_pods_without_cards_that_come_to_nodes_with_cards() -> None:
+    """They take cores and memory there: it may learn to expect more of them. Not those of a DaemonSet."""
+    diary = Diary()
+    ledger = Ledger(diary)
+    ledger.apply_node(make_node())
+    ledger.apply_node(make_node("without", cards=()))
+    host = HostResources(2_000, 512)
+    web = Pod("web", "default", "web", "n1", host=host)
+    for pod in (web, web, replace(web, terminating=True), Pod("waits", "default", "waits", host=host)):
+        ledger.apply_pod(pod)
+    ledger.apply_pod(Pod("log", "default", "log", "n1", host=host, comes_with_node=True))
+    ledger.apply_pod(Pod("api", "default", "api", "without", host=host))
+    for uid in ("web", "web", "log", "api", "waits"):
+        ledger.remove_pod(uid)
+    asked = Shape(0, 0, 2_000, 512)
+    assert diary.told == [("arrived", asked), ("placed", asked), ("departed", asked)]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.slim import SlimPod
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger
@@ -202,3 +203,10 @@ def test_no_card_is_to_be_used_where_labels_say_that_they_are_given_out_whole(la
     assert shared.shared
     assert not shared.unhealthy
     assert with_unhealthy(shared, frozenset({0})).unhealthy == {0}
+
+
+@pytest.mark.parametrize(("kind", "comes"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
+def test_pods_that_come_with_each_node_are_known_by_their_owner(kind: str, comes: bool) -> None:
+    made = api_pod()
+    made["metadata"]["ownerReferences"] = [{"kind": kind, "name": "o", "uid": "u", "controller": True}]
+    assert pod_view(msgspec.convert(made, SlimPod)).comes_with_node is comes

@@ -25,12 +25,13 @@ def test_each_shape_is_offered_once_the_latest_first() -> None:
     prewarmer = RankPrewarmer(policy, Fleet())
     for units in (1, 2, 1):
         prewarmer.arrived(Shape(units))
+    prewarmer.arrived(Shape(0, 0, 500))  # without cards: nobody will ask where it goes
     assert [prewarmer.next_unranked() for _ in range(3)] == [Shape(2), Shape(1), None]
     prewarmer.arrived(Shape(1))
     assert prewarmer.next_unranked() is None
     prewarmer.placed(Shape(1))
     prewarmer.departed(Shape(1))
-    assert policy.heard == ["arrived"] * 4 + ["placed", "departed"]
+    assert policy.heard == ["arrived"] * 5 + ["placed", "departed"]
 
 
 def test_only_so_many_shapes_are_remembered() -> None:

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from gpuslice.core.guests import Guests
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostUsage
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request, Tier
 from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
@@ -78,6 +79,7 @@ class Ledger:
         self._planned: dict[str, None] = {}  # and of those that are only planned
         self._kept: set[str] = set()  # of these, those that do not make way
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
+        self._guests = Guests()
         self._gone: OrderedDict[str, None] = OrderedDict()
         # nodes whose row is not what their allocations say, in order of change
         self._stale: dict[str, None] = {}
@@ -118,6 +120,8 @@ class Ledger:
         else:
             self._let_go(pod.uid)
             self._use_host(pod.uid, pod.node, pod.host)
+            if (at := self._nodes.get(pod.node)) and at.node is not None and at.node.divides_cards:
+                self._guests.came(pod, self.listener)
 
     def remove_pod(self, uid: str) -> None:
         """A pod is gone for good: deleted or finished. It never comes back under this uid."""
@@ -126,6 +130,7 @@ class Ledger:
             self._gone.popitem(last=False)
         self._let_go(uid)
         self._use_host(uid, "", NO_HOST_RESOURCES)
+        self._guests.went(uid, self.listener)
 
     def apply_node(self, node: Node) -> None:
         """A node as the API server shows it now: cards, their health and labels may all have changed."""
@@ -251,11 +256,8 @@ class Ledger:
     def host_used_without_cards(self, node_name: str) -> HostResources:
         """CPU and memory of a node that pods eat which hold no card."""
         all_of_it, allocations = self._host_usage.used(node_name), self._nodes.get(node_name)
-        mine = (
-            [allocation.pod.host for allocation in allocations.by_uid.values()]
-            if allocations is not None
-            else []
-        )
+        held = allocations.by_uid.values() if allocations is not None else ()
+        mine = [allocation.pod.host for allocation in held]
         return HostResources(
             all_of_it.cpu_milli - sum(host.cpu_milli for host in mine),
             all_of_it.memory_mib - sum(host.memory_mib for host in mine),

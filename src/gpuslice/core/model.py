@@ -187,6 +187,7 @@ class Pod:
     stale: tuple[str, ...] = ()  # annotations of another placement that a Binding would not overwrite
     nominated: str = ""  # the node that its scheduler tries first (status.nominatedNodeName)
     replica_of: str = ""  # uid of the owner whose pods its scheduler spreads over nodes
+    comes_with_node: bool = False  # as those of a DaemonSet: nobody chose the node
     version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
 
     @property

@@ -13,6 +13,10 @@ SPREAD_BY_DEFAULT = frozenset({"ReplicaSet", "StatefulSet", "ReplicationControll
 """Owners whose pods kube-scheduler spreads over nodes and zones unless told otherwise (system defaults)."""
 
 
+OF_THE_NODE = frozenset({"DaemonSet", "Node"})
+"""Owners whose pods come with each node: those of a DaemonSet, and what kubelet runs from files."""
+
+
 class Terms(NamedTuple):
     """All that kube-scheduler's filters read of a pod to say yes or no to a node, without amounts."""
 
@@ -52,6 +56,12 @@ def replica_of(pod: SlimPod) -> str:
         if owner.controller and owner.kind in SPREAD_BY_DEFAULT:
             return sys.intern(owner.uid)  # many pods have the same
     return ""
+
+
+def comes_with_node(pod: SlimPod) -> bool:
+    """Whether it runs where it does because the node is there."""
+    owners = pod.metadata.owner_references or ()
+    return any(owner.controller and owner.kind in OF_THE_NODE for owner in owners)
 
 
 _NO_AFFINITY, _NO_NODE_AFFINITY = SlimAffinity(), SlimNodeAffinity()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.slim import SlimNode, SlimPod
-from gpuslice.adapters.kube.terms import replica_of
+from gpuslice.adapters.kube.terms import comes_with_node, replica_of
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.claim_views import unit_of
 from gpuslice.core.claims import ClaimedSlice, claimed_slices
@@ -35,6 +35,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         priority=spec.priority,
         nominated=pod.status.nominated_node_name,
         replica_of=replica_of(pod) if isinstance(pod, SlimPod) else "",
+        comes_with_node=isinstance(pod, SlimPod) and comes_with_node(pod),
         gates=[str(gate.get("name", "")) for gate in spec.scheduling_gates or ()],
         group=group_by_labels(pod),
         requests=pod_requests(spec, meta.labels, bound=bool(spec.node_name)),

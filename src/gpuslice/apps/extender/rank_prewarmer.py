@@ -33,6 +33,8 @@ class RankPrewarmer:
         if sizes.size and shape.units > int(sizes.max()):
             return
         self._policy.arrived(shape)
+        if not shape.cards:
+            return  # nobody asks where it goes
         if shape not in self._seen:
             self._unranked[shape] = None
         self._seen[shape] = None

@@ -67,6 +67,7 @@ class World:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.config_maps.run(), name="watch configmaps")
             tasks.create_task(self.nodes.run(), name="watch nodes")
+            await self.nodes.synced.wait()  # what a pod without cards takes counts where its node has some
             tasks.create_task(self.pods.run(), name="watch pods")
             await self.until_synced()
             self.ledger.flush()

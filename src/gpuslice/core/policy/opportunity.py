@@ -131,10 +131,12 @@ class OpportunityCost(Policy):
         self.slot_price.arrived()
 
     def placed(self, shape: Shape) -> None:
-        self.slot_price.placed()
+        if shape.cards:
+            self.slot_price.placed()
 
     def departed(self, shape: Shape) -> None:
-        self.slot_price.departed()
+        if shape.cards:
+            self.slot_price.departed()
 
     def refused(self, shape: Shape) -> None:
         if shape.cards <= 1 or self._demand_model is None:
