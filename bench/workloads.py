@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,6 +90,18 @@ def _draw(random: Random, weights: dict[T, float]) -> T:
 def _uneven(random: Random) -> float:
     """About 1 on average, one of a few values: workloads repeat what they ask for."""
     return float(random.choice([0.4, 0.6, 0.8, 1.0, 1.2, 2.0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sized(Pods):
+    """Pods that ask for units of memory, some on several cards: `amounts` are (units, cards) and weights."""
+
+    amounts: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def _one(self, random: Random) -> Shape:
+        units, cards = _draw(random, self.amounts)
+        cpu = _use_host(CORES, cards * self.cpu * min(1.0, units / 80 + 0.1))
+        return Shape(units, cards, cpu, _use_host(MEMORY_MIB, cards * self.memory * min(1.0, units / 141)))
 
 
 def _use_host(of_card: int, part: float) -> int:
@@ -195,6 +207,26 @@ def made(random: Random) -> Iterator[Named]:
     yield of("small requests first", Pods(), usual, small_first)
     yield of("large requests first", Pods(), usual, large_first)
     yield of("in waves", Pods(), usual, in_waves)
+    yield from of_sizes(random)
+
+
+def of_sizes(random: Random) -> Iterator[Named]:
+    """Cards of four sizes, and pods that ask for memory."""
+    sizes = (16, 24, 80, 141)
+    small, large = (1, 2, 4, 6, 8, 10, 12, 16), (20, 24, 40, 60, 70, 80, 100, 141)
+    one = {(units, 1): 2.0 for units in small + large}
+    several = {(80, 2): 1.0, (80, 4): 1.0, (80, 8): 1.0, (141, 8): 1.0, (16, 4): 1.0}
+    mostly_small = {(units, 1): 5.0 for units in small} | {(units, 1): 1.0 for units in large}
+    mostly_small |= {(80, 8): 1.0, (141, 8): 1.0}
+    unequal = [node for size in sizes for node in nodes(50, 8, f"{size} GiB", size)]
+    each = [replace(node, size=sizes, left=sizes) for node in nodes(200, 4)]
+
+    def of(name: str, amounts: dict[tuple[int, int], float], where: list[FleetNode]) -> Named:
+        return name, lambda: Workload(where, Sized(cpu=0.5, amounts=amounts).drawn(random))
+
+    yield of("nodes with cards of 16, 24, 80 or 141 GiB", one | several, unequal)
+    yield of("nodes with cards of 16 … 141 GiB, mostly small requests", mostly_small, unequal)
+    yield of("cards of 16, 24, 80 and 141 GiB on each node", one, each)
 
 
 class Bent:

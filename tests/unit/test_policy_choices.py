@@ -147,6 +147,14 @@ def test_opportunity_cost_puts_pods_where_their_cpu_is_not_missed() -> None:
     assert policy.choose(Shape(0, 0, cpu_milli=15)) == fleet.row_of["ample"]
 
 
+def test_a_hole_is_no_dearer_for_pods_that_are_too_large_for_it() -> None:
+    """60 of 141 units are left beside a pod of 80; that pods of 141 use no other card makes no difference."""
+    fleet = make_fleet((80,), (141,))
+    fleet.take(1, (0,), Shape(80))
+    policy = OpportunityCost(fleet, {Shape(60): 1.0, Shape(80): 1.0, Shape(141): 6.0})
+    assert policy.choose(Shape(60)) == 1
+
+
 def test_pods_without_gpu_go_to_nodes_without_free_gpu_first() -> None:
     fleet = Fleet()
     for name in ("n1", "n2"):

@@ -128,8 +128,9 @@ def _kinds(
 class Columns:
     """Shapes side by side. `weight`: [kind, shape]. A node with `cpu` CPU serves `cpu · cards_per_cpu` cards.
 
-    For shares and single cards room is `by_value · V + by_free · F` at most, [kind, shape]. For several
-    cards it comes in slots of `cards` free cards that count `gpu` each.
+    For shares and single cards room is `by_value · V + by_free · F` at most, [kind, shape], where V counts
+    the parts of cards in the shape's `band`. For several cards it comes in slots of `cards` free cards that
+    count `gpu` each.
     """
 
     weight: Floats
@@ -139,16 +140,21 @@ class Columns:
     by_free: Floats
     cards: Floats
     gpu: Floats
+    band: Ints
 
     def __len__(self) -> int:
         return len(self.gpu)
+
+
+VALUES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class States:
     """Nodes in some state, one line each.
 
-    `amounts`: [quantity, line] V, wholly free cards by weight and by number, free CPU, free memory.
+    `amounts`: [quantity, line] wholly free cards by weight and by number, free CPU, free memory, and from
+    `VALUES` on V of each band.
     """
 
     rows: Rows
@@ -183,7 +189,7 @@ class NodeValue:
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
         if self._host_value is not None:
-            value, _, _, cpu_milli, memory_mib = states.amounts
+            _, _, cpu_milli, memory_mib, value = states.amounts[: VALUES + 1]
             return self._host_value.of(value, cpu_milli, memory_mib)
         if len(states.rows) <= BLOCK_ROWS:
             return self._of_block(states)
@@ -192,13 +198,15 @@ class NodeValue:
 
     def _of_block(self, states: States) -> Floats:
         """Room for each shape, the shares and single cards first and then those of several, by its weight."""
-        value, whole, whole_cards, cpu_milli, memory_mib = states.amounts
+        whole, whole_cards, cpu_milli, memory_mib = states.amounts[:VALUES]
+        value = states.amounts[VALUES:]
         kind, parts = self.layout.kind.take(states.rows), len(self._parts)
         room: Floats = cpu_milli[:, None] * self._per_cpu  # cards that free CPU and memory serve
         np.minimum(room, memory_mib[:, None] * self._per_memory, out=room)
         np.maximum(room, 0.0, out=room)  # what others use of a node may be more than we know of
         pick = slice(0, 1) if self._one_kind else kind
-        on_cards: Floats = value[:, None] * self._parts.by_value[pick]
+        of_band = value[0][:, None] if len(value) == 1 else value.take(self._parts.band, axis=0).T
+        on_cards: Floats = of_band * self._parts.by_value[pick]
         on_cards += whole[:, None] * self._parts.by_free[pick]
         np.minimum(room[:, :parts], on_cards, out=room[:, :parts])
         # whole slots for each shape of several cards, with the chances of such as come free next
@@ -295,6 +303,17 @@ def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
     return np.concatenate(tables)
 
 
+def banded(layout: Layout, values: Floats) -> Floats:
+    """[band, place in the table] The same for requests larger than the largest 0, 1 … of the classes.
+
+    Such a request has no use for a part that a smaller card could be: else it makes what is left beside it on
+    its cards as dear as whole ones, and pods that would fill that break smaller cards instead.
+    """
+    sizes = [card.size for card in layout.classes]
+    units = np.concatenate([np.arange(card.parts + 1) * (card.size / card.parts) for card in layout.classes])
+    return np.array([values * (units > least) for least in (0, *sizes[:-1])])
+
+
 @dataclass(frozen=True, slots=True)
 class DemandModel:
     """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
@@ -336,17 +355,18 @@ def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnove
             weight[:, column] = np.array(usable) * (part / (cards / everything))
         whole[:, column] = [shape.units >= card.size for card, _, _ in layout.kinds]
     several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
-    values = card_values(layout, demand, stock)
-    parts = _columns(shapes, weight * ~(whole & several), whole, layout.mean_units)
-    slots = _columns(shapes, weight * (whole & several), whole, layout.mean_units)
+    values = banded(layout, card_values(layout, demand, stock))
+    parts = _columns(shapes, weight * ~(whole & several), whole, layout)
+    slots = _columns(shapes, weight * (whole & several), whole, layout)
     slot_demand = float(slots.weight.max(axis=0, initial=0.0).sum())
     return DemandModel(layout, values, parts, slots, slot_demand, turnover)
 
 
-def _columns(shapes: list[Shape], weight: Floats, whole: npt.NDArray[np.bool_], mean_units: float) -> Columns:
+def _columns(shapes: list[Shape], weight: Floats, whole: npt.NDArray[np.bool_], layout: Layout) -> Columns:
     used = np.flatnonzero(weight.any(axis=0))
     chosen = [shapes[column] for column in used]
-    gpu = np.array([shape.total_units / mean_units for shape in chosen])
+    gpu = np.array([shape.total_units / layout.mean_units for shape in chosen])
+    smaller = [card.size for card in layout.classes[:-1]]
     return Columns(
         weight=weight[:, used],
         cards_per_cpu=gpu / np.array([float(max(shape.cpu_milli, 1)) for shape in chosen]),
@@ -355,4 +375,5 @@ def _columns(shapes: list[Shape], weight: Floats, whole: npt.NDArray[np.bool_], 
         by_free=np.where(whole[:, used], WHOLE_FREE, 0.0),
         cards=np.array([float(shape.cards) for shape in chosen]),
         gpu=gpu,
+        band=np.searchsorted(smaller, [shape.units for shape in chosen]),
     )

@@ -19,6 +19,7 @@ from gpuslice.core.policy.host_value import Scarce, host_value, scarce
 from gpuslice.core.policy.learned_workload import LearnedWorkload
 from gpuslice.core.policy.node_classes import NodeClasses
 from gpuslice.core.policy.node_value import (
+    VALUES,
     DemandModel,
     NodeValue,
     PackedValues,
@@ -96,7 +97,7 @@ class _Nodes:
     total: Floats  # free GPU, in cards
     at: Ints
     left: Ints
-    worth: Floats  # of each card's free part
+    worth: Floats  # [band, line, slot] of each card's free part
     free: Flags  # wholly free cards
 
 
@@ -266,13 +267,13 @@ class Pricing:
         fleet, layout = self.fleet, self.worth.layout
         at = layout.cards_of(rows)
         left = fleet.left.take(at).astype(np.int64)
-        values = self.worth.values.take(layout.place(at, left))
+        values = self.worth.values.take(layout.place(at, left), axis=1)
         free = left == layout.size.take(at)
-        amounts = np.empty((5, len(rows)))
-        values.sum(axis=1, out=amounts[0])
-        (free * layout.weight.take(at)).sum(axis=1, out=amounts[1])
-        amounts[2] = free.sum(axis=1)
-        amounts[3], amounts[4] = fleet.cpu_left.take(rows), fleet.memory_left.take(rows)
+        amounts = np.empty((VALUES + len(values), len(rows)))
+        (free * layout.weight.take(at)).sum(axis=1, out=amounts[0])
+        amounts[1] = free.sum(axis=1)
+        amounts[2], amounts[3] = fleet.cpu_left.take(rows), fleet.memory_left.take(rows)
+        values.sum(axis=2, out=amounts[VALUES:])
         return _Nodes(States(rows, amounts), left.sum(axis=1) / layout.mean_units, at, left, values, free)
 
     def _after(self, shape: Shape, nodes: _Nodes, cards: Ints) -> States:
@@ -280,11 +281,12 @@ class Pricing:
         layout, at, free = self.worth.layout, nodes.at.take(cards), nodes.free.take(cards)
         place = layout.place(at, nodes.left.take(cards) - shape.units)
         amounts = nodes.states.amounts.copy()
-        amounts[0] -= _of_nodes(nodes.worth.take(cards) - self.worth.values.take(place))
-        amounts[1] -= _of_nodes(free * layout.weight.take(at))
-        amounts[2] -= _of_nodes(free)
-        amounts[3] -= shape.cpu_milli
-        amounts[4] -= shape.memory_mib
+        amounts[0] -= _of_nodes(free * layout.weight.take(at))
+        amounts[1] -= _of_nodes(free)
+        amounts[2] -= shape.cpu_milli
+        amounts[3] -= shape.memory_mib
+        for band, values in enumerate(self.worth.values):
+            amounts[VALUES + band] -= _of_nodes(nodes.worth[band].take(cards) - values.take(place))
         return States(nodes.states.rows, amounts)
 
 
