@@ -5,6 +5,7 @@
 Nodes of eight cards are filled with pods of 17 shapes; processor time, from the request to the changed fleet.
 `first_us` is a shape's first decision, `begin_us` the very first of all, `piece_us` the longest piece of what
 is done beside the requests, `victims_us` what it takes to pick the pods to evict from one node of 32 pods.
+With `--linked` each node's cards are pairs joined by NVLink, behind two CPUs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from itertools import product
 
 import numpy as np
 
+from gpuslice.core.card_links import CardLinks
 from gpuslice.core.model import Card, CardSlice, Node, Placement, Pod, Request
 from gpuslice.core.node_allocations import Allocation, NodeAllocations
 from gpuslice.core.policy import POLICIES, Fleet, FleetNode, Policy, Shape, make_policy
 from gpuslice.core.preemption import eviction
 
 CARD_UNITS = 15
+PAIRS: CardLinks = tuple(
+    tuple(3 if one // 2 == other // 2 else int(one // 4 == other // 4) for other in range(8))
+    for one in range(8)
+)
 SHAPES = [*(Shape(units) for units in range(1, 16)), Shape(15, 2), Shape(15, 8)]
 
 
@@ -34,9 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--nodes", default="500,2000,5000,20000")
     parser.add_argument("--pods", type=int, default=3000)
     parser.add_argument("--policy", default="opportunity-cost", choices=[policy.name for policy in POLICIES])
+    parser.add_argument("--linked", action="store_true", help="cards are not all alike")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    rows = [measure(options.policy, int(nodes), options.pods) for nodes in options.nodes.split(",")]
+    links = PAIRS if options.linked else ()
+    rows = [measure(options.policy, int(nodes), options.pods, links) for nodes in options.nodes.split(",")]
     if options.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -46,11 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def measure(name: str, nodes: int, pods: int) -> dict[str, float]:
+def measure(name: str, nodes: int, pods: int, links: CardLinks = ()) -> dict[str, float]:
     """Costs in microseconds on a cluster of `nodes` nodes."""
     fleet = Fleet()
     for number in range(nodes):
-        fleet.put(FleetNode(f"node-{number}", (CARD_UNITS,) * 8, (CARD_UNITS,) * 8))
+        fleet.put(FleetNode(f"node-{number}", (CARD_UNITS,) * 8, (CARD_UNITS,) * 8, links=links))
     policy = make_policy(name, fleet, renew_when_asked=False)
     random = np.random.default_rng(42)
     decisions: list[float] = []

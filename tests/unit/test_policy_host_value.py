@@ -146,6 +146,14 @@ def test_cards_that_run_out_first_leave_feed_unpriced(short_of_cores: Fleet) -> 
     assert worth_under(unknown, MIX) is None
 
 
+def test_pods_without_gpu_are_among_those_that_make_cores_scarce(short_of_cores: Fleet) -> None:
+    wanted = {Shape(100, 1, cpu_milli=3_000): 1.0}  # 96 cores for all cards, of 112
+    assert scarce(short_of_cores, 100.0, wanted, turnover=0.0) is None
+    found = scarce(short_of_cores, 100.0, {**wanted, Shape(0, 0, 3_000): 1.0}, turnover=0.0)
+    assert found is not None
+    assert found.asked == pytest.approx(192 / 112)
+
+
 def test_feed_is_unpriced_while_pods_come_and_go_or_much_is_left(short_of_cores: Fleet) -> None:
     assert worth_under(short_of_cores, MIX, turnover=0.2) is not None
     assert worth_under(short_of_cores, MIX, turnover=0.25) is None

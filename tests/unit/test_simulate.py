@@ -82,6 +82,14 @@ def test_a_refusal_says_when_cards_are_free_but_not_what_feeds_them() -> None:
     assert plain.reason == "CPU and memory are not free together on any node"
 
 
+def test_pods_without_gpu_take_cores_from_those_with() -> None:
+    node = make_fleet_node("n", (10, 10), cpu_milli=8000, cpu_left=8000)
+    outcome = place_all([node], [Shape(0, 0, 6000), Shape(10, cpu_milli=4000)], "opportunity-cost")
+    assert [each.reason for each in outcome.unplaced] == [
+        "at most 2000 milli CPU are free where such cards are free (1 node)"
+    ]
+
+
 def test_compute_can_be_what_is_missing() -> None:
     node = make_fleet_node("n", (10,), compute_left=(100,))
     outcome = place_all([node], [Shape(2, compute_percent=80), Shape(2, compute_percent=30)], "binpack")
