@@ -396,4 +396,4 @@ def test_who_leads_no_more_holds_nothing(make: Make) -> None:
     assert queue.extender.ledger.plans == len(FEW)
     queue.extender.nominator.retire()
     assert queue.extender.ledger.plans == 0
-    assert list(queue.extender.ledger.nominations) == []
+    assert list(queue.extender.ledger.reservations) == []

@@ -30,9 +30,9 @@ from gpuslice.core.guests import Guests
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostUsage
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request, Tier
 from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
-from gpuslice.core.nomination import Nominations
 from gpuslice.core.placement import NodeState, not_shared, place
 from gpuslice.core.replicas import Replicas
+from gpuslice.core.reservation import Reservations
 from gpuslice.core.shape import Shape
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Ledger:
         self.tiers: dict[str, Tier] = {}  # of each node, what holds limits there
         self.avoided: set[str] = set()  # nodes that a taint keeps for those who have no other
         self.replicas = Replicas()
-        self.nominations = Nominations()
+        self.reservations = Reservations()
         self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
         self._nodes: dict[str, NodeAllocations] = {}
         self._where: dict[str, str] = {}  # uid → node name of its allocation
@@ -315,7 +315,7 @@ class Ledger:
     def _let_go(self, uid: str) -> None:
         planned = uid in self._planned
         held = self._drop(uid) and not planned
-        self.nominations.drop(uid)
+        self.reservations.drop(uid)
         self.nominated.pop(uid, None)
         pod = self.pods.pop(uid, None)
         if pod is None:
@@ -341,7 +341,7 @@ class Ledger:
     def _write_down(self, allocation: Allocation) -> None:
         uid = allocation.pod.uid
         self._allocations_on(allocation.node).by_uid[uid] = allocation
-        self.nominations.drop(uid)
+        self.reservations.drop(uid)
         self._planned.pop(uid, None)
         self._assumed.pop(uid, None)
         if allocation.assumed:

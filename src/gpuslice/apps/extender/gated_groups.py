@@ -31,7 +31,7 @@ from gpuslice.apps.extender.gated_group import FIRST_REST_S, GatedGroup, Member
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.preemption.reservations import loop_time
+from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.model import Pod
 from gpuslice.core.words import counted

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from gpuslice.apps.extender.node_query import NodeQuery, Positions
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.reservations import loop_time
+from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.policy.fleet import Ints
 

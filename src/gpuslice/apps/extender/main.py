@@ -54,7 +54,7 @@ from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
-from gpuslice.apps.extender.preemption.reservations import Reservations
+from gpuslice.apps.extender.preemption.reserver import Reserver
 from gpuslice.apps.extender.rank_prewarmer import RankPrewarmer
 from gpuslice.apps.extender.routes import PREFIX, Routes
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
@@ -111,8 +111,8 @@ class Extender:
             self.leadership.elector = LeaseElector(client, lease, changed=heard, clock=clock, now=date)
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
         self.waker = Waker(client, self.leadership)
-        self.reservations = Reservations(self.ledger, self.waker.free_again)
-        search, kept = settings.nominate_from if settings.nominate else 0, self.reservations
+        self.reserver = Reserver(self.ledger, self.waker.free_again)
+        search, kept = settings.nominate_from if settings.nominate else 0, self.reserver
         choosing = (client, self.placer, kept, self.leadership)
         self.nominator = Nominator(*choosing, search=search, limits=nomination_limits)
         self.metrics = Metrics(self.ledger, api or api_times())
@@ -121,7 +121,7 @@ class Extender:
         seen = (self.nominator, self.waker, self.events)
         times = self.metrics.pods
         self.world = World(client, self.ledger, *seen, groups=self.gated, times=times, clock=clock)
-        enabled, room = settings.preemption, (self.ledger, self.reservations)
+        enabled, room = settings.preemption, (self.ledger, self.reserver)
         self.preemptor = Preemptor(client, *room, *leading, enabled=enabled)
         self.journal = BindJournal(client, self.leadership, lease, self.ledger.waiting_after)
         asked = (client, self.placer, self.nominator, self.journal, self.leadership)

@@ -90,7 +90,7 @@ class Metrics:
             _gauge("pods", "Living pods that ask for GPU memory.", len(ledger.pods)),
             _gauge("waiting_pods", "Pods of these that hold nothing yet.", waiting),
             _gauge("assumed_pods", "Placements the API server has not shown yet.", len(ledger.assumed())),
-            _gauge("nominated_pods", "Waiting pods that cards are kept for.", len(ledger.nominations)),
+            _gauge("nominated_pods", "Waiting pods that cards are kept for.", len(ledger.reservations)),
             _gauge("ready", "1 when calls are answered from a full ledger.", int(ready)),
             _gauge("leader", "1 on the replica that may bind.", int(leading)),
         ]

@@ -8,11 +8,11 @@ from gpuslice.apps.extender.node_query import NodeQuery, Positions
 from gpuslice.apps.extender.ranking import best_of, scores
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
-from gpuslice.core.nomination import open_to
 from gpuslice.core.placement import not_shared, place, refuse
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Flags, Ints
 from gpuslice.core.preemption import NOTHING_TAKEN
+from gpuslice.core.reservation import open_to
 
 HIGHEST = 1 << 31  # above every priority
 TRIES = 4  # nodes, where the cards of the best are kept for somebody else
@@ -47,11 +47,11 @@ class Placer:
         if request.min_tier:
             keys[np.isin(query.rows, self.ledger.rows_below(request.min_tier))] = NEVER
         closed: list[int] = []
-        nominations = self.ledger.nominations
-        for name in nominations.nodes_closed_to(pod.uid, pod.priority):
+        reservations = self.ledger.reservations
+        for name in reservations.nodes_closed_to(pod.uid, pod.priority):
             allocations = self.ledger.allocations(name)
             if allocations is not None and name in row_of:
-                state = open_to(allocations, nominations.taken(name, pod.uid, pod.priority))
+                state = open_to(allocations, reservations.taken(name, pod.uid, pod.priority))
                 if isinstance(place(state, request), Refusal):
                     closed.append(row_of[name])
         if not closed:
@@ -140,7 +140,7 @@ class Placer:
         slots = self.policy.fitting_slots(shape_of(request), row)
         if slots is None:
             return refuse(state, request)
-        taken = self.ledger.nominations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
+        taken = self.ledger.reservations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
         if taken:
             return place(open_to(allocations, taken), request)
         return place(state, request, slots)

@@ -43,7 +43,7 @@ from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
-from gpuslice.apps.extender.preemption.reservations import LOWEST
+from gpuslice.apps.extender.preemption.reserver import LOWEST
 from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.apps.extender.stranded_pods import StrandedPods

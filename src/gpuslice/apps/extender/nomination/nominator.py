@@ -37,7 +37,7 @@ from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
 from gpuslice.apps.extender.nomination.nomination_writer import NominationWriter
 from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.reservations import Reservations, loop_time
+from gpuslice.apps.extender.preemption.reserver import Reserver, loop_time
 from gpuslice.core.model import Placement, Pod
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class Nominator:
         self,
         client: KubeClient,
         placer: Placer,
-        reservations: Reservations,
+        reserver: Reserver,
         leadership: Leadership,
         *,
         search: int = 1,
@@ -95,7 +95,7 @@ class Nominator:
         self._placer = placer
         self._ledger = placer.ledger
         self._writer = NominationWriter(client, placer.ledger, leadership)
-        self._reservations = reservations
+        self._reserver = reserver
         self._leadership = leadership
         self._search = search
         self._limits = limits
@@ -217,7 +217,7 @@ class Nominator:
         """What was planned for the pod is no more; its status may still name the node."""
         if self._ledger.planned(uid):
             self._ledger.forget(uid)
-        self._reservations.disown(uid, waiting.node)
+        self._reserver.disown(uid, waiting.node)
         self._ready.discard(uid)
         waiting.over = True
 

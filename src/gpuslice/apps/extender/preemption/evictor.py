@@ -18,7 +18,7 @@ from gpuslice.adapters.kube.errors import ConflictError, ForbiddenError, KubeErr
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.preemption.reservations import Reservations, placement_of
+from gpuslice.apps.extender.preemption.reserver import Reserver, placement_of
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_allocations import Allocation
@@ -41,7 +41,7 @@ class Evictor:
         self,
         client: KubeClient,
         ledger: Ledger,
-        reservations: Reservations,
+        reserver: Reserver,
         leadership: Leadership,
         events: PodEvents,
         *,
@@ -50,7 +50,7 @@ class Evictor:
         self.evicted = 0
         self._client = client
         self._ledger = ledger
-        self._reservations = reservations
+        self._reserver = reserver
         self._leadership = leadership
         self._events = events
         self._sleep = sleep
@@ -60,7 +60,7 @@ class Evictor:
 
         Nothing may have changed since `found` was chosen: the cards are kept before the first await.
         """
-        self._reservations.keep(pod.uid, pod.priority, placement_of(found, request))
+        self._reserver.keep(pod.uid, pod.priority, placement_of(found, request))
         done = False
         try:
             await self._nominate(pod, found.node)
@@ -74,7 +74,7 @@ class Evictor:
             return False
         finally:
             if not done:
-                self._ledger.nominations.drop(pod.uid)
+                self._ledger.reservations.drop(pod.uid)
         cards = ", ".join(map(str, found.cards))
         where, names = f"card {cards} of {found.node}", ", ".join(each.pod.key for each in found.victims)
         message = f"{where} is kept for this pod until those who are leaving it are gone"
@@ -102,7 +102,7 @@ class Evictor:
     def _still_wanted(self, pod: Pod, victim: Allocation) -> bool:
         """Whether the pod still waits for these cards, and the victim is still on them."""
         now, held = self._ledger.pods.get(pod.uid), self._ledger.allocation(victim.pod.uid)
-        if now is None or now.node or self._ledger.nominations.of(pod.uid) is None:
+        if now is None or now.node or self._ledger.reservations.of(pod.uid) is None:
             return False
         return held is None or (held.node == victim.node and held.placement == victim.placement)
 

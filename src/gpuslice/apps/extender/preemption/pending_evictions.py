@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Refusal, Request
-from gpuslice.core.nomination import Nomination, comes_free, open_to, taken_by
 from gpuslice.core.placement import on_cards, place
 from gpuslice.core.preemption import Victims, victims
+from gpuslice.core.reservation import Reservation, comes_free, open_to, taken_by
 
 PENDING_S = 10.0  # kube-scheduler evicts within milliseconds, if the API server lets it
 
@@ -25,12 +25,12 @@ PENDING_S = 10.0  # kube-scheduler evicts within milliseconds, if the API server
 class _Pending:
     """What one pod was told for each node that would do; it takes one of them."""
 
-    by_node: Mapping[str, Nomination]
+    by_node: Mapping[str, Reservation]
     until_s: float
 
 
 class PendingEvictions:
-    """Answers for a ledger, and remembers what it answered, beside the nominations of the ledger."""
+    """Answers for a ledger, and remembers what it answered, beside the reservations of the ledger."""
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
         self._ledger = ledger
@@ -45,7 +45,9 @@ class PendingEvictions:
         self._by_uid = {  # without those that came true, and those that nobody has heard of for a while
             uid: pending
             for uid, pending in self._by_uid.items()
-            if pending.until_s > now and ledger.allocation(uid) is None and ledger.nominations.of(uid) is None
+            if pending.until_s > now
+            and ledger.allocation(uid) is None
+            and ledger.reservations.of(uid) is None
         }
         if self._room_is_coming(pod, request, proposed):
             return {}
@@ -55,7 +57,7 @@ class PendingEvictions:
             if chosen is not None and chosen.uids:
                 found[name] = chosen
         by_node = {
-            name: Nomination(pod.uid, pod.priority, on_cards(name, each.cards, request))
+            name: Reservation(pod.uid, pod.priority, on_cards(name, each.cards, request))
             for name, each in found.items()
         }
         self._by_uid[pod.uid] = _Pending(by_node, now + PENDING_S)
@@ -74,17 +76,17 @@ class PendingEvictions:
         would evict there as well, it has other reasons.
         """
         ledger, pending = self._ledger, self._by_uid.get(pod.uid)
-        kept = ledger.nominations.of(pod.uid)
+        kept = ledger.reservations.of(pod.uid)
         meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
         shown = ledger.nominated.get(pod.uid)
-        for node, nomination in meant.items():
+        for node, reservation in meant.items():
             allocations = ledger.allocations(node)
             if allocations is None or node in proposed or shown not in (None, node):
                 continue
-            taken = ledger.nominations.taken(node, pod.uid, pod.priority)
+            taken = ledger.reservations.taken(node, pod.uid, pod.priority)
             has_room = not isinstance(place(open_to(allocations, taken), request), Refusal)
             was_told = kept is None and shown == node  # and took it; who is to leave is not seen leaving yet
-            if was_told or has_room or comes_free(allocations, nomination):
+            if was_told or has_room or comes_free(allocations, reservation):
                 return True
         return False
 
@@ -92,7 +94,7 @@ class PendingEvictions:
         allocations, pods = self._ledger.allocations(name), self._ledger.pods
         if allocations is None:
             return None
-        # what a pod must leave alone: nominations, and evictions under way that may become some
+        # what a pod must leave alone: reservations, and evictions under way that may become some
         under_way = [
             each.by_node[name]
             for uid, each in self._by_uid.items()
@@ -100,7 +102,7 @@ class PendingEvictions:
         ]
         before_it = [
             each
-            for each in (*self._ledger.nominations, *under_way)
+            for each in (*self._ledger.reservations, *under_way)
             if each.placement.node == name and each.weighs_on(pod.uid, pod.priority)
         ]
 

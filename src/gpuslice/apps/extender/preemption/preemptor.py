@@ -6,7 +6,7 @@ suffices and no single card does, all may stay: nobody is evicted, and the pod w
 missing part is done, as kube-scheduler does it:
 
     refused on every node ──► a moment later, still without a node nominated by kube-scheduler
-        ──► choose node, cards and victims ──► keep the cards (`reservations`), evict (`evictor`)
+        ──► choose node, cards and victims ──► keep the cards (`reserver`), evict (`evictor`)
         ──► when the victims are gone kube-scheduler tries the nominated node first
 
 kube-scheduler asks about the nodes that its own filters let pass: there nothing but the cards is in the pod's
@@ -32,13 +32,13 @@ from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
 from gpuslice.apps.extender.preemption.evictor import Evictor
-from gpuslice.apps.extender.preemption.reservations import LOWEST, Reservations, loop_time
+from gpuslice.apps.extender.preemption.reserver import LOWEST, Reserver, loop_time
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod, Refusal, Request
-from gpuslice.core.nomination import open_to
 from gpuslice.core.placement import place
 from gpuslice.core.policy import fitting_rows
 from gpuslice.core.preemption import Budget, Eviction, eviction
+from gpuslice.core.reservation import open_to
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Preemptor:
         self,
         client: KubeClient,
         ledger: Ledger,
-        reservations: Reservations,
+        reserver: Reserver,
         leadership: Leadership,
         events: PodEvents,
         *,
@@ -91,10 +91,10 @@ class Preemptor:
         enabled: bool = True,
     ) -> None:
         self.results: Counter[str] = Counter()
-        self.evictor = Evictor(client, ledger, reservations, leadership, events, sleep=sleep)
+        self.evictor = Evictor(client, ledger, reserver, leadership, events, sleep=sleep)
         self._client = client
         self._ledger = ledger
-        self._reservations = reservations
+        self._reserver = reserver
         self._leadership = leadership
         self._clock = clock
         self._sleep = sleep
@@ -111,7 +111,7 @@ class Preemptor:
 
         It may have heard of the pod before us: what the pod asks for is looked up when its turn comes.
         """
-        if not self._enabled or self._ledger.nominations.of(uid):
+        if not self._enabled or self._ledger.reservations.of(uid):
             return
         known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
@@ -136,8 +136,8 @@ class Preemptor:
             await self.tick()
 
     async def tick(self) -> None:
-        """Look after the nominations, then preempt for the most important pod that is due, if any."""
-        self._reservations.renew()
+        """Look after the reservations, then preempt for the most important pod that is due, if any."""
+        self._reserver.renew()
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
         if not self._leadership.may_bind:
             self._waiting.clear()
@@ -260,7 +260,7 @@ class Preemptor:
         allocations = self._ledger.allocations(name)
         if allocations is None:
             return None
-        taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
+        taken = self._ledger.reservations.taken(name, waiting.uid, waiting.priority)
         return eviction(allocations, waiting.request, waiting.priority, budgets, taken)
 
     def _fits(self, waiting: _Waiting) -> bool:
@@ -271,7 +271,7 @@ class Preemptor:
         for name in [name for name, row in fleet.row_of.items() if row in roomy]:
             allocations = self._ledger.allocations(name)
             assert allocations is not None
-            taken = self._ledger.nominations.taken(name, waiting.uid, waiting.priority)
+            taken = self._ledger.reservations.taken(name, waiting.uid, waiting.priority)
             if not isinstance(place(open_to(allocations, taken), waiting.request), Refusal):
                 return True
         return False

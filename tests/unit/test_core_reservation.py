@@ -5,53 +5,53 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.nomination import Nomination, Nominations, open_to
 from gpuslice.core.preemption import NOTHING_TAKEN
+from gpuslice.core.reservation import Reservation, Reservations, open_to
 from tests.builders import make_node, make_placement, make_pod
 
 
-def kept(*nominations: Nomination) -> Nominations:
-    all_of_them = Nominations()
-    for nomination in nominations:
-        all_of_them.keep(nomination)
+def kept(*reservations: Reservation) -> Reservations:
+    all_of_them = Reservations()
+    for reservation in reservations:
+        all_of_them.keep(reservation)
     return all_of_them
 
 
-def of(uid: str, priority: int, units: int = 4, *cards: int, node: str = "n1", core: int = 0) -> Nomination:
-    return Nomination(uid, priority, make_placement(node, units, *cards, core=core))
+def of(uid: str, priority: int, units: int = 4, *cards: int, node: str = "n1", core: int = 0) -> Reservation:
+    return Reservation(uid, priority, make_placement(node, units, *cards, core=core))
 
 
 def test_cards_are_kept_from_equals_and_lesser_pods_and_not_from_the_pod_itself() -> None:
-    nominations = kept(of("a", 10, 4, 1))
-    assert nominations.taken("n1", "other", 10) == {1: (4, 0)}
-    assert nominations.taken("n1", "other", 9) == {1: (4, 0)}
-    assert nominations.taken("n1", "other", 11) == {}
-    assert nominations.taken("n1", "a", 10) == {}
-    assert nominations.taken("n2", "other", 10) == {}
+    reservations = kept(of("a", 10, 4, 1))
+    assert reservations.taken("n1", "other", 10) == {1: (4, 0)}
+    assert reservations.taken("n1", "other", 9) == {1: (4, 0)}
+    assert reservations.taken("n1", "other", 11) == {}
+    assert reservations.taken("n1", "a", 10) == {}
+    assert reservations.taken("n2", "other", 10) == {}
     assert kept().taken("n1", "other", 10) == NOTHING_TAKEN
-    assert nominations.nodes_closed_to("other", 10) == {"n1"}
-    assert nominations.nodes_closed_to("other", 11) == set()
+    assert reservations.nodes_closed_to("other", 10) == {"n1"}
+    assert reservations.nodes_closed_to("other", 11) == set()
 
 
 def test_what_is_kept_for_several_pods_adds_up_by_card() -> None:
-    nominations = kept(of("a", 1, 4, 0, core=20), of("b", 1, 8, 0, 1), of("c", 1, 2, 0, node="n2"))
-    assert nominations.taken("n1", "other", 1) == {0: (8, 20), 1: (4, 0)}
+    reservations = kept(of("a", 1, 4, 0, core=20), of("b", 1, 8, 0, 1), of("c", 1, 2, 0, node="n2"))
+    assert reservations.taken("n1", "other", 1) == {0: (8, 20), 1: (4, 0)}
 
 
 def test_a_more_important_pod_ends_lesser_nominations_for_the_same_cards_only() -> None:
-    nominations = kept(of("same", 1, 4, 0), of("beside", 1, 4, 1), of("elsewhere", 1, 4, 0, node="n2"))
-    nominations.keep(of("equal", 1, 4, 0))
-    assert nominations.of("same") is not None
-    nominations.keep(of("better", 2, 4, 0))
-    assert {each.uid for each in nominations} == {"beside", "elsewhere", "better"}
-    nominations.drop("better")
-    nominations.drop("nobody")
-    assert len(nominations) == 2
+    reservations = kept(of("same", 1, 4, 0), of("beside", 1, 4, 1), of("elsewhere", 1, 4, 0, node="n2"))
+    reservations.keep(of("equal", 1, 4, 0))
+    assert reservations.of("same") is not None
+    reservations.keep(of("better", 2, 4, 0))
+    assert {each.uid for each in reservations} == {"beside", "elsewhere", "better"}
+    reservations.drop("better")
+    reservations.drop("nobody")
+    assert len(reservations) == 2
 
 
 def test_a_second_nomination_of_a_pod_replaces_the_first() -> None:
-    nominations = kept(of("a", 1, 4, 0), of("a", 1, 4, 1))
-    assert nominations.taken("n1", "other", 1) == {1: (4, 0)}
+    reservations = kept(of("a", 1, 4, 0), of("a", 1, 4, 1))
+    assert reservations.taken("n1", "other", 1) == {1: (4, 0)}
 
 
 # -- beside what is free -----------------------------------------------------------------------------------
@@ -98,11 +98,11 @@ def test_a_nomination_ends_when_its_pod_holds_cards_or_is_gone() -> None:
     ledger = ledger_of()
     for pod in (make_pod("a"), make_pod("b")):
         ledger.apply_pod(pod)
-        ledger.nominations.keep(of(pod.uid, 1, 4, 1))
+        ledger.reservations.keep(of(pod.uid, 1, 4, 1))
     ledger.assume(make_pod("a"), make_placement("n1", 4, 1))
-    assert [each.uid for each in ledger.nominations] == ["uid-b"]
+    assert [each.uid for each in ledger.reservations] == ["uid-b"]
     ledger.remove_pod("uid-b")
-    assert len(ledger.nominations) == 0
+    assert len(ledger.reservations) == 0
 
 
 def test_waiting_pods_whose_status_names_a_node_are_known_by_it() -> None:

@@ -1,6 +1,6 @@
 """How long cards are reserved for pods that others were evicted for.
 
-The ledger's nominations follow ``status.nominatedNodeName``, which outlives every process: kube-scheduler's
+The ledger's reservations follow ``status.nominatedNodeName``, which outlives every process: kube-scheduler's
 own nominations, for which it keeps an amount but no card, and those of a leader before us.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Request
-from gpuslice.core.nomination import Nomination, comes_free
 from gpuslice.core.placement import on_cards
 from gpuslice.core.preemption import Eviction, eviction
+from gpuslice.core.reservation import Reservation, comes_free
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +27,8 @@ def loop_time() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Reservations:
-    """Begins and ends the nominations of a ledger. `lapsed` hears of one that came to nothing."""
+class Reserver:
+    """Begins and ends the reservations of a ledger. `lapsed` hears of one that came to nothing."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class Reservations:
         self._ledger = ledger
         self._tell_lapsed = lapsed
         self._clock = clock
-        self._until_s: dict[str, float] = {}  # uid → how long its nomination is kept
+        self._until_s: dict[str, float] = {}  # uid → how long its reservation is kept
         self._lapsed: dict[str, str] = {}  # uid → node of a nomination that came to nothing
 
     def keep(self, uid: str, priority: int, placement: Placement) -> None:
         """Keep these cards from now on."""
-        self._ledger.nominations.keep(Nomination(uid, priority, placement))
+        self._ledger.reservations.keep(Reservation(uid, priority, placement))
         self._until_s[uid] = self._clock() + KEPT_S
 
     def disown(self, uid: str, node: str) -> None:
@@ -59,21 +59,21 @@ class Reservations:
             pod, allocations = ledger.pods.get(uid), ledger.allocations(node)
             if pod is None or pod.request is None or allocations is None or self._lapsed.get(uid) == node:
                 continue
-            if ledger.nominations.of(uid) is None and ledger.allocation(uid) is None:
-                taken = ledger.nominations.taken(node, uid, pod.priority)
+            if ledger.reservations.of(uid) is None and ledger.allocation(uid) is None:
+                taken = ledger.reservations.taken(node, uid, pod.priority)
                 found = eviction(allocations, pod.request, LOWEST, (), taken)
                 if found is not None:
                     self.keep(uid, pod.priority, placement_of(found, pod.request))
-        for nomination in ledger.nominations:
-            uid, node = nomination.uid, nomination.placement.node
+        for reservation in ledger.reservations:
+            uid, node = reservation.uid, reservation.placement.node
             allocations = ledger.allocations(node)
-            if allocations is not None and comes_free(allocations, nomination):
+            if allocations is not None and comes_free(allocations, reservation):
                 self._until_s[uid] = self._clock() + KEPT_S
             elif self._until_s.get(uid, 0.0) <= self._clock():  # the room has been there, and nobody came
-                ledger.nominations.drop(uid)
+                ledger.reservations.drop(uid)
                 self._lapsed[uid] = node
-                _log.info("nomination lapsed", extra={"pod": uid, "node": node})
-                self._tell_lapsed(nomination.placement)
+                _log.info("reservation lapsed", extra={"pod": uid, "node": node})
+                self._tell_lapsed(reservation.placement)
         for memory in (self._until_s, self._lapsed):
             for uid in [uid for uid in memory if uid not in ledger.pods]:
                 del memory[uid]

@@ -1,7 +1,7 @@
 """Cards kept for pods whose room is being made: the ledger's side of ``status.nominatedNodeName``.
 
 kube-scheduler keeps a nominated pod's amounts out of a node's *sum* for pods of equal or lower priority;
-which card they come from it does not know. Here the very cards are kept. A nomination is a courtesy, not a
+which card they come from it does not know. Here the very cards are kept. A reservation is a courtesy, not a
 promise: a pod of higher priority may take the cards, and it ends when its pod holds cards or is gone.
 """
 
@@ -17,7 +17,7 @@ from gpuslice.core.preemption import NOTHING_TAKEN, Taken
 
 
 @dataclass(frozen=True, slots=True)
-class Nomination:
+class Reservation:
     """Cards that the pod `uid` is to have when those on them are gone."""
 
     uid: str
@@ -29,29 +29,29 @@ class Nomination:
         return self.uid != uid and self.priority >= priority
 
 
-class Nominations:
-    """All nominations of a cluster, few at any time."""
+class Reservations:
+    """All reservations of a cluster, few at any time."""
 
     def __init__(self) -> None:
-        self._by_uid: dict[str, Nomination] = {}
+        self._by_uid: dict[str, Reservation] = {}
 
     def __len__(self) -> int:
         return len(self._by_uid)
 
-    def __iter__(self) -> Iterator[Nomination]:
+    def __iter__(self) -> Iterator[Reservation]:
         return iter(tuple(self._by_uid.values()))
 
-    def of(self, uid: str) -> Nomination | None:
+    def of(self, uid: str) -> Reservation | None:
         return self._by_uid.get(uid)
 
-    def keep(self, nomination: Nomination) -> None:
-        """Keep these cards. Nominations of lower priority for the same cards end: their turn is over."""
+    def keep(self, reservation: Reservation) -> None:
+        """Keep these cards. Reservations of lower priority for the same cards end: their turn is over."""
         for other in self:
-            one, another = other.placement, nomination.placement
+            one, another = other.placement, reservation.placement
             cards = {part.card for part in one.slices} & {part.card for part in another.slices}
-            if other.priority < nomination.priority and one.node == another.node and cards:
+            if other.priority < reservation.priority and one.node == another.node and cards:
                 self.drop(other.uid)
-        self._by_uid[nomination.uid] = nomination
+        self._by_uid[reservation.uid] = reservation
 
     def drop(self, uid: str) -> None:
         self._by_uid.pop(uid, None)
@@ -65,10 +65,10 @@ class Nominations:
         return taken_by(self, node, uid, priority) if self._by_uid else NOTHING_TAKEN
 
 
-def taken_by(nominations: Iterable[Nomination], node: str, uid: str, priority: int) -> Taken:
-    """What these nominations keep of one node's cards from a pod."""
+def taken_by(reservations: Iterable[Reservation], node: str, uid: str, priority: int) -> Taken:
+    """What these reservations keep of one node's cards from a pod."""
     taken: dict[int, tuple[int, int]] = {}
-    for each in nominations:
+    for each in reservations:
         if each.placement.node == node and each.weighs_on(uid, priority):
             for part in each.placement.slices:
                 units, core = taken.get(part.card, (0, 0))
@@ -76,9 +76,9 @@ def taken_by(nominations: Iterable[Nomination], node: str, uid: str, priority: i
     return taken
 
 
-def comes_free(allocations: NodeAllocations, nomination: Nomination) -> bool:
+def comes_free(allocations: NodeAllocations, reservation: Reservation) -> bool:
     """Whether somebody who is leaving is still on one of the cards."""
-    cards = {part.card for part in nomination.placement.slices}
+    cards = {part.card for part in reservation.placement.slices}
     return any(
         allocation.pod.terminating
         and allocation.placement is not None
