@@ -40,14 +40,12 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import (
-    PodResourcesService,
-    Server,
-)
+from gpuslice.adapters.kubelet.rpc import Server
 from gpuslice.adapters.region.limits import LimitsEntry, write_limits
 from gpuslice.adapters.region.reader import prepare_region
 from gpuslice.core.contract import GPU_MEM, device_id
 from simcluster import gpu
+from simcluster.kubelet.rpc import PodResourcesService
 
 ROOT = Path(__file__).resolve().parent.parent
 SIM = ROOT / "native" / "build" / "sim"

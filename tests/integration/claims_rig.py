@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice.adapters.kube.resources import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from gpuslice.adapters.kubelet.draplugin import DraAddress, DraClient, RegistrationReader
+from gpuslice.adapters.kubelet.draplugin import DraAddress
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.kubelet.rpc import unix_channel
 from gpuslice.core.contract import CLAIM_DRIVER, LABEL_MODE
+from simcluster.kubelet.rpc import DraClient, DriverRegistrationClient
 from tests import HANG_S
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually
@@ -32,7 +33,7 @@ class ClaimBench:
     async def register(self) -> pb.PluginInfo:
         await eventually(self.address.registration.exists, "the registration socket")
         async with unix_channel(self.address.registration) as channel:
-            reader = RegistrationReader(channel)
+            reader = DriverRegistrationClient(channel)
             info = await reader.get_info(HANG_S)
             await reader.notify(pb.RegistrationStatus(plugin_registered=True), HANG_S)
         return info

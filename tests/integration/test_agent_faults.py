@@ -278,7 +278,8 @@ async def test_a_request_for_devices_of_a_foreign_card_is_refused(tmp_path: Path
         from grpclib import GRPCError
 
         from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-        from gpuslice.adapters.kubelet.rpc import DevicePluginClient, unix_channel
+        from gpuslice.adapters.kubelet.rpc import unix_channel
+        from simcluster.kubelet.rpc import DevicePluginClient
 
         async with unix_channel(node.kubelet.plugin_folder / "aliyungpushare.sock") as channel:
             plugin = DevicePluginClient(channel)

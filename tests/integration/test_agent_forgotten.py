@@ -13,11 +13,12 @@ from grpclib import GRPCError
 from gpuslice.adapters.kube.resources import EVENTS, PODS
 from gpuslice.adapters.kube.watch import Change, Reflector
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from gpuslice.adapters.kubelet.rpc import DevicePluginClient, unix_channel
+from gpuslice.adapters.kubelet.rpc import unix_channel
 from gpuslice.apps.agent.folders import Folders, token
 from gpuslice.core.contract import GPU_MEM, card_of_device_id, device_id
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
+from simcluster.kubelet.rpc import DevicePluginClient
 from tests.integration.agent_bench import Bench, Pod, container, eventually
 
 ONE, TWO = {0: 16130}, {0: 16130, 1: 16130}

@@ -14,12 +14,10 @@ import pytest
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import (
-    PodResourcesService,
-    Server,
-)
+from gpuslice.adapters.kubelet.rpc import Server
 from gpuslice.apps.exporter.fields import load as load_fields
 from simcluster import gpu
+from simcluster.kubelet.rpc import PodResourcesService
 from tests.integration.exporter_rig import (
     PROGRAM,
     RunningExporter,

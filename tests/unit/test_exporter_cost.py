@@ -9,12 +9,10 @@ from pathlib import Path
 
 from gpuslice.adapters.kubelet.podresources import PodResources
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import (
-    PodResourcesService,
-    Server,
-)
+from gpuslice.adapters.kubelet.rpc import Server
 from gpuslice.apps.exporter.device_grants import is_card_resource
 from gpuslice.core.contract import GPU_MEM
+from simcluster.kubelet.rpc import PodResourcesService
 
 HEAVY = ("aiohttp", "numpy", "prometheus_client", "rich", "uvloop", "yaml")
 

@@ -18,15 +18,9 @@ from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, Patience, Plugin
 from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError, assignments_of
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import (
-    DevicePluginClient,
-    DevicePluginService,
-    RegistrationClient,
-    RegistrationService,
-    Server,
-    unix_channel,
-)
+from gpuslice.adapters.kubelet.rpc import DevicePluginService, RegistrationClient, Server, unix_channel
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of
+from simcluster.kubelet.rpc import DevicePluginClient, RegistrationService
 from tests import HANG_S
 
 MEM = "aliyun.com/gpu-mem"

@@ -21,7 +21,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, socket_identity
-from gpuslice.adapters.kubelet.draplugin import DRA_VERSIONS, DraClient, RegistrationReader
+from gpuslice.adapters.kubelet.draplugin import DRA_VERSIONS
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as dra
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 from gpuslice.adapters.kubelet.rpc import unix_channel
@@ -33,6 +33,7 @@ from simcluster.kubelet.environment import ConfigError
 from simcluster.kubelet.node_services import DeviceOptions
 from simcluster.kubelet.plugins import error_text
 from simcluster.kubelet.rootfs import Mount
+from simcluster.kubelet.rpc import DraClient, DriverRegistrationClient
 from simcluster.kubelet.settings import KubeletSettings
 
 _log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class ClaimManager:
     async def _register(self, path: Path, identity: object) -> None:
         try:
             async with unix_channel(path) as channel:
-                reader = RegistrationReader(channel)
+                reader = DriverRegistrationClient(channel)
                 info = await reader.get_info(CALL_TIMEOUT_S)
                 offered = [each for each in DRA_VERSIONS if f"{each}.DRAPlugin" in info.supported_versions]
                 if info.type != "DRAPlugin" or not offered:

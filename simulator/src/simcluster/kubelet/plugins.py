@@ -19,13 +19,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import StreamTerminatedError
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from gpuslice.adapters.kubelet.rpc import (
-    API_VERSION,
-    HEALTHY,
-    DevicePluginClient,
-    RegistrationService,
-    Server,
-)
+from gpuslice.adapters.kubelet.rpc import API_VERSION, HEALTHY, Server
 from simcluster.kubelet.devices import (
     Allocation,
     Call,
@@ -37,6 +31,7 @@ from simcluster.kubelet.devices import (
     Response,
     carry_out,
 )
+from simcluster.kubelet.rpc import DevicePluginClient, RegistrationService
 
 KUBELET_SOCKET = "kubelet.sock"
 DIAL_TIMEOUT_S = 10.0

@@ -12,13 +12,11 @@ from pathlib import Path
 from grpclib import GRPCError, Status
 
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import (
-    PodResourcesService,
-    Server,
-)
+from gpuslice.adapters.kubelet.rpc import Server
 from simcluster.cluster.amounts import Object
 from simcluster.kubelet.claims import ClaimManager
 from simcluster.kubelet.devices import DeviceAssignments
+from simcluster.kubelet.rpc import PodResourcesService
 
 
 class PodResources(PodResourcesService):

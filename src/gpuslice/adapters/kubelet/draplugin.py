@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
-
 from gpuslice.adapters.kubelet.deviceplugin import socket_identity
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as dra
 from gpuslice.adapters.kubelet.rpc import Server, server_stream, unary
@@ -183,67 +181,3 @@ async def _end(server: Server, path: Path, identity: object) -> None:
         os.unlink(path)
     server.close()
     await server.wait_closed()
-
-
-# -- kubelet's side --------------------------------------------------------------------------------------
-class RegistrationReader:
-    """kubelet's side of the registration socket."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._info = UnaryUnaryMethod(channel, f"{REGISTRATION}/GetInfo", dra.InfoRequest, dra.PluginInfo)
-        self._notify = UnaryUnaryMethod(
-            channel,
-            f"{REGISTRATION}/NotifyRegistrationStatus",
-            dra.RegistrationStatus,
-            dra.RegistrationStatusResponse,
-        )
-
-    async def get_info(self, timeout_s: float) -> dra.PluginInfo:
-        reply: dra.PluginInfo = await self._info(dra.InfoRequest(), timeout=timeout_s)
-        return reply
-
-    async def notify(self, status: dra.RegistrationStatus, timeout_s: float) -> None:
-        await self._notify(status, timeout=timeout_s)
-
-
-class DraClient:
-    """kubelet's side of `DraService`."""
-
-    def __init__(self, channel: Channel, version: str = "v1", health: str = "v1alpha1") -> None:
-        path = DRA.format(version=version)
-        self._prepare = UnaryUnaryMethod(
-            channel,
-            f"{path}/NodePrepareResources",
-            dra.NodePrepareResourcesRequest,
-            dra.NodePrepareResourcesResponse,
-        )
-        self._unprepare = UnaryUnaryMethod(
-            channel,
-            f"{path}/NodeUnprepareResources",
-            dra.NodeUnprepareResourcesRequest,
-            dra.NodeUnprepareResourcesResponse,
-        )
-        self._watch = UnaryStreamMethod(
-            channel,
-            f"{HEALTH.format(version=health)}/NodeWatchResources",
-            dra.NodeWatchResourcesRequest,
-            dra.NodeWatchResourcesResponse,
-        )
-
-    async def prepare(self, claims: list[dra.Claim], timeout_s: float) -> dra.NodePrepareResourcesResponse:
-        request = dra.NodePrepareResourcesRequest(claims=claims)
-        reply: dra.NodePrepareResourcesResponse = await self._prepare(request, timeout=timeout_s)
-        return reply
-
-    async def unprepare(
-        self, claims: list[dra.Claim], timeout_s: float
-    ) -> dra.NodeUnprepareResourcesResponse:
-        request = dra.NodeUnprepareResourcesRequest(claims=claims)
-        reply: dra.NodeUnprepareResourcesResponse = await self._unprepare(request, timeout=timeout_s)
-        return reply
-
-    async def health(self) -> AsyncGenerator[dra.NodeWatchResourcesResponse]:
-        async with self._watch.open() as stream:
-            await stream.send_message(dra.NodeWatchResourcesRequest(), end=True)
-            async for reply in stream:
-                yield reply

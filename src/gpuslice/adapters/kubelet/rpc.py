@@ -1,4 +1,4 @@
-"""Both sides of kubelet's three services, over grpclib.
+"""Our side of kubelet's three services, over grpclib: a device plugin is served, kubelet is called.
 
 A server class lists its methods in ``__mapping__`` (grpclib's way); a client class has one method for each.
 Handlers take and return whole messages and raise `grpclib.GRPCError` for a refusal. Service paths are
@@ -17,7 +17,7 @@ from typing import Any
 
 import grpclib.server
 from grpclib import Status
-from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
+from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error
@@ -70,16 +70,6 @@ async def _made(protocol: Any) -> bool:
     return False
 
 
-class RegistrationService(ABC):
-    """What kubelet serves at ``kubelet.sock``."""
-
-    @abstractmethod
-    async def register(self, request: dp.RegisterRequest) -> dp.Empty: ...
-
-    def __mapping__(self) -> dict[str, Any]:
-        return {f"{REGISTRATION}/Register": unary(self.register, dp.RegisterRequest, dp.Empty)}
-
-
 class DevicePluginService(ABC):
     """What a device plugin serves at its own socket."""
 
@@ -118,34 +108,6 @@ class DevicePluginService(ABC):
             f"{DEVICE_PLUGIN}/GetPreferredAllocation": preferred,
             f"{DEVICE_PLUGIN}/Allocate": unary(self.allocate, dp.AllocateRequest, dp.AllocateResponse),
             f"{DEVICE_PLUGIN}/PreStartContainer": pre_start,
-        }
-
-
-class PodResourcesService(ABC):
-    """What kubelet serves at ``pod-resources/kubelet.sock``."""
-
-    @abstractmethod
-    async def list(self, request: pr.ListPodResourcesRequest) -> pr.ListPodResourcesResponse: ...
-
-    @abstractmethod
-    async def get(self, request: pr.GetPodResourcesRequest) -> pr.GetPodResourcesResponse: ...
-
-    @abstractmethod
-    async def get_allocatable_resources(
-        self, request: pr.AllocatableResourcesRequest
-    ) -> pr.AllocatableResourcesResponse: ...
-
-    def __mapping__(self) -> dict[str, Any]:
-        return {
-            f"{POD_RESOURCES}/List": unary(
-                self.list, pr.ListPodResourcesRequest, pr.ListPodResourcesResponse
-            ),
-            f"{POD_RESOURCES}/Get": unary(self.get, pr.GetPodResourcesRequest, pr.GetPodResourcesResponse),
-            f"{POD_RESOURCES}/GetAllocatableResources": unary(
-                self.get_allocatable_resources,
-                pr.AllocatableResourcesRequest,
-                pr.AllocatableResourcesResponse,
-            ),
         }
 
 
@@ -188,7 +150,7 @@ async def _say_ending(stream: Any) -> None:
 
 
 # -- clients -----------------------------------------------------------------------------------------
-async def _answer(call: Coroutine[Any, Any, Any]) -> Any:
+async def complete(call: Coroutine[Any, Any, Any]) -> Any:
     """What a call returns or raises, made in a task of its own.
 
     Where a connection breaks, grpclib ends the call by cancelling the task that it runs in, and does not take
@@ -208,73 +170,17 @@ async def _answer(call: Coroutine[Any, Any, Any]) -> Any:
 
 
 class RegistrationClient:
-    """A plugin's side of `RegistrationService`."""
+    """Tells kubelet of a plugin, at ``kubelet.sock``."""
 
     def __init__(self, channel: Channel) -> None:
         self._register = UnaryUnaryMethod(channel, f"{REGISTRATION}/Register", dp.RegisterRequest, dp.Empty)
 
     async def register(self, request: dp.RegisterRequest, timeout_s: float) -> None:
-        await _answer(self._register(request, timeout=timeout_s))
-
-
-class DevicePluginClient:
-    """kubelet's side of `DevicePluginService`; each call but the stream may have a time limit in seconds."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._options = UnaryUnaryMethod(
-            channel, f"{DEVICE_PLUGIN}/GetDevicePluginOptions", dp.Empty, dp.DevicePluginOptions
-        )
-        self._watch = UnaryStreamMethod(
-            channel, f"{DEVICE_PLUGIN}/ListAndWatch", dp.Empty, dp.ListAndWatchResponse
-        )
-        self._preferred = UnaryUnaryMethod(
-            channel,
-            f"{DEVICE_PLUGIN}/GetPreferredAllocation",
-            dp.PreferredAllocationRequest,
-            dp.PreferredAllocationResponse,
-        )
-        self._allocate = UnaryUnaryMethod(
-            channel, f"{DEVICE_PLUGIN}/Allocate", dp.AllocateRequest, dp.AllocateResponse
-        )
-        self._pre_start = UnaryUnaryMethod(
-            channel,
-            f"{DEVICE_PLUGIN}/PreStartContainer",
-            dp.PreStartContainerRequest,
-            dp.PreStartContainerResponse,
-        )
-
-    async def get_device_plugin_options(self, timeout_s: float | None = None) -> dp.DevicePluginOptions:
-        reply: dp.DevicePluginOptions = await _answer(self._options(dp.Empty(), timeout=timeout_s))
-        return reply
-
-    async def list_and_watch(self) -> AsyncGenerator[dp.ListAndWatchResponse]:
-        """Yields every list the plugin sends; ends when its stream does, raises when it breaks."""
-        async with self._watch.open() as stream:
-            await stream.send_message(dp.Empty(), end=True)
-            async for reply in stream:
-                yield reply
-
-    async def get_preferred_allocation(
-        self, request: dp.PreferredAllocationRequest, timeout_s: float | None = None
-    ) -> dp.PreferredAllocationResponse:
-        reply: dp.PreferredAllocationResponse = await _answer(self._preferred(request, timeout=timeout_s))
-        return reply
-
-    async def allocate(
-        self, request: dp.AllocateRequest, timeout_s: float | None = None
-    ) -> dp.AllocateResponse:
-        reply: dp.AllocateResponse = await _answer(self._allocate(request, timeout=timeout_s))
-        return reply
-
-    async def pre_start_container(
-        self, request: dp.PreStartContainerRequest, timeout_s: float | None = None
-    ) -> dp.PreStartContainerResponse:
-        reply: dp.PreStartContainerResponse = await _answer(self._pre_start(request, timeout=timeout_s))
-        return reply
+        await complete(self._register(request, timeout=timeout_s))
 
 
 class PodResourcesClient:
-    """A reader's side of `PodResourcesService`; `podresources` turns its messages into values."""
+    """Asks at ``pod-resources/kubelet.sock``; `podresources` turns the messages into values."""
 
     def __init__(self, channel: Channel) -> None:
         self._list = UnaryUnaryMethod(
@@ -291,19 +197,19 @@ class PodResourcesClient:
         )
 
     async def list(self, timeout_s: float) -> pr.ListPodResourcesResponse:
-        reply: pr.ListPodResourcesResponse = await _answer(
+        reply: pr.ListPodResourcesResponse = await complete(
             self._list(pr.ListPodResourcesRequest(), timeout=timeout_s)
         )
         return reply
 
     async def get(self, namespace: str, name: str, timeout_s: float) -> pr.GetPodResourcesResponse:
         request = pr.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
-        reply: pr.GetPodResourcesResponse = await _answer(self._get(request, timeout=timeout_s))
+        reply: pr.GetPodResourcesResponse = await complete(self._get(request, timeout=timeout_s))
         return reply
 
     async def get_allocatable_resources(self, timeout_s: float) -> pr.AllocatableResourcesResponse:
         request = pr.AllocatableResourcesRequest()
-        reply: pr.AllocatableResourcesResponse = await _answer(self._allocatable(request, timeout=timeout_s))
+        reply: pr.AllocatableResourcesResponse = await complete(self._allocatable(request, timeout=timeout_s))
         return reply
 
 
