@@ -267,7 +267,7 @@ def sharing() -> Dashboard:
             stat(
                 "Fragmentation",
                 "percentunit",
-                f"1 - max({free} and {shared}) / sum({free} and {shared} > 0)",
+                f"1 - max({free} and {shared}) / (sum({free} and {shared}) > 0)",
                 about="The part of free memory that is not on the card with the most of it.",
                 highest=1,
             ),

@@ -122,6 +122,31 @@ def test_promtool_accepts_the_rules() -> None:
     assert told.returncode == 0, told.stdout + told.stderr
 
 
+def test_fragmentation_is_what_is_free_and_not_on_the_freest_card(tmp_path: Path) -> None:
+    """Of cards in parts or empty 2, 10 and 12 are free; one that is given out whole does not count."""
+    (panel,) = (each for each in dashboards()["gpu-sharing"].panels if each.title == "Fragmentation")
+    series = []
+    for card, (mode, given) in enumerate(((2, 14), (2, 6), (0, 4), (1, 0))):
+        labels = f'cluster="c",node="n1",gpu="{card}"'
+        for name, value in (
+            ("allocate_mode", mode),
+            ("memory_total_bytes", 16),
+            ("memory_allocated_bytes", given),
+        ):
+            series.append({"series": f"gpuslice_gpu_{name}{{{labels}}}", "values": str(value)})
+    expression = re.sub(r"\$\w+", ".*", panel.queries[0].expression)
+    expected = {"expr": expression, "eval_time": "0s", "exp_samples": [{"labels": "{}", "value": 0.5}]}
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [expected]}
+    (tmp_path / "tests.yaml").write_text(json.dumps({"tests": [case]}))
+    told = subprocess.run(
+        [find("promtool"), "test", "rules", tmp_path / "tests.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
 def test_the_adapter_asks_for_series_that_name_their_pod() -> None:
     for rule in adapter_values()["rules"]["custom"]:
         name = rule["seriesQuery"].partition("{")[0]

@@ -113,9 +113,10 @@ async def main(folder: Path, *, all_of_them: bool) -> None:
         if all_of_them:
             await everything(rig, folder)
         else:
-            complete = VIEWS | {"waiting": ("#/waiting", ".whatif")}  # it is worked out a while later
+            badge = "#nav a[href='#/health'] >> text=2"  # what is worked out a while later
+            complete = VIEWS | {"waiting": ("#/waiting", ".whatif"), "cards": ("#/cards", badge)}
             documented = [(name, theme, complete[name]) for name, theme in PICTURES]
-            await shots(rig, folder, documented, viewport={"width": 1200, "height": 800})
+            await shots(rig, folder, documented, viewport={"width": 1280, "height": 800})
     if all_of_them:
         await enemies(folder)
         await extremes(folder)
