@@ -131,7 +131,7 @@ int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *shar
     for (uint32_t i = 0; i < beside->count; i++) {
         const struct gs_neighbour *other = &beside->others[i];
         uint64_t pauses_since = other->ends_ns ? other->ends_ns + gs_hold_ns(other) : UINT64_MAX;
-        bool fits = pauses_since <= now_ns && now_ns + in_flight_ns + estimate_ns <= other->ends_ns + 2 * other->pause_ns;
+        bool fits = pauses_since <= now_ns && now_ns + in_flight_ns + estimate_ns <= other->ends_ns + other->pause_ns;
         int64_t lead = virtual_lead_ns(card, share, in_flight_ns, other);
         if (other->wants && lead > most && !fits)
             most = lead;
