@@ -23,21 +23,14 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # `python bench/behind_scheduler.py` finds the others
 
+from bench.churn import churn, churn_arrivals
 from bench.placement import DATA_VARIABLE, DEFAULT_DATA, seeds_of
 from bench.traces import find_pods
 
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import DEFAULT_POLICY, Fleet, FleetNode, Shape, fitting_rows, make_policy
 from gpuslice.core.policy.fleet import Rows
-from gpuslice.core.simulation.replay import (
-    FULL_DEMAND,
-    Cluster,
-    churn,
-    churn_arrivals,
-    fill,
-    filling_arrivals,
-    shuffled_nodes,
-)
+from gpuslice.core.simulation.replay import FULL_DEMAND, Cluster, fill, filling_arrivals, shuffled_nodes
 from gpuslice.core.simulation.trace import fleet_of
 
 

@@ -23,19 +23,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python bench/other_workloads.py` finds bench
 
+from bench.churn import churn, churn_arrivals
 from bench.placement import DATA_VARIABLE, DEFAULT_DATA, seeds_of
 from bench.workloads import Bent, Workload, made
 
 from gpuslice.core.policy import DEFAULT_POLICY, make_policy
-from gpuslice.core.simulation.replay import (
-    FULL_DEMAND,
-    Cluster,
-    churn,
-    churn_arrivals,
-    fill,
-    filling_arrivals,
-    shuffled_nodes,
-)
+from gpuslice.core.simulation.replay import FULL_DEMAND, Cluster, fill, filling_arrivals, shuffled_nodes
 from gpuslice.core.simulation.trace import fleet_of
 
 OTHERS = ("fgd", "bestfit")

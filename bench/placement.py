@@ -25,6 +25,7 @@ from statistics import mean
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python bench/placement.py` finds bench.traces
 
+from bench.churn import churn, churn_arrivals
 from bench.traces import find_pods
 
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
@@ -36,8 +37,6 @@ from gpuslice.core.simulation.replay import (
     FULL_DEMAND,
     Cluster,
     Progress,
-    churn,
-    churn_arrivals,
     fill,
     filling_arrivals,
     shuffled_nodes,

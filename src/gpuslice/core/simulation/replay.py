@@ -1,4 +1,4 @@
-"""Replays of a trace on a fleet: filling it until nothing fits, and churn, where pods come and go.
+"""Replays of a trace on a fleet, which is filled until nothing fits.
 
 The protocol of filling is that of "Beware of Fragmentation" (USENIX ATC '23): nobody leaves, a pod that
 fits nowhere is dropped, and what counts is the GPU allocated when the arrived demand is 100 and 130 % of
@@ -7,25 +7,21 @@ the cluster.
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from gpuslice.core.card_links import Link, weakest_link
-from gpuslice.core.policy.fleet import Fleet, FleetNode, Floats, Shape
+from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
 from gpuslice.core.policy.ranking import Policy
 
 FULL_DEMAND = 1.3
 NOTED_PCT = 10_000  # of demand: beyond a hundred times the cluster nothing is drawn any more
-CHURN_LIFETIMES = 6.0
-CHURN_MEASURED_FROM = 3.0
 
 Progress: TypeAlias = Callable[[float], None]
-Arrivals: TypeAlias = Sequence[Shape]
 
 
 def shuffled_nodes(nodes: Sequence[FleetNode], seed: int) -> list[FleetNode]:
@@ -114,95 +110,3 @@ def fill(
         if progress and number % 256 == 0:
             progress(number / len(arrivals))
     return result
-
-
-@dataclass(frozen=True, slots=True)
-class Churn:
-    """Time-averaged allocation in % of the cluster, and refused GPU demand in % of what arrived."""
-
-    allocation_pct: float
-    refused_pct: float
-
-
-@dataclass(frozen=True, slots=True)
-class ChurnArrivals:
-    """Arrivals with their times and lifetimes, the mean lifetime being 1."""
-
-    time: Floats
-    lifetime: Floats
-    shapes: tuple[Shape, ...]
-    measured_from: float
-    until: float
-
-
-def churn_arrivals(shapes: Sequence[Shape], capacity_units: int, load: float, seed: int) -> ChurnArrivals:
-    """Poisson arrivals drawn from the trace whose demand is `load` × the capacity on average."""
-    random = np.random.default_rng([seed, 2])
-    mean_units = sum(shape.total_units for shape in shapes) / len(shapes)
-    rate = load * capacity_units / mean_units
-    count = int(random.poisson(rate * CHURN_LIFETIMES))
-    time = np.sort(random.uniform(0.0, CHURN_LIFETIMES, count))
-    chosen = random.integers(len(shapes), size=count)
-    drawn = tuple(shapes[index] for index in chosen)
-    return ChurnArrivals(time, random.exponential(1.0, count), drawn, CHURN_MEASURED_FROM, CHURN_LIFETIMES)
-
-
-def churn(
-    cluster: Cluster,
-    arrivals: ChurnArrivals,
-    capacity_units: int,
-    progress: Progress | None = None,
-) -> Churn:
-    """Offer the arrivals from an empty start, let each pod leave at its time, measure the later part."""
-    held: list[tuple[float, int, int, tuple[int, ...]]] = []
-    meter = _Meter(arrivals.measured_from)
-    for number, shape in enumerate(arrivals.shapes):
-        now = float(arrivals.time[number])
-        for time, pod in _leaving(held, now):
-            meter.advance(time, cluster.allocated_units)
-            cluster.remove(pod[0], pod[1], arrivals.shapes[pod[2]])
-        meter.advance(now, cluster.allocated_units)
-        place = cluster.offer(shape)
-        meter.count(now, shape, place is None)
-        if place is not None:
-            heapq.heappush(held, (now + float(arrivals.lifetime[number]), number, *place))
-        if progress and number % 256 == 0:
-            progress(number / len(arrivals.shapes))
-    for time, pod in _leaving(held, arrivals.until):
-        meter.advance(time, cluster.allocated_units)
-        cluster.remove(pod[0], pod[1], arrivals.shapes[pod[2]])
-    meter.advance(arrivals.until, cluster.allocated_units)
-    return meter.result(capacity_units, arrivals.until)
-
-
-def _leaving(
-    held: list[tuple[float, int, int, tuple[int, ...]]], now: float
-) -> Iterator[tuple[float, tuple[int, tuple[int, ...], int]]]:
-    while held and held[0][0] <= now:
-        time, number, row, slots = heapq.heappop(held)
-        yield time, (row, slots, number)
-
-
-@dataclass(slots=True)
-class _Meter:
-    measured_from: float
-    _time: float = 0.0
-    _allocated: float = 0.0
-    _arrived: int = 0
-    _refused: int = 0
-
-    def advance(self, time: float, allocated_units: int) -> None:
-        """The allocation was `allocated_units` since the last call until `time`."""
-        start = max(self._time, self.measured_from)
-        if time > start:
-            self._allocated += (time - start) * allocated_units
-        self._time = time
-
-    def count(self, time: float, shape: Shape, refused: bool) -> None:
-        if time >= self.measured_from:
-            self._arrived += shape.total_units
-            self._refused += shape.total_units * refused
-
-    def result(self, capacity_units: int, until: float) -> Churn:
-        span = (until - self.measured_from) * capacity_units
-        return Churn(100 * self._allocated / span, 100 * self._refused / max(self._arrived, 1))
