@@ -81,43 +81,44 @@ class Agent:
     ) -> None:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
-        name, root, names = settings.node_name, Path(settings.root), NAME_SETS[settings.resource_names]
+        root, names = Path(settings.root), NAME_SETS[settings.resource_names]
+        name, every_s = settings.node_name, settings.reconcile_s
         self.counters = counters or Counters()
         self.process = ProcessMetrics()
         self.lock = ActiveLock(root)
-        node, placing = Node(name, (), names=names), settings.place_unplaced
-        self.state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
-        self.devices = DeviceList(self.state)
+        placing, node = settings.place_unplaced, Node(name, (), names=names)
+        self.state = state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
+        self.devices = DeviceList(state)
         host_root = Path(settings.host_root) if settings.host_root else None
         bound = settings.region_file_system
-        self.folders = Folders(root, host_root, boot, bound_regions=bound, now_ns=now_ns)
-        self._writer = Writer(client, name, clock=clock, now_ns=now_ns)
-        around_node = (client, self._writer, self.state, settings)
-        self.node = NodeReconciler(*around_node, self._isolation_missing, clock=clock)
-        seen = (source, self.state, self.devices, self.node, self._writer)
-        self.cards = CardMonitor(*seen, lock=self.lock, unit=unit, settings=settings)
+        self.folders = folders = Folders(root, host_root, boot, bound_regions=bound, now_ns=now_ns)
+        self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
+        self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
+        self.cards = CardMonitor(
+            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings
+        )
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
-        every_s = settings.reconcile_s
-        around = (self.state, kubelet, self._writer, self.counters)
-        self.reconciler = Reconciler(*around, every_s=every_s, clock=clock)
-        swept = (self.state, self.reconciler, self.folders)
-        self.sweeper = Sweeper(*swept, every_s=every_s, after_s=settings.sweep_after_s)
+        self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
+        after_s = settings.sweep_after_s
+        self.sweeper = Sweeper(state, self.reconciler, folders, every_s=every_s, after_s=after_s)
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", clock=clock
         )
         options = plugin_options(settings, unit)
         self.plugin = GpuMemoryPlugin(
-            self.state, self.devices, self.folders, self.reconciler, counters=self.counters, options=options
+            state, self.devices, folders, self.reconciler, counters=self.counters, options=options
         )
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
-        plugin = TracedPlugin(self.plugin, self.state, self.spans) if self.spans else self.plugin
+        plugin = TracedPlugin(self.plugin, state, self.spans) if self.spans else self.plugin
         self.server = PluginServer(plugin, address, observe=self.counters.calls.observe)
-        parts = (self.state, self.folders, self.cards, self.node)
-        self.claims = ClaimService(client, *parts, settings=settings, obstacle=self._no_claims_yet)
-        watched = (source, self.state, self.folders, self._writer)
-        self.watchdog = Watchdog(*watched, counters=self.counters, settings=settings, proc=proc)
-        self.refused_memory = RefusedMemory(self.state, self.folders, self._writer)
+        self.claims = ClaimService(
+            client, state, folders, self.cards, self.node, settings=settings, obstacle=self._no_claims_yet
+        )
+        self.watchdog = Watchdog(
+            source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
+        )
+        self.refused_memory = RefusedMemory(state, folders, writer)
         self._source = source
         self._obstacle = "starting"  # why the plugin must not register with kubelet yet
         self._reported = ""

@@ -100,54 +100,54 @@ class Extender:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.settings = settings
-        self.ledger = Ledger()
-        self.policy = make_policy(settings.policy, self.ledger.fleet, renew_when_asked=False)
-        self.prewarmer = RankPrewarmer(self.policy, self.ledger.fleet)
-        self.ledger.listener = self.prewarmer
-        self.placer = Placer(self.ledger, self.policy, settings.filter_best)
-        self.leadership = Leadership()
-        lease, date, heard = lease_of(settings), partial(_date, now_ns), self._lease_changed
+        self.ledger = ledger = Ledger()
+        self.policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
+        ledger.listener = self.prewarmer = RankPrewarmer(self.policy, ledger.fleet)
+        self.placer = placer = Placer(ledger, self.policy, settings.filter_best)
+        self.leadership = leadership = Leadership()
+        lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
-            self.leadership.elector = LeaseElector(client, lease, changed=heard, clock=clock, now=date)
+            changed = self._lease_changed
+            leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
-        self.waker = Waker(client, self.leadership)
-        self.reserver = Reserver(self.ledger, self.waker.free_again)
-        search, kept = settings.nominate_from if settings.nominate else 0, self.reserver
-        choosing = (client, self.placer, kept, self.leadership)
-        self.nominator = Nominator(*choosing, search=search, limits=nomination_limits)
-        self.metrics = Metrics(self.ledger, api or api_times())
-        leading = (self.leadership, self.events)
-        self.gated = GatedGroups(client, self.placer, self.waker, *leading, clock=clock)
-        seen = (self.nominator, self.waker, self.events)
-        times = self.metrics.pods
-        self.world = World(client, self.ledger, *seen, groups=self.gated, times=times, clock=clock)
-        enabled, room = settings.preemption, (self.ledger, self.reserver)
-        self.preemptor = Preemptor(client, *room, *leading, enabled=enabled)
-        self.journal = BindJournal(client, self.leadership, lease, self.ledger.waiting_after)
-        asked = (client, self.placer, self.nominator, self.journal, self.leadership)
+        self.waker = Waker(client, leadership)
+        self.reserver = Reserver(ledger, self.waker.free_again)
+        search = settings.nominate_from if settings.nominate else 0
+        self.nominator = nominator = Nominator(
+            client, placer, self.reserver, leadership, search=search, limits=nomination_limits
+        )
+        self.metrics = Metrics(ledger, api or api_times())
+        times, enabled = self.metrics.pods, settings.preemption
+        self.gated = GatedGroups(client, placer, self.waker, leadership, self.events, clock=clock)
+        self.world = World(
+            client, ledger, nominator, self.waker, self.events, groups=self.gated, times=times, clock=clock
+        )
+        self.preemptor = Preemptor(client, ledger, self.reserver, leadership, self.events, enabled=enabled)
+        self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
-        traces = PodTraces(self.spans, now_ns)
-        self.binder = Binder(*asked, traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns)
-        self.stranded = StrandedPods(self.placer, self.waker, self.leadership)
-        self.groups = GroupHolds(self.placer)
+        traces, timeout_s = PodTraces(self.spans, now_ns), settings.bind_timeout_s
+        self.binder = Binder(
+            client, placer, nominator, journal, leadership, traces=traces, timeout_s=timeout_s, now_ns=now_ns
+        )
+        self.stranded, self.groups = StrandedPods(placer, self.waker, leadership), GroupHolds(placer)
         self.cycle = SchedulingCycle(
-            self.placer,
-            self.nominator,
+            placer,
+            nominator,
             self.preemptor,
             self.stranded,
             self.binder,
             groups=self.groups,
             gated=self.gated,
             events=self.events,
-            times=self.metrics.pods,
+            times=times,
             traces=traces,
             explain=settings.explain_refusals,
             replica=settings.lease_identity or platform.node(),
         )
         self.process = ProcessMetrics()
         self._reviews = PathReviews(client, clock)
-        pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self._clients: Clients | None = None  # of the server, once there is one
+        pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
 
     def not_ready(self) -> str:
