@@ -6,7 +6,9 @@ command prints.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -31,13 +33,18 @@ _FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # they would be fetche
 
 
 def take(name: str, command: str, environ: dict[str, str]) -> None:
-    """Run one command and write what it printed, with the prompt above it."""
-    done = subprocess.run(
-        ["bash", "-c", command], env=environ, capture_output=True, text=True, timeout=60, check=False
-    )
+    """Run one command on a terminal and write what it printed, with the prompt above it."""
+    ours, terminal = pty.openpty()
+    with subprocess.Popen(["bash", "-c", command], env=environ, stdout=terminal, stderr=terminal):
+        os.close(terminal)
+        printed = b""
+        with contextlib.suppress(OSError):  # which is how the end of a terminal is told
+            while piece := os.read(ours, 1 << 16):
+                printed += piece
+    os.close(ours)
     console = Console(record=True, width=WIDTH, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     console.print(Text(f"$ {command}", style="bold"))
-    console.print(Text.from_ansi(done.stdout + done.stderr), soft_wrap=False)
+    console.print(Text.from_ansi(printed.decode().replace("\r", "")), soft_wrap=False)
     svg = console.export_svg(title=command, theme=MONOKAI, unique_id=name)
     (FOLDER / f"{name}.svg").write_text(_FONTS.sub("", svg))
 

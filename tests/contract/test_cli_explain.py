@@ -347,6 +347,23 @@ async def test_without_a_name_it_tells_of_the_namespace(shell: Shell) -> None:
     )
 
 
+async def test_pods_of_one_kind_are_told_alike_each_by_its_name(shell: Shell) -> None:
+    pods = [
+        api_pod("a", "16"),
+        api_pod("b", "16"),
+        api_pod("c", "9"),
+        api_pod("d", "16", nodeSelector={"x": "y"}),
+    ]
+    await shell.has([node("n1", 15)], [*pods, placed("held", 4, "n1", "0")])
+    found = json.loads((await shell("gpuslice", "explain", "-o", "json")).out)["pods"]
+    assert [each["name"] for each in found] == ["a", "b", "c", "d", "held"]
+    assert found[0]["hints"] == found[1]["hints"]
+    assert found[0]["hints"][0].startswith("It will never fit here: it asks for 16 units")
+    assert "9 units" not in json.dumps(found[:2])
+    assert found[2]["hints"] != found[0]["hints"]
+    assert found[3]["classes"] != found[0]["classes"]
+
+
 async def test_a_namespace_of_claims_is_told_as_any_other(shell: Shell) -> None:
     labels, cards = {"cgpu": "true", "gpuslice.io/mode": "claims"}, (make_card(0, 8),)
     annotations = {NODE_GPUS: encode_cards(cards)}

@@ -27,8 +27,10 @@ from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
+    alike,
     event_time,
     explained,
+    kind_of,
     place_of,
     resources_of,
 )
@@ -199,9 +201,16 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     events: dict[str, list[objects.Event]] = defaultdict(list)
     for event in _events(client, namespace, fields):
         events[event.involved_object.name].append(event)
+    known: dict[bytes, PodExplanation] = {}  # a queue is mostly of one kind
     for pod in pods:
         namespace, name = pod.metadata.namespace, pod.metadata.name
-        yield explained(
+        claimed = claims.of(pod) if claims is not None else None
+        view = claimed.pod if claimed is not None else pod_view(pod)
+        kind = kind_of(pod, view, claimed)
+        if kind in known:
+            yield alike(known[kind], view, claimed, events.get(name, ()))
+            continue
+        known[kind] = explained(
             pod,
             ledger,
             by_name,
@@ -210,6 +219,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
             claims=claims,
         )
+        yield known[kind]
 
 
 def _events(client: SyncClient, namespace: str, fields: str) -> list[objects.Event]:

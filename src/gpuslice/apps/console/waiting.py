@@ -6,14 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from gpuslice.adapters.kube import objects
 from gpuslice.apps.console.cluster_state import ClusterState
-from gpuslice.apps.diagnosis.claims import ClaimedPod
-from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, place_of, sentences_of
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, kind_of, place_of, sentences_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.core.model import Pod
 
 REST = 4
 """Between two passes it rests so many times as long as one took, and no less than a second."""
@@ -52,7 +47,7 @@ class WaitingPods:
         kinds: dict[bytes, list[str]] = {}
         for key, view in state.waiting.items():
             pod = state.pods[key]
-            kinds.setdefault(_kind(view, pod, state.claims.of(pod)), []).append(key)
+            kinds.setdefault(kind_of(pod, view, state.claims.of(pod)), []).append(key)
         for keys in kinds.values():
             await asyncio.sleep(0)
             found = state.pods.get(keys[0])
@@ -80,15 +75,3 @@ class WaitingPods:
         }
         (self._never.add if row["never"] else self._never.discard)(key)
         self._state.rows.put("waiting", key, row, namespace)
-
-
-def _kind(view: Pod, pod: objects.Pod, claimed: ClaimedPod | None) -> bytes:
-    """What makes two pods wait for the same reasons. Who is on a node has reasons of its own."""
-    if view.node or view.problem or view.nominated:
-        return view.uid.encode()
-    spec = pod.spec
-    same = (spec.containers, spec.init_containers, spec.node_selector, spec.tolerations, spec.affinity)
-    more = (spec.scheduler_name, spec.priority, spec.preemption_policy, spec.scheduling_gates)
-    labels = (pod.metadata.labels, pod.status.conditions, view.namespace)
-    claims = (claimed.pod.request, claimed.hints) if claimed is not None else ()
-    return msgspec.json.encode((same, more, labels, claims))

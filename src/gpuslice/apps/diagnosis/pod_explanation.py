@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.diagnosis.claims import Claims
+from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
@@ -73,12 +75,12 @@ def explained(
     `places`: of all nodes, `place_of` each; of no matter for a pod that is on one. `claims`: of the cluster.
     """
     claimed = claims.of(found) if claims is not None else None
-    view, events = claimed.pod if claimed else pod_view(found), sorted(events, key=event_time)
+    view = claimed.pod if claimed else pod_view(found)
     begun = PodExplanation(
         view,
         found.status.phase,
         found.spec.scheduler_name,
-        tuple(each for each in events if each.involved_object.uid in ("", view.uid))[-SHOWN_EVENTS:],
+        _last(events, view),
         found.status.reason or next(filter(None, map(_waits_for, found.status.container_statuses or ())), ""),
         ends=tuple(_ends(found)),
         usage=tuple(usage),
@@ -335,6 +337,32 @@ def _wants_whole_cards(pod: objects.Pod) -> bool:
 
 def event_time(event: objects.Event) -> str:
     return event.last_timestamp or event.first_timestamp or event.metadata.creation_timestamp or ""
+
+
+def kind_of(pod: objects.Pod, view: Pod, claimed: ClaimedPod | None) -> bytes:
+    """What makes two pods wait for the same reasons. Who is on a node has reasons of its own."""
+    if view.node or view.problem or view.nominated or view.finished:
+        return view.uid.encode()
+    spec = pod.spec
+    same = (spec.containers, spec.init_containers, spec.node_selector, spec.tolerations, spec.affinity)
+    more = (spec.scheduler_name, spec.priority, spec.preemption_policy, spec.scheduling_gates)
+    labels = (pod.metadata.labels, pod.status.conditions, pod.status.reason, view.namespace)
+    claims = (claimed.pod.request, claimed.hints) if claimed is not None else ()
+    return msgspec.json.encode((same, more, labels, claims))
+
+
+def alike(
+    known: PodExplanation, view: Pod, claimed: ClaimedPod | None, events: Sequence[objects.Event]
+) -> PodExplanation:
+    """The same of another pod of its kind."""
+    return replace(
+        known, pod=view, events=_last(events, view), claims=claimed.names if claimed is not None else ()
+    )
+
+
+def _last(events: Sequence[objects.Event], view: Pod) -> tuple[objects.Event, ...]:
+    own = [each for each in events if each.involved_object.uid in ("", view.uid)]
+    return tuple(sorted(own, key=event_time)[-SHOWN_EVENTS:])
 
 
 def sentences_of(explained: PodExplanation) -> list[str]:
