@@ -62,6 +62,7 @@ class Works:
         self.ready: dict[str, tuple[Call, int]] = {}
         self.names: dict[str, Call] = {
             "arithmetic kernel": lambda: self.card.launch(self.fixed, self.blocks, 128, (ROUNDS, self.sink)),
+            "kernels with pauses": self._paused,
             "empty kernels": lambda: self.card.launch(self.small, 1, 1, (self.sink,)),
             "cuMemGetInfo": self.card.memory,
             "one word to the card and back": self._word,
@@ -70,6 +71,14 @@ class Works:
         }
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.place = ctypes.c_ulonglong()
+
+    def _paused(self) -> None:
+        """As a program that computes itself between two kernels: for 0.3 ms."""
+        self.card.launch(self.fixed, self.blocks, 128, (ROUNDS, self.sink))
+        self.card.synchronize()
+        until = time.perf_counter() + 0.0003
+        while time.perf_counter() < until:
+            pass
 
     def _word(self) -> None:
         self.card.fill(self.sink, 8)

@@ -71,6 +71,7 @@ CASES = (
     Case("a share of compute", "share_cases.one_share", 90),
     Case("compute divided, capped", "share_cases.capped", 120),
     Case("compute divided, lent", "share_cases.lent", 120),
+    Case("turns beside another build", "share_cases.turns", 200),
     Case("who worked, by NVML's samples", "share_cases.samples", 60),
     Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
     Case("overhead at the driver", "speed_cases.overhead_driver", 90),

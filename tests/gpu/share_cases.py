@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 from tests.gpu.driver import Skip
-from tests.gpu.stage import SIMULATED, Box, Program, Seen, Stage, bare_environment, torch_python
+from tests.gpu.stage import BUILD, SIMULATED, Box, Program, Seen, Stage, bare_environment, torch_python
 
 BUSY_S = 1.0 if SIMULATED else 4.0
 PLACES = {"torch": "matrix product", "driver": "arithmetic kernel"}
@@ -63,21 +65,55 @@ def _divided(stage: Stage, mixes: tuple[tuple[int, ...], ...], *, lent: bool) ->
     return Seen(f"{PLACES[kind]}: at most {worst:.1f} points off", table, figures)
 
 
+def turns(stage: Stage) -> Seen:
+    """The same mixes by this library and by another build of it, which the environment names."""
+    other = os.environ.get("GPUSLICE_OTHER_BUILD")
+    if not other or not (Path(other) / "lib/libgpuslice.so").exists():
+        raise Skip("GPUSLICE_OTHER_BUILD names no native/build of another commit to compare with")
+    rows, figures = [], {}
+    mixes = [((30, 70), True), ((30, 70), False), ((10, 20, 30), True)][: 1 if SIMULATED else 3]
+    for work in ("arithmetic kernel", "kernels with pauses"):
+        whole = _rate(stage, "driver", None, work)
+        for shares, lent in mixes:
+            cells = []
+            for name, build in (("this", BUILD), ("other", Path(other))):
+                together, percents, _ = _together(
+                    stage, "driver", shares, whole, lent=lent, build=build, work=work, prefix=f"{work}-{name}"
+                )
+                cells.append(f"{' / '.join(f'{got:.1f}' for got in percents)} = {together:.1f} %")
+                policy, mix = "fair" if lent else "cap", " + ".join(map(str, shares))
+                figures[f"{work}, {policy}, {mix}, {name}"] = percents
+            rows.append(f"| {work} | {policy} | {mix} % | {' | '.join(cells)} |")
+    head = "| work | policy | shares | this library | the other build |\n| --- | --- | --- | --- | --- |"
+    return Seen(
+        "of an unlimited run, by this library and by another build", "\n".join([head, *rows]), figures
+    )
+
+
 def _together(
-    stage: Stage, kind: str, shares: tuple[int, ...], whole: float, *, lent: bool
+    stage: Stage,
+    kind: str,
+    shares: tuple[int, ...],
+    whole: float,
+    *,
+    lent: bool,
+    build: Path = BUILD,
+    work: str = "",
+    prefix: str = "",
 ) -> tuple[float, list[float], list[str]]:
     """What all of them did, what each did, in percent of an unlimited run, and each one's account.
 
     A card loses time by changing between processes: of a full one each is due its part of the rest.
     """
-    name = f"{'lent' if lent else 'capped'}-{len(shares)}"
-    boxes = [stage.box(f"{name}-{share}", 8192, share, lent=lent) for share in shares]
+    work = work or PLACES[kind]
+    name = f"{prefix.replace(' ', '-')}{'lent' if lent else 'capped'}-{len(shares)}"
+    boxes = [stage.box(f"{name}-{share}", 8192, share, lent=lent, build=build) for share in shares]
     with ExitStack() as stack, ThreadPoolExecutor(len(shares)) as pool:
         programs = [stack.enter_context(_program(stage, kind, box)) for box in boxes]
         for program in programs:
-            program.answer(f"warm {PLACES[kind]}")
+            program.answer(f"warm {work}")
         before, began = [box.compute_account() for box in boxes], time.monotonic()
-        running = [pool.submit(_settled_rate, program, kind) for program in programs]
+        running = [pool.submit(_settled_rate, program, work) for program in programs]
         found = _watched(stage, SETTLED_S + BUSY_S)
         percents = [100 * each.result() / whole for each in running]
         after, took_ns = [box.compute_account() for box in boxes], 1e9 * (time.monotonic() - began)
@@ -91,10 +127,10 @@ def _together(
     return sum(percents), percents, accounts
 
 
-def _settled_rate(program: Program, kind: str) -> float:
+def _settled_rate(program: Program, work: str) -> float:
     """After two seconds, in which the library learns from NVML's samples what is its own of busy time."""
-    program.answer(f"busy {PLACES[kind]} {SETTLED_S}")
-    return float(program.answer(f"busy {PLACES[kind]} {BUSY_S * 1.5}"))
+    program.answer(f"busy {work} {SETTLED_S}")
+    return float(program.answer(f"busy {work} {BUSY_S * 1.5}"))
 
 
 def samples(stage: Stage) -> Seen:
@@ -152,7 +188,8 @@ def _program(stage: Stage, kind: str, box: Box | None) -> Program:
     return Program(kind, environment, log)
 
 
-def _rate(stage: Stage, kind: str, box: Box | None) -> float:
+def _rate(stage: Stage, kind: str, box: Box | None, work: str = "") -> float:
+    work = work or PLACES[kind]
     with _program(stage, kind, box) as program:
-        program.answer(f"warm {PLACES[kind]}")
-        return float(program.answer(f"busy {PLACES[kind]} {BUSY_S}"))
+        program.answer(f"warm {work}")
+        return float(program.answer(f"busy {work} {BUSY_S}"))

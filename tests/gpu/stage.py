@@ -47,8 +47,16 @@ class Stage:
     card: Card
     nvml: Nvml
 
-    def box(self, name: str, memory_mib: int, share: int | None = None, *, lent: bool = False) -> Box:
-        return Box(self.folder / name, self.card, memory_mib, share, lent=lent)
+    def box(
+        self,
+        name: str,
+        memory_mib: int,
+        share: int | None = None,
+        *,
+        lent: bool = False,
+        build: Path = BUILD,
+    ) -> Box:
+        return Box(self.folder / name, self.card, memory_mib, share, lent=lent, build=build)
 
     def units_mib(self, units: int) -> int:
         return limit_mib(self.card.memory_mib, units, card_units(self.card.memory_mib))
@@ -68,13 +76,20 @@ class Box:
     """A container's files in a folder, and how a process gets into it."""
 
     def __init__(
-        self, folder: Path, card: Card, memory_mib: int, share: int | None = None, *, lent: bool = False
+        self,
+        folder: Path,
+        card: Card,
+        memory_mib: int,
+        share: int | None = None,
+        *,
+        lent: bool = False,
+        build: Path = BUILD,
     ) -> None:
         self.folder = folder
         self.card = card
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
             (folder / part).mkdir(parents=True)
-        (folder / "usr/lib/gpuslice").symlink_to(BUILD / "lib")
+        (folder / "usr/lib/gpuslice").symlink_to(build / "lib")
         entry = LimitsEntry(card.uuid, memory_mib * MIB, share, 100 if lent else None)
         write_limits(folder / "etc/gpuslice/limits", [entry])
         if share:
