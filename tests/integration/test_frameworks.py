@@ -102,6 +102,35 @@ def test_vllm_starts_sleeps_and_wakes(box: Container, worker: Worker) -> None:
     assert agree(box, worker) == awake
 
 
+def test_sglang_starts_pauses_and_resumes(box: Container, worker: Worker) -> None:
+    """sglang/srt/model_executor/model_runner.py asks cuMemGetInfo before the weights and after them, with no
+    run in between, and keeps 12 % of the first answer; mem_cache/memory_pool.py takes a buffer for the keys
+    and one for the values of each layer, by torch_memory_saver as physical memory that is let go and taken
+    again at the same addresses; cuda_graph_runner.py captures into a pool of segments.
+    """
+    layers = range(10, 26)
+    (first, _) = worker.ok("info")
+    worker.ok(f"alloc 0 plain {1024 * MIB}")  # weights
+    (rest, total) = worker.ok("info")
+    assert total == LIMIT_MIB * MIB
+    each = int(rest - first * 0.12) // (2 * len(layers)) // (2 * MIB) * (2 * MIB)
+    for layer in layers:
+        worker.ok(f"alloc {layer} mapped {each}")  # keys
+        worker.ok(f"alloc {layer + 100} mapped {each}")  # values
+    for size in range(1, 6):  # of batches: the largest first
+        worker.ok(f"alloc {size} plain {20 * MIB}")
+    running = agree(box, worker)
+    for layer in layers:
+        worker.ok(f"free {layer}")
+        worker.ok(f"free {layer + 100}")
+    assert running - agree(box, worker) == 2 * len(layers) * each
+    assert worker.ask(f"alloc 200 plain {3072 * MIB}") == OUT_OF_MEMORY
+    for layer in layers:
+        worker.ok(f"alloc {layer} mapped {each}")
+        worker.ok(f"alloc {layer + 100} mapped {each}")
+    assert agree(box, worker) == running
+
+
 def test_tensor_parallel_by_two_processes_on_two_cards(box: Container, worker: Worker) -> None:
     """vLLM's custom all-reduce (csrc/custom_all_reduce.cuh) opens each peer's buffer with
     cuIpcOpenMemHandle while its own card is current; NCCL (src/transport/p2p.cc) exports cuMem handles by
