@@ -9,6 +9,8 @@
  *     threads     launches on the threads' own default streams; one of them works for long
  *     capture     a stream that has launched begins to record, and the program goes on launching on another
  *
+ *     gate        queues launches behind a host function that ends when all of them are queued
+ *
  * Says "ok" and how many launches went through, or "error N" and where. Under a driver whose destroyed handles are not to be
  * used again.
  */
@@ -189,6 +191,29 @@ static void captures(void *work, int rounds)
     }
 }
 
+static _Atomic bool open_gate;
+
+static void wait_at_gate(void *unused)
+{
+    (void)unused;
+    while (!open_gate)
+        usleep(100);
+}
+
+/* Work is queued behind a host function that the same thread lets go when all of it is queued. */
+static void gate(void *work, int rounds)
+{
+    void *stream;
+    DO(cuStreamCreate, &stream, 1);
+    launch(work, 1000, stream, "cuLaunchKernel");
+    DO(cuStreamSynchronize, stream);
+    DO(cuLaunchHostFunc, stream, wait_at_gate, NULL);
+    for (int i = 0; i < rounds; i++)
+        launch(work, 1000, stream, "cuLaunchKernel");
+    open_gate = true;
+    DO(cuStreamSynchronize, stream);
+}
+
 int main(int count, char **arguments)
 {
     const char *what = count > 1 ? arguments[1] : "";
@@ -208,6 +233,8 @@ int main(int count, char **arguments)
         contexts(kernel(), rounds);
     else if (strcmp(what, "threads") == 0)
         threads(kernel(), rounds);
+    else if (strcmp(what, "gate") == 0)
+        gate(kernel(), rounds);
     else if (strcmp(what, "capture") == 0)
         captures(kernel(), rounds);
     printf("ok %ld\n", launched);

@@ -42,3 +42,9 @@ def test_threads_do_not_wait_for_each_others_default_streams(tmp_path: Path) -> 
     """
     with container(tmp_path, share=90) as box:
         assert launches(box, "threads", 2) >= 200
+
+
+def test_work_queued_behind_a_host_function_holds_up_no_thread_for_good(tmp_path: Path) -> None:
+    """The function ends when its thread has launched all, which waited for what is behind it to finish."""
+    with container(tmp_path, share=50) as box:
+        assert launches(box, "gate", 100) == 101

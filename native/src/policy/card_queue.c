@@ -26,6 +26,7 @@
 /* Work on one stream may wait on the card for work of another that is not launched yet. */
 #define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* for an unknown launch, behind unknown ones on other streams */
 #define STALLED_NS UINT64_C(50000000)       /* nothing has finished for so long, and twice what was expected */
+#define HELD_UP_NS UINT64_C(200000000)
 #define STALLED_ELSEWHERE_NS UINT64_C(2000000000) /* in another process of the container */
 
 static uint16_t key_of(uint64_t key) { return (uint16_t)((key >> 32) % GS_KEYS); }
@@ -396,6 +397,20 @@ static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card,
     return met->waited_ns > stalled && met->now_ns - queue->finished_ns > stalled && !has_work(queue, stream);
 }
 
+/* Nothing of ours runs, though it could have begun long ago: it waits on the card for something that is no work, a host
+ * function perhaps that ends when this thread has launched all it wants to. Nobody would ever wake it else. */
+static bool is_held_up(const struct gs_queue *queue, const struct gs_contention *met)
+{
+    uint64_t since_ns = UINT64_MAX;
+    FOR_EACH_BATCH(queue, batch) {
+        if (batch->running)
+            return false;
+        since_ns = lesser(since_ns, batch->recorded_ns);
+    }
+    since_ns = greater(since_ns, queue->finished_ns);
+    return queue->count && met->waited_ns && met->now_ns > since_ns && met->now_ns - since_ns > HELD_UP_NS;
+}
+
 /* Of what nobody knows how long it takes one at a time goes in a container, or on each stream. */
 static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct gs_contention *met,
                                     const struct gs_stream *stream, uint64_t key)
@@ -444,6 +459,8 @@ static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_s
 uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                           const struct gs_contention *met, const struct gs_stream *stream, uint64_t key)
 {
+    if (is_held_up(queue, met))
+        return 0;
     /* What is under way and not timed would be free: so much of it at most that all can be timed. */
     uint64_t patience = lesser(met->waited_ns / 16, MOST_WAIT_NS); /* who waits for long need not look often */
     if (queue->count >= GS_BATCHES || is_one_unknown_too_many(queue, met, stream, key))
