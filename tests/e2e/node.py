@@ -237,7 +237,7 @@ def containerd(places: Places, *, shared: bool = False) -> Iterator[int]:
 
 def ctr(places: Places, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["ctr", "--address", str(places.socket), "--namespace", "k8s.io", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
 
 
 def load_image(places: Places, name: str, command: list[str], files: Mapping[str, Path]) -> None:
