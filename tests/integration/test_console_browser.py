@@ -241,6 +241,9 @@ async def test_names_and_messages_of_enemies_are_text(width: int) -> None:
             await seen.until("document.querySelector('#main .page').childElementCount > 0")
             assert await seen.tab.locator("#main img, #main script, .tip img").count() == 0
             assert not re.match(r"[12]$", await seen.tab.title())
+            cells = "[...document.querySelectorAll('#main td')]"
+            cut = f"{cells}.filter((each) => each.scrollWidth > each.clientWidth + 1)"
+            assert await seen.tab.evaluate(f"{cut}.length") == 0, f"{name}: a cell's words lie over the next"
             wide = "[document.documentElement.scrollWidth, innerWidth]"
             assert len(set(await seen.tab.evaluate(wide))) == 1, f"{name} is wider than the window"
         assert "<script>" in await seen.text("#main")

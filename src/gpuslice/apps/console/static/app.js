@@ -8,7 +8,7 @@ import { learn, say, told } from "./sentences.js";
 import { follow, readHealth, store, subscribe, waitingRows } from "./store.js";
 import { TeamsView } from "./teams.js";
 import { WaitingView } from "./waiting.js";
-import { currentLanguage, setLanguage, span, t } from "./words.js";
+import { count, currentLanguage, setLanguage, span, t } from "./words.js";
 
 const VIEWS = { __proto__: null, cards: CardsView, waiting: WaitingView, teams: TeamsView, health: HealthView };
 const main = document.getElementById("main");
@@ -70,7 +70,7 @@ function header() {
   const waiting = waitingRows().size;
   const sick = [...store.tables.nodes.values()].reduce((sum, node) => sum + (node.sick?.length ?? 0), 0);
   const findings = (store.health?.findings ?? []).filter((each) => each.level === "error").length + (store.health?.alerts ?? []).filter((each) => each.severity === "critical").length;
-  const badges = { waiting: waiting ? h("span.count.warn", {}, waiting) : null, health: sick + findings ? h("span.count.bad", {}, sick + findings) : null };
+  const badges = { waiting: waiting ? h("span.count.warn", {}, count(waiting)) : null, health: sick + findings ? h("span.count.bad", {}, count(sick + findings)) : null };
   replace(
     document.getElementById("nav"),
     Object.keys(VIEWS).map((name) => h("a", { href: `#/${name}`, "aria-current": view?.name === name ? "page" : null }, t(name), badges[name])),

@@ -66,7 +66,7 @@ const WORDS = {
     tokenHow: "服务账号的 token", unknown: "未知", wants: "单卡 {0}", wantsMany: "{1} 张卡各 {0}", idleSince: "已闲置 {0}", keys: "方向键移动，Enter 打开，Esc 返回，/ 搜索，1 到 4 切换视图。",
     whatIfAll: "若重新放置全部 {0} 个 Pod，每个都能得到显卡：空闲显存足够，但是零散。", whatIfSome: "若重新放置全部 {1} 个 Pod，有 {0} 个能得到显卡；现在有 {2} 个。", whatIfMore: "再加 {0} 个同类节点，就能放下所有放得下的 Pod。", whatIfNever: "{0} 个无论如何都放不下。", whatIfMany: "{0} 个 Pod 太多，无法在此重新放置；请用命令。",
     hours: "占用 GiB 小时", hoursUsed: "已用", smHours: "SM 小时", hoursOf: "GiB 小时和 SM 小时统计最近 {0}。", busy: "最近一小时算力", refusedMark: "显存被拒", alerts: "告警", pending: "待定", firing: "触发", noAlerts: "Prometheus 没有告警。", critical: "严重", info: "信息", cure: "处理",
-    held2: "占用 {0}，共 {1}", cardLabel: "显卡 {0}", closePanel: "关闭", unitsUsed: "已用 {0}", matches: "{0} 个匹配", more: "还有 {0} 个", compute: "算力 {0} %", measured: "{0} 前测量", perf: "使用率", waste: "浪费", throttledMark: "算力被限速", ago: "{0} 前", soon: "立即", nothingFound: "没有匹配“{0}”的内容", again: "又启动 {0} 次，上次 {1} 前", cardOf: "显卡 {0}", command: "命令", notRead: "无法读取集群", ownNamespace: "如果您只能列出一个命名空间的 Pod：", whyHidden: "您无权列出节点，因此这里不说明原因。", byTeam: "按团队", whyThey: "原因", filled: "深色：已使用，浅色：已占用", closed: "不接收 Pod",
+    held2: "占用 {0}，共 {1}", cardLabel: "显卡 {0}", closePanel: "关闭", unitsUsed: "已用 {0}", matches: "{0} 个匹配", more: "还有 {0} 个", compute: "算力 {0} %", measured: "{0} 前测量", perf: "使用率", waste: "浪费", throttledMark: "算力被限速", ago: "{0} 前", soon: "立即", nothingFound: "没有匹配“{0}”的内容", again: "又启动 {0} 次，上次 {1} 前", cardOf: "显卡 {0}", command: "命令", notRead: "无法读取集群", ownNamespace: "如果您只能列出一个命名空间的 Pod：", whyHidden: "您无权列出节点，因此这里不说明原因。", byTeam: "按团队", whyThey: "原因", filled: "实色：已使用，淡色：已占用", closed: "不接收 Pod",
   },
 };
 
