@@ -24,6 +24,7 @@ async def test_of_a_long_queue_each_pod_is_bound_by_one_request_and_none_refused
     found = await end_to_end.measure(end_to_end.Size(nodes=500, pods=2000, rounds=1), [end_to_end.GPUSLICE])
     assert found["violations"] == []
     assert found["gpuslice_unbound"] == 0
+    assert found["refusals"] == []
     assert found["gpuslice_ms_per_pod"]["binds refused, in all"] == 0
     requests = found["gpuslice_requests_per_pod"]
     assert requests["POST pods/binding"] <= 1
