@@ -19,7 +19,6 @@ Turns take place one after the other, round by round, on the same API server, ea
 ReplicaSets, N equal pods to each: kube-scheduler spreads those over the nodes. `--owner Job` to Jobs instead.
 
 `end_to_end_sizes.py` measures many sizes one after the other.
-
     X_pods_per_s  bindings a second from the first to the last, the median of the rounds
     ratio         of gpuslice to plain, of the same round; the median
     X_ms_per_pod  where the time goes, per pod, from the scheduler's and the extender's metrics
@@ -28,7 +27,7 @@ ReplicaSets, N equal pods to each: kube-scheduler spreads those over the nodes. 
     idle_cpu_ms_per_s   of etcd and kube-apiserver before the first turn: slow turns pay more of it for a pod
     X_pods_a_node of one ReplicaSet, on nodes that hold any of it: the mean
     violations    cards over their units, pods bound twice, at any moment of the API server's history
-    refusals      why the extender refused binds, the first few of all turns
+    refusals      why binds were refused, the first few
 """
 
 from __future__ import annotations
@@ -60,6 +59,7 @@ from tests.e2e.cluster import (  # noqa: E402
     Running,
     cluster,
     extender,
+    refused_binds,
     scheduler_arguments,
     shipped_configuration,
 )
@@ -73,7 +73,6 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 LONGEST_TURN_S = 240.0
 WORTH_SHOWING = 0.005  # requests a pod
 IDLE_S = 3.0
-FEW = 20
 ALL = "all of the control plane"
 REQUESTS = "gpuslice_extender_requests_total"
 NOMINATIONS = "gpuslice_extender_nominations_total"
@@ -151,15 +150,8 @@ async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
                 for way in ways
             ]
             found = summary(ways, turns, size.replicas, idle)
-            why_not = refusals(folder / "extender.log")
-            return {**asdict(size), **found, "violations": made.log.wrong, "refusals": why_not}
-
-
-def refusals(log: Path) -> list[str]:
-    """Why binds were refused, by the extender's log of all turns: the first few."""
-    text = log.read_text() if log.exists() else ""  # no turn had an extender
-    lines = (json.loads(line) for line in text.splitlines() if '"bind decided"' in line)
-    return [each["error"] for each in lines if each["error"]][:FEW]
+            found |= {"violations": made.log.wrong, "refusals": refused_binds(folder / "extender.log")}
+            return {**asdict(size), **found}
 
 
 def api_node(name: str, cards: int) -> dict[str, Any]:

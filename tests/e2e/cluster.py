@@ -11,6 +11,7 @@ import base64
 import contextlib
 import functools
 import http.client
+import json
 import os
 import signal
 import ssl
@@ -162,6 +163,13 @@ def extender(plane: ControlPlane, *flags: str, log: str = "extender", wait: bool
         finally:
             process.terminate()
             process.wait(30)
+
+
+def refused_binds(log: Path) -> list[str]:
+    """Why binds were refused, by the extender's log of all turns: the first few."""
+    text = log.read_text() if log.exists() else ""  # no turn had an extender
+    lines = (json.loads(line) for line in text.splitlines() if '"bind decided"' in line)
+    return [each["error"] for each in lines if each["error"]][:20]
 
 
 def wait_ready(running: Running, timeout_s: float = 60) -> None:
