@@ -282,14 +282,17 @@ class Nominator:
         return first[1:] if first is not None else None
 
     async def _nominate(self, pod: Pod, placement: Placement) -> None:
-        waiting = self._waiting[pod.uid]
+        """It may leave before this begins, and while it is written."""
         try:
-            if await self._writer.nominate(pod, placement.node):
-                waiting.written_s = self._clock()
-                if not waiting.over:
-                    self._ready.add(pod.uid)
-            else:
+            waiting = self._waiting.get(pod.uid)
+            if waiting is None:
+                return
+            if not await self._writer.nominate(pod, placement.node):
                 self._end(pod.uid, waiting)
+                return
+            waiting.written_s = self._clock()
+            if not waiting.over and pod.uid in self._waiting:
+                self._ready.add(pod.uid)
         finally:
             self._writes.pop(pod.uid).set_result(None)
             self._progress.set()
