@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gpuslice.adapters.wire.extender import ExtenderArgs, FilterResult
 from gpuslice.apps.extender.nomination.feasible_nodes import LASTS_S, LATE, MISSES, PAUSE_S
 from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.nomination.pending_queue import OF_LAST
@@ -51,25 +49,6 @@ def test_those_behind_the_pod_looked_at_are_nominated(make: Make) -> None:
     queue.bind("p0", node)  # the searched one as ever: a Binding alone
     assert queue.writes("p0") == [("POST", "binding")]
     assert queue.results == {"used": 1}
-
-
-def test_a_pod_that_leaves_before_its_nomination_is_sent_ends_nobody(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = make()
-    queue.add(*FEW)
-    cycle, nominator = queue.extender.cycle, queue.extender.nominator
-    leaver, ask = queue.api.pod("p1")["metadata"]["uid"], cycle.filter
-
-    def leaves_at_once(args: ExtenderArgs) -> FilterResult:
-        answer = ask(args)  # wakes the nominator, which chooses, and sends in the turn after that
-        asyncio.get_running_loop().call_soon(nominator.pod_left, leaver)
-        return answer
-
-    monkeypatch.setattr(cycle, "filter", leaves_at_once)
-    queue.search("p0")
-    assert [bool(queue.nominated(name)) for name in FEW] == [False, False, True, True]
-    assert not queue.writes("p1")
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread", "opportunity-cost"])
