@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
+import msgspec
 
-from gpuslice.adapters.wire.extender import ExtenderArgs, FilterResult
+from gpuslice.adapters.wire.extender import Questions
 from tests.integration.nomination_rig import Queue
 
 
-def test_a_pod_that_leaves_before_its_nomination_is_sent_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"p{number}" for number in range(4)]
+def test_a_pod_that_leaves_before_its_nomination_is_sent_ends_nobody() -> None:
     queue = Queue()
+    names = [f"p{number}" for number in range(4)]
     queue.add(*names)
-    cycle, nominator = queue.extender.cycle, queue.extender.nominator
-    leaver, ask = queue.api.pod("p1")["metadata"]["uid"], cycle.filter
+    leaver = queue.api.pod("p1")["metadata"]["uid"]
+    body = msgspec.json.encode({"Pod": queue.api.pod("p0"), "NodeNames": queue.nodes})
 
-    def leaves_at_once(args: ExtenderArgs) -> FilterResult:
-        answer = ask(args)  # wakes the nominator, which chooses, and sends in the turn after that
-        asyncio.get_running_loop().call_soon(nominator.pod_left, leaver)
-        return answer
+    async def ask_while_one_leaves() -> None:
+        queue.extender.cycle.filter(Questions().decode(body))
+        # that wakes the nominator, which chooses in its next turn, and sends in the one after that
+        asyncio.get_running_loop().call_soon(queue.extender.nominator.pod_left, leaver)
 
-    monkeypatch.setattr(cycle, "filter", leaves_at_once)
-    queue.search("p0")
+    queue.process.start(ask_while_one_leaves(), "filter call")
+    queue.loop.settle()
+    queue.calm()
     assert [bool(queue.nominated(name)) for name in names] == [False, False, True, True]
     assert not queue.writes("p1")
     queue.close()
