@@ -48,7 +48,7 @@ class ChaosNode(NodeInMemory):
     def work_of(self, agent: Agent) -> dict[str, Coroutine[Any, Any, None]]:
         return {
             **super().work_of(agent),
-            "sweeper": agent.sweeper.run(),
+            "sweeper": agent.sweep(),
             "refused memory": agent.refused_memory.run(),
         }
 

@@ -85,6 +85,7 @@ class NodeInMemory:
     process: Process | None = None
     busy: bool = False
     _generation: int = 0
+    _served: bool = False  # the agent's plugin, since it registered with this kubelet
 
     def __post_init__(self) -> None:
         self.device_manager = DeviceAssignments(self.world.dice)
@@ -133,17 +134,19 @@ class NodeInMemory:
         )
 
     async def _register(self, agent: Agent) -> None:
+        self._served = False
         await agent.until_servable()
         message = await anext(agent.plugin.list_and_watch(dp.Empty()))
         self._generation = self.device_manager.register(GPU_MEM, Options(True, True))
         self.device_manager.update(GPU_MEM, self._generation, [Device(each.ID) for each in message.devices])
+        self._served = True
         self.save()
 
     def kill_agent(self) -> None:
         assert self.process is not None
         self.process.kill()
         self.world.network.forget(self.process)
-        self.agent = None
+        self.agent, self._served = None, False
         self.device_manager.stop(GPU_MEM, self._generation, self.world.loop.time())
 
     # -- kubelet ---------------------------------------------------------------------------------------
@@ -247,8 +250,8 @@ class NodeInMemory:
         return raw
 
     async def _ask(self, question: Any) -> Any:
-        """A call of the plugin; an error when it says no, dies, or is not there."""
-        if self.agent is None or self.process is None:
+        """A call of the plugin; an error when it says no, dies, or is not there yet."""
+        if self.agent is None or self.process is None or not self._served:
             raise PluginError("no plugin")
         task = self.process.start(question(self.agent), "call")
         await asyncio.wait([task])

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.apps.agent.main import Agent
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests import HANG_S
@@ -362,6 +364,31 @@ async def test_a_clock_that_is_set_moves_nothing(tmp_path: Path) -> None:
         early = await node.place("early", 4, 0, assume_ns=past)
         await node.kubelet.admit(early)
         await node.annotated("early", IDX="0", ASSIGNED="true")
+
+
+async def test_nothing_is_swept_before_it_is_known_who_lives_here(tmp_path: Path) -> None:
+    """kubelet has forgotten the container, and the API server does not answer the agent that comes next."""
+    async with Bench(tmp_path, TWO, settings={"sweep_after_s": 1.0, "reconcile_s": 0.05}).running() as node:
+        pod = await node.place("p", 4, 1)
+        await node.kubelet.admit(pod)
+        await node.kubelet.start_container(pod)
+        await node.annotated("p", IDX="1", ASSIGNED="true")
+        (folder,) = (tmp_path / "host" / "containers").iterdir()
+        await node.stop_agent()
+        os.utime(folder, (0, 0))
+        following = Agent(
+            node.agent_settings(), node.agents_client, RecordedSource(node.recording), boot=node.boot
+        )
+        await following.reconciler.read()
+        following.state.assignments_read((), 0.0)
+        works = [asyncio.create_task(each) for each in (following.lock.hold(), following.sweep())]
+        await following.lock.held.wait()
+        await asyncio.sleep(0.3)  # six rounds
+        assert folder.exists()
+        for work in works:
+            work.cancel()
+        await asyncio.wait(works)
+        await node.start_agent()
 
 
 async def test_a_node_that_is_made_anew_is_told_its_cards_again(tmp_path: Path) -> None:

@@ -150,10 +150,6 @@ class Agent:
                 listening(port)
                 await asyncio.Event().wait()
 
-        async def sweep() -> None:
-            await self.lock.held.wait()
-            await self.sweeper.run()
-
         async def watch_limits() -> None:
             await self.lock.held.wait()
             if self.settings.watchdog != "off":
@@ -165,7 +161,7 @@ class Agent:
 
         tasks = {
             **self.upkeep(),
-            "sweeper": sweep(),
+            "sweeper": self.sweep(),
             "watchdog": watch_limits(),
             "refused memory": watch_refusals(),
             "device plugin": self._serve_kubelet(),
@@ -202,6 +198,12 @@ class Agent:
             "fault reports": self.cards.follow_events(),
             "device assignments": reconcile(),
         }
+
+    async def sweep(self) -> None:
+        """Nobody's folder is nobody's before it is known who lives here, and what kubelet lists."""
+        await self._pods.synced.wait()
+        await self.lock.held.wait()
+        await self.sweeper.run()
 
     async def _serve_kubelet(self) -> None:
         while True:
