@@ -94,6 +94,9 @@ async def test_growing_ends_where_memory_ends(tmp_path: Path) -> None:
 async def test_bytes_that_were_moved_are_the_bytes_that_are_shown(tmp_path: Path, field: str) -> None:
     state = gpu.create(tmp_path / "machine", ["H100-80GB-HBM3", "H100-80GB-HBM3"])
     async with running_exporter(state, kubernetes="false") as exporter:
+        await exporter.page_when(
+            lambda page: "gpuslice_gpu_pcie_bytes_total" in page.names()
+        )  # of two samples
         order = ["-t", field, "-d", "0.5", "--level", "20", "-o", "json"]
         code, text = await load(state, *order, "--validate", exporter.url)
         report = json.loads(text)
