@@ -16,7 +16,7 @@ from gpuslice.core.policy.fleet import Flags, Fleet, Ints
 LASTS_S = 10.0
 """Nodes come to suit and stop suiting; a question in ten seconds keeps up with that and costs nothing."""
 MISSES, OF_LAST = 8, 64
-LATE = 32  # in a row
+LATE, LATE_PAUSE_S = 32, 2.0  # in a row: a queue that begins outruns the first ones, not the later
 PAUSE_S = 60.0  # when so many nominations were in vain: something is in the way that is not seen here
 
 
@@ -59,10 +59,10 @@ class FeasibleNodes:
         self._late = 0
 
     def note_late(self, now_s: float) -> None:
-        """The nomination came when kube-scheduler looked at all nodes already; if always, it has no use."""
+        """The nomination came when kube-scheduler looked at all nodes already: of no use, if often."""
         self._late += 1
         if self._late >= LATE:
-            self._paused_until_s, self._late = now_s + PAUSE_S, 0
+            self._paused_until_s, self._late = now_s + LATE_PAUSE_S, 0
 
     def note_missed(self, row: int, now_s: float) -> bool:
         """The node would not do: its row, below 0 when it is gone. True when a pause begins."""
