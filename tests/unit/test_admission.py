@@ -81,6 +81,8 @@ def test_a_container_that_asks_for_no_card_sees_none() -> None:
     pod = api_pod(containers=[api_container("4"), beside])
     assert env_of(mutated(pod), 1) == {"NVIDIA_VISIBLE_DEVICES": "void"}
     assert env_of(mutated(pod, AdmissionRules(hide_cards=False)), 1) == {"NVIDIA_VISIBLE_DEVICES": "all"}
+    of_zero = api_pod(containers=[api_container("4"), {**api_container("0", "logs"), "env": beside["env"]}])
+    assert env_of(mutated(of_zero), 1) == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def test_what_was_not_repaired_is_denied_by_name() -> None:

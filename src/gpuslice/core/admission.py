@@ -221,7 +221,7 @@ def _written(
 ) -> Iterator[Mapping[str, Any]]:
     """The entries that must be there, in front of the author's so that those may refer to them."""
     if not container.asks:
-        other_plugins_devices = any("/" in name for name in container.limits)
+        other_plugins_devices = any("/" in name for name in container.limits.keys() - set(AMOUNT_NAMES))
         if rules.hide_cards and not other_plugins_devices:
             yield {"name": ENV_VISIBLE, "value": NO_CARDS}
         return
