@@ -20,7 +20,6 @@
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
 #define LEAD_NS 8000000      /* longer turns lose less of the card to changes from one process to another */
 #define HAND_OVER_NS 200000u /* so long before a turn's last work ends the next may launch: else the card would wait for it */
-#define MOST_PAUSE_NS 2000000u
 #define PATIENCE_NS INT64_C(3000000000) /* owed more, it waits for no neighbour that claims to be at work */
 #define SHORT_BESIDE 4 /* times as long */
 /* Work on one stream may wait on the card for work of another that is not launched yet. */
@@ -123,7 +122,7 @@ void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns)
     uint64_t idle_since_ns = greater(queue->covered_ns, __atomic_load_n(&queue->awaited_ns, __ATOMIC_RELAXED));
     if (queue->count || !idle_since_ns || now_ns < idle_since_ns)
         return;
-    uint64_t pause = lesser(now_ns - idle_since_ns, MOST_PAUSE_NS);
+    uint64_t pause = lesser(now_ns - idle_since_ns, GS_LONGEST_PAUSE_NS);
     queue->pause_ns = (3 * queue->pause_ns + pause) / 4;
 }
 

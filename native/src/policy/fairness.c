@@ -21,7 +21,6 @@
 
 /* A change to another process and back costs the card more than to wait for so long: who pauses for less keeps its turn. */
 #define CHANGE_NS UINT64_C(150000)
-#define LONGEST_PAUSE_NS UINT64_C(2000000) /* of a program that is said to pause, and not to rest */
 
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
@@ -37,7 +36,7 @@ static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 1
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
                                uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits)
 {
-    uint64_t pause = work.pause_ns < LONGEST_PAUSE_NS ? work.pause_ns : 0;
+    uint64_t pause = work.pause_ns < GS_LONGEST_PAUSE_NS ? work.pause_ns : 0;
     uint64_t still_wants = 2 * pause > STILL_WANTS_NS ? 2 * pause : STILL_WANTS_NS;
     uint64_t sharers = 1, until = ended_ns + still_wants;
     for (uint32_t i = 0; i < beside->count; i++)
@@ -75,7 +74,7 @@ struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns)
         .interactive = claim->interactive == 1,
         .wants = sane && claim->wants_until_ns > now_ns,
         .ends_ns = sane && claim->under_way ? ends : 0,
-        .pause_ns = claim->pause_ns < LONGEST_PAUSE_NS ? claim->pause_ns : LONGEST_PAUSE_NS,
+        .pause_ns = claim->pause_ns < GS_LONGEST_PAUSE_NS ? claim->pause_ns : GS_LONGEST_PAUSE_NS,
     };
 }
 

@@ -5,6 +5,7 @@
 #include "policy/share.h"
 
 #define GS_NEIGHBOURS 32u
+#define GS_LONGEST_PAUSE_NS UINT64_C(2000000) /* of a program that is said to pause, and not to rest */
 #define GS_TURN_NS UINT64_C(2000000) /* a driver's default time slice for a process; work that ends in its turn gives up the rest */
 
 /* What is known of another container on the card. */
