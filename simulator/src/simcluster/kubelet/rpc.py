@@ -129,11 +129,11 @@ class DriverRegistrationClient:
         )
 
     async def get_info(self, timeout_s: float) -> dra.PluginInfo:
-        reply: dra.PluginInfo = await self._info(dra.InfoRequest(), timeout=timeout_s)
+        reply: dra.PluginInfo = await complete(self._info(dra.InfoRequest(), timeout=timeout_s))
         return reply
 
     async def notify(self, status: dra.RegistrationStatus, timeout_s: float) -> None:
-        await self._notify(status, timeout=timeout_s)
+        await complete(self._notify(status, timeout=timeout_s))
 
 
 class DraClient:
@@ -162,14 +162,16 @@ class DraClient:
 
     async def prepare(self, claims: list[dra.Claim], timeout_s: float) -> dra.NodePrepareResourcesResponse:
         request = dra.NodePrepareResourcesRequest(claims=claims)
-        reply: dra.NodePrepareResourcesResponse = await self._prepare(request, timeout=timeout_s)
+        reply: dra.NodePrepareResourcesResponse = await complete(self._prepare(request, timeout=timeout_s))
         return reply
 
     async def unprepare(
         self, claims: list[dra.Claim], timeout_s: float
     ) -> dra.NodeUnprepareResourcesResponse:
         request = dra.NodeUnprepareResourcesRequest(claims=claims)
-        reply: dra.NodeUnprepareResourcesResponse = await self._unprepare(request, timeout=timeout_s)
+        reply: dra.NodeUnprepareResourcesResponse = await complete(
+            self._unprepare(request, timeout=timeout_s)
+        )
         return reply
 
     async def health(self) -> AsyncGenerator[dra.NodeWatchResourcesResponse]:
