@@ -27,7 +27,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import MIRROR, PodForm, without
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import RIGHT_UNITS, ContainerSpec, names_in, pod_request
+from gpuslice.core.request import RIGHT_UNITS, ContainerSpec, pod_request
 
 TEMPLATE_PREFIX = "gpuslice-"
 CLAIM_NAME = "gpuslice"  # of the claim within the pod
@@ -84,9 +84,9 @@ def as_claims(pod: PodForm) -> PodForm:
     asking = [each for each in pod.containers if each.asks]
     if not asking or pod.claims or MIRROR in pod.annotations:
         return pod
-    if any(each.shelf != "containers" for each in asking) or pod.request is None:
+    if any(each.shelf != "containers" for each in asking) or (request := pod.request) is None:
         return pod
-    names = names_in({name for each in asking for name in each.limits})
+    names = request.names
     parts = []
     for each in asking:
         compute = f"c{whole_number(each.limits[names.compute])}" if names.compute in each.limits else ""

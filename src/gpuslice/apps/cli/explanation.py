@@ -24,7 +24,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
-from gpuslice.apps.diagnosis.claims import read_claims
+from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
@@ -204,8 +204,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     known: dict[bytes, PodExplanation] = {}  # a queue is mostly of one kind
     for pod in pods:
         namespace, name = pod.metadata.namespace, pod.metadata.name
-        claimed = claims.of(pod) if claims is not None else None
-        view = claimed.pod if claimed is not None else pod_view(pod)
+        view, claimed = view_with_claims(pod, claims)
         kind = kind_of(pod, view, claimed)
         if kind in known:
             yield alike(known[kind], view, claimed, events.get(name, ()))

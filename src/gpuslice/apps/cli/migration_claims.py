@@ -18,7 +18,7 @@ from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.cli.migration import Note, Plan, Reader
 from gpuslice.apps.cli.migration_systems import Object
 from gpuslice.apps.cli.migration_writes import Change
-from gpuslice.apps.diagnosis.claims import Claims, read_claims
+from gpuslice.apps.diagnosis.claims import Claims, read_claims, view_with_claims
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, PLUGIN_LABELS
 from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
 from gpuslice.core import model
@@ -115,8 +115,7 @@ class _Cluster:
     def must_go(self, node: str, switched: Sequence[str], *, to_claims: bool) -> Iterator[Note]:
         """Pods that hold a part of a card there in the way that is left."""
         for pod in self._pods:
-            claimed = self._claims.of(pod) if self._claims is not None else None
-            view = claimed.pod if claimed is not None else pod_view(pod)
+            view, claimed = view_with_claims(pod, self._claims)
             if view.node != node or view.finished or view.request is None or (claimed is None) != to_claims:
                 continue
             held = counted(view.request.units, "unit")

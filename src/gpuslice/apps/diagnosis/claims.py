@@ -156,6 +156,12 @@ class Claims:
                 yield f"Its claim {name} is allocated, and kube-scheduler binds the pod next."
 
 
+def view_with_claims(pod: Pod, claims: Claims | None) -> tuple[model.Pod, ClaimedPod | None]:
+    """A pod with what it asks for and holds, in whichever way; and by its claims, if that is how."""
+    claimed = claims.of(pod) if claims is not None else None
+    return (claimed.pod if claimed is not None else pod_view(pod)), claimed
+
+
 def claims_of(
     nodes: Iterable[Node],
     pods: Iterable[Pod],

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from gpuslice.adapters.kube.views import node_view, pod_view
+from gpuslice.apps.diagnosis.claims import view_with_claims
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
 from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, resources_of, sentences_of
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
@@ -89,8 +90,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
     for each in facts.pods:
         if each.spec.node_name:
             continue
-        claimed = facts.claims.of(each) if facts.claims is not None else None
-        pod = claimed.pod if claimed is not None else pod_view(each)
+        pod, _ = view_with_claims(each, facts.claims)
         waited = facts.now - _time(each.metadata.creation_timestamp)
         if pod.request is not None and not pod.problem and waited >= PATIENCE:
             queue.append((each, pod))
@@ -114,8 +114,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
 def falling_over(facts: Facts) -> Iterator[Finding]:
     """Pods that hold a part of a card and are started again and again, or cannot be started."""
     for each in facts.pods:
-        claimed = facts.claims.of(each) if facts.claims is not None else None
-        pod = claimed.pod if claimed is not None else pod_view(each)
+        pod, _ = view_with_claims(each, facts.claims)
         if pod.request is None or not pod.node:
             continue
         for status in each.status.container_statuses or ():

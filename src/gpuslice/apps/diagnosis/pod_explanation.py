@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from gpuslice.adapters.kube import objects
-from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims
+from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
@@ -74,8 +73,7 @@ def explained(
 
     `places`: of all nodes, `place_of` each; of no matter for a pod that is on one. `claims`: of the cluster.
     """
-    claimed = claims.of(found) if claims is not None else None
-    view = claimed.pod if claimed else pod_view(found)
+    view, claimed = view_with_claims(found, claims)
     begun = PodExplanation(
         view,
         found.status.phase,
