@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 import pytest
@@ -19,6 +20,14 @@ def test_a_port_in_use_is_not_chosen() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
         assert taken.getsockname()[1] not in {free_port() for _ in range(300)}
+
+
+def test_programs_that_were_seeded_alike_do_not_choose_the_same_ports() -> None:
+    def chosen() -> list[int]:
+        random.seed(1)
+        return [free_port() for _ in range(5)]
+
+    assert chosen() != chosen()
 
 
 def test_where_the_system_gives_out_all_ports_one_of_these_is_chosen() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OURS = range(20_000, 30_000)  # below Kubernetes' node ports
 TRIES = 200
+_dice = random.SystemRandom()  # programs that were seeded alike, as tests are, would all choose the same
 
 
 def free_port(given_out_from: int | None = None) -> int:
@@ -20,7 +21,7 @@ def free_port(given_out_from: int | None = None) -> int:
     """
     lowest = int(RANGE.read_text().split()[0]) if given_out_from is None else given_out_from
     for _ in range(TRIES):
-        port = random.choice(OURS)
+        port = _dice.choice(OURS)
         if port < lowest and _is_free(port):
             return port
     with socket.socket() as one:  # the system gives out all of them
