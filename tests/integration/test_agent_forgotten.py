@@ -129,6 +129,20 @@ async def test_a_card_is_not_filled_beyond_what_runs_there(tmp_path: Path) -> No
         await node.kubelet.start_container(new)
 
 
+async def test_a_container_that_nobody_could_tell_when_it_started_is_known_later(tmp_path: Path) -> None:
+    """There was no news of its pod: it starts, and its folder says whose it is as soon as somebody knows."""
+    async with Bench(tmp_path, ONE).running() as node:
+        held = node.kubelet.ids(await started(node, "old", 5, 0))
+        (file,) = (node.folder / "host" / "containers").glob("*/owner.json")
+        named = json.loads(file.read_text())
+        unknown = dict.fromkeys(("uid", "namespace", "pod", "container"), "")
+        file.write_text(json.dumps({**named, **unknown}))
+        await node.agent.sweeper.sweep()
+        assert json.loads(file.read_text()) == named
+        await forget(node)
+        assert not node.kubelet.ids(await started(node, "new", 5, 0)) & held
+
+
 async def test_a_card_is_not_filled_by_somebody_of_whom_there_is_no_news_yet(tmp_path: Path) -> None:
     """Its pod may come to be known in a moment, and kubelet asks again."""
     async with Bench(tmp_path, ONE).running() as node:

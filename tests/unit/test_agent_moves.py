@@ -350,13 +350,29 @@ def test_a_pod_is_promised_no_card_that_is_full_of_what_kubelet_forgot() -> None
     """It may not start there, and counts against every card until it may."""
     play = Play(make_node(cards=(3, 3)), [2, 2], [0, 1])
     ids = play.ids_of({0: 0})[0]
-    play.state.kubelet_came([RunningContainer("folder", ids, "uid-p0", "main")])
+    play.state.kubelet_came([RunningContainer("folder", ids, "uid-p0", "main", "default/p0")])
     play.kubelet_gave({1: 0})
     assert play.state.forgotten()
     assert steps_of(play) == [("p1", "")]
     play.state.pod_gone("uid-p0")
     play.pods[0]["metadata"]["annotations"] = {}
     assert steps_of(play) == [("p1", "0")]
+
+
+def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_for_a_while() -> None:
+    """Its pod may come to be known, or be gone: nobody can tell while the watch is behind."""
+    now = 0.0
+    state = AllocationState(make_node(cards=(3,)), clock=lambda: now)
+    ids = frozenset(device_id(state.node.cards[0].uuid, unit) for unit in range(2))
+    state.kubelet_came([RunningContainer("folder", ids, "", "main", "default/unknown")])
+    state.assignments_read((), asked_at_s=now)
+    assert [each.ids for each in state.forgotten()] == [ids]
+    refused = state.crowded(ids, "uid-other")
+    assert refused is not None
+    assert "default/unknown" in refused.reason
+    now = 61.0
+    state.assignments_read((), asked_at_s=now)
+    assert state.forgotten() == ()
 
 
 def test_who_was_bound_to_a_card_that_kubelet_gave_to_others_leaves_it_until_there_is_room() -> None:

@@ -10,8 +10,9 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpuslice.apps.agent.folders import Owner
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer
 from gpuslice.apps.agent.pending import (
     PendingContainer,
@@ -139,7 +140,7 @@ class AllocationState:
     def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
         self.assignments = tuple(assignments)
-        self._forgotten.assignments_read(self.assignments, asked_at_s, self._living)
+        self._forgotten.assignments_read(self.assignments, asked_at_s, self._clock(), self._pod_of)
         listed = frozenset[str]().union(*(each.ids for each in self.assignments))
 
         def still_tentative(grant: TentativeGrant) -> bool:
@@ -244,13 +245,34 @@ class AllocationState:
             container = next((each for each in inits if each.units == len(ids)), None)
         return Holder(pod, container, exact=match is not None and match.exact)
 
+    def owner(self, ids: frozenset[str]) -> Owner:
+        """Of the folder for `ids`; without news of the pod, by the name that kubelet has for it."""
+        match, holder = holder_of(ids, self.assignments or ()), self.holder(ids)
+        if holder is not None:
+            pod, container = holder.pod.view, holder.container
+            return Owner(sorted(ids), pod.uid, pod.namespace, pod.name, container.name if container else "")
+        if match is None:
+            return Owner(sorted(ids))
+        namespace, _, name = match.assignment.pod_key.partition("/")
+        return Owner(sorted(ids), "", namespace, name, match.assignment.container if match.exact else "")
+
     # -- whom kubelet forgot ----------------------------------------------------------------------------
 
     def maybe_forgotten(self) -> tuple[RunningContainer, ...]:
         """Containers that may be running without kubelet listing them."""
         again = {(grant.uid, grant.container) for grant in self.tentative}  # kubelet asked: it had ended
-        living = (each for each in self._forgotten.containers if self.alive(each.uid))
-        return tuple(each for each in living if (each.uid, each.container) not in again)
+        found = []
+        for each in self._forgotten.containers:
+            if pod := self._pod_of(each):
+                found.append(replace(each, uid=pod.uid))
+            elif not each.uid:  # there is no news of its pod yet
+                found.append(each)
+        return tuple(each for each in found if (each.uid, each.container) not in again)
+
+    def _pod_of(self, container: RunningContainer) -> Pod | None:
+        """By its uid, or else by its name, as long as it lives."""
+        named = None if container.uid else self._pod_named(container.pod_key)
+        return self._living(named.view.uid if named else container.uid)
 
     def forgotten(self) -> tuple[RunningContainer, ...]:
         """Those of whom that is certain."""
@@ -281,7 +303,7 @@ class AllocationState:
         unknown = Counter(card_of_device_id(each) for other in others for each in other.ids)
         for card in self.node.cards:
             if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
-                pods = {self._pods[each.uid].view.key for each in others if each.uid in self._pods}
+                pods = {each.pod_key for each in others}
                 return Refusal(
                     f"card {card.index} of node {self.node.name} has no room left beside "
                     f"{unknown[card.uuid]} of its {card.units} units of {self.node.names.memory} "

@@ -297,6 +297,17 @@ class Folders:
         """Of the folder `name`; of nobody where it cannot be read."""
         return _read_owner(self._folder(name))
 
+    def unidentified(self, owner: Owner) -> bool:
+        """Whether nobody could tell whose it is when its container started, in this run of the machine."""
+        return bool(owner.boot) and owner.boot == self.boot and not owner.uid
+
+    def identify(self, name: str, owner: Owner) -> None:
+        """Whose the container is that lives in the folder. Raises OSError."""
+        before = self.owner(name)
+        self._own(
+            self._folder(name), msgspec.structs.replace(owner, boot=before.boot, earlier=before.earlier)
+        )
+
     def running(self) -> Iterator[RunningContainer]:
         """The folders of containers that were started in this run of the machine, so may be running.
 
@@ -304,8 +315,9 @@ class Folders:
         """
         with contextlib.suppress(OSError):
             for name, owner, _ in self.owners():
-                if owner.uid and owner.boot in ("", self.boot):
-                    yield RunningContainer(name, frozenset(owner.ids), owner.uid, owner.container)
+                if owner.pod and owner.boot in ("", self.boot):
+                    key = f"{owner.namespace}/{owner.pod}"
+                    yield RunningContainer(name, frozenset(owner.ids), owner.uid, owner.container, key)
 
     def exists(self, ids: Iterable[str]) -> bool:
         """Whether a container with these ids was granted a folder."""

@@ -13,15 +13,22 @@ from dataclasses import dataclass
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.model import ContainerKind, Pod
 
+NEWS_AFTER_S = 60.0
+"""So long there may be no news of a pod that runs; one that is still unknown then is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunningContainer:
-    """A container that was started since the machine was: its folder, and the ids that it was given."""
+    """A container that was started since the machine was: its folder, and the ids that it was given.
+
+    `uid` is "" where there was no news of its pod when it started: known is kubelet's name for it, `pod_key`.
+    """
 
     folder: str
     ids: frozenset[str]
     uid: str
     container: str
+    pod_key: str
 
 
 class ForgottenContainers:
@@ -40,9 +47,10 @@ class ForgottenContainers:
         self,
         assignments: Iterable[DeviceAssignment],
         asked_at_s: float,
-        living_pod: Callable[[str], Pod | None],
+        now_s: float,
+        living_pod: Callable[[RunningContainer], Pod | None],
     ) -> None:
-        """Whom kubelet lists is not forgotten. `living_pod`: a pod that lives by uid, None for others."""
+        """Whom kubelet lists is not forgotten. `living_pod`: a container's pod, None where none is known."""
         if asked_at_s < self._since_s:
             return
         listed: dict[str, set[str]] = {}
@@ -50,10 +58,10 @@ class ForgottenContainers:
             listed.setdefault(each.pod_key, set()).add(each.container)
 
         def unlisted(container: RunningContainer) -> bool:
-            pod = living_pod(container.uid)
-            if pod is None:
-                return False
-            names = listed.get(pod.key, set())
+            pod, names = living_pod(container), listed.get(container.pod_key, set())
+            if pod is None:  # one that was ever known is gone
+                late = not container.uid and now_s - self._since_s < NEWS_AFTER_S
+                return late and container.container not in names
             requests = pod.request.containers if pod.request else ()
             listable = any(
                 each.name == container.container and each.kind is not ContainerKind.INIT for each in requests

@@ -22,7 +22,7 @@ from gpuslice.adapters.kubelet.rpc import DevicePluginService
 from gpuslice.adapters.region.limits import LimitsError
 from gpuslice.apps.agent.allocation_state import AllocationState, Holder
 from gpuslice.apps.agent.device_list import DeviceList
-from gpuslice.apps.agent.folders import Folders, HostMount, Owner
+from gpuslice.apps.agent.folders import Folders, HostMount
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.pending import Proposal, Recipient
 from gpuslice.apps.agent.reconciler import Reconciler
@@ -268,10 +268,9 @@ class GpuMemoryPlugin(DevicePluginService):
         container = holder.container if holder else None
         percent = container.compute_percent if container else 0
         grant = container_grant(ids, self._state.node, compute_percent=percent)
-        owner, limited, occupied = Owner(sorted(ids)), True, frozenset[str]()
+        owner, limited, occupied = self._state.owner(ids), True, frozenset[str]()
         if holder is not None:
-            pod, name = holder.pod.view, container.name if container else ""
-            owner = Owner(sorted(ids), pod.uid, pod.namespace, pod.name, name)
+            name = container.name if container else ""
             limited = not self._options.allow_cgpu_disable or name not in holder.pod.unlimited
             occupied = frozenset(each.folder for each in self._state.forgotten())
         self._folders.start(

@@ -1,4 +1,5 @@
-"""Removes the folders of containers that are gone, off the event loop and a little at a time.
+"""Goes through the folders: notes whose they are where a start could not tell, removes those of containers
+that are gone, off the event loop and a little at a time.
 
 A tenant writes in its folder what it likes, so nothing that is found there may stop the agent or hold it up.
 """
@@ -54,7 +55,9 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """One round. Raises OSError for what cannot be removed, after everything else was."""
-        for name, _, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
+        for name, seen, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
+            if self._folders.unidentified(seen):
+                self._identify(name)
             if age_s <= self._after_s:
                 continue
             # at once: kubelet may ask for the same ids any moment
@@ -63,10 +66,18 @@ class Sweeper:
             if self._state.alive(owner.uid):  # used by its pod; of several for the same ids the last is
                 ids = self._state.listed_ids(owner.uid, owner.container)
                 used = ids is None or (ids == frozenset(owner.ids) and last)
-            else:  # or by the one with its ids now
+            else:  # or by the one with its ids now, or by one that only kubelet knew
                 used = last and not self._state.held_ids().isdisjoint(owner.ids)
+                used |= any(each.folder == name for each in self._state.maybe_forgotten())
             if not used:
                 self._folders.discard(name)
                 _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
         await asyncio.to_thread(self._folders.sweep_libraries, self._after_s)
         await asyncio.to_thread(self._folders.empty_trash, BUDGET_S)
+
+    def _identify(self, name: str) -> None:
+        """Note whose container was started when that was not known: kubelet may forget it (`forgotten`)."""
+        before = self._folders.owner(name)  # as it is now
+        found = self._state.owner(frozenset(before.ids))
+        if found.pod and self._folders.unidentified(before) and name == self._folders.current(before.ids):
+            self._folders.identify(name, found)
